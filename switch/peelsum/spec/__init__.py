@@ -1,0 +1,6 @@
+"""The switch's executable specification."""
+
+from peelsum.spec.packet import Packet
+from peelsum.spec.switch import EPOCH_TICKS, NEVER, TICK_US, SpecSwitch
+
+__all__ = ["EPOCH_TICKS", "NEVER", "TICK_US", "Packet", "SpecSwitch"]

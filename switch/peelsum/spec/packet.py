@@ -1,0 +1,67 @@
+"""One packet as plain values. Written apart from `peelsum.wire.batch`, so that each can check the other."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from peelsum.wire import ALL_FLAGS, HEADER_BYTES, VERSION, Flag, Verdict, WireError
+
+HEADER = struct.Struct("!BBBBHHII")
+
+
+@dataclass
+class Packet:
+    """The fields of one packet, lanes as a list of unsigned 32-bit integers."""
+
+    kind: int
+    flags: int
+    job_id: int
+    generation: int
+    sender: int
+    chunk_id: int
+    bitmap: int
+    lanes: list[int]
+
+    @classmethod
+    def parse(cls, payload: bytes, lanes: int) -> Packet:
+        """Parse `payload`. Raises WireError whose argument is the verdict to count it under."""
+        size = HEADER_BYTES + 4 * lanes
+        if len(payload) != size:
+            raise WireError(Verdict.BAD_LENGTH)
+        version, kind, flags, job_id, generation, sender, chunk_id, bitmap = HEADER.unpack_from(payload)
+        if version != VERSION:
+            raise WireError(Verdict.BAD_VERSION)
+        if flags & ~int(ALL_FLAGS):
+            raise WireError(Verdict.RESERVED_FLAGS)
+        words = list(struct.unpack_from(f"!{lanes}I", payload, HEADER_BYTES))
+        return cls(kind, flags, job_id, generation, sender, chunk_id, bitmap, words)
+
+    def build(self) -> bytes:
+        """The packet as bytes."""
+        header = HEADER.pack(
+            VERSION,
+            self.kind,
+            self.flags,
+            self.job_id,
+            self.generation,
+            self.sender,
+            self.chunk_id,
+            self.bitmap,
+        )
+        return header + struct.pack(f"!{len(self.lanes)}I", *self.lanes)
+
+    @property
+    def ce(self) -> bool:
+        """Whether congestion was met on the way."""
+        return bool(self.flags & Flag.CE)
+
+    @ce.setter
+    def ce(self, value: bool) -> None:
+        self.flags = self.flags & ~int(Flag.CE) | int(Flag.CE) * value
+
+    def combined_with(self, held: list[int]) -> list[int]:
+        """This packet's lanes added to, or OR-ed with, the `held` ones, modulo 2**32."""
+        if self.flags & Flag.OR:
+            return [a | b for a, b in zip(self.lanes, held, strict=True)]
+        return [(a + b) & 0xFFFFFFFF for a, b in zip(self.lanes, held, strict=True)]

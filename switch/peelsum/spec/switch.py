@@ -1,0 +1,226 @@
+"""The switch as plain Python, one packet at a time: the oracle that every target is compared with.
+
+It owns the meaning of docs/protocol.md's slot table and nothing else: no frames, no addresses, no speed.
+A packet is UDP payload; a port is a number; time is a parameter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from peelsum.spec.packet import Packet
+from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict, WireError, slot_index, slot_tag
+
+WORD = 0xFFFFFFFF
+#: One tick of the slots' clock, in microseconds.
+TICK_US = 64
+#: Added to the clock, so that a register that was never written looks long expired.
+EPOCH_TICKS = 1 << 30
+#: The age limit that never expires.
+NEVER = 1 << 30
+
+Outputs = list[tuple[int, bytes]]
+
+
+@dataclass
+class Slot:
+    """One chunk's place in the switch. `tag` 0 is nobody's."""
+
+    tag: int = 0
+    stamp: int = 0
+    worker_bitmap: int = 0
+    ecn: bool = False
+    lanes: list[int] = field(default_factory=list)
+
+
+class Job(NamedTuple):
+    """A row of table `jobs`."""
+
+    generation: int
+    salt: int
+    expected_mask: int
+    up_port: int
+    group: int
+
+
+class Member(NamedTuple):
+    """A row of table `members`: who is behind a port. The server has `worker_mask` 0."""
+
+    worker_mask: int
+    worker_id: int
+
+
+SERVER = Member(worker_mask=0, worker_id=EVERYONE)
+
+#: Which kinds each role may send. Everything else is refused as coming from a foreign port.
+MAY_SEND = {
+    "worker": {Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS},
+    "server": {Kind.RESULT, Kind.NEED, Kind.RESEND},
+}
+
+
+class SpecSwitch:
+    """A switch of `slots` slots of `lanes` 32-bit lanes, with the tables a controller would fill."""
+
+    def __init__(self, lanes: int, slots: int = 4096) -> None:
+        self.lanes, self.slots = lanes, slots
+        self.jobs: dict[int, Job] = {}
+        self.members: dict[tuple[int, int], Member] = {}
+        self.return_paths: dict[tuple[int, int], int] = {}
+        self.groups: dict[int, list[int]] = {}
+        self.age_limit = 15_625  # ticks: one second
+        self.verdicts: Counter[Verdict] = Counter()
+        self.state = [Slot(lanes=[0] * lanes) for _ in range(slots)]
+
+    # -- control plane ---------------------------------------------------------------------------------
+
+    def admit_job(
+        self, job_id: int, *, generation: int, salt: int, expected_mask: int, up_port: int, group: int
+    ) -> None:
+        """Write a row of `jobs`, replacing the one before."""
+        self.jobs[job_id] = Job(generation, salt, expected_mask, up_port, group)
+
+    def admit_worker(self, job_id: int, port: int, *, worker_mask: int, worker_id: int) -> None:
+        """Bind a worker to the port behind which it lives."""
+        self.members[job_id, port] = Member(worker_mask, worker_id)
+
+    def admit_server(self, job_id: int, port: int) -> None:
+        """Bind the job's aggregation server to its port."""
+        self.members[job_id, port] = SERVER
+
+    def return_to(self, job_id: int, sender: int, port: int) -> None:
+        """Where a packet for `sender` alone goes."""
+        self.return_paths[job_id, sender] = port
+
+    def set_group(self, group: int, ports: list[int]) -> None:
+        """The ports of a multicast group."""
+        self.groups[group] = list(ports)
+
+    def set_age_limit(self, ticks: int) -> None:
+        """How long a slot may stand untouched before another chunk may claim it; 0 at once, NEVER never."""
+        self.age_limit = ticks
+
+    # -- data plane ------------------------------------------------------------------------------------
+
+    def process(self, port: int, payload: bytes, now_us: int = 0) -> Outputs:
+        """Take one packet in at `port`; return what leaves, as (port, payload) in order."""
+        now = (now_us // TICK_US + EPOCH_TICKS) & WORD
+        deadline = (now - self.age_limit) & WORD
+        try:
+            packet = Packet.parse(payload, self.lanes)
+        except WireError as error:
+            return self._count(error.args[0])
+        if packet.kind == Kind.RESET:
+            return self._reset(port, packet, deadline)
+        refusal = self._refusal(port, packet)
+        if refusal is not None:
+            return self._count(refusal)
+        job, member = self.jobs[packet.job_id], self.members[packet.job_id, port]
+        slot = self.state[slot_index(job.salt, packet.chunk_id, self.slots)]
+        tag = slot_tag(packet.job_id, packet.chunk_id, self.slots)
+        match packet.kind:
+            case Kind.CONTRIBUTION:
+                return self._contribute(job, member, packet, slot, tag, now, deadline)
+            case Kind.RESEND:
+                return self._resend(job, member, packet, slot, tag)
+            case Kind.BYPASS:
+                packet.bitmap = member.worker_mask
+                return self._up(job, packet, Verdict.BYPASSED)
+            case Kind.RESULT:
+                if slot.tag == tag:
+                    slot.tag, slot.stamp = 0, deadline
+                return self._down(job, packet, Verdict.RESULT_RETURNED)
+            case _:
+                return self._down(job, packet, Verdict.NEED_PASSED)
+
+    def _refusal(self, port: int, packet: Packet) -> Verdict | None:
+        job = self.jobs.get(packet.job_id)
+        if job is None:
+            return Verdict.UNKNOWN_JOB
+        if packet.generation != job.generation:
+            return Verdict.WRONG_GENERATION
+        member = self.members.get((packet.job_id, port))
+        role = "server" if member is SERVER else "worker"
+        if member is None or packet.kind not in MAY_SEND[role]:
+            return Verdict.FOREIGN_PORT
+        if role == "worker" and packet.sender != member.worker_id:
+            return Verdict.WRONG_SENDER
+        return None
+
+    def _contribute(
+        self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int, now: int, deadline: int
+    ) -> Outputs:
+        mine = member.worker_mask
+        if slot.tag == tag:
+            slot.stamp = now
+            if slot.worker_bitmap == 0:
+                packet.bitmap = mine
+                return self._up(job, packet, Verdict.TOMBSTONED)
+            if slot.worker_bitmap & mine:
+                return self._count(Verdict.DUPLICATE)
+            slot.worker_bitmap |= mine
+            slot.ecn |= packet.ce
+            slot.lanes = packet.combined_with(slot.lanes)
+        elif _expired(slot.stamp, deadline):
+            slot.tag, slot.stamp, slot.worker_bitmap = tag, now, mine
+            slot.ecn, slot.lanes = packet.ce, packet.lanes
+        else:
+            packet.bitmap = mine
+            return self._up(job, packet, Verdict.COLLIDED)
+        if slot.worker_bitmap != job.expected_mask:
+            return self._count(Verdict.ABSORBED)
+        packet.bitmap, packet.ce, packet.lanes = slot.worker_bitmap, slot.ecn, slot.lanes
+        return self._up(job, packet, Verdict.COMPLETED)
+
+    def _resend(self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int) -> Outputs:
+        mine = member.worker_mask
+        held = slot.worker_bitmap if slot.tag == tag else 0
+        packet.bitmap = held | mine
+        if held == 0:
+            return (
+                self._count(Verdict.NOTHING_HELD)
+                if mine == 0
+                else self._up(job, packet, Verdict.RESEND_PASSED)
+            )
+        reads = mine == 0 or held & mine
+        slot.lanes = slot.lanes if reads else packet.combined_with(slot.lanes)
+        slot.ecn |= packet.ce
+        packet.ce, packet.lanes = slot.ecn, slot.lanes
+        slot.worker_bitmap = 0
+        return self._up(job, packet, Verdict.RESENT)
+
+    def _reset(self, port: int, packet: Packet, deadline: int) -> Outputs:
+        if port != CPU_PORT:
+            return self._count(Verdict.FOREIGN_PORT)
+        slot = self.state[packet.chunk_id & (self.slots - 1)]
+        slot.tag, slot.stamp = 0, deadline
+        self._count(Verdict.RESET_DONE)
+        return [(CPU_PORT, packet.build())]
+
+    # -- ways out --------------------------------------------------------------------------------------
+
+    def _count(self, verdict: Verdict) -> Outputs:
+        self.verdicts[verdict] += 1
+        return []
+
+    def _up(self, job: Job, packet: Packet, verdict: Verdict) -> Outputs:
+        self._count(verdict)
+        packet.kind = Kind.BYPASS
+        return [(job.up_port, packet.build())]
+
+    def _down(self, job: Job, packet: Packet, verdict: Verdict) -> Outputs:
+        if packet.sender == EVERYONE:
+            self._count(verdict)
+            return [(port, packet.build()) for port in self.groups.get(job.group, [])]
+        back = self.return_paths.get((packet.job_id, packet.sender))
+        if back is None:
+            return self._count(Verdict.NO_RETURN_PATH)
+        self._count(verdict)
+        return [(back, packet.build())]
+
+
+def _expired(stamp: int, deadline: int) -> bool:
+    """Whether `stamp` is not after `deadline`, as a signed difference of 32-bit clocks."""
+    return (deadline - stamp) & WORD < 1 << 31

@@ -1,0 +1,51 @@
+"""The packet format and its limits: one declaration, batches of packets, and the P4 header made from it."""
+
+from peelsum.wire.batch import Batch, empty, fields_of, malformed, pack, packet_dtype, unpack
+from peelsum.wire.errors import WireError
+from peelsum.wire.format import (
+    ALL_FLAGS,
+    COMPILED_LANES,
+    CPU_PORT,
+    DROPS,
+    EVERYONE,
+    FIELDS,
+    HEADER_BYTES,
+    MAX_WORKERS,
+    RESERVED_JOB_ID,
+    UDP_PORT,
+    VERSION,
+    Flag,
+    Kind,
+    Verdict,
+    packet_bytes,
+    slot_index,
+    slot_tag,
+)
+
+__all__ = [
+    "ALL_FLAGS",
+    "COMPILED_LANES",
+    "CPU_PORT",
+    "DROPS",
+    "EVERYONE",
+    "FIELDS",
+    "HEADER_BYTES",
+    "MAX_WORKERS",
+    "RESERVED_JOB_ID",
+    "UDP_PORT",
+    "VERSION",
+    "Batch",
+    "Flag",
+    "Kind",
+    "Verdict",
+    "WireError",
+    "empty",
+    "fields_of",
+    "malformed",
+    "pack",
+    "packet_bytes",
+    "packet_dtype",
+    "slot_index",
+    "slot_tag",
+    "unpack",
+]

@@ -1,0 +1,104 @@
+"""Batches of packets as NumPy arrays: pack, unpack, and a view that does neither.
+
+A batch is `uint8[n, packet_bytes(lanes)]`, C-contiguous: what a socket sends and receives in one call.
+Nothing here keeps an object per packet.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.wire.errors import WireError
+from peelsum.wire.format import ALL_FLAGS, FIELDS, RESERVED_JOB_ID, VERSION, Kind, packet_bytes
+
+Batch = NDArray[np.uint8]
+
+
+@cache
+def packet_dtype(lanes: int) -> np.dtype[Any]:
+    """Structured type of one packet: the header's fields, then `lanes` (big-endian uint32[lanes])."""
+    names: list[Any] = [(field.name, f">u{field.bits // 8}") for field in FIELDS]
+    return np.dtype([*names, ("lanes", ">u4", (lanes,))])
+
+
+def empty(count: int, lanes: int) -> Batch:
+    """A batch of `count` zeroed packets with the version set."""
+    batch = np.zeros((count, packet_bytes(lanes)), np.uint8)
+    batch[:, 0] = VERSION
+    return batch
+
+
+def fields_of(batch: Batch, lanes: int) -> NDArray[Any]:
+    """The packets of a batch as a structured array `[n]` that shares its memory, unchecked."""
+    return batch.view(packet_dtype(lanes))[:, 0]
+
+
+def pack(lanes_per_packet: NDArray[np.uint32], **fields: Any) -> Batch:
+    """Packets from values.
+
+    `lanes_per_packet` is uint32[n, lanes]; every other field is a scalar or an array [n], 0 if left out
+    (`version` is set). Raises WireError naming the first field and value that do not fit.
+    """
+    count, lanes = lanes_per_packet.shape
+    batch = empty(count, lanes)
+    packets = fields_of(batch, lanes)
+    packets["lanes"] = lanes_per_packet
+    widths = dict(FIELDS)
+    for name, values in fields.items():
+        if name not in widths:
+            raise WireError(f"{name}: no such field; the header has {', '.join(widths)}")
+        wide = np.atleast_1d(np.asarray(values))
+        unfit = (wide < 0) | (wide >> widths[name] != 0)
+        if unfit.any():
+            raise WireError(f"{name}: {wide[unfit][0]} does not fit {widths[name]} bits")
+        packets[name] = values
+    return batch
+
+
+def malformed(batch: Batch, lanes: int) -> NDArray[np.bool_]:
+    """Which packets no receiver may act on: wrong version, unknown kind, reserved flags, job 0. bool[n]"""
+    packets = fields_of(batch, lanes)
+    wrong = (packets["version"] != VERSION) | (packets["flags"] & ~np.uint8(ALL_FLAGS) != 0)
+    wrong |= (packets["kind"] < min(Kind)) | (packets["kind"] > max(Kind))
+    wrong |= (packets["job_id"] == RESERVED_JOB_ID) & (packets["kind"] != Kind.RESET)
+    return np.asarray(wrong, np.bool_)
+
+
+def unpack(data: bytes | bytearray | memoryview | Batch, lanes: int) -> NDArray[Any]:
+    """The packets in `data`, back to back, as a structured array [n] of `packet_dtype(lanes)`.
+
+    Shares memory with `data`. Raises WireError if the bytes are not whole, well-formed packets.
+    """
+    flat = (
+        np.ascontiguousarray(data).reshape(-1)
+        if isinstance(data, np.ndarray)
+        else np.frombuffer(data, np.uint8)
+    )
+    size = packet_bytes(lanes)
+    if flat.size % size:
+        raise WireError(
+            f"length: {flat.size} bytes are not a multiple of {size}, the packet of {lanes} lanes; "
+            "check that the switch runs a pipeline with as many lanes"
+        )
+    batch = flat.reshape(-1, size)
+    bad = np.flatnonzero(malformed(batch, lanes))
+    if bad.size:
+        raise WireError(_complaint(fields_of(batch, lanes)[bad[0]], int(bad[0])))
+    return fields_of(batch, lanes)
+
+
+def _complaint(packet: Any, position: int) -> str:
+    where = f"packet {position}"
+    if packet["version"] != VERSION:
+        return f"{where}: version: {packet['version']}, this is version {VERSION}; upgrade the older side"
+    if packet["flags"] & ~np.uint8(ALL_FLAGS):
+        return f"{where}: flags: {packet['flags']:#04x} sets reserved bits; only {int(ALL_FLAGS):#04x} have a meaning"
+    if not min(Kind) <= packet["kind"] <= max(Kind):
+        return (
+            f"{where}: kind: {packet['kind']} is none of {', '.join(f'{k.value} ({k.name})' for k in Kind)}"
+        )
+    return f"{where}: job_id: {packet['job_id']} is reserved; jobs are numbered from 1"

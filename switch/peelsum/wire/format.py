@@ -1,0 +1,116 @@
+"""The packet format, declared once: fields, constants and limits.
+
+Everything else that knows the format derives from this page: the batches in `peelsum.wire.batch`, the P4
+header written by `peelsum.wire.p4`, and the byte table in docs/protocol.md. It knows nothing of what a
+switch or a host does with a packet.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+VERSION = 1
+#: UDP destination port that makes a datagram a peelsum packet to a switch.
+UDP_PORT = 20563
+#: The switch port behind which P4Runtime's PacketOut and PacketIn live.
+CPU_PORT = 255
+#: `sender` of a packet that no single worker sent, or that is meant for every worker.
+EVERYONE = 0xFFFF
+#: Workers that one switch level can tell apart: the width of `bitmap`.
+MAX_WORKERS = 32
+#: Tag 0 means a free slot, so no job has this number.
+RESERVED_JOB_ID = 0
+#: Lanes of the pipelines that are committed compiled. 32 fit one pass of Tofino 1; 256 are a kilobyte.
+COMPILED_LANES = (32, 256)
+
+
+class Field(NamedTuple):
+    """One field of the header: its name and its width in bits. Order is the order on the wire."""
+
+    name: str
+    bits: int
+
+
+#: The header, big-endian, most significant bit first. The lanes follow it, 32 bits each.
+FIELDS = (
+    Field("version", 8),
+    Field("kind", 8),
+    Field("flags", 8),
+    Field("job_id", 8),
+    Field("generation", 16),
+    Field("sender", 16),
+    Field("chunk_id", 32),
+    Field("bitmap", 32),
+)
+HEADER_BYTES = sum(field.bits for field in FIELDS) // 8
+
+
+class Kind(IntEnum):
+    """What a packet asks of whoever receives it."""
+
+    CONTRIBUTION = 1  # worker -> switch: add my lanes to the chunk's slot
+    RESEND = 2  # worker -> switch: I may not have been heard; server -> switch: give up what you hold
+    BYPASS = 3  # upwards, past the slots: a sum, complete or partial, for the server
+    RESULT = 4  # server -> workers: the complete sum
+    NEED = 5  # server -> workers named in `bitmap`: send this chunk again
+    RESET = 6  # controller -> switch, by PacketOut: free the slot numbered `chunk_id`
+
+
+class Flag(IntFlag):
+    """Bits of `flags`. Those not named are reserved: sent as zero, refused otherwise."""
+
+    NONE = 0
+    OR = 1  # combine lanes with bitwise OR; else add modulo 2**32
+    SPINE = 2  # scope: `bitmap` counts complete racks; else workers of one rack
+    CE = 4  # congestion was met on the way (the IP header's CE, kept across hops)
+    FIN = 8  # the job's last chunk: its result says that every worker has every result
+
+
+ALL_FLAGS = Flag.OR | Flag.SPINE | Flag.CE | Flag.FIN
+
+
+class Verdict(IntEnum):
+    """What became of a packet at the switch. Every packet counts under exactly one of these."""
+
+    NOT_PEELSUM = 0  # no IPv4/UDP datagram to UDP_PORT
+    SHORT_PACKET = 1  # the frame ends before the last lane
+    BAD_LENGTH = 2  # the UDP length is not that of a packet with LANES lanes
+    BAD_VERSION = 3
+    RESERVED_FLAGS = 4
+    UNKNOWN_JOB = 5
+    WRONG_GENERATION = 6
+    FOREIGN_PORT = 7  # this port may not send this kind for this job
+    WRONG_SENDER = 8  # `sender` is not the worker behind this port
+    DUPLICATE = 9  # this worker is in the slot already
+    NOTHING_HELD = 10  # the server asked for a partial sum that is not there
+    NO_RETURN_PATH = 11  # a RESULT or NEED for a `sender` the job does not have
+    ABSORBED = 12  # added to a slot, packet consumed
+    COMPLETED = 13  # the last contribution: the sum left upwards
+    COLLIDED = 14  # the slot is another chunk's: passed up unsummed
+    TOMBSTONED = 15  # the slot gave its sum up already: passed up unsummed
+    RESENT = 16  # a resend left upwards, with the slot's partial sum
+    RESEND_PASSED = 17  # a resend left upwards alone: the slot holds nothing of this chunk
+    BYPASSED = 18  # a BYPASS went up untouched
+    RESULT_RETURNED = 19  # a RESULT went down
+    NEED_PASSED = 20  # a NEED went down
+    RESET_DONE = 21  # a slot was freed and the packet handed back to the controller
+
+
+#: Verdicts under which a packet is dropped, and not because its lanes were absorbed.
+DROPS = frozenset(range(Verdict.SHORT_PACKET, Verdict.ABSORBED)) | {Verdict.NOT_PEELSUM}
+
+
+def packet_bytes(lanes: int) -> int:
+    """Length of every packet, in bytes of UDP payload, in a pipeline of `lanes` 32-bit lanes."""
+    return HEADER_BYTES + 4 * lanes
+
+
+def slot_index(salt: int, chunk_id: int, slots: int) -> int:
+    """The slot of a chunk; `slots` is a power of two, at least 256."""
+    return (salt + chunk_id) & (slots - 1)
+
+
+def slot_tag(job_id: int, chunk_id: int, slots: int) -> int:
+    """What tells a slot's chunk from every other that shares the slot: exact, with the slot's index."""
+    return job_id << 24 | chunk_id // slots
