@@ -1,0 +1,107 @@
+"""The embedded switch as its control plane and its data plane share it.
+
+Owns which pipeline runs, and the frames on their way from a controller into it and back. Knows neither
+gRPC nor sockets of switch ports: the P4Runtime server sits on one side, a data-plane loop on the other.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from peelsum.target import Program, Switch
+
+#: Frames that may wait for the data plane before `inject` refuses more.
+WAITING_LIMIT = 8192
+
+
+class Device:
+    """One switch: at most one running pipeline, replaced whole when another is committed.
+
+    The data-plane loop selects on `fileno()`, which is readable whenever `inject` or `commit` left it
+    something to do, then calls `take_injected()` and reads `switch` afresh. All methods may be called
+    from any thread.
+    """
+
+    def __init__(self, device_id: int = 1, *, mode: Literal["numba", "python"] = "numba") -> None:
+        self.device_id = device_id
+        self.mode = mode
+        #: Guards the swap of pipelines. Work on one pipeline's state holds that switch's own lock.
+        self.lock = RLock()
+        self._switch: Switch | None = None
+        self._waiting: deque[bytes] = deque()
+        self._packet_in: Callable[[Sequence[bytes]], None] | None = None
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+
+    @property
+    def switch(self) -> Switch | None:
+        """The running pipeline, or None before the first commit."""
+        return self._switch
+
+    def commit(self, program: Program, p4info: Any = None) -> Switch:
+        """Replace the running pipeline by a new one with the program's initial state. Returns it.
+
+        Compiling happens before the swap, so the old pipeline forwards until the new one can. `p4info`
+        is not needed to forward; it is accepted so that a target which does need it fits here.
+        """
+        from peelsum.target import Switch
+
+        switch = Switch(program, mode=self.mode)
+        with self.lock:
+            self._switch = switch
+            self._waiting.clear()
+        self._wake()
+        return switch
+
+    def inject(self, frame: bytes) -> bool:
+        """Queue a frame to enter the pipeline from the CPU port. False: the queue is full, frame dropped."""
+        with self.lock:
+            if len(self._waiting) >= WAITING_LIMIT:
+                return False
+            self._waiting.append(frame)
+        self._wake()
+        return True
+
+    def take_injected(self) -> list[bytes]:
+        """The frames waiting to enter from the CPU port, oldest first. Quietens `fileno()`."""
+        try:
+            while self._woken.recv(4096):
+                pass
+        except (BlockingIOError, OSError):
+            pass
+        with self.lock:
+            frames = list(self._waiting)
+            self._waiting.clear()
+        return frames
+
+    def on_packet_in(self, receiver: Callable[[Sequence[bytes]], None] | None) -> None:
+        """Where frames that leave on the CPU port go; None: nowhere. Called on the data plane's thread."""
+        self._packet_in = receiver
+
+    def deliver_to_cpu(self, frames: Sequence[bytes]) -> None:
+        """Hand over frames that left on the CPU port. They are dropped while nobody receives them."""
+        receiver = self._packet_in
+        if receiver is not None and frames:
+            receiver(frames)
+
+    def fileno(self) -> int:
+        """A descriptor for select: readable when there is something for the data plane."""
+        return self._woken.fileno()
+
+    def close(self) -> None:
+        """Release the descriptors. The pipeline's state stays readable."""
+        self._packet_in = None
+        self._woken.close()
+        self._waker.close()
+
+    def _wake(self) -> None:
+        try:
+            self._waker.send(b"\0")
+        except (BlockingIOError, OSError):
+            pass  # full: already readable; closed: nobody waits
