@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -70,11 +71,9 @@ class Device:
 
     def take_injected(self) -> list[bytes]:
         """The frames waiting to enter from the CPU port, oldest first. Quietens `fileno()`."""
-        try:
+        with suppress(OSError):  # ends by BlockingIOError, once all wake-ups are read
             while self._woken.recv(4096):
                 pass
-        except (BlockingIOError, OSError):
-            pass
         with self.lock:
             frames = list(self._waiting)
             self._waiting.clear()
@@ -101,7 +100,5 @@ class Device:
         self._waker.close()
 
     def _wake(self) -> None:
-        try:
+        with suppress(OSError):  # full: already readable; closed: nobody waits
             self._waker.send(b"\0")
-        except (BlockingIOError, OSError):
-            pass  # full: already readable; closed: nobody waits
