@@ -1,0 +1,241 @@
+"""Batches over real loopback sockets: order, offload and plain, hellos, odd sizes, several sources."""
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from peelsum.wire.datagrams import MAX_DATAGRAM, BatchSocket, Burst
+
+SIZES = (1, 144, 1040, 40000, MAX_DATAGRAM)
+
+
+def batch_of(count: int, size: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, size), np.uint8)
+
+
+@contextlib.contextmanager
+def pair(
+    size: int, offload_in: bool | None = None, offload_out: bool | None = None
+) -> Iterator[tuple[BatchSocket, ...]]:
+    with (
+        BatchSocket.bind(("127.0.0.1", 0), size, offload=offload_in) as into,
+        BatchSocket.bind(("127.0.0.1", 0), size, offload=offload_out) as out,
+    ):
+        out.connect(into.address)
+        yield into, out
+
+
+def drain(sock: BatchSocket) -> list[Burst]:
+    """Everything that waits, copied out of the socket's buffer."""
+    bursts = []
+    while (burst := sock.receive()) is not None:
+        bursts.append(Burst(burst.packets.copy(), burst.source))
+    return bursts
+
+
+@pytest.mark.parametrize("offload_in", [None, False])
+@pytest.mark.parametrize("offload_out", [None, False])
+@pytest.mark.parametrize("size", SIZES)
+def test_packets_arrive_whole_and_in_order(
+    size: int, offload_in: bool | None, offload_out: bool | None
+) -> None:
+    count = min(200, 200_000 // size)
+    sent = batch_of(count, size)
+    with pair(size, offload_in, offload_out) as (into, out):
+        assert out.send(sent) == count
+        bursts = drain(into)
+        assert {burst.source for burst in bursts} == {out.address}
+        assert np.array_equal(np.concatenate([burst.packets for burst in bursts]), sent)
+        assert into.odd == 0
+
+
+def test_forced_plain_uses_no_offload() -> None:
+    with pair(144, False, False) as (into, out):
+        assert not out.offload
+        assert not into.offload
+
+
+def test_nothing_there_is_none_and_does_not_block() -> None:
+    with pair(64) as (into, _):
+        assert into.receive() is None
+
+
+def test_an_empty_batch_sends_nothing() -> None:
+    with pair(64) as (into, out):
+        assert out.send(batch_of(0, 64)) == 0
+        assert into.receive() is None
+
+
+@pytest.mark.parametrize("offload", [None, False])
+def test_a_hello_is_reported_between_packets(offload: bool | None) -> None:
+    with pair(100, offload, offload) as (into, out):
+        first, second = batch_of(3, 100, 1), batch_of(2, 100, 2)
+        out.send_hello()
+        out.send(first)
+        out.send_hello()
+        out.send(second)
+        bursts = drain(into)
+        assert [burst.hello for burst in bursts] == [True, False, True, False]
+        assert [len(burst.packets) for burst in bursts] == [0, 3, 0, 2]
+        assert np.array_equal(bursts[1].packets, first)
+        assert np.array_equal(bursts[3].packets, second)
+
+
+@pytest.mark.parametrize("offload", [None, False])
+def test_sources_are_kept_apart(offload: bool | None) -> None:
+    with (
+        pair(80, offload, offload) as (into, one),
+        BatchSocket.bind(("127.0.0.1", 0), 80, offload=offload) as two,
+    ):
+        for seed in range(6):
+            (one, two)[seed % 2].send(batch_of(4, 80, seed), into.address)
+        bursts = drain(into)
+        assert [burst.source for burst in bursts] == [one.address, two.address] * 3
+        for seed, burst in enumerate(bursts):
+            assert np.array_equal(burst.packets, batch_of(4, 80, seed))
+
+
+@pytest.mark.parametrize("offload", [None, False])
+def test_odd_sizes_are_counted_and_left_out(offload: bool | None) -> None:
+    with pair(100, offload, offload) as (into, out):
+        good = batch_of(2, 100)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+            for length in (1, 99, 101, 200, 5000):
+                stranger.sendto(b"\xff" * length, into.address)
+        out.send(good)
+        (burst,) = drain(into)
+        assert np.array_equal(burst.packets, good)
+        assert into.odd == 5
+
+
+def test_a_segmented_send_of_another_size_counts_each_datagram() -> None:
+    with pair(100) as (into, _), BatchSocket.bind(("127.0.0.1", 0), 60) as out:
+        out.send(batch_of(7, 60), into.address)
+        assert into.receive() is None
+        assert into.odd == 7
+
+
+def test_limit_bounds_a_burst_and_loses_nothing() -> None:
+    sent = batch_of(40, 50)
+    with pair(50, False, False) as (into, out):
+        out.send(sent)
+        taken = []
+        while (burst := into.receive(limit=16)) is not None:
+            assert len(burst.packets) <= 16
+            taken.append(burst.packets.copy())
+        assert len(taken) == 3
+        assert np.array_equal(np.concatenate(taken), sent)
+
+
+class StubbornSocket(socket.socket):
+    """A socket whose device takes so many bytes and no more, after accepting the option."""
+
+    refusal = errno.EINVAL
+    most = 100
+
+    def send(self, data: memoryview, flags: int = 0) -> int:  # type: ignore[override]
+        if len(data) > self.most:
+            raise OSError(self.refusal, "no segmentation here")
+        return super().send(data, flags)
+
+
+@pytest.mark.parametrize("refusal", [errno.EINVAL, errno.EIO, errno.EMSGSIZE])
+@pytest.mark.parametrize(("most", "offload"), [(100, False), (64 * 100, True)])
+def test_a_device_that_refuses_segments_gets_fewer_or_none(refusal: int, most: int, offload: bool) -> None:
+    stubborn = StubbornSocket(socket.AF_INET, socket.SOCK_DGRAM)
+    stubborn.refusal, stubborn.most = refusal, most
+    sent = batch_of(200, 100)
+    with BatchSocket.bind(("127.0.0.1", 0), 100) as into, BatchSocket(stubborn, 100) as out:
+        if not out.offload:
+            pytest.skip("this kernel has no UDP_SEGMENT to refuse")
+        out.connect(into.address)
+        assert out.send(sent) == 200
+        assert out.offload is offload
+        assert np.array_equal(np.concatenate([burst.packets for burst in drain(into)]), sent)
+
+
+class FullSocket(socket.socket):
+    """A socket with room for one more send."""
+
+    room = 1
+
+    def send(self, data: memoryview, flags: int = 0) -> int:  # type: ignore[override]
+        if not self.room:
+            raise BlockingIOError(errno.EAGAIN, "full")
+        self.room -= 1
+        return super().send(data, flags)
+
+
+def test_a_full_buffer_stops_the_send_and_says_how_far_it_came() -> None:
+    full = FullSocket(socket.AF_INET, socket.SOCK_DGRAM)
+    sent = batch_of(5, 100)
+    with BatchSocket.bind(("127.0.0.1", 0), 100) as into, BatchSocket(full, 100, offload=False) as out:
+        out.connect(into.address)
+        assert out.send(sent) == 1
+        (burst,) = drain(into)
+        assert np.array_equal(burst.packets, sent[:1])
+
+
+def test_an_overrun_receiver_is_counted() -> None:
+    with BatchSocket.bind(("127.0.0.1", 0), 1000) as out:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind(("127.0.0.1", 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with BatchSocket(sock, 1000, buffer_bytes=0) as into:
+            out.send(batch_of(100, 1000), into.address)
+            arrived = sum(len(burst.packets) for burst in drain(into))
+            assert arrived < 100
+            assert into.overruns > 0
+
+
+def test_a_peer_that_is_gone_stops_neither_direction() -> None:
+    gone = BatchSocket.bind(("127.0.0.1", 0), 100)
+    with BatchSocket.bind(("127.0.0.1", 0), 100) as sock:
+        sock.connect(gone.address)
+        gone.close()
+        for _ in range(3):
+            assert sock.send(batch_of(2, 100)) == 2
+        assert sock.receive() is None
+
+
+def test_views_of_packets_outlive_the_socket() -> None:
+    with pair(100) as (into, out):
+        sent = batch_of(3, 100)
+        out.send(sent)
+        burst = into.receive()
+    assert burst is not None
+    assert np.array_equal(burst.packets, sent)
+
+
+@pytest.mark.parametrize("size", [0, -1, MAX_DATAGRAM + 1])
+def test_a_size_that_fits_no_datagram_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"packet_bytes: {size} fits no datagram; use 1 to"):
+        BatchSocket.bind(("127.0.0.1", 0), size)
+
+
+@pytest.mark.parametrize("shape", [(3, 99), (100,), (1, 2, 100)])
+def test_a_batch_of_other_rows_is_refused(shape: tuple[int, ...]) -> None:
+    with pair(100) as (_, out), pytest.raises(ValueError, match="this socket sends uint8"):
+        out.send(np.zeros(shape, np.uint8))
+
+
+def test_a_port_in_use_is_named_with_what_to_do() -> None:
+    with BatchSocket.bind(("127.0.0.1", 0), 100) as held:
+        port = held.address[1]
+        with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}: .*choose another") as caught:
+            BatchSocket.bind(held.address, 100)
+        assert caught.value.errno == errno.EADDRINUSE
+    with BatchSocket.bind(("127.0.0.1", port), 100) as again:
+        assert again.address == ("127.0.0.1", port)
+
+
+def test_a_batch_with_gaps_in_memory_is_sent_as_its_rows() -> None:
+    with pair(100) as (into, out):
+        wide = batch_of(10, 200)
+        out.send(wide[::2, 50:150])
+        (burst,) = drain(into)
+        assert np.array_equal(burst.packets, wide[::2, 50:150])
