@@ -211,6 +211,16 @@ def test_views_of_packets_outlive_the_socket() -> None:
     assert np.array_equal(burst.packets, sent)
 
 
+def test_a_resized_socket_takes_the_new_size_only() -> None:
+    with pair(100) as (into, out):
+        out.send(batch_of(5, 100))
+        into.resize(50)
+        out.resize(50)
+        out.send(batch_of(70, 50))
+        assert np.array_equal(np.concatenate([burst.packets for burst in drain(into)]), batch_of(70, 50))
+        assert into.odd == 5
+
+
 @pytest.mark.parametrize("size", [0, -1, MAX_DATAGRAM + 1])
 def test_a_size_that_fits_no_datagram_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match=f"packet_bytes: {size} fits no datagram; use 1 to"):

@@ -77,22 +77,27 @@ class BatchSocket:
         offload: None asks the kernel; False goes without.
         Raises ValueError where `packet_bytes` fits no datagram.
         """
-        if not 1 <= packet_bytes <= MAX_DATAGRAM:
-            raise ValueError(f"packet_bytes: {packet_bytes} fits no datagram; use 1 to {MAX_DATAGRAM}")
         sock.setblocking(False)
         self._sock = sock
-        self._size = packet_bytes
         self._burst = burst
-        self._per_send = max(1, min(_MAX_SEGMENTS, MAX_DATAGRAM // packet_bytes))
-        # Room for one largest datagram behind a burst that is all but full: nothing is ever truncated.
-        self._buffer = np.empty(burst * packet_bytes + 0x10000, np.uint8)
-        self._view = self._buffer.data
-        self._held: tuple[int, int, Address] | None = None
         self.odd = 0
-        self.offload = offload is not False and _option(sock, socket.SOL_UDP, _UDP_SEGMENT, packet_bytes)
-        self._gro = offload is not False and _option(sock, socket.SOL_UDP, _UDP_GRO, 1)
+        self.offload = offload is not False
+        self._gro = self.offload and _option(sock, socket.SOL_UDP, _UDP_GRO, 1)
+        self.resize(packet_bytes)
         _raise_buffer(sock, _SO_RCVBUFFORCE, socket.SO_RCVBUF, buffer_bytes)
         _raise_buffer(sock, _SO_SNDBUFFORCE, socket.SO_SNDBUF, buffer_bytes)
+
+    def resize(self, packet_bytes: int) -> None:
+        """From now on datagrams have `packet_bytes` bytes. Raises ValueError where that fits no datagram."""
+        if not 1 <= packet_bytes <= MAX_DATAGRAM:
+            raise ValueError(f"packet_bytes: {packet_bytes} fits no datagram; use 1 to {MAX_DATAGRAM}")
+        self._size = packet_bytes
+        self._per_send = max(1, min(_MAX_SEGMENTS, MAX_DATAGRAM // packet_bytes))
+        # Room for one largest datagram behind a burst that is all but full: nothing is ever truncated.
+        self._buffer = np.empty(self._burst * packet_bytes + 0x10000, np.uint8)
+        self._view = self._buffer.data
+        self._held: tuple[int, int, Address] | None = None
+        self.offload = self.offload and _option(self._sock, socket.SOL_UDP, _UDP_SEGMENT, packet_bytes)
 
     @classmethod
     def bind(
