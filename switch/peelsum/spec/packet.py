@@ -28,7 +28,7 @@ class Packet:
         """Parse `payload`. Raises WireError whose argument is the verdict to count it under."""
         size = HEADER_BYTES + 4 * lanes
         if len(payload) != size:
-            raise WireError(Verdict.BAD_LENGTH)
+            raise WireError(Verdict.SHORT_PACKET if len(payload) < size else Verdict.BAD_LENGTH)
         version, kind, flags, job_id, generation, sender, chunk_id, bitmap = HEADER.unpack_from(payload)
         if version != VERSION:
             raise WireError(Verdict.BAD_VERSION)

@@ -155,13 +155,13 @@ class SpecSwitch:
         mine = member.worker_mask
         if slot.tag == tag:
             slot.stamp = now
+            slot.ecn |= packet.ce
             if slot.worker_bitmap == 0:
                 packet.bitmap = mine
                 return self._up(job, packet, Verdict.TOMBSTONED)
             if slot.worker_bitmap & mine:
                 return self._count(Verdict.DUPLICATE)
             slot.worker_bitmap |= mine
-            slot.ecn |= packet.ce
             slot.lanes = packet.combined_with(slot.lanes)
         elif _expired(slot.stamp, deadline):
             slot.tag, slot.stamp, slot.worker_bitmap = tag, now, mine

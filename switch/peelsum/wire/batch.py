@@ -96,7 +96,7 @@ def _complaint(packet: Any, position: int) -> str:
     if packet["version"] != VERSION:
         return f"{where}: version: {packet['version']}, this is version {VERSION}; upgrade the older side"
     if packet["flags"] & ~np.uint8(ALL_FLAGS):
-        return f"{where}: flags: {packet['flags']:#04x} sets reserved bits; only {int(ALL_FLAGS):#04x} have a meaning"
+        return f"{where}: flags: {packet['flags']:#04x} sets reserved bits; use only {int(ALL_FLAGS):#04x}"
     if not min(Kind) <= packet["kind"] <= max(Kind):
         return (
             f"{where}: kind: {packet['kind']} is none of {', '.join(f'{k.value} ({k.name})' for k in Kind)}"

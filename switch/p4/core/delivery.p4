@@ -1,0 +1,39 @@
+// Where the packet leaves: up to the server, down to one worker or to all, back to the controller.
+
+control Delivery(inout headers_t hdr, inout ingress_metadata_t ig_md) {
+    action return_to(port_t port) {
+        ig_md.egress_port = port;
+    }
+
+    action lose() {
+        ig_md.way = WAY_NOWHERE;
+        ig_md.verdict = VERDICT_NO_RETURN_PATH;
+    }
+
+    // The port behind which a job's worker lives.
+    table return_paths {
+        key = {
+            hdr.peelsum.job_id : exact @name("job_id");
+            hdr.peelsum.sender : exact @name("sender");
+        }
+        actions = { return_to; @defaultonly lose; }
+        const default_action = lose();
+        size = 4096;
+    }
+
+    apply {
+        if (ig_md.way == WAY_UP) {
+            hdr.peelsum.kind = KIND_BYPASS;
+            hdr.peelsum.bitmap = ig_md.worker_bitmap;
+            ig_md.egress_port = ig_md.up_port;
+        } else if (ig_md.way == WAY_BACK) {
+            ig_md.egress_port = CPU_PORT;
+        } else if (ig_md.way == WAY_DOWN) {
+            if (hdr.peelsum.sender == EVERYONE) {
+                ig_md.multicast = 1;
+            } else {
+                return_paths.apply();
+            }
+        }
+    }
+}

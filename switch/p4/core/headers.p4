@@ -1,0 +1,75 @@
+// Headers of a frame, and what the core notes about it on the way through ingress.
+
+const bit<16> ETHERTYPE_IPV4 = 0x0800;
+const bit<8>  PROTOCOL_UDP = 17;
+
+header ethernet_h {
+    mac_t   dst_mac;
+    mac_t   src_mac;
+    bit<16> ether_type;
+}
+
+header ipv4_h {
+    bit<4>  version;
+    bit<4>  ihl;
+    bit<6>  dscp;
+    bit<2>  ecn;
+    bit<16> total_length;
+    bit<16> identification;
+    bit<3>  flags;
+    bit<13> fragment_offset;
+    bit<8>  ttl;
+    bit<8>  protocol;
+    bit<16> checksum;
+    ipv4_t  src_ip;
+    ipv4_t  dst_ip;
+}
+
+header udp_h {
+    bit<16> src_port;
+    bit<16> dst_port;
+    bit<16> length;
+    bit<16> checksum;
+}
+
+struct headers_t {
+    ethernet_h ethernet;
+    ipv4_h     ipv4;
+    udp_h      udp;
+    peelsum_h  peelsum;
+    lanes_h    lanes;
+}
+
+struct ingress_metadata_t {
+    // From the architecture.
+    port_t      ingress_port;
+    bit<32>     now;            // ticks
+    // From admission.
+    role_t      role;
+    bit<16>     generation;
+    bit<16>     worker_id;
+    bit<32>     worker_mask;
+    bit<32>     expected_mask;
+    bit<32>     deadline;       // a stamp up to here has expired
+    bit<32>     slot_index;
+    bit<32>     slot_tag;
+    port_t      up_port;
+    bit<16>     group;
+    owner_op_t  owner_op;
+    // From the slot.
+    bit<1>      tag_equal;
+    bit<1>      expired;
+    bitmap_op_t bitmap_op;
+    bit<32>     held_bitmap;    // before this packet
+    bit<32>     worker_bitmap;  // with this packet
+    bit<1>      held_none;
+    bit<1>      held_this;
+    bit<1>      complete;
+    bit<1>      slot_ce;
+    lane_op_t   lane_op;
+    // To the architecture.
+    way_t       way;
+    verdict_t   verdict;
+    port_t      egress_port;    // of WAY_UP, WAY_BACK, and WAY_DOWN where `multicast` is 0
+    bit<1>      multicast;
+}

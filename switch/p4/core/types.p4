@@ -1,0 +1,57 @@
+// Types and constants of the core, shared by every architecture.
+
+typedef bit<9>  port_t;
+typedef bit<48> mac_t;
+typedef bit<32> ipv4_t;
+
+const bit<2> ECN_CE = 3;
+
+// The verdict of a packet that is still on its way.
+const verdict_t VERDICT_UNDECIDED = 255;
+
+// Slots of the switch: a power of two, at least 256, at least twice the largest window of a job.
+const int SLOT_BITS = 12;
+const bit<32> SLOTS = 1 << SLOT_BITS;
+const bit<32> SLOT_INDEX_MASK = (1 << SLOT_BITS) - 1;
+
+// The slots' clock ticks every 64 us (2^16 ns on Tofino). It starts a quarter turn ahead, so that a register
+// that was never written looks long expired.
+const bit<32> EPOCH_TICKS = 1 << 30;
+const bit<32> DEFAULT_AGE_TICKS = 15625;
+
+// Who is behind a port.
+typedef bit<8> role_t;
+const role_t ROLE_NOBODY = 0;
+const role_t ROLE_WORKER = 1;
+const role_t ROLE_SERVER = 2;
+const role_t ROLE_CONTROLLER = 3;
+
+// What a packet does to the owner of its slot.
+typedef bit<8> owner_op_t;
+const owner_op_t OWNER_NONE = 0;
+const owner_op_t OWNER_CLAIM = 1;    // mine or expired: mine from now on
+const owner_op_t OWNER_LOOK = 2;     // change nothing
+const owner_op_t OWNER_RELEASE = 3;  // mine: nobody's
+const owner_op_t OWNER_RESET = 4;    // nobody's, whosever it is
+
+// What a packet does to the workers that its slot holds.
+typedef bit<8> bitmap_op_t;
+const bitmap_op_t BITMAP_NONE = 0;
+const bitmap_op_t BITMAP_SET = 1;    // this worker alone
+const bitmap_op_t BITMAP_MERGE = 2;  // this worker too, unless the slot is a tombstone
+const bitmap_op_t BITMAP_TAKE = 3;   // none: what is left is a tombstone
+
+// What a packet does to the lanes of its slot. Each leaves the new value in the packet.
+typedef bit<8> lane_op_t;
+const lane_op_t LANES_NONE = 0;
+const lane_op_t LANES_SET = 1;
+const lane_op_t LANES_ADD = 2;
+const lane_op_t LANES_OR = 3;
+const lane_op_t LANES_READ = 4;
+
+// Where a packet goes.
+typedef bit<8> way_t;
+const way_t WAY_NOWHERE = 0;
+const way_t WAY_UP = 1;
+const way_t WAY_DOWN = 2;
+const way_t WAY_BACK = 3;

@@ -1,0 +1,127 @@
+// peelsum for v1model (BMv2 and the embedded target): the core, between v1model's parser and deparser.
+
+#include <core.p4>
+#include <v1model.p4>
+
+#include "../generated/wire.p4"
+#include "lanes_h.p4"
+#include "../core/types.p4"
+#include "../core/headers.p4"
+#include "owner.p4"
+#include "bitmap.p4"
+#include "v1model_lanes.p4"
+#include "../core/aggregation.p4"
+
+const bit<19> NEVER_MARKED = 0x7ffff;
+
+struct metadata_t {
+    ingress_metadata_t ig_md;
+}
+
+parser PeelsumParser(
+    packet_in packet, out headers_t hdr, inout metadata_t md, inout standard_metadata_t standard_metadata
+) {
+    state start {
+        packet.extract(hdr.ethernet);
+        transition select(hdr.ethernet.ether_type) {
+            ETHERTYPE_IPV4 : parse_ipv4;
+            default        : accept;
+        }
+    }
+    state parse_ipv4 {
+        packet.extract(hdr.ipv4);
+        transition select(hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.fragment_offset, hdr.ipv4.protocol) {
+            (4, 5, 0, PROTOCOL_UDP) : parse_udp;
+            default                 : accept;
+        }
+    }
+    state parse_udp {
+        packet.extract(hdr.udp);
+        transition select(hdr.udp.dst_port) {
+            UDP_PORT : parse_peelsum;
+            default  : accept;
+        }
+    }
+    state parse_peelsum {
+        packet.extract(hdr.peelsum);
+        packet.extract(hdr.lanes);
+        transition accept;
+    }
+}
+
+control PeelsumVerifyChecksum(inout headers_t hdr, inout metadata_t md) {
+    apply { }
+}
+
+control PeelsumIngress(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t standard_metadata) {
+    counter(32, CounterType.packets) verdicts;
+    Aggregation() aggregation;
+
+    apply {
+        md.ig_md.ingress_port = standard_metadata.ingress_port;
+        md.ig_md.now = (bit<32>)(standard_metadata.ingress_global_timestamp >> 6) + EPOCH_TICKS;
+        aggregation.apply(hdr, md.ig_md);
+        verdicts.count((bit<32>)md.ig_md.verdict);
+        if (md.ig_md.way == WAY_NOWHERE) {
+            mark_to_drop(standard_metadata);
+        } else if (md.ig_md.multicast == 1) {
+            standard_metadata.mcast_grp = md.ig_md.group;
+        } else {
+            standard_metadata.egress_spec = md.ig_md.egress_port;
+        }
+    }
+}
+
+control PeelsumEgress(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t standard_metadata) {
+    Readdress() readdress;
+    bit<19> marked_depth = NEVER_MARKED;
+
+    action mark_from(bit<19> depth) {
+        marked_depth = depth;
+    }
+
+    // Packets that queued behind `depth` others or more carry the news.
+    table congestion {
+        actions = { mark_from; }
+        default_action = mark_from(NEVER_MARKED);
+    }
+
+    apply {
+        congestion.apply();
+        if (standard_metadata.deq_qdepth >= marked_depth) {
+            hdr.peelsum.flag_ce = 1;
+        }
+        readdress.apply(hdr, standard_metadata.egress_port);
+    }
+}
+
+control PeelsumComputeChecksum(inout headers_t hdr, inout metadata_t md) {
+    apply {
+        update_checksum(
+            hdr.ipv4.isValid(),
+            {
+                hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.dscp, hdr.ipv4.ecn, hdr.ipv4.total_length,
+                hdr.ipv4.identification, hdr.ipv4.flags, hdr.ipv4.fragment_offset, hdr.ipv4.ttl,
+                hdr.ipv4.protocol, hdr.ipv4.src_ip, hdr.ipv4.dst_ip
+            },
+            hdr.ipv4.checksum,
+            HashAlgorithm.csum16
+        );
+    }
+}
+
+control PeelsumDeparser(packet_out packet, in headers_t hdr) {
+    apply {
+        packet.emit(hdr);
+    }
+}
+
+@pkginfo(name = "peelsum")
+V1Switch(
+    PeelsumParser(),
+    PeelsumVerifyChecksum(),
+    PeelsumIngress(),
+    PeelsumEgress(),
+    PeelsumComputeChecksum(),
+    PeelsumDeparser()
+) main;
