@@ -1,0 +1,35 @@
+"""The codec: fixed point, the index of non-zeros, and the lossless sketch, each in two implementations.
+
+It turns float tensors into integer words whose sums (or ORs) over workers decode to the exact sum. It knows
+nothing of packets, of switches or of who adds the words up.
+"""
+
+from peelsum.codec.errors import CodecError
+from peelsum.codec.fixed_point import (
+    EXPONENT_WORDS,
+    NON_FINITE,
+    error_bound,
+    exponent_words,
+    largest_exponent_field,
+    scale_for,
+)
+from peelsum.codec.kernels import Implementation, Kernels, index_words, kernels, warm_up
+from peelsum.codec.layout import CELLS_PER_CANDIDATE, SUB_TABLES, SketchLayout
+
+__all__ = [
+    "CELLS_PER_CANDIDATE",
+    "EXPONENT_WORDS",
+    "NON_FINITE",
+    "SUB_TABLES",
+    "CodecError",
+    "Implementation",
+    "Kernels",
+    "SketchLayout",
+    "error_bound",
+    "exponent_words",
+    "index_words",
+    "kernels",
+    "largest_exponent_field",
+    "scale_for",
+    "warm_up",
+]

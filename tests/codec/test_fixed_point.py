@@ -1,0 +1,98 @@
+"""The shared scale: never overflows, never wastes a bit, and follows from OR-ed words alone."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peelsum.codec import (
+    EXPONENT_WORDS,
+    NON_FINITE,
+    CodecError,
+    error_bound,
+    exponent_words,
+    kernels,
+    largest_exponent_field,
+    scale_for,
+)
+
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+FAN_IN = st.integers(1, 2**31 - 1)
+
+
+def bits_of(value: float) -> int:
+    return int(np.float32(abs(value)).view(np.uint32))
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.integers(0, NON_FINITE - 1), FAN_IN)
+def test_scale_is_the_largest_that_cannot_overflow(field: int, fan_in: int) -> None:
+    scale = scale_for(field, fan_in)
+    bound = Fraction(2) ** (field - 127 + 1 + scale)
+    assert fan_in * bound <= 2**31 - 1
+    assert fan_in * bound * 2 > 2**31 - 1
+
+
+@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+@settings(deadline=None, derandomize=True)
+@given(values=st.lists(FINITE, min_size=1, max_size=8))
+def test_sum_of_quantised_values_fits_and_keeps_the_bound(implementation: str, values: list[float]) -> None:
+    ops = kernels(implementation)  # type: ignore[arg-type]
+    words = [exponent_words(bits_of(value)) for value in values]
+    field = largest_exponent_field(np.bitwise_or.reduce(words))
+    if field is None:
+        assert not any(values)
+        return
+    scale = scale_for(field, len(values))
+    quantized = np.empty(len(values), np.int32)
+    ops.quantize(np.array(values, np.float32), scale, quantized)
+    total = sum(int(q) for q in quantized)
+    assert abs(total) <= 2**31 - 1
+    exact = sum(Fraction(float(np.float32(value))) for value in values)
+    assert abs(Fraction(total) / Fraction(2) ** scale - exact) <= Fraction(error_bound(scale, len(values)))
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(FINITE, max_size=6))
+def test_or_of_exponents_is_the_largest(values: list[float]) -> None:
+    words = np.zeros(EXPONENT_WORDS, np.uint32)
+    for value in values:
+        words |= exponent_words(bits_of(value))
+    largest = max(map(bits_of, values), default=0)
+    assert largest_exponent_field(words) == (largest >> 23 if largest else None)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+def test_non_finite_is_the_top_exponent(value: float) -> None:
+    values = np.array([1.0, value, 3e38], np.float32)
+    for name in ("reference", "cpu"):
+        top = kernels(name).magnitude(values)  # type: ignore[arg-type]
+        assert largest_exponent_field(exponent_words(top) | exponent_words(bits_of(3e38))) == NON_FINITE
+
+
+def test_subnormals_are_quantised_exactly() -> None:
+    values = np.array([1e-45, -3e-45, 1.1754942e-38, 0.0], np.float32)
+    scale = scale_for(0, 4)
+    for name in ("reference", "cpu"):
+        ops = kernels(name)  # type: ignore[arg-type]
+        quantized, back = np.empty(4, np.int32), np.empty(4, np.float32)
+        ops.quantize(values, scale, quantized)
+        ops.dequantize(quantized, scale, 1, back)
+        np.testing.assert_array_equal(back, values)
+
+
+@pytest.mark.parametrize(("field", "fan_in"), [(10, 0), (10, 2**31), (NON_FINITE, 4), (-1, 4)])
+def test_impossible_scales_are_refused(field: int, fan_in: int) -> None:
+    with pytest.raises(CodecError, match="use "):
+        scale_for(field, fan_in)
+
+
+def test_a_sum_beyond_float32_becomes_infinite_in_both() -> None:
+    for name in ("reference", "cpu"):
+        out = np.empty(2, np.float32)
+        kernels(name).dequantize(np.array([2**30, -(2**30)], np.int32), -99, 1, out)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(out, [np.inf, -np.inf])

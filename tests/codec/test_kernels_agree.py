@@ -1,0 +1,112 @@
+"""The Numba kernels give the reference's bits at every size, also odd ones, into poisoned memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from peelsum.codec import CodecError, SketchLayout, index_words, kernels
+
+CPU, REFERENCE = kernels("cpu"), kernels("reference")
+L = 32
+SIZES = [0, 1, 2, L - 1, L, L + 1, 3 * L - 1, 97, 1009, 8191, 8192, 8193, 3 * 8192 + 17, 65537]
+
+
+def values(n: int, seed: int = 0, density: float = 0.1) -> NDArray[np.float32]:
+    rng = np.random.default_rng(seed)
+    dense = rng.normal(size=n) * 10.0 ** rng.integers(-6, 3, n)
+    chosen = np.where(rng.random(n) < density, dense, 0.0).astype(np.float32)
+    chosen[rng.random(n) < 0.05] = -0.0
+    return chosen
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.5, 1.0])
+def test_index_and_positions(n: int, density: float) -> None:
+    sample = values(n, density=density)
+    ours, truth = np.empty(index_words(n), np.uint32), np.empty(index_words(n), np.uint32)
+    assert CPU.index(sample, ours) == REFERENCE.index(sample, truth) == CPU.magnitude(sample)
+    np.testing.assert_array_equal(ours, truth)
+    expected = np.flatnonzero(sample)
+    for ops in (CPU, REFERENCE):
+        np.testing.assert_array_equal(ops.positions(ours, n), expected)
+
+
+def test_bit_order_is_least_significant_first() -> None:
+    sample = np.zeros(70, np.float32)
+    sample[[0, 33, 69]] = [1.0, np.nan, -2.0]
+    for ops in (CPU, REFERENCE):
+        out = np.empty(3, np.uint32)
+        ops.index(sample, out)
+        np.testing.assert_array_equal(out, [1 << 0, 1 << 1, 1 << 5])
+
+
+@pytest.mark.parametrize("n", [1, 31, 33, 63, 64])
+def test_bits_beyond_the_last_element_are_ignored(n: int) -> None:
+    full = np.full(3, 0xFFFFFFFF, np.uint32)
+    for ops in (CPU, REFERENCE):
+        np.testing.assert_array_equal(ops.positions(full, n), np.arange(n))
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("divisor", [1, 3, 8])
+def test_quantize_and_dequantize(n: int, divisor: int) -> None:
+    sample, scale = values(n, density=0.9), 11
+    where = np.flatnonzero(sample)
+    whole = [np.empty(n, np.int32) for _ in range(2)]
+    some = [np.empty(where.size, np.int32) for _ in range(2)]
+    back = [np.empty(n, np.float32) for _ in range(2)]
+    scattered = [np.zeros(n, np.float32) for _ in range(2)]
+    for i, ops in enumerate((CPU, REFERENCE)):
+        ops.quantize(sample, scale, whole[i])
+        ops.quantize_at(sample, where, scale, some[i])
+        ops.dequantize(whole[i], scale, divisor, back[i])
+        ops.dequantize_at(some[i], where, scale, divisor, scattered[i])
+    for pair in (whole, some, back, scattered):
+        np.testing.assert_array_equal(pair[0], pair[1])
+    expected = [round(float(value) * 2.0**scale) for value in sample]
+    np.testing.assert_array_equal(whole[0], np.array(expected, np.int32))
+    np.testing.assert_array_equal(scattered[0], back[0])
+
+
+def test_half_goes_to_even() -> None:
+    halves = np.array([0.5, 1.5, 2.5, -0.5, -1.5, -2.5], np.float32)
+    for ops in (CPU, REFERENCE):
+        out = np.empty(6, np.int32)
+        ops.quantize(halves, 0, out)
+        np.testing.assert_array_equal(out, [0, 2, 2, 0, -2, -2])
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize(
+    ("lanes", "cells_per_candidate"), [(32, 1.4), (7, 1.4), (1, 1.3), (256, 0.14), (13, 0.1)]
+)
+def test_sketch(n: int, lanes: int, cells_per_candidate: float) -> None:
+    sample = values(n, seed=n)
+    where = np.flatnonzero(sample)
+    quantized = np.empty(where.size, np.int32)
+    CPU.quantize_at(sample, where, 20, quantized)
+    layout = SketchLayout.sized(where.size, lanes, n, cells_per_candidate)
+    sketches = [np.empty(layout.cells, np.uint32) for _ in range(2)]
+    decoded = [np.empty(where.size, np.int32) for _ in range(2)]
+    left = []
+    for i, ops in enumerate((CPU, REFERENCE)):
+        ops.sketch_encode(layout, where, quantized, sketches[i])
+        left.append(ops.sketch_decode(layout, sketches[i], where, decoded[i]))
+    for pair in (sketches, decoded, left):
+        np.testing.assert_array_equal(pair[0], pair[1])
+
+
+def test_read_only_and_foreign_memory_is_read() -> None:
+    sample = np.frombuffer(values(97).tobytes(), np.float32)
+    assert not sample.flags.writeable
+    assert CPU.magnitude(sample) == REFERENCE.magnitude(sample)
+    out = np.empty(97, np.int32)
+    CPU.quantize(sample, 3, out)
+    np.testing.assert_array_equal(out, np.rint(sample.astype(np.float64) * 8).astype(np.int32))
+
+
+def test_unknown_implementation_is_refused() -> None:
+    with pytest.raises(CodecError, match="'gpux' is unknown; use one of cpu, reference"):
+        kernels("gpux")  # type: ignore[arg-type]
