@@ -1,0 +1,34 @@
+"""Reliable, exact sums over the switch: a worker's endpoint and the aggregation server as state machines over
+batches of packets, and their adapters to sockets and clocks.
+"""
+
+from peelsum.transport.config import JobConfig, Timers
+from peelsum.transport.endpoint import Op, WorkerEndpoint
+from peelsum.transport.errors import (
+    StalledError,
+    SwitchUnreachableError,
+    TransportConfigError,
+    TransportError,
+)
+from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted
+from peelsum.transport.server import AggregationServer
+from peelsum.transport.stats import Progress, ServerStats, WorkerStats
+
+__all__ = [
+    "AggregationServer",
+    "Event",
+    "JobConfig",
+    "JobFinished",
+    "Op",
+    "Progress",
+    "ServerStats",
+    "Stalled",
+    "StalledError",
+    "SwitchUnreachableError",
+    "TensorCompleted",
+    "Timers",
+    "TransportConfigError",
+    "TransportError",
+    "WorkerEndpoint",
+    "WorkerStats",
+]

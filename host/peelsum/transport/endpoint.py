@@ -1,0 +1,282 @@
+"""A worker's end of the protocol, without socket or clock: tensors in, packets out, results in, sums out.
+
+Theory of operation. A tensor is cut into chunks; the window [base, base + cwnd) slides over the chunks of all
+tensors in the order of submission. `base` is the oldest chunk without its result, W the most outstanding.
+
+| what happens | what the worker does |
+|---|---|
+| chunk < base + cwnd, cwnd <= W | CONTRIBUTION, once |
+| nothing came back since the oldest chunk left, for `first_answer` | RESEND that chunk alone, backing off |
+| results flow, and a chunk's measured timer runs out | RESEND, backing off to a cap; cwnd halves |
+| a result 3 chunks later | RESEND, once |
+| RESULT of this generation, sent chunk, new | store, advance, cwnd grows (or halves on CE) |
+| NEED naming me, sent chunk >= base - W | RESEND, even if already answered |
+| always | contributions of [base - W, base + W) are kept |
+| finish() and all results are there | a FIN chunk; leave on its result or after `linger` |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.transport import endpoint_kernels as kernels
+from peelsum.transport.config import JobConfig, workers_in
+from peelsum.transport.congestion import CongestionWindow
+from peelsum.transport.endpoint_kernels import Clock, Count, Mark
+from peelsum.transport.errors import TransportConfigError
+from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted
+from peelsum.transport.layout import SERIAL_BASE, Words, header_row, rows_of
+from peelsum.transport.stats import WorkerStats
+from peelsum.wire import Batch, Flag, Kind, malformed, packet_bytes
+
+Op = Literal["add", "or"]
+#: Packets per call that a batch socket sends in one go.
+BATCH = 64
+_FLAGS = {"add": Flag.NONE, "or": Flag.OR}
+_DROPS = (
+    Count.MALFORMED,
+    Count.FOREIGN_JOB,
+    Count.WRONG_GENERATION,
+    Count.UNEXPECTED_KIND,
+    Count.OUT_OF_WINDOW,
+)
+
+
+@dataclass(eq=False)
+class _Tensor:
+    """Chunks [start, stop) by position, and what is still to come of them."""
+
+    ticket: int
+    start: int
+    stop: int
+    header: Words
+    words: NDArray[np.uint32]
+    result: NDArray[np.uint32]
+    outstanding: int
+
+
+class WorkerEndpoint:
+    """Worker `worker_id` of the job. All workers submit tensors of equal length and op in the same order."""
+
+    def __init__(self, config: JobConfig, worker_id: int) -> None:
+        if not 0 <= worker_id < config.workers:
+            raise TransportConfigError(
+                f"worker_id: {worker_id} is not one of the job's workers; give 0 to {config.workers - 1}"
+            )
+        self.config = config
+        self.worker_id = worker_id
+        first = SERIAL_BASE + config.first_chunk
+        self._state = kernels.new_state(config.window, config.lanes, first, config.timers.first_answer)
+        self._end = first
+        self._tensors: deque[_Tensor] = deque()
+        self._unpacked: deque[_Tensor] = deque()
+        self._tickets = 0
+        self._window = CongestionWindow(config.window, config.initial_window)
+        self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
+        self._pending: list[Event] = []
+        self._moved_at: float | None = None
+        self._leave_at: float | None = None
+        self._finishing = False
+        self.finished = False
+
+    def submit(self, words: NDArray[np.uint32], op: Op) -> int:
+        """Have uint32[n] summed ("add", modulo 2**32) or united ("or") with the other workers' tensors.
+
+        Returns the ticket that its TensorCompleted will carry. `words` is not copied: leave it unchanged
+        until then. Raises TransportConfigError for another dtype, shape or op, or after finish().
+        """
+        if self._finishing:
+            raise TransportConfigError("submit: the job is being finished; submit before finish()")
+        if op not in _FLAGS:
+            raise TransportConfigError(f"op: {op!r} is none of {', '.join(_FLAGS)}")
+        if words.dtype != np.uint32 or words.ndim != 1:
+            raise TransportConfigError(
+                f"words: {words.dtype}[{words.ndim} dimensions] given; pass uint32 of one dimension"
+            )
+        words = np.ascontiguousarray(words)
+        tensor = self._append(words, -(-words.size // self.config.lanes), _FLAGS[op])
+        if not tensor.outstanding:
+            self._pending.append(TensorCompleted(tensor.ticket, tensor.result))
+        return tensor.ticket
+
+    def finish(self, now: float) -> None:
+        """No more tensors: once all results are there, tell the others, and leave when they know.
+
+        JobFinished is reported at the latest `linger` seconds after this worker's last result.
+        """
+        self._finishing = True
+        self._start_leaving(now)
+
+    def receive(self, batch: Batch, now: float) -> list[Event]:
+        """Take in packets uint8[n, packet_bytes], whatever their bytes; what they brought about."""
+        timers, state = self.config.timers, self._state
+        rows, before = rows_of(batch), state.counts.copy()
+        at = np.empty(len(rows), np.int64)
+        kernels.take(
+            state,
+            rows,
+            malformed(batch, self.config.lanes),
+            (self.config.job_id, self.config.generation, 1 << self.worker_id),
+            self.config.window,
+            now,
+            (timers.resend_least, timers.resend_most),
+            at,
+        )
+        gained = state.counts - before
+        if not gained[Count.RESULTS]:
+            return []
+        self._moved_at = now if self.outstanding else None
+        self._window.on_results(
+            int(gained[Count.RESULTS]), int(gained[Count.LOST]), bool(gained[Count.MARKED]), *self._span()
+        )
+        return self._deliver(rows, at, now)
+
+    def to_send(self, now: float, limit: int = BATCH) -> Batch:
+        """Up to `limit` packets to send now, uint8[n, packet_bytes]; n = 0 when there is nothing.
+
+        The batch is valid until the next call. Call until it is empty.
+        """
+        if self._moved_at is None and self.outstanding:
+            self._moved_at = now
+        if limit > len(self._scratch):
+            self._scratch = np.zeros((limit, self._scratch.shape[1]), np.uint32)
+        count = kernels.resend(self._state, now, self._scratch[:limit])
+        packets = self._scratch[:count] if count else self._contribute(now, limit)
+        return packets.view(np.uint8)
+
+    def expire(self, now: float) -> list[Event]:
+        """Do what is due: queue resends, report a stall, leave. Call when `next_timer` has passed."""
+        timers = self.config.timers
+        events, self._pending = self._pending, []
+        if kernels.expire(self._state, now, timers.first_answer, timers.resend_most):
+            self._window.cut(*self._span())
+        if self._leave_at is not None and now >= self._leave_at and not self.finished:
+            self.finished = True
+            events.append(JobFinished(self.config.job_id, confirmed=False))
+        elif self._moved_at is not None and now - self._moved_at >= timers.stall:
+            events.append(self.stalled(now))
+            self._moved_at = now
+        return events
+
+    def next_timer(self) -> float | None:
+        """When to call `expire` if nothing arrives before; None: not at all."""
+        if self._pending:
+            return 0.0
+        if self.finished:
+            return None
+        timers = self.config.timers
+        due = kernels.next_due(self._state, timers.first_answer, timers.resend_most)
+        if self._leave_at is not None:
+            due = min(due, self._leave_at)
+        if self._moved_at is not None:
+            due = min(due, self._moved_at + timers.stall)
+        return due if due < np.inf else None
+
+    @property
+    def outstanding(self) -> int:
+        """Chunks submitted whose results are not all there, counted from the oldest."""
+        return self._end - int(self._state.marks[Mark.BASE])
+
+    def stalled(self, now: float) -> Stalled:
+        """The report of a stall as it stands: what is waited for, and since when."""
+        marks = self._state.marks
+        known = marks[Mark.NEEDED] >= marks[Mark.BASE]
+        missing = workers_in(int(marks[Mark.MISSING])) if known else ()
+        waited = 0.0 if self._moved_at is None else now - self._moved_at
+        return Stalled(self.config.job_id, int(marks[Mark.BASE]) & 0xFFFFFFFF, missing, waited)
+
+    def stats(self) -> WorkerStats:
+        """What was counted since the beginning."""
+        counts, clock = self._state.counts, self._state.clock
+        measured = clock[Clock.RTT_SAMPLES] > 0
+        return WorkerStats(
+            contributions=int(counts[Count.CONTRIBUTIONS]),
+            resends=int(counts[Count.RESENDS]),
+            results=int(counts[Count.RESULTS]),
+            duplicates=int(counts[Count.DUPLICATES]),
+            lost=int(counts[Count.LOST]),
+            timeouts=int(counts[Count.TIMEOUTS]),
+            needs=int(counts[Count.NEEDS]),
+            marked=int(counts[Count.MARKED]),
+            window=self._window.size,
+            window_cuts=self._window.cuts,
+            dropped={reason.name.lower(): int(counts[reason]) for reason in _DROPS},
+            rtt_mean=float(clock[Clock.RTT_SUM] / clock[Clock.RTT_SAMPLES]) if measured else None,
+            rtt_least=float(clock[Clock.RTT_LEAST]) if measured else None,
+            rtt_most=float(clock[Clock.RTT_MOST]) if measured else None,
+        )
+
+    def _span(self) -> tuple[int, int]:
+        return int(self._state.marks[Mark.BASE]), int(self._state.marks[Mark.NEXT])
+
+    def _append(self, words: NDArray[np.uint32], chunks: int, flags: Flag) -> _Tensor:
+        header = header_row(
+            kind=Kind.CONTRIBUTION,
+            flags=flags,
+            job_id=self.config.job_id,
+            generation=self.config.generation,
+            sender=self.worker_id,
+            bitmap=1 << self.worker_id,
+        )
+        tensor = _Tensor(
+            self._tickets, self._end, self._end + chunks, header, words, np.empty_like(words), chunks
+        )
+        self._tickets += 1
+        self._end += chunks
+        if chunks:
+            self._tensors.append(tensor)
+            self._unpacked.append(tensor)
+        return tensor
+
+    def _contribute(self, now: float, limit: int) -> Words:
+        """Pack new chunks where they stay until they can no longer be asked for, and show them there."""
+        state = self._state
+        base, position = self._span()
+        row = position % len(state.packets)
+        room = min(base + self._window.size, self._end) - position
+        count = left = max(0, min(room, limit, len(state.packets) - row))
+        while left:
+            tensor = self._unpacked[0]
+            take = min(left, tensor.stop - position)
+            offset = (position - tensor.start) * self.config.lanes
+            kernels.contribute(state, tensor.header, tensor.words, offset, take, now)
+            position, left = position + take, left - take
+            if position == tensor.stop:
+                self._unpacked.popleft()
+        return state.packets[row : row + count]
+
+    def _deliver(self, rows: Words, at: NDArray[np.int64], now: float) -> list[Event]:
+        """Store the sums at[i] >= 0 names in their tensors' results; report the tensors completed."""
+        new = at[at >= 0]
+        low, high = int(new.min()), int(new.max())
+        events: list[Event] = []
+        for tensor in self._tensors:
+            if tensor.start > high:
+                break
+            if tensor.stop > low:
+                tensor.outstanding -= kernels.store(
+                    rows, at, tensor.start, tensor.stop, self.config.lanes, tensor.result
+                )
+                if not tensor.outstanding:
+                    events.append(self._completed(tensor))
+        while self._tensors and not self._tensors[0].outstanding:
+            self._tensors.popleft()
+        self._start_leaving(now)
+        return events
+
+    def _completed(self, tensor: _Tensor) -> Event:
+        if self._leave_at is None:
+            return TensorCompleted(tensor.ticket, tensor.result)
+        self.finished = True
+        return JobFinished(self.config.job_id, confirmed=True)
+
+    def _start_leaving(self, now: float) -> None:
+        """Contribute the FIN chunk once every result is there; its result says the same of every worker."""
+        if self._finishing and self._leave_at is None and not self.outstanding:
+            self._append(np.zeros(0, np.uint32), 1, Flag.FIN)
+            self._leave_at = now + self.config.timers.linger

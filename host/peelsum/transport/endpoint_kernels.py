@@ -1,0 +1,349 @@
+"""The worker's state as arrays, and the compiled loops over batches that change it.
+
+Everything that happens once per packet or per chunk happens here; decisions per tensor and per batch are
+`peelsum.transport.endpoint`'s. Chunks are addressed by position (see `layout.unwrap`); chunk `p` lives in
+row `p % rows` of every array, rows = 2 * window, which is what the protocol asks a worker to keep.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.transport.layout import (
+    BITMAP,
+    CHUNK_ID,
+    FLAGS,
+    GENERATION,
+    HEADER_WORDS,
+    JOB_ID,
+    KIND,
+    Words,
+    compiled,
+    get,
+    put,
+    swap,
+    unwrap,
+)
+from peelsum.wire import Flag, Kind
+
+RESULT, NEED, RESEND, CE = int(Kind.RESULT), int(Kind.NEED), int(Kind.RESEND), int(Flag.CE)
+#: A chunk counts as lost once a chunk this much later has its result.
+REORDERING = 3
+
+
+class Mark(IntEnum):
+    """Positions and bitmaps the loops keep, in `WorkerState.marks`."""
+
+    FIRST = 0  # the generation's first chunk
+    BASE = 1  # the oldest chunk without its result
+    NEXT = 2  # the next chunk to contribute
+    HIGHEST = 3  # the newest chunk with its result
+    SCANNED = 4  # chunks below have been looked at for fast resend
+    QUEUE_HEAD = 5
+    QUEUE_TAIL = 6
+    NEEDED = 7  # the chunk of the last NEED, and
+    MISSING = 8  # the workers it named
+
+
+class Count(IntEnum):
+    """What the loops count, in `WorkerState.counts`."""
+
+    CONTRIBUTIONS = 0
+    RESENDS = 1
+    RESULTS = 2
+    DUPLICATES = 3
+    MARKED = 4  # results that carried CE
+    LOST = 5  # chunks overtaken by later results
+    TIMEOUTS = 6
+    NEEDS = 7
+    MALFORMED = 8
+    FOREIGN_JOB = 9
+    WRONG_GENERATION = 10
+    UNEXPECTED_KIND = 11
+    OUT_OF_WINDOW = 12
+
+
+class Clock(IntEnum):
+    """Times and round-trip times in seconds, in `WorkerState.clock`."""
+
+    LAST_RESULT = 0  # when a new result last came
+    RESUMED = 1  # when results last came again after silence
+    SMOOTHED = 2  # RFC 6298's smoothed RTT, negative before the first sample, and
+    VARIATION = 3  # its mean deviation
+    TIMEOUT = 4  # the measured resend timer
+    RTT_LEAST = 5
+    RTT_MOST = 6
+    RTT_SUM = 7
+    RTT_SAMPLES = 8
+
+
+class WorkerState(NamedTuple):
+    """One array per property of a chunk, one row per chunk kept."""
+
+    packets: NDArray[np.uint32]  # [rows, words]: contributions as sent
+    answered: NDArray[np.bool_]  # [rows]
+    queued: NDArray[np.uint8]  # [rows]: OWN_DOUBT or NEEDED while in the queue
+    tries: NDArray[np.int64]  # [rows]: resends so far
+    sent_at: NDArray[np.float64]  # [rows]
+    queue: NDArray[np.int64]  # [rows]: ring of positions to resend
+    marks: NDArray[np.int64]  # [Mark]
+    counts: NDArray[np.int64]  # [Count]
+    clock: NDArray[np.float64]  # [Clock]
+
+
+OWN_DOUBT, NEEDED = 1, 2
+
+
+def new_state(window: int, lanes: int, first: int, timeout: float) -> WorkerState:
+    """State of a worker that has sent nothing; `first` is a position, `timeout` holds until measured."""
+    rows = 2 * window
+    marks = np.zeros(len(Mark), np.int64)
+    marks[[Mark.FIRST, Mark.BASE, Mark.NEXT, Mark.SCANNED]] = first
+    marks[[Mark.HIGHEST, Mark.NEEDED]] = first - 1
+    clock = np.zeros(len(Clock))
+    clock[[Clock.LAST_RESULT, Clock.RESUMED]] = -np.inf
+    clock[Clock.SMOOTHED] = -1.0
+    clock[Clock.TIMEOUT] = timeout
+    clock[Clock.RTT_LEAST] = np.inf
+    return WorkerState(
+        packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
+        answered=np.zeros(rows, np.bool_),
+        queued=np.zeros(rows, np.uint8),
+        tries=np.zeros(rows, np.int64),
+        sent_at=np.zeros(rows),
+        queue=np.zeros(rows, np.int64),
+        marks=marks,
+        counts=np.zeros(len(Count), np.int64),
+        clock=clock,
+    )
+
+
+@compiled
+def contribute(state: WorkerState, header: Words, tensor: Words, offset: int, count: int, now: float) -> None:
+    """Pack the next `count` chunks from tensor uint32[n], element `offset` on, and count them as sent."""
+    rows, words = state.packets.shape
+    lanes = words - HEADER_WORDS
+    for k in range(count):
+        position = state.marks[Mark.NEXT] + k
+        row = position % rows
+        packet = state.packets[row]
+        packet[:HEADER_WORDS] = header
+        put(packet, CHUNK_ID, position & 0xFFFFFFFF)
+        first = offset + k * lanes
+        filled = max(0, min(lanes, tensor.shape[0] - first))
+        source, target = tensor[first : first + filled], packet[HEADER_WORDS : HEADER_WORDS + filled]
+        for lane in range(filled):
+            target[lane] = swap(source[lane])
+        packet[HEADER_WORDS + filled :] = 0
+        state.answered[row] = False
+        state.queued[row] = 0
+        state.tries[row] = 0
+        state.sent_at[row] = now
+    state.marks[Mark.NEXT] += count
+    state.counts[Count.CONTRIBUTIONS] += count
+
+
+@compiled
+def take(
+    state: WorkerState,
+    rows: Words,
+    bad: NDArray[np.bool_],
+    identity: tuple[int, int, int],
+    window: int,
+    now: float,
+    limits: tuple[float, float],
+    at: NDArray[np.int64],
+) -> None:
+    """Take a batch in: rows uint32[n, words], bad bool[n] for malformed ones.
+
+    identity = (job_id, generation, worker_mask); limits = (least, most) of the resend timer. Sets at[i] to
+    the position of the chunk whose result packet i brings, or to -1 where there is nothing to store.
+    """
+    counts, marks = state.counts, state.marks
+    for i in range(rows.shape[0]):
+        at[i] = -1
+        packet = rows[i]
+        if bad[i]:
+            counts[Count.MALFORMED] += 1
+        elif get(packet, JOB_ID) != identity[0]:
+            counts[Count.FOREIGN_JOB] += 1
+        elif get(packet, GENERATION) != identity[1]:
+            counts[Count.WRONG_GENERATION] += 1
+        else:
+            kind = get(packet, KIND)
+            position = unwrap(get(packet, CHUNK_ID), marks[Mark.BASE])
+            if kind == RESULT:
+                if _accept(state, packet, position, window, now, limits):
+                    at[i] = position
+            elif kind == NEED:
+                _need(state, packet, position, window, identity[2])
+            else:
+                counts[Count.UNEXPECTED_KIND] += 1
+    _advance(state)
+
+
+@compiled
+def _accept(
+    state: WorkerState, packet: Words, position: int, window: int, now: float, limits: tuple[float, float]
+) -> bool:
+    """Whether a RESULT brings something new; if so, book it."""
+    counts, marks = state.counts, state.marks
+    if position >= marks[Mark.NEXT] or position < marks[Mark.BASE] - window:
+        counts[Count.OUT_OF_WINDOW] += 1
+        return False
+    row = position % state.answered.shape[0]
+    if position < marks[Mark.BASE] or state.answered[row]:
+        counts[Count.DUPLICATES] += 1
+        return False
+    state.answered[row] = True
+    counts[Count.RESULTS] += 1
+    if get(packet, FLAGS) & CE:
+        counts[Count.MARKED] += 1
+    marks[Mark.HIGHEST] = max(marks[Mark.HIGHEST], position)
+    clock = state.clock
+    if now - clock[Clock.LAST_RESULT] > clock[Clock.TIMEOUT]:
+        clock[Clock.RESUMED] = now
+    clock[Clock.LAST_RESULT] = now
+    if state.tries[row] == 0:  # Karn: the answer to a repeated question measures nothing
+        _sample(clock, max(0.0, now - state.sent_at[row]), limits)
+    return True
+
+
+@compiled
+def _sample(clock: NDArray[np.float64], rtt: float, limits: tuple[float, float]) -> None:
+    """One more measured round trip, into RFC 6298's estimator."""
+    if clock[Clock.SMOOTHED] < 0:
+        clock[Clock.SMOOTHED] = rtt
+        clock[Clock.VARIATION] = rtt / 2
+    else:
+        clock[Clock.VARIATION] += (abs(clock[Clock.SMOOTHED] - rtt) - clock[Clock.VARIATION]) / 4
+        clock[Clock.SMOOTHED] += (rtt - clock[Clock.SMOOTHED]) / 8
+    clock[Clock.TIMEOUT] = min(limits[1], max(limits[0], clock[Clock.SMOOTHED] + 4 * clock[Clock.VARIATION]))
+    clock[Clock.RTT_LEAST] = min(clock[Clock.RTT_LEAST], rtt)
+    clock[Clock.RTT_MOST] = max(clock[Clock.RTT_MOST], rtt)
+    clock[Clock.RTT_SUM] += rtt
+    clock[Clock.RTT_SAMPLES] += 1
+
+
+@compiled
+def _need(state: WorkerState, packet: Words, position: int, window: int, worker_mask: int) -> None:
+    """Heed a NEED: remember whom the server misses, and resend if it misses us."""
+    counts, marks = state.counts, state.marks
+    missing = get(packet, BITMAP)
+    counts[Count.NEEDS] += 1
+    if position >= marks[Mark.BASE]:
+        marks[Mark.NEEDED] = position
+        marks[Mark.MISSING] = missing
+    least = max(marks[Mark.FIRST], marks[Mark.BASE] - window)
+    if missing & worker_mask and least <= position < marks[Mark.NEXT]:
+        _enqueue(state, position, NEEDED)
+
+
+@compiled
+def _enqueue(state: WorkerState, position: int, cause: int) -> None:
+    """Queue a chunk for resending, once.
+
+    The queue cannot overflow: a chunk is in it once, and rows are reused only while it is empty, because
+    resends leave before contributions.
+    """
+    rows = state.queue.shape[0]
+    row = position % rows
+    if not state.queued[row]:
+        state.queue[state.marks[Mark.QUEUE_TAIL] % rows] = position
+        state.marks[Mark.QUEUE_TAIL] += 1
+    state.queued[row] = max(state.queued[row], cause)
+
+
+@compiled
+def _advance(state: WorkerState) -> None:
+    """Move the window past answered chunks, and queue those that later results have overtaken."""
+    marks, rows = state.marks, state.answered.shape[0]
+    while marks[Mark.BASE] < marks[Mark.NEXT] and state.answered[marks[Mark.BASE] % rows]:
+        marks[Mark.BASE] += 1
+    scanned = max(marks[Mark.SCANNED], marks[Mark.BASE])
+    while scanned <= marks[Mark.HIGHEST] - REORDERING:
+        row = scanned % rows
+        if not state.answered[row] and state.tries[row] == 0:
+            _enqueue(state, scanned, OWN_DOUBT)
+            state.counts[Count.LOST] += 1
+        scanned += 1
+    marks[Mark.SCANNED] = scanned
+
+
+@compiled
+def store(rows: Words, at: NDArray[np.int64], start: int, stop: int, lanes: int, result: Words) -> int:
+    """Copy the sums of chunks at positions [start, stop) into result uint32[n]; how many there were."""
+    stored = 0
+    for i in range(at.shape[0]):
+        if start <= at[i] < stop:
+            first = (at[i] - start) * lanes
+            target = result[first : min(first + lanes, result.shape[0])]
+            source = rows[i, HEADER_WORDS:]
+            for lane in range(target.shape[0]):
+                target[lane] = swap(source[lane])
+            stored += 1
+    return stored
+
+
+@compiled
+def due_at(state: WorkerState, position: int, patience: float, most: float) -> float:
+    """When the chunk is to be resent: infinity while it is answered, queued, or not to be asked about.
+
+    While nothing comes back at all, only the oldest chunk asks, and patiently: others may still be computing,
+    and a whole window of resends would take every partial sum out of the switch.
+    """
+    row = position % state.answered.shape[0]
+    if state.answered[row] or state.queued[row]:
+        return np.inf
+    sent = state.sent_at[row]
+    silence = state.clock[Clock.LAST_RESULT] <= sent
+    if silence and position != state.marks[Mark.BASE]:
+        return np.inf
+    wait = patience if silence else state.clock[Clock.TIMEOUT]
+    start = sent if silence else max(sent, state.clock[Clock.RESUMED])
+    return float(start + min(most, wait * 2.0 ** min(state.tries[row], 30)))
+
+
+@compiled
+def next_due(state: WorkerState, patience: float, most: float) -> float:
+    """The earliest time at which a chunk is to be resent, or infinity."""
+    earliest = np.inf
+    for position in range(state.marks[Mark.BASE], state.marks[Mark.NEXT]):
+        earliest = min(earliest, due_at(state, position, patience, most))
+    return earliest
+
+
+@compiled
+def expire(state: WorkerState, now: float, patience: float, most: float) -> int:
+    """Queue every chunk whose time has come. Returns how many while results were flowing: losses."""
+    losses = 0
+    for position in range(state.marks[Mark.BASE], state.marks[Mark.NEXT]):
+        if due_at(state, position, patience, most) <= now:
+            losses += state.clock[Clock.LAST_RESULT] > state.sent_at[position % state.sent_at.shape[0]]
+            state.counts[Count.TIMEOUTS] += 1
+            _enqueue(state, position, OWN_DOUBT)
+    return losses
+
+
+@compiled
+def resend(state: WorkerState, now: float, out: Words) -> int:
+    """Fill out uint32[limit, words] with queued resends; returns how many."""
+    marks, rows, filled = state.marks, state.queue.shape[0], 0
+    while marks[Mark.QUEUE_HEAD] < marks[Mark.QUEUE_TAIL] and filled < out.shape[0]:
+        position = state.queue[marks[Mark.QUEUE_HEAD] % rows]
+        marks[Mark.QUEUE_HEAD] += 1
+        row = position % rows
+        cause, state.queued[row] = state.queued[row], 0
+        if state.answered[row] and cause != NEEDED:
+            continue
+        out[filled] = state.packets[row]
+        put(out[filled], KIND, RESEND)
+        state.tries[row] += 1
+        state.sent_at[row] = now
+        filled += 1
+    state.counts[Count.RESENDS] += filled
+    return filled

@@ -1,0 +1,90 @@
+"""Packets as rows of big-endian 32-bit words, for compiled loops: where each header field lies, derived from
+the wire format, and how to read and write it. Knows nothing of what the fields mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from peelsum.wire import FIELDS, HEADER_BYTES, Batch, pack
+
+Words = NDArray[np.uint32]
+#: A field's word in the row, its shift in that word, and its mask after shifting.
+Place = tuple[int, int, int]
+
+HEADER_WORDS = HEADER_BYTES // 4
+#: Positions are chunk ids plus this or more, so that none is ever negative.
+SERIAL_BASE = 1 << 32
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """The function, compiled by Numba on its first call, cached on disk, run without Python's lock."""
+    return cast(Function, njit(cache=True, nogil=True)(function))
+
+
+def _place(name: str) -> Place:
+    offset = 0
+    for item in FIELDS:
+        if item.name == name:
+            word, first_bit = divmod(offset, 32)
+            return word, 32 - first_bit - item.bits, (1 << item.bits) - 1
+        offset += item.bits
+    raise KeyError(name)
+
+
+KIND = _place("kind")
+FLAGS = _place("flags")
+JOB_ID = _place("job_id")
+GENERATION = _place("generation")
+SENDER = _place("sender")
+CHUNK_ID = _place("chunk_id")
+BITMAP = _place("bitmap")
+
+
+def rows_of(batch: Batch) -> Words:
+    """The batch uint8[n, packet_bytes] as rows of raw words, uint32[n, packet_bytes / 4], sharing memory."""
+    rows = np.ascontiguousarray(batch).view(np.uint32)
+    return rows if rows.flags.aligned else rows.copy()
+
+
+def header_row(**fields: Any) -> Words:
+    """The raw header words of a packet with these fields, uint32[HEADER_WORDS]."""
+    row: Words = pack(np.zeros((1, 0), np.uint32), **fields).view(np.uint32)[0]
+    return row
+
+
+@compiled
+def swap(word: np.uint32) -> np.uint32:
+    """One 32-bit word with its bytes in the opposite order."""
+    native = np.uint32(word)
+    return np.uint32((native << 24) | ((native & 0xFF00) << 8) | ((native >> 8) & 0xFF00) | (native >> 24))
+
+
+@compiled
+def get(row: Words, place: Place) -> int:
+    """A field of one packet, row uint32[words], as int64."""
+    return int((np.int64(swap(row[place[0]])) >> place[1]) & place[2])
+
+
+@compiled
+def put(row: Words, place: Place, value: int) -> None:
+    """Set a field of one packet, row uint32[words]."""
+    kept = np.int64(swap(row[place[0]])) & ~(place[2] << place[1])
+    row[place[0]] = swap(np.uint32(kept | (value << place[1])))
+
+
+@compiled
+def unwrap(chunk_id: int, near: int) -> int:
+    """The position closest to `near` that has this 32-bit chunk id: serial-number arithmetic (RFC 1982).
+
+    Positions are int64 and equal their chunk id modulo 2**32, so they order chunks across the wrap.
+    """
+    ahead = (chunk_id - near) & 0xFFFFFFFF
+    return near + (ahead if ahead < 0x80000000 else ahead - 0x100000000)

@@ -1,0 +1,134 @@
+"""The aggregation server of one job, without socket or clock: it completes what the switch could not.
+
+Theory of operation. H is who is in a chunk's sum so far, acc the sum, P the workers in an arriving packet.
+
+| packet or time | what the server does |
+|---|---|
+| malformed; another job, generation or kind; workers the job does not have | drop, count |
+| chunk is complete and kept | RESULT to the sender, at most once per `reply_gap` |
+| chunk <= newest complete - W, or its row serves a newer chunk | drop, count |
+| P and H disjoint | acc += d (or \\|= d), H \\|= P |
+| P contains H | acc = d, H = P |
+| H contains P | drop, count |
+| overlap, OR | acc \\|= d, H \\|= P |
+| overlap, ADD | drop, count |
+| H is everybody | keep as the result (2 W are kept), RESULT to all; CE of any part is echoed |
+| H incomplete for `need`, then backing off | RESEND to the switch: give up what you hold; from the second
+  time on also NEED to all, naming the missing workers, so that those who wait can name them too |
+
+A server that lost its state starts as a fresh object of the same generation: workers resend what it lacks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from peelsum.transport import server_kernels as kernels
+from peelsum.transport.config import JobConfig, workers_in
+from peelsum.transport.events import Event, JobFinished, Stalled
+from peelsum.transport.layout import rows_of
+from peelsum.transport.server_kernels import Count, Mark
+from peelsum.transport.stats import Progress, ServerStats
+from peelsum.wire import Batch, malformed, packet_bytes
+
+BATCH = 64
+_DROPS = (
+    Count.MALFORMED,
+    Count.FOREIGN_JOB,
+    Count.WRONG_GENERATION,
+    Count.UNEXPECTED_KIND,
+    Count.FOREIGN_WORKER,
+    Count.OUT_OF_WINDOW,
+)
+
+
+class AggregationServer:
+    """The server of one generation of one job. Its memory is bounded by the job's window."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self.config = config
+        self._state = kernels.new_state(config.window, config.lanes, config.workers)
+        self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
+        self._report_at = -np.inf
+        self.finished = False
+
+    def receive(self, batch: Batch, now: float) -> list[Event]:
+        """Take in packets uint8[n, packet_bytes], whatever their bytes; what they brought about."""
+        config, timers = self.config, self.config.timers
+        kernels.take(
+            self._state,
+            rows_of(batch),
+            malformed(batch, config.lanes),
+            (config.job_id, config.generation, config.expected_mask),
+            config.window,
+            now,
+            (timers.need, timers.reply_gap),
+        )
+        if self._state.marks[Mark.FINISHED] and not self.finished:
+            self.finished = True
+            return [JobFinished(config.job_id, confirmed=True)]
+        return []
+
+    def to_send(self, now: float, limit: int = BATCH) -> Batch:
+        """Up to `limit` packets to send now, uint8[n, packet_bytes]; n = 0 when there is nothing.
+
+        The batch is valid until the next call. Call until it is empty.
+        """
+        if limit > len(self._scratch):
+            self._scratch = np.zeros((limit, self._scratch.shape[1]), np.uint32)
+        count = kernels.send(self._state, self.config.expected_mask, self._scratch[:limit])
+        return self._scratch[:count].view(np.uint8)
+
+    def expire(self, now: float) -> list[Event]:
+        """Do what is due: ask for missing parts, report a stall. Call when `next_timer` has passed."""
+        timers = self.config.timers
+        kernels.expire(self._state, now, self.config.window, timers.need, timers.resend_most)
+        if now < self._report_at:
+            return []
+        incomplete, row = kernels.oldest_incomplete(self._state, self.config.window)
+        waited = now - self._state.since[row] if incomplete else 0.0
+        if waited < timers.stall:
+            return []
+        self._report_at = now + timers.stall
+        stand = self.progress()
+        return [Stalled(self.config.job_id, stand.oldest_chunk or 0, stand.missing_workers, float(waited))]
+
+    def next_timer(self) -> float | None:
+        """When to call `expire` if nothing arrives before; None: not at all."""
+        due = kernels.next_due(self._state)
+        return due if due < np.inf else None
+
+    def progress(self) -> Progress:
+        """Where the job stands: the oldest chunk that is incomplete here, and who is missing from it."""
+        state = self._state
+        incomplete, row = kernels.oldest_incomplete(state, self.config.window)
+        missing = workers_in(self.config.expected_mask & ~int(state.have[row])) if incomplete else ()
+        return Progress(
+            job_id=self.config.job_id,
+            chunks_complete=self._complete(),
+            chunks_incomplete=incomplete,
+            oldest_chunk=int(state.position[row]) & 0xFFFFFFFF if incomplete else None,
+            missing_workers=missing,
+        )
+
+    def stats(self) -> ServerStats:
+        """What was counted since the beginning."""
+        counts = self._state.counts
+        return ServerStats(
+            chunks_in_switch=int(counts[Count.IN_SWITCH]),
+            chunks_at_server=int(counts[Count.AT_SERVER]),
+            packets=int(counts[Count.PACKETS]),
+            merged=int(counts[Count.MERGED]),
+            duplicates=int(counts[Count.DUPLICATES]),
+            overlaps=int(counts[Count.OVERLAPS]),
+            results=int(counts[Count.RESULTS]),
+            replies=int(counts[Count.REPLIES]),
+            replies_withheld=int(counts[Count.WITHHELD]),
+            resends=int(counts[Count.RESENDS]),
+            needs=int(counts[Count.NEEDS]),
+            dropped={reason.name.lower(): int(counts[reason]) for reason in _DROPS},
+        )
+
+    def _complete(self) -> int:
+        counts = self._state.counts
+        return int(counts[Count.IN_SWITCH] + counts[Count.AT_SERVER])

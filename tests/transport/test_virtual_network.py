@@ -1,0 +1,148 @@
+"""Whatever the network does, every worker gets the exact sums, and it comes to an end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import pytest
+from virtual_network import Actor, Faults, VirtualNetwork, Words
+
+from peelsum.spec import NEVER
+from peelsum.transport import JobConfig, Op, Timers
+
+LANES, SLOTS = 4, 256
+TIMERS = Timers(first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, linger=3.0, stall=50.0)
+SERVER_PORT = {1: 100, 2: 120}
+
+
+@dataclass
+class Round:
+    """One tensor of every worker, and what must come out of it, computed apart."""
+
+    op: Op
+    inputs: list[Words]
+
+    @property
+    def expected(self) -> Words:
+        if self.op == "or":
+            return np.bitwise_or.reduce(self.inputs)
+        return np.sum(np.asarray(self.inputs, np.uint64), axis=0).astype(np.uint32)
+
+
+def drawn_rounds(random: Random, workers: int) -> list[Round]:
+    """One to four tensors, about 40 chunks in all, of any length from nothing up."""
+    numbers = np.random.default_rng(random.randrange(1 << 32))
+    rounds = []
+    for _ in range(random.randint(1, 4)):
+        length = random.choice([0, 1, LANES, random.randint(2, 20 * LANES)])
+        inputs = [numbers.integers(0, 1 << 32, length, dtype=np.uint32) for _ in range(workers)]
+        rounds.append(Round(random.choice(["add", "add", "or"]), inputs))
+    return rounds
+
+
+def play(network: VirtualNetwork, actors: list[Actor], rounds: list[Round]) -> None:
+    """Have each worker submit its tensors at times of its own, some at once and some after an answer."""
+    for worker, actor in enumerate(actors):
+        start = network.random.choice([0.0, network.random.uniform(0, 0.05)])
+        network.at(start, lambda worker=worker, actor=actor: submit_next(network, actor, worker, rounds, 0))
+
+
+def submit_next(network: VirtualNetwork, actor: Actor, worker: int, rounds: list[Round], number: int) -> None:
+    """Submit round `number` and see to what follows it."""
+    if number == len(rounds):
+        actor.machine.finish(network.now)
+    elif number == 0 or network.random.random() < 0.5 or number - 1 in actor.sums:
+        assert actor.machine.submit(rounds[number].inputs[worker], rounds[number].op) == number
+        number += 1
+    network.poke(actor)
+    if actor.machine._finishing:
+        return
+    pause = network.random.choice([1e-4, 5e-3])
+    network.at(network.now + pause, lambda: submit_next(network, actor, worker, rounds, number))
+
+
+def check(actors: list[Actor], rounds: list[Round]) -> None:
+    for actor in actors:
+        assert sorted(actor.sums) == list(range(len(rounds)))
+        for ticket, one in enumerate(rounds):
+            np.testing.assert_array_equal(actor.sums[ticket], one.expected)
+
+
+def drawn_config(random: Random, job_id: int, window: int) -> JobConfig:
+    near_wrap = (1 << 32) - random.randint(1, 40)
+    return JobConfig(
+        job_id=job_id,
+        generation=random.randrange(1 << 16),
+        workers=random.randint(1, 5),
+        lanes=LANES,
+        window=window,
+        first_chunk=random.choice([0, 1000, near_wrap, near_wrap]),
+        initial_window=random.choice([1, 4, window]),
+        timers=TIMERS,
+    )
+
+
+def run(seed: int, *, worst: float, jobs: int = 1, restarts: bool = False) -> VirtualNetwork:
+    random = Random(seed)
+    faults = Faults.drawn(random, worst)
+    age = random.choice([0, 40, 15_625, NEVER])
+    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=faults, age_limit=age)
+    played = []
+    for job_id in range(1, jobs + 1):
+        config = drawn_config(random, job_id, window=random.choice([1, 3, 8, 16]))
+        actors = network.admit(config, SERVER_PORT[job_id])
+        rounds = drawn_rounds(random, config.workers)
+        play(network, actors, rounds)
+        played.append((actors, rounds))
+    if restarts:
+        network.at(random.uniform(0, 0.05), lambda: network.restart_server(SERVER_PORT[1]))
+        network.at(random.uniform(0, 0.05), network.restart_switch)
+    network.run_until(
+        lambda: all(not actor.alive for actors, _ in played for actor in actors),
+        seconds=60.0,
+        packets=60_000,
+    )
+    for actors, rounds in played:
+        check(actors, rounds)
+    return network
+
+
+@pytest.mark.parametrize("block", range(15))
+def test_sums_are_exact_whatever_the_network_does(block: int) -> None:
+    for seed in range(block * 10, block * 10 + 10):
+        run(seed, worst=0.3)
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_sums_are_exact_when_server_and_switch_restart(block: int) -> None:
+    for seed in range(1000 + block * 10, 1000 + block * 10 + 10):
+        run(seed, worst=0.3, restarts=True)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_sums_are_exact_when_two_jobs_share_the_slots(block: int) -> None:
+    for seed in range(2000 + block * 10, 2000 + block * 10 + 10):
+        run(seed, worst=0.3, jobs=2)
+
+
+def test_a_quiet_network_sums_every_chunk_in_the_switch() -> None:
+    for seed in range(10):
+        network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=Faults(), age_limit=NEVER)
+        config = JobConfig(
+            job_id=1, generation=3, workers=3, lanes=LANES, window=8, first_chunk=0xFFFFFFF0, timers=TIMERS
+        )
+        actors = network.admit(config, SERVER_PORT[1])
+        rounds = drawn_rounds(network.random, 3)
+        for worker, actor in enumerate(actors):
+            for one in rounds:
+                actor.machine.submit(one.inputs[worker], one.op)
+            actor.machine.finish(0.0)
+            network.poke(actor)
+        network.run_until(lambda: not any(actor.alive for actor in actors), seconds=1.0, packets=5000)
+        check(actors, rounds)
+        chunks = sum(-(-one.inputs[0].size // LANES) for one in rounds) + 1
+        stats = network.actors[SERVER_PORT[1]].machine.stats()
+        assert (stats.chunks_in_switch, stats.chunks_at_server) == (chunks, 0)
+        assert all(actor.machine.stats().resends == 0 and actor.confirmed for actor in actors)
