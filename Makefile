@@ -1,0 +1,41 @@
+# make setup | demo | test | check | bench — everything happens in .venv, from this folder's own files.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INPUTS := pyproject.toml constraints.txt
+
+.PHONY: setup demo test check format bench clean
+.DEFAULT_GOAL := setup
+
+setup: $(VENV)/.installed
+
+demo: $(VENV)/.installed
+	$(BIN)/peelsum demo
+
+test: $(VENV)/.installed
+	$(BIN)/pytest -q
+
+# What must hold besides the tests: format, lint, types, layers.
+check: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed
+	$(BIN)/peelsum bench switch
+	$(BIN)/peelsum bench allreduce
+
+$(VENV)/.installed: $(INPUTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "python: $$($(PYTHON) -V) is too old; peelsum needs 3.11 or later: make PYTHON=python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "python: the venv module is missing; on Debian: apt-get install python3-venv" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV)

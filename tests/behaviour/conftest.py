@@ -1,0 +1,65 @@
+"""Every test that takes `rig` runs on the specification, the embedded target in both modes, and BMv2."""
+
+import os
+import shutil
+
+import pytest
+
+from peelsum.target import load
+from peelsum.target.artifacts import pipeline
+
+LANES = 32
+
+
+def _bmv2_missing():
+    if shutil.which("simple_switch_grpc") is None:
+        return "simple_switch_grpc is not on PATH"
+    return None if os.geteuid() == 0 else "BMv2's ports need root"
+
+
+TARGETS = [
+    "spec",
+    "embedded-python",
+    "embedded-numba",
+    pytest.param("bmv2", marks=pytest.mark.skipif(bool(_bmv2_missing()), reason=str(_bmv2_missing()))),
+]
+
+
+@pytest.fixture(scope="session")
+def _rigs(tmp_path_factory):
+    """Rigs by target, made when first asked for."""
+    made = {}
+    yield made
+    for rig in made.values():
+        if hasattr(rig, "close"):
+            rig.close()
+
+
+def make_rig(target, log_folder):
+    from rigs import EmbeddedRig, SpecRig
+
+    if target == "spec":
+        return SpecRig(LANES, slots=4096)
+    if target == "bmv2":
+        from bmv2_rig import Bmv2Rig
+
+        return Bmv2Rig(pipeline(LANES), log_folder / "bmv2.log")
+    return EmbeddedRig(load(pipeline(LANES).json_path), mode=target.removeprefix("embedded-"))
+
+
+def _fresh_rig(target, rigs, tmp_path_factory):
+    if target not in rigs:
+        rigs[target] = make_rig(target, tmp_path_factory.mktemp("rig"))
+    rigs[target].fresh()
+    return rigs[target]
+
+
+@pytest.fixture(params=TARGETS)
+def rig(request, _rigs, tmp_path_factory):
+    return _fresh_rig(request.param, _rigs, tmp_path_factory)
+
+
+@pytest.fixture(params=TARGETS[1:])
+def frame_rig(request, _rigs, tmp_path_factory):
+    """A rig that takes whole frames: all but the specification, which begins at UDP payload."""
+    return _fresh_rig(request.param, _rigs, tmp_path_factory)

@@ -1,0 +1,305 @@
+"""The life of a slot, one transition after the other, on every target.
+
+A test names what goes in and what must come out, so that the specification is tested as well as the targets.
+"""
+
+import pytest
+from peelsum_packets import ADD, CE, FIN, OR, Job, lanes_of
+
+from peelsum.spec import NEVER
+from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
+
+SERVER = 8
+
+
+@pytest.fixture
+def job(rig):
+    """A job of three workers behind ports 1 to 3, its server behind port 8; slots never expire."""
+    rig.set_age_limit(NEVER)
+    return Job(rig, job_id=1, ports=(1, 2, 3), server_port=SERVER)
+
+
+def test_first_contribution_claims_and_is_absorbed(job):
+    assert job.contribute(0, chunk=5, value=10) == []
+    assert job.verdicts() == {Verdict.ABSORBED: 1}
+
+
+def test_last_contribution_completes_and_the_sum_goes_up(job):
+    job.contribute(0, chunk=5, value=10)
+    job.contribute(2, chunk=5, value=300)
+    ((port, packet),) = job.contribute(1, chunk=5, value=2000)
+    assert port == SERVER
+    assert packet.kind == Kind.BYPASS
+    assert packet.bitmap == 0b111
+    assert (packet.chunk_id, packet.sender, packet.generation) == (5, 1, job.generation)
+    assert packet.lanes == lanes_of(10, 300, 2000, like=packet)
+    assert job.verdicts() == {Verdict.ABSORBED: 2, Verdict.COMPLETED: 1}
+
+
+def test_sums_wrap_modulo_2_to_the_32(job):
+    for worker in (0, 1):
+        job.contribute(worker, chunk=0, value=2**31 - 1)
+    ((_, packet),) = job.contribute(2, chunk=0, value=2**31 + 5)
+    assert packet.lanes == lanes_of(2**31 - 1, 2**31 - 1, 2**31 + 5, like=packet)
+
+
+def test_or_combines_bits(job):
+    job.contribute(0, chunk=0, value=0b0011, flags=OR)
+    job.contribute(1, chunk=0, value=0b0101, flags=OR)
+    ((_, packet),) = job.contribute(2, chunk=0, value=0x80000000, flags=OR | FIN)
+    assert set(packet.lanes) == {0x80000007}
+    assert packet.flags == OR | FIN
+
+
+def test_duplicate_is_dropped(job):
+    job.contribute(0, chunk=5, value=10)
+    assert job.contribute(0, chunk=5, value=10) == []
+    job.contribute(1, chunk=5, value=1)
+    ((_, packet),) = job.contribute(2, chunk=5, value=1)
+    assert packet.lanes == lanes_of(10, 1, 1, like=packet)
+    assert job.verdicts()[Verdict.DUPLICATE] == 1
+
+
+def test_duplicate_of_a_complete_sum_is_dropped_until_the_result(job):
+    for worker in range(3):
+        job.contribute(worker, chunk=5, value=1)
+    assert job.contribute(1, chunk=5, value=1) == []
+    assert job.verdicts()[Verdict.DUPLICATE] == 1
+
+
+def test_result_frees_the_slot_and_reaches_every_worker(job):
+    for worker in range(3):
+        job.contribute(worker, chunk=5, value=1)
+    outputs = job.result(chunk=5, value=3)
+    assert [port for port, _ in outputs] == [1, 2, 3]
+    assert all((p.kind, p.chunk_id, p.sender) == (Kind.RESULT, 5, EVERYONE) for _, p in outputs)
+    assert all(p.lanes == [3] * len(p.lanes) for _, p in outputs)
+    # The slot is free: its neighbour in time, a whole turn later, claims it though nothing ever expires.
+    assert job.contribute(0, chunk=5 + job.slots, value=1) == []
+    assert job.verdicts()[Verdict.ABSORBED] == 3
+
+
+def test_result_for_one_worker_goes_to_its_port_alone(job):
+    ((port, packet),) = job.result(chunk=5, value=3, sender=2)
+    assert (port, packet.sender) == (3, 2)
+    assert job.verdicts() == {Verdict.RESULT_RETURNED: 1}
+
+
+def test_result_for_a_stranger_is_dropped(job):
+    assert job.result(chunk=5, value=3, sender=9) == []
+    assert job.verdicts() == {Verdict.NO_RETURN_PATH: 1}
+
+
+def test_result_of_another_chunk_leaves_the_slot_alone(job):
+    job.contribute(0, chunk=5, value=1)
+    job.result(chunk=5 + job.slots, value=0)
+    ((_, packet),) = job.contribute(0, chunk=5 + job.slots, value=7)
+    assert packet.bitmap == 0b001
+    assert job.verdicts()[Verdict.COLLIDED] == 1
+
+
+def test_collision_goes_up_unsummed_and_leaves_the_slot_unchanged(job):
+    job.contribute(0, chunk=5, value=10)
+    ((port, packet),) = job.contribute(1, chunk=5 + job.slots, value=99)
+    assert port == SERVER
+    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b010)
+    assert packet.lanes == lanes_of(99, like=packet)
+    job.contribute(1, chunk=5, value=1)
+    ((_, packet),) = job.contribute(2, chunk=5, value=1)
+    assert packet.lanes == lanes_of(10, 1, 1, like=packet)
+
+
+def test_expired_slot_is_claimed_by_another_chunk(job, rig):
+    job.contribute(0, chunk=5, value=10)
+    rig.set_age_limit(0)
+    assert job.contribute(1, chunk=5 + job.slots, value=99) == []
+    job.contribute(0, chunk=5 + job.slots, value=1)
+    ((_, packet),) = job.contribute(2, chunk=5 + job.slots, value=1)
+    assert packet.lanes == lanes_of(99, 1, 1, like=packet)
+
+
+def test_expired_slot_still_belongs_to_its_chunk(job, rig):
+    rig.set_age_limit(0)
+    job.contribute(0, chunk=5, value=10)
+    job.contribute(1, chunk=5, value=20)
+    ((_, packet),) = job.contribute(2, chunk=5, value=30)
+    assert packet.lanes == lanes_of(10, 20, 30, like=packet)
+
+
+def test_resend_takes_the_partial_sum_with_it(job):
+    job.contribute(0, chunk=5, value=10)
+    ((port, packet),) = job.resend(1, chunk=5, value=20)
+    assert port == SERVER
+    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b011)
+    assert packet.lanes == lanes_of(10, 20, like=packet)
+    assert job.verdicts() == {Verdict.ABSORBED: 1, Verdict.RESENT: 1}
+
+
+def test_resend_of_or(job):
+    job.contribute(0, chunk=5, value=0b01, flags=OR)
+    ((_, packet),) = job.resend(1, chunk=5, value=0b10, flags=OR)
+    assert set(packet.lanes) == {0b11}
+
+
+def test_resend_of_who_is_in_already_only_reads(job):
+    job.contribute(0, chunk=5, value=10)
+    ((_, packet),) = job.resend(0, chunk=5, value=10)
+    assert packet.bitmap == 0b001
+    assert packet.lanes == lanes_of(10, like=packet)
+
+
+def test_resend_recovers_a_complete_sum(job):
+    for worker in range(3):
+        job.contribute(worker, chunk=5, value=1)
+    ((_, packet),) = job.resend(2, chunk=5, value=1)
+    assert packet.bitmap == 0b111
+    assert packet.lanes == lanes_of(1, 1, 1, like=packet)
+
+
+def test_resend_to_a_slot_that_holds_nothing_passes_alone(job):
+    ((port, packet),) = job.resend(1, chunk=5, value=20)
+    assert port == SERVER
+    assert packet.bitmap == 0b010
+    assert packet.lanes == lanes_of(20, like=packet)
+    assert job.verdicts() == {Verdict.RESEND_PASSED: 1}
+
+
+def test_resend_to_another_chunks_slot_passes_alone(job):
+    job.contribute(0, chunk=5, value=10)
+    ((_, packet),) = job.resend(1, chunk=5 + job.slots, value=20)
+    assert packet.bitmap == 0b010
+    assert packet.lanes == lanes_of(20, like=packet)
+
+
+def test_tombstone_passes_contributions_up(job):
+    job.contribute(0, chunk=5, value=10)
+    job.resend(0, chunk=5, value=10)
+    ((_, packet),) = job.contribute(1, chunk=5, value=20)
+    assert packet.bitmap == 0b010
+    assert packet.lanes == lanes_of(20, like=packet)
+    ((_, packet),) = job.resend(2, chunk=5, value=30)
+    assert packet.bitmap == 0b100
+    assert job.verdicts() == {
+        Verdict.ABSORBED: 1,
+        Verdict.RESENT: 1,
+        Verdict.TOMBSTONED: 1,
+        Verdict.RESEND_PASSED: 1,
+    }
+
+
+def test_tombstone_keeps_colliders_out_until_the_result(job):
+    job.contribute(0, chunk=5, value=10)
+    job.resend(0, chunk=5, value=10)
+    job.contribute(0, chunk=5 + job.slots, value=1)
+    assert job.verdicts()[Verdict.COLLIDED] == 1
+    job.result(chunk=5, value=0)
+    assert job.contribute(0, chunk=5 + job.slots, value=1) == []
+
+
+def test_server_asks_for_what_is_held(job):
+    job.contribute(0, chunk=5, value=10)
+    job.contribute(2, chunk=5, value=30)
+    ((port, packet),) = job.give_up(chunk=5)
+    assert port == SERVER
+    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b101)
+    assert packet.lanes == lanes_of(10, 30, like=packet)
+
+
+def test_server_asks_for_what_is_not_there(job):
+    assert job.give_up(chunk=5) == []
+    assert job.verdicts() == {Verdict.NOTHING_HELD: 1}
+
+
+def test_bypass_touches_nothing(job):
+    job.contribute(0, chunk=5, value=10)
+    ((port, packet),) = job.send(1, Kind.BYPASS, chunk=5, value=20)
+    assert port == SERVER
+    assert packet.bitmap == 0b010
+    assert packet.lanes == lanes_of(20, like=packet)
+    job.contribute(1, chunk=5, value=20)
+    ((_, packet),) = job.contribute(2, chunk=5, value=30)
+    assert packet.lanes == lanes_of(10, 20, 30, like=packet)
+
+
+def test_need_reaches_everyone_or_one(job):
+    outputs = job.send_from_server(Kind.NEED, chunk=5, bitmap=0b110)
+    assert [port for port, _ in outputs] == [1, 2, 3]
+    assert all((p.kind, p.bitmap) == (Kind.NEED, 0b110) for _, p in outputs)
+    ((port, _),) = job.send_from_server(Kind.NEED, chunk=5, bitmap=0b100, sender=2)
+    assert port == 3
+    assert job.verdicts() == {Verdict.NEED_PASSED: 2}
+
+
+def test_reset_frees_the_slot_and_comes_back(job, rig):
+    job.contribute(0, chunk=5, value=10)
+    reset = job.packet(Kind.RESET, chunk=job.slot_of(5), job_id=0, generation=0)
+    assert rig.process(CPU_PORT, reset) == [(CPU_PORT, reset)]
+    assert job.contribute(0, chunk=5 + job.slots, value=1) == []
+    assert job.verdicts() == {Verdict.ABSORBED: 2, Verdict.RESET_DONE: 1}
+
+
+def test_congestion_met_by_any_contribution_leaves_with_the_sum(job):
+    job.contribute(0, chunk=5, value=1)
+    job.contribute(1, chunk=5, value=1, flags=CE)
+    ((_, packet),) = job.contribute(2, chunk=5, value=1)
+    assert packet.flags == CE
+    job.result(chunk=5, value=3)
+    for worker in (0, 1):
+        job.contribute(worker, chunk=5 + job.slots, value=1)
+    ((_, packet),) = job.contribute(2, chunk=5 + job.slots, value=1)
+    assert packet.flags == ADD, "the mark is the chunk's, not the slot's"
+
+
+def test_one_worker_completes_at_once(rig):
+    rig.set_age_limit(NEVER)
+    lonely = Job(rig, job_id=7, ports=(4,), server_port=SERVER)
+    ((port, packet),) = lonely.contribute(0, chunk=5, value=10)
+    assert (port, packet.bitmap) == (SERVER, 1)
+    assert lonely.verdicts() == {Verdict.COMPLETED: 1}
+
+
+def test_thirty_two_workers_fill_the_bitmap(rig):
+    """Worker 31's bit is the sign bit of the register."""
+    rig.set_age_limit(NEVER)
+    wide = Job(rig, job_id=7, ports=tuple(range(10, 42)), server_port=SERVER)
+    for worker in range(31):
+        assert wide.contribute(worker, chunk=5, value=1 << worker, flags=OR) == []
+    ((_, packet),) = wide.contribute(31, chunk=5, value=1 << 31, flags=OR)
+    assert packet.bitmap == 0xFFFFFFFF
+    assert set(packet.lanes) == {0xFFFFFFFF}
+
+
+@pytest.mark.parametrize("chunk", [2**31 - 1, 2**31, 2**32 - 1])
+def test_chunk_ids_past_two_to_the_31(job, chunk):
+    for worker in (0, 1):
+        job.contribute(worker, chunk, value=worker + 1)
+    ((_, packet),) = job.contribute(2, chunk, value=3)
+    assert packet.chunk_id == chunk
+    assert packet.lanes == lanes_of(1, 2, 3, like=packet)
+
+
+def test_same_slot_a_turn_of_chunk_ids_apart_is_told_apart(job):
+    """The tag holds every bit of the chunk id that the slot's index does not."""
+    job.contribute(0, chunk=5, value=1)
+    job.contribute(1, chunk=5 + 2**31, value=1)
+    job.contribute(1, chunk=5 + 2**32 - job.slots, value=1)
+    assert job.verdicts() == {Verdict.ABSORBED: 1, Verdict.COLLIDED: 2}
+
+
+def test_two_jobs_share_a_slot_one_after_the_other(job, rig):
+    other = Job(rig, job_id=2, ports=(4, 5), server_port=7)
+    job.contribute(0, chunk=5, value=10)
+    ((port, packet),) = other.contribute(0, chunk=5, value=7)
+    assert port == 7
+    assert packet.bitmap == 0b001
+    for worker in (1, 2):
+        job.contribute(worker, chunk=5, value=10)
+    job.result(chunk=5, value=30)
+    assert other.contribute(0, chunk=6 - 1, value=7) == []
+
+
+def test_salt_moves_a_job_to_other_slots(job, rig):
+    other = Job(rig, job_id=2, ports=(4, 5), server_port=7, salt=1)
+    job.contribute(0, chunk=5, value=10)
+    assert other.contribute(0, chunk=5, value=7) == []
+    assert job.verdicts() == {Verdict.ABSORBED: 2}

@@ -1,0 +1,95 @@
+"""A job as tests speak of it: workers, chunks and values instead of packets and tables."""
+
+from peelsum.spec import Packet
+from peelsum.wire import EVERYONE, Flag, Kind
+
+ADD, OR, CE, FIN = (int(flag) for flag in (Flag.NONE, Flag.OR, Flag.CE, Flag.FIN))
+
+
+def pattern(value: int, lanes: int) -> list[int]:
+    """A worker's lanes: `value`, and its position added, so that swapped lanes show."""
+    return [(value + i) & 0xFFFFFFFF for i in range(lanes)]
+
+
+def lanes_of(*values: int, like: Packet) -> list[int]:
+    """What the patterns of `values` add up to, modulo 2**32, in Python's own integers."""
+    lanes = len(like.lanes)
+    return [sum(column) % 2**32 for column in zip(*(pattern(v, lanes) for v in values), strict=True)]
+
+
+class Job:
+    """A job admitted to a rig; worker w sits behind `ports[w]`."""
+
+    def __init__(self, rig, job_id, ports, server_port, generation=7, salt=0):
+        self.rig, self.job_id, self.ports, self.server_port = rig, job_id, ports, server_port
+        self.generation, self.salt, self.slots = generation, salt, rig.slots
+        self.expected_mask = (1 << len(ports)) - 1
+        rig.set_group(job_id, list(ports))
+        for worker, port in enumerate(ports):
+            rig.admit_worker(job_id, port, worker_mask=1 << worker, worker_id=worker)
+            rig.return_to(job_id, worker, port)
+        rig.admit_server(job_id, server_port)
+        self._admit()
+
+    def _admit(self):
+        self.rig.admit_job(
+            self.job_id,
+            generation=self.generation,
+            salt=self.salt,
+            expected_mask=self.expected_mask,
+            up_port=self.server_port,
+            group=self.job_id,
+        )
+
+    def raise_generation(self):
+        self.generation += 1
+        self._admit()
+
+    def slot_of(self, chunk: int) -> int:
+        return (self.salt + chunk) % self.slots
+
+    def packet(
+        self, kind, chunk, *, lanes=None, flags=ADD, sender=EVERYONE, bitmap=0, job_id=None, generation=None
+    ):
+        """One packet of this job as bytes."""
+        return Packet(
+            kind=int(kind),
+            flags=flags,
+            job_id=self.job_id if job_id is None else job_id,
+            generation=self.generation if generation is None else generation,
+            sender=sender,
+            chunk_id=chunk,
+            bitmap=bitmap,
+            lanes=[0] * self.rig.lanes if lanes is None else lanes,
+        ).build()
+
+    def send(self, worker, kind, chunk, value, flags=ADD):
+        """A worker's packet; OR-ed lanes all hold `value`, added ones `pattern(value)`."""
+        lanes = [value] * self.rig.lanes if flags & OR else pattern(value, self.rig.lanes)
+        packet = self.packet(kind, chunk, lanes=lanes, flags=flags, sender=worker, bitmap=1 << worker)
+        return self._parsed(self.rig.process(self.ports[worker], packet))
+
+    def contribute(self, worker, chunk, value, flags=ADD):
+        return self.send(worker, Kind.CONTRIBUTION, chunk, value, flags)
+
+    def resend(self, worker, chunk, value, flags=ADD):
+        return self.send(worker, Kind.RESEND, chunk, value, flags)
+
+    def send_from_server(self, kind, chunk, *, value=0, sender=EVERYONE, bitmap=0):
+        packet = self.packet(kind, chunk, lanes=[value] * self.rig.lanes, sender=sender, bitmap=bitmap)
+        return self._parsed(self.rig.process(self.server_port, packet))
+
+    def result(self, chunk, value, sender=EVERYONE):
+        return self.send_from_server(
+            Kind.RESULT, chunk, value=value, sender=sender, bitmap=self.expected_mask
+        )
+
+    def give_up(self, chunk):
+        return self.send_from_server(Kind.RESEND, chunk)
+
+    def verdicts(self):
+        """Packets counted since the rig was made ready, by verdict."""
+        return self.rig.verdicts()
+
+    def _parsed(self, outputs):
+        return [(port, Packet.parse(payload, self.rig.lanes)) for port, payload in outputs]

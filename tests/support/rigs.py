@@ -1,0 +1,104 @@
+"""Switches to test, behind one face: tables to fill, packets in and out, verdicts to read.
+
+A rig takes UDP payloads and gives UDP payloads, in order of port; what stands around them on a wire is the
+rig's business. `fresh()` makes it as good as new.
+"""
+
+import numpy as np
+from frames import frame, payload_of
+
+from peelsum.spec import SpecSwitch
+from peelsum.target import Frames, Switch
+from peelsum.wire import Verdict
+
+#: Every port a test may use; the CPU port is 255.
+PORTS = (1, 2, 3, 4, 5, 6, 7, 8, *range(10, 42))
+
+
+class SpecRig:
+    """The specification itself."""
+
+    def __init__(self, lanes, slots):
+        self.lanes, self.slots = lanes, slots
+        self.fresh()
+
+    def fresh(self):
+        self._switch = SpecSwitch(self.lanes, self.slots)
+        for name in ("admit_job", "admit_worker", "admit_server", "return_to", "set_group", "set_age_limit"):
+            setattr(self, name, getattr(self._switch, name))
+
+    def process(self, port, payload, now_us=0):
+        return sorted(self._switch.process(port, payload, now_us))
+
+    def verdicts(self):
+        return dict(self._switch.verdicts)
+
+
+class TableRig:
+    """A rig whose tables are written by alias: `write(table, keys, action, params)` is the subclass's."""
+
+    def admit_job(self, job_id, *, generation, salt, expected_mask, up_port, group):
+        self.write("jobs", (job_id,), "admit_job", (generation, salt, expected_mask, up_port, group))
+
+    def admit_worker(self, job_id, port, *, worker_mask, worker_id):
+        self.write("members", (job_id, port), "admit_worker", (worker_mask, worker_id))
+
+    def admit_server(self, job_id, port):
+        self.write("members", (job_id, port), "admit_server", ())
+
+    def return_to(self, job_id, sender, port):
+        self.write("return_paths", (job_id, sender), "return_to", (port,))
+
+    def set_age_limit(self, ticks):
+        self.write("limits", None, "set_age_limit", (ticks,))
+
+
+class EmbeddedRig(TableRig):
+    """The compiled pipeline in the embedded target, its tables written directly."""
+
+    def __init__(self, program, mode):
+        self._program, self._mode = program, mode
+        self.fresh()
+        self.lanes = sum(".lane_" in name for name in self.switch.registers)
+        self.slots = self._named(self.switch.registers, "worker_bitmap").size
+
+    def fresh(self):
+        self.switch = Switch(self._program, mode=self._mode)
+        self._written = set()
+
+    @staticmethod
+    def _named(things, alias):
+        (name,) = [name for name in things if name.rsplit(".", 1)[-1] == alias]
+        return things[name]
+
+    def write(self, table, keys, action, params):
+        entries = self._named(self.switch.tables, table)
+        action = next(name for name in entries.actions if name.rsplit(".", 1)[-1] == action)
+        if keys is None:
+            entries.set_default(action, params)
+        elif (table, keys) in self._written:
+            entries.modify(keys, action, params)
+        else:
+            entries.insert(keys, action, params)
+            self._written.add((table, keys))
+
+    def set_group(self, group, ports):
+        self.switch.groups.set(group, [(port, 0) for port in ports])
+
+    def process(self, port, payload, now_us=0):
+        return sorted(
+            (p, payload_of(raw)) for p, raw in self.process_frames([(port, frame(payload))], now_us)
+        )
+
+    def process_frames(self, frames, now_us=0):
+        """Raw frames in, as (port, bytes), one batch; raw frames out."""
+        data = np.zeros((len(frames), max(len(raw) for _, raw in frames)), np.uint8)
+        for row, (_, raw) in zip(data, frames, strict=True):
+            row[: len(raw)] = np.frombuffer(raw, np.uint8)
+        length = np.array([len(raw) for _, raw in frames], np.int32)
+        out = self.switch.process(Frames(data, length, np.array([p for p, _ in frames], np.int32)), now_us)
+        return [(int(p), row[:n].tobytes()) for row, n, p in zip(out.data, out.length, out.port, strict=True)]
+
+    def verdicts(self):
+        counter = self._named(self.switch.counters, "verdicts")
+        return {v: counter.read(v)[0] for v in Verdict if counter.read(v)[0]}

@@ -1,0 +1,163 @@
+"""The packet format: golden vectors both ways, every field at every value, and bytes that are no packets."""
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peelsum import wire
+from peelsum.spec import Packet
+
+#: One packet of two lanes, written out by hand from the byte table in docs/protocol.md.
+GOLDEN_VALUES = {
+    "kind": wire.Kind.RESEND,
+    "flags": wire.Flag.OR | wire.Flag.FIN,
+    "job_id": 0x2A,
+    "generation": 0x1234,
+    "sender": 0x0007,
+    "chunk_id": 0xFFFFFFFE,
+    "bitmap": 0x80000001,
+}
+GOLDEN_LANES = [0x00000001, 0xDEADBEEF]
+GOLDEN_BYTES = bytes.fromhex("01 02 09 2a 1234 0007 fffffffe 80000001 00000001 deadbeef")
+
+u8, u16, u32 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32))
+FLAGS = st.sampled_from([f for f in range(256) if not f & ~int(wire.ALL_FLAGS)])
+HEADERS = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(list(wire.Kind)),
+        "flags": FLAGS,
+        "job_id": st.integers(1, 255),
+        "generation": u16,
+        "sender": u16,
+        "chunk_id": u32,
+        "bitmap": u32,
+    }
+)
+
+
+def test_golden_vector_packs():
+    assert wire.pack(np.array([GOLDEN_LANES], np.uint32), **GOLDEN_VALUES).tobytes() == GOLDEN_BYTES
+
+
+def test_golden_vector_unpacks():
+    (packet,) = wire.unpack(GOLDEN_BYTES, lanes=2)
+    assert packet["version"] == wire.VERSION
+    assert {name: int(packet[name]) for name in GOLDEN_VALUES} == GOLDEN_VALUES
+    assert packet["lanes"].tolist() == GOLDEN_LANES
+
+
+def test_golden_vector_in_the_specification():
+    packet = Packet.parse(GOLDEN_BYTES, lanes=2)
+    assert {name: getattr(packet, name) for name in GOLDEN_VALUES} == GOLDEN_VALUES
+    assert packet.lanes == GOLDEN_LANES
+    assert packet.build() == GOLDEN_BYTES
+
+
+@given(st.lists(st.tuples(HEADERS, st.lists(u32, min_size=3, max_size=3)), max_size=5))
+def test_unpack_inverts_pack(packets):
+    columns = {name: np.array([h[name] for h, _ in packets], np.uint64) for name in GOLDEN_VALUES}
+    lanes = np.array([values for _, values in packets], np.uint32).reshape(-1, 3)
+    unpacked = wire.unpack(wire.pack(lanes, **columns).tobytes(), lanes=3)
+    for row, (header, values) in zip(unpacked, packets, strict=True):
+        assert {name: int(row[name]) for name in GOLDEN_VALUES} == header
+        assert row["lanes"].tolist() == values
+
+
+@given(HEADERS, st.lists(u32, min_size=3, max_size=3))
+def test_pack_agrees_with_the_specification(header, values):
+    packed = wire.pack(np.array([values], np.uint32), **header).tobytes()
+    assert Packet(**header, lanes=values).build() == packed
+
+
+@pytest.mark.parametrize("name", ["kind", "flags", "job_id", "generation", "sender", "chunk_id", "bitmap"])
+@pytest.mark.parametrize("past", [-1, "end"])
+def test_pack_refuses_what_does_not_fit(name, past):
+    value = -1 if past == -1 else 1 << dict(wire.FIELDS)[name]
+    with pytest.raises(wire.WireError, match=rf"^{name}: {value} does not fit"):
+        wire.pack(np.zeros((1, 2), np.uint32), **{name: value})
+
+
+def test_pack_refuses_an_unknown_field():
+    with pytest.raises(wire.WireError, match=r"^rank: no such field"):
+        wire.pack(np.zeros((1, 2), np.uint32), rank=1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "byte", "complaint"),
+    [
+        (0, 2, "version: 2"),
+        (1, 0, "kind: 0"),
+        (1, 7, "kind: 7"),
+        (2, 0x10, "flags: 0x10 sets reserved bits"),
+        (3, 0, "job_id: 0 is reserved"),
+    ],
+)
+def test_unpack_names_the_field(offset, byte, complaint):
+    damaged = bytearray(GOLDEN_BYTES * 2)
+    damaged[len(GOLDEN_BYTES) + offset] = byte
+    with pytest.raises(wire.WireError, match=rf"^packet 1: {complaint}"):
+        wire.unpack(damaged, lanes=2)
+
+
+def test_unpack_refuses_a_part_of_a_packet():
+    with pytest.raises(wire.WireError, match=r"^length: 23 bytes are not a multiple of 24"):
+        wire.unpack(GOLDEN_BYTES[:-1], lanes=2)
+
+
+def test_random_bytes_raise_the_wire_error_or_are_packets():
+    """10^5 cases: random bytes, and golden packets with a few bytes changed."""
+    rng = np.random.default_rng(1)
+    refused = accepted = 0
+    for case in range(100_000):
+        if case % 2:
+            data = rng.bytes(int(rng.integers(0, 100)))
+        else:
+            damaged = bytearray(GOLDEN_BYTES)
+            for position in rng.integers(0, len(damaged), int(rng.integers(1, 4))):
+                damaged[position] = rng.integers(256)
+            data = bytes(damaged)
+        try:
+            packets = wire.unpack(data, lanes=2)
+        except wire.WireError:
+            refused += 1
+        else:
+            accepted += 1
+            assert packets.tobytes() == data
+    assert refused > 40_000
+    assert accepted > 10_000
+
+
+def test_malformed_agrees_with_unpack_packet_by_packet():
+    rng = np.random.default_rng(2)
+    batch = wire.pack(np.zeros((4096, 2), np.uint32), kind=1, job_id=1)
+    batch[:, :4] = rng.integers(0, 8, (4096, 4))
+    marked = wire.malformed(batch, lanes=2)
+    for packet, is_malformed in zip(batch, marked, strict=True):
+        try:
+            wire.unpack(packet, lanes=2)
+            assert not is_malformed
+        except wire.WireError:
+            assert is_malformed
+    assert 0 < marked.sum() < 4096
+
+
+def test_slot_and_tag_identify_every_chunk():
+    """Index and tag together are exact: no two chunks of any jobs share both."""
+    slots = 256
+    chunks = [0, 1, 255, 256, 257, 2**24, 2**31, 2**32 - 1]
+    for salt in (0, 7):
+        seen = {
+            (wire.slot_index(salt, c, slots), wire.slot_tag(job, c, slots))
+            for job in (1, 2, 255)
+            for c in chunks
+        }
+        assert len(seen) == 3 * len(chunks)
+        assert all(tag < 2**32 for _, tag in seen)
+
+
+def test_header_length_is_the_sum_of_its_fields():
+    assert struct.calcsize("!BBBBHHII") == wire.HEADER_BYTES == 16
+    assert wire.packet_bytes(256) == 1040

@@ -1,0 +1,82 @@
+"""What derives from the wire format, and the pipelines compiled from it, are current."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from peelsum.target import artifacts
+from peelsum.wire import COMPILED_LANES
+from peelsum.wire.p4 import sources
+
+needs_p4c = pytest.mark.skipif(shutil.which("p4c-bm2-ss") is None, reason="p4c-bm2-ss is not on PATH")
+
+
+@pytest.mark.parametrize("name", sorted(sources()))
+def test_generated_source_is_current(name):
+    committed = (artifacts.P4_SOURCES / "generated" / name).read_text()
+    assert committed == sources()[name], "run `peelsum switch compile`"
+
+
+def test_nothing_else_is_among_the_generated_sources():
+    generated = artifacts.P4_SOURCES / "generated"
+    assert {p.relative_to(generated).as_posix() for p in generated.rglob("*.p4")} == set(sources())
+
+
+def test_committed_pipelines_are_current():
+    assert artifacts.staleness() is None
+
+
+@pytest.mark.parametrize("lanes", COMPILED_LANES)
+def test_pipelines_hold_relative_paths_only(lanes):
+    built = artifacts.pipeline(lanes)
+    for path in (built.json_path, built.p4info_path):
+        assert re.search(r'"/\w', path.read_text()) is None, path
+
+
+@pytest.fixture
+def copies(tmp_path):
+    shutil.copytree(artifacts.ARTIFACTS, tmp_path / "artifacts")
+    shutil.copytree(artifacts.P4_SOURCES, tmp_path / "p4")
+    return tmp_path / "artifacts", tmp_path / "p4"
+
+
+def test_a_changed_source_makes_the_pipeline_stale(copies):
+    built, p4 = copies
+    (p4 / "core" / "slot.p4").write_text("// changed\n")
+    with pytest.raises(
+        artifacts.PipelineError, match=r"core/slot\.p4 changed after .* run `peelsum switch compile`"
+    ):
+        artifacts.pipeline(32, built, p4)
+
+
+def test_a_changed_pipeline_is_not_taken(copies):
+    built, p4 = copies
+    (built / "peelsum_32.json").write_text("{}")
+    with pytest.raises(artifacts.PipelineError, match=r"peelsum_32\.json is not the one that was compiled"):
+        artifacts.pipeline(32, built, p4)
+
+
+def test_lanes_that_are_not_compiled_are_refused():
+    with pytest.raises(artifacts.PipelineError, match=r"lanes: 48 is not compiled; choose one of 32, 256"):
+        artifacts.pipeline(48)
+
+
+def _compiler_of(folder):
+    return json.loads((folder / artifacts.MANIFEST).read_text())["compiler"]
+
+
+@needs_p4c
+def test_compiling_again_gives_the_committed_pipelines(copies):
+    built, p4 = copies
+    artifacts.compile_pipelines(built, p4)
+    if _compiler_of(built) != _compiler_of(artifacts.ARTIFACTS):
+        pytest.skip(f"the committed pipelines come from {_compiler_of(artifacts.ARTIFACTS)}")
+    assert artifacts.digests(built, "peelsum_*") == artifacts.digests(artifacts.ARTIFACTS, "peelsum_*")
+
+
+def test_compiling_without_the_compiler_says_what_is_missing(copies, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(artifacts.PipelineError, match=r"p4c-bm2-ss: not found on PATH"):
+        artifacts.compile_pipelines(*copies)
