@@ -1,0 +1,106 @@
+"""A way to sum for workers that are threads of one process: exact, plain and without a network.
+
+Chunks are matched by number, as at a switch, so workers at cross purposes fail here as they would there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from peelsum.allreduce.errors import SummationStalledError
+from peelsum.allreduce.summation import Part, Words
+
+
+class LocalSummation:
+    """One worker's handle on a sum in memory; `LocalSummation.group` makes those of all workers."""
+
+    def __init__(self, hub: _Hub, worker_id: int) -> None:
+        self._hub = hub
+        self._next_chunk = 0
+        self.worker_id = worker_id
+
+    @classmethod
+    def group(cls, workers: int, lanes: int = 32, timeout_s: float = 30.0) -> list[LocalSummation]:
+        """Handles of `workers` workers that sum with each other, chunks of `lanes` words."""
+        hub = _Hub(workers, lanes, timeout_s)
+        return [cls(hub, worker_id) for worker_id in range(workers)]
+
+    @property
+    def lanes(self) -> int:
+        """See `Summation.lanes`."""
+        return self._hub.lanes
+
+    @property
+    def workers(self) -> int:
+        """See `Summation.workers`."""
+        return self._hub.workers
+
+    def sum(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum`. Raises SummationStalledError when a worker is not heard of for `timeout_s`."""
+        begins = [self._contribute(part) for part in parts]
+        results = []
+        for part, begin in zip(parts, begins, strict=True):
+            chunks = self._hub.collect(range(begin, begin + self._chunks(part)))
+            result = np.concatenate([*chunks, np.empty(0, np.uint32)])[: part.words.size]
+            if part.check is not None:
+                part.check(result)
+            results.append(result)
+        return results
+
+    def _contribute(self, part: Part) -> int:
+        chunks = self._chunks(part)
+        padded = np.zeros(chunks * self.lanes, np.uint32)
+        padded[: part.words.size] = part.words
+        begin, self._next_chunk = self._next_chunk, self._next_chunk + chunks
+        self._hub.add(self.worker_id, begin, padded.reshape(chunks, self.lanes), part.op)
+        return begin
+
+    def _chunks(self, part: Part) -> int:
+        return -(-part.words.size // self.lanes)
+
+
+class _Hub:
+    """The chunks of all workers: each is summed as it comes, and forgotten when all have taken the result."""
+
+    def __init__(self, workers: int, lanes: int, timeout_s: float) -> None:
+        self.workers, self.lanes, self._timeout_s = workers, lanes, timeout_s
+        self._sums: dict[int, Words] = {}
+        self._missing: dict[int, set[int]] = {}
+        self._readers: dict[int, int] = {}
+        self._changed = threading.Condition()
+
+    def add(self, worker_id: int, begin: int, chunks: Words, op: str) -> None:
+        combine = np.add if op == "add" else np.bitwise_or
+        with self._changed:
+            for chunk_id, words in enumerate(chunks, begin):
+                total = self._sums.setdefault(chunk_id, np.zeros(self.lanes, np.uint32))
+                combine(total, words, out=total)
+                self._missing.setdefault(chunk_id, set(range(self.workers))).discard(worker_id)
+            self._changed.notify_all()
+
+    def collect(self, chunk_ids: range) -> list[Words]:
+        deadline = time.monotonic() + self._timeout_s
+        with self._changed:
+            for chunk_id in chunk_ids:
+                while self._missing[chunk_id]:
+                    if not self._changed.wait(deadline - time.monotonic()):
+                        raise SummationStalledError(self._complaint(chunk_id))
+            return [self._take(chunk_id) for chunk_id in chunk_ids]
+
+    def _take(self, chunk_id: int) -> Words:
+        self._readers[chunk_id] = self._readers.get(chunk_id, 0) + 1
+        if self._readers[chunk_id] < self.workers:
+            return self._sums[chunk_id]
+        del self._readers[chunk_id], self._missing[chunk_id]
+        return self._sums.pop(chunk_id)
+
+    def _complaint(self, chunk_id: int) -> str:
+        missing = ", ".join(map(str, sorted(self._missing[chunk_id])))
+        return (
+            f"chunk {chunk_id} of the local job: no contribution from worker {missing} within "
+            f"{self._timeout_s:g} s; check that every worker calls sum() with the same tensors"
+        )

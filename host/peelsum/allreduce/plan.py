@@ -1,0 +1,88 @@
+"""The plan of a step: which tensors are summed and how, and the digest by which workers agree on it.
+
+A plan is made of configuration and of values that all workers share; nothing that one worker measures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from peelsum.allreduce.summation import Words
+
+#: How a tensor's values travel: all of them, those at the index's positions, or a sketch of those.
+Form = Literal["dense", "compact", "sketch"]
+FORMS: tuple[Form, ...] = ("dense", "compact", "sketch")
+#: The only type that is summed; others are part of a plan so that all workers can refuse them together.
+SUPPORTED_DTYPE = "float32"
+#: A digest and its complement, as 32-bit words.
+AGREEMENT_WORDS = 4
+_DIGEST_BYTES = 8
+_TENSORS_NAMED = 6
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """One tensor of a step."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    form: Form
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; 1 for a tensor without dimensions."""
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name!r} {self.dtype}{list(self.shape)} {self.form}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that workers must have in common before they exchange values."""
+
+    tensors: tuple[TensorPlan, ...]
+    workers: int
+    lanes: int
+    seed: int
+    cells_per_candidate: float
+    average: bool
+
+    @cached_property
+    def digest(self) -> int:
+        """64 bits that differ, but for a chance of 2**-64, when anything in the plan does."""
+        return int.from_bytes(hashlib.blake2b(repr(self).encode(), digest_size=_DIGEST_BYTES).digest())
+
+    def __str__(self) -> str:
+        named = [str(tensor) for tensor in self.tensors[:_TENSORS_NAMED]]
+        if len(self.tensors) > _TENSORS_NAMED:
+            named.append(f"and {len(self.tensors) - _TENSORS_NAMED} more")
+        what = "average" if self.average else "sum"
+        return (
+            f"{self.digest:#018x} ({what} over {self.workers} workers of {', '.join(named) or 'no tensors'})"
+        )
+
+
+def agreement_words(digest: int) -> Words:
+    """A digest and its complement: uint32[AGREEMENT_WORDS], to be OR-ed over workers."""
+    halves = [digest & 0xFFFFFFFF, digest >> 32]
+    return np.array([*halves, *(half ^ 0xFFFFFFFF for half in halves)], np.uint32)
+
+
+def agreed(words: Words) -> bool:
+    """Whether all digests in OR-ed `agreement_words` are equal: else some bit is set both ways."""
+    half = AGREEMENT_WORDS // 2
+    return not (words[:half] & words[half:AGREEMENT_WORDS]).any()
+
+
+def unsupported(tensors: Sequence[TensorPlan]) -> TensorPlan | None:
+    """The first tensor of a type that is not summed, if any."""
+    return next((tensor for tensor in tensors if tensor.dtype != SUPPORTED_DTYPE), None)

@@ -1,0 +1,85 @@
+"""Workers as threads over a sum in memory, and an independent computation of what they must get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Allreduce, LocalSummation
+
+T = TypeVar("T")
+
+
+class Workers:
+    """A group of workers that run each step at once, one thread each."""
+
+    def __init__(self, count: int, lanes: int = 8, timeout_s: float = 30.0, **settings: Any) -> None:
+        self.summations = LocalSummation.group(count, lanes, timeout_s)
+        self.reduces = [Allreduce(summation, **settings) for summation in self.summations]
+
+    def each(self, work: Callable[[int, Allreduce], T]) -> list[T]:
+        """work(worker_id, its Allreduce) on every worker at once; raises what the first raised."""
+        with ThreadPoolExecutor(len(self.reduces)) as pool:
+            return list(pool.map(work, range(len(self.reduces)), self.reduces))
+
+    def sum(self, inputs: Sequence[Any]) -> list[Any]:
+        """One step with these inputs by worker."""
+        return self.each(lambda worker_id, reduce: reduce.sum(inputs[worker_id]))
+
+    def failures(self, inputs: Sequence[Any]) -> list[Exception]:
+        """What each worker raised in one step in which all must."""
+
+        def attempt(worker_id: int, reduce: Allreduce) -> Exception:
+            with pytest.raises(Exception) as raised:  # noqa: PT011 - the caller looks at it
+                reduce.sum(inputs[worker_id])
+            return raised.value
+
+        return self.each(attempt)
+
+
+@pytest.fixture
+def make_workers() -> Callable[..., Workers]:
+    """The class above, for tests, which cannot import from here."""
+    return Workers
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """np.empty hands out garbage, so that words which nobody writes are found out."""
+    honest = np.empty
+
+    def garbage(*args: Any, **kwargs: Any) -> NDArray[Any]:
+        array = honest(*args, **kwargs)
+        if array.flags.c_contiguous and array.nbytes:
+            array.reshape(-1).view(np.uint8)[:] = 0xA5
+        return array
+
+    monkeypatch.setattr(np, "empty", garbage)
+
+
+@pytest.fixture
+def exact() -> Callable[[Sequence[NDArray[np.float32]]], tuple[int | None, list[list[int]], list[int]]]:
+    """The independent computation, in Python's arithmetic: scale, each worker's integers, their sum."""
+
+    def compute(
+        arrays: Sequence[NDArray[np.float32]],
+    ) -> tuple[int | None, list[list[int]], list[int]]:
+        flat = [[float(value) for value in array.reshape(-1)] for array in arrays]
+        largest = max((abs(value) for values in flat for value in values), default=0.0)
+        if largest == 0.0:
+            zeros = [[0] * len(values) for values in flat]
+            return None, zeros, zeros[0]
+        exponent = max(int(np.frexp(largest)[1]) - 1, -127)
+        scale = -exponent - 1
+        while len(arrays) * Fraction(2) ** (exponent + 1 + scale + 1) <= 2**31 - 1:
+            scale += 1
+        quantized = [[round(Fraction(value) * Fraction(2) ** scale) for value in values] for values in flat]
+        return scale, quantized, [sum(column) for column in zip(*quantized, strict=True)]
+
+    return compute

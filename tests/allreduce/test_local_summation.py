@@ -1,0 +1,60 @@
+"""The sum in memory keeps the contract of every way to sum: padding, order, early checks and named stalls."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peelsum.allreduce import Allreduce, LocalSummation, Part, Summation, SummationStalledError
+
+
+def words(*values: int) -> Any:
+    return np.array(values, np.uint32)
+
+
+def test_parts_are_padded_and_combined_by_their_op() -> None:
+    group: list[Summation] = list(LocalSummation.group(2, lanes=2))
+    parts = [
+        [Part(words(2**32 - 1, 2, 3), "add"), Part(words(0b0101), "or"), Part(words(), "add")],
+        [Part(words(2, 2**31, 2**31), "add"), Part(words(0b0011), "or"), Part(words(), "add")],
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        for result in pool.map(lambda one, its: one.sum(its), group, parts):
+            assert [total.tolist() for total in result] == [[1, 2**31 + 2, 2**31 + 3], [0b0111], []]
+    assert [one.worker_id for one in group] == [0, 1]
+
+
+def test_a_stall_names_chunk_and_missing_workers() -> None:
+    group = LocalSummation.group(4, lanes=2, timeout_s=0.01)
+    with pytest.raises(SummationStalledError, match=r"chunk 0 .* from worker 1, 2, 3 within 0.01 s"):
+        group[0].sum([Part(words(1, 2, 3), "add")])
+    with pytest.raises(SummationStalledError, match=r"chunk 0 .* from worker 1, 3 within"):
+        group[2].sum([Part(words(1, 2, 3), "add")])
+
+
+def test_a_check_ends_the_call_before_later_parts_are_waited_for() -> None:
+    group = LocalSummation.group(2, lanes=2, timeout_s=60)
+
+    def refuse(total: Any) -> None:
+        raise ValueError(f"saw {total.tolist()}")
+
+    def attempt(one: LocalSummation, its: list[Part]) -> None:
+        with pytest.raises(ValueError, match=r"saw \[3\]"):
+            one.sum(its)
+
+    with ThreadPoolExecutor(2) as pool:
+        alone = [Part(words(1), "or", refuse)]
+        longer = [Part(words(2), "or", refuse), Part(words(*range(100)), "add")]
+        list(pool.map(attempt, group, [alone, longer]))
+
+
+def test_times_come_from_the_clock_that_was_given() -> None:
+    ticks = count()
+    reduce = Allreduce(LocalSummation.group(1)[0], forms="dense", clock=lambda: float(next(ticks)))
+    result = reduce.sum({"g": np.ones(3, np.float32)})
+    # Agreement, header and values; three exchanges are written (the left-over is empty), two of them read.
+    assert (result.encode_s, result.network_s, result.decode_s) == (3.0, 3.0, 3.0)

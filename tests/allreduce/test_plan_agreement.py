@@ -1,0 +1,147 @@
+"""Workers that differ all raise the same error, whatever differs and whenever; forms follow agreed values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peelsum.allreduce import InvalidRequestError, Plan, PlanMismatchError, TensorPlan
+from peelsum.allreduce.plan import agreed, agreement_words
+from peelsum.codec import CodecError
+from peelsum.wire import packet_bytes
+
+ONES = np.ones((4, 5), np.float32)
+
+DIFFERENT = {
+    "shape": {"g": np.ones((5, 4), np.float32)},
+    "length": {"g": np.ones((40, 50), np.float32)},
+    "dtype": {"g": np.ones((4, 5), np.float64)},
+    "name": {"h": ONES},
+    "more tensors": {"g": ONES, "h": ONES},
+    "no tensors": {},
+}
+
+
+@pytest.mark.parametrize("odd", DIFFERENT.values(), ids=DIFFERENT.keys())
+@pytest.mark.parametrize("steps_before", [0, 2])
+@pytest.mark.parametrize("form", ["dense", "sketch"])
+def test_every_worker_raises(make_workers: Any, odd: Any, steps_before: int, form: str) -> None:
+    group = make_workers(3, forms=form, timeout_s=10)
+    for _ in range(steps_before):
+        group.sum([{"g": ONES}] * 3)
+    failures = group.failures([{"g": ONES}, odd, {"g": ONES}])
+    assert [type(failure) for failure in failures] == [PlanMismatchError] * 3
+    assert f"'g' float32[4, 5] {form}" in str(failures[0])
+    assert "worker 2 has" in str(failures[2])
+    assert "\n" not in str(failures[1])
+
+
+@pytest.mark.parametrize(
+    "setting", [{"seed": 1}, {"forms": "compact"}, {"average": True}, {"cells_per_candidate": 2.0}]
+)
+def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any]) -> None:
+    group, other = make_workers(2, timeout_s=10), make_workers(2, **setting)
+    other.reduces[1]._summation = group.summations[1]
+    group.reduces[1] = other.reduces[1]
+    assert [type(failure) for failure in group.failures([{"g": ONES}] * 2)] == [PlanMismatchError] * 2
+
+
+def test_a_type_that_all_share_but_none_can_sum_is_refused_by_all(make_workers: Any) -> None:
+    failures = make_workers(2).failures([{"g": ONES.astype(np.float64)}] * 2)
+    for failure in failures:
+        assert isinstance(failure, InvalidRequestError)
+        assert "'g' is float64; convert it to float32" in str(failure)
+
+
+def test_after_a_failure_nothing_is_summed(make_workers: Any) -> None:
+    group = make_workers(2)
+    group.failures([{"g": ONES}, {"h": ONES}])
+    for failure in group.failures([{"g": ONES}] * 2):
+        assert isinstance(failure, InvalidRequestError)
+        assert "start again with a new summation" in str(failure)
+
+
+def test_new_plans_go_alone_and_known_ones_ride_along(make_workers: Any) -> None:
+    group = make_workers(2, lanes=16, forms="dense")
+    small, large = {"g": ONES}, {"g": np.ones(160, np.float32)}
+    calls: list[list[int]] = []
+    original = group.summations[0].sum
+
+    def spy(parts: Any) -> Any:
+        calls.append([part.words.size for part in parts])
+        return original(parts)
+
+    group.summations[0].sum = spy
+    for tensors in (small, small, large, small):
+        result = group.sum([tensors] * 2)[0]
+    assert calls == [[4], [8], [20], [4, 8], [20], [4], [8], [160], [4, 8], [20]]
+    assert result.wire_bytes == (1 + 1 + 2) * packet_bytes(16)
+    assert result.dense_bytes == 2 * packet_bytes(16)
+
+
+def test_nothing_is_sent_for_zeros(make_workers: Any) -> None:
+    zeros = {"d": np.zeros(99, np.float32), "s": np.zeros(99, np.float32)}
+    result = make_workers(2, lanes=16, forms={"d": "dense", "s": "sketch"}).sum([zeros] * 2)[1]
+    assert [tensor.words_sent for tensor in result.tensors] == [8, 12]
+    assert result.wire_bytes == (1 + 2) * packet_bytes(16)
+    assert result["s"].scale is None
+    assert result["s"].error_bound == 0.0
+    assert not result["s"].values.any()
+
+
+def test_auto_follows_the_density_that_all_have_seen(make_workers: Any) -> None:
+    group = make_workers(2, sparse={"hinted"})
+    dense, thin = np.ones(640, np.float32), np.zeros(640, np.float32)
+    thin[::20] = 1
+    forms = []
+    for values in (thin, thin, dense, dense, thin, thin):
+        inputs = [{"plain": values, "hinted": values}, {"plain": thin, "hinted": thin}]
+        results = group.sum(inputs)
+        assert [t.form for t in results[0].tensors] == [t.form for t in results[1].tensors]
+        forms.append(tuple(t.form for t in results[0].tensors))
+    assert forms == [
+        ("dense", "compact"),
+        ("compact", "compact"),
+        ("compact", "compact"),
+        ("dense", "dense"),
+        ("dense", "dense"),
+        ("compact", "compact"),
+    ]
+
+
+def test_a_tensor_that_is_not_finite_does_not_change_the_form(make_workers: Any) -> None:
+    group = make_workers(2, sparse={"g"})
+    group.sum([{"g": np.full(64, np.nan, np.float32)}] * 2)
+    assert group.sum([{"g": ONES}] * 2)[0]["g"].form == "compact"
+
+
+def test_unknown_forms_and_sizes_are_refused_at_once(make_workers: Any) -> None:
+    with pytest.raises(
+        InvalidRequestError, match="'zip' for g is unknown; use one of dense, compact, sketch, auto"
+    ):
+        make_workers(1, forms={"g": "zip"})
+    with pytest.raises(CodecError, match="cells_per_candidate"):
+        make_workers(1, cells_per_candidate=0.0)
+
+
+def test_digests_agree_exactly_when_equal() -> None:
+    rng = np.random.default_rng(0)
+    digests = [int.from_bytes(rng.bytes(8)) for _ in range(50)]
+    for one in digests:
+        for flipped in (one ^ 1 << int(rng.integers(64)), int(digests[0])):
+            joined = agreement_words(one) | agreement_words(flipped)
+            assert agreed(joined) == (one == flipped)
+
+
+def test_digest_is_the_same_in_every_process() -> None:
+    plan = Plan((TensorPlan("g", (2, 3), "float32", "dense"),), 4, 256, 0, 1.4, False)
+    assert f"{plan.digest:#018x}" == "0xdfe779bf1470d0e1"
+    assert str(plan) == "0xdfe779bf1470d0e1 (sum over 4 workers of 'g' float32[2, 3] dense)"
+
+
+def test_long_plans_are_shortened_in_messages() -> None:
+    plan = Plan(tuple(TensorPlan(f"t{i}", (i,), "float32", "dense") for i in range(9)), 2, 32, 0, 1.4, True)
+    assert "'t5' float32[5] dense, and 3 more)" in str(plan)
+    assert "'t6'" not in str(plan)
