@@ -1,0 +1,5 @@
+"""`python -m peelsum.cli`: the same as `peelsum`."""
+
+from peelsum.cli.main import main
+
+main()

@@ -1,0 +1,66 @@
+"""`peelsum bench`: figures of this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, get_args
+
+import typer
+
+from peelsum.cli.errors import reported
+from peelsum.cli.options import Json
+from peelsum.topology import TopologyError
+
+app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+
+
+@app.command()
+def switch(
+    lanes: Annotated[list[int] | None, typer.Option(help="Pipelines to measure; all by default.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long each row is measured.")] = 3.0,
+    json: Json = False,
+) -> None:
+    """Packets a second through the compiled pipeline: embedded target, and BMv2 where it is installed."""
+    from peelsum.cli.bench_switch import bench_switch
+    from peelsum.target import TargetError
+    from peelsum.wire import COMPILED_LANES
+
+    with reported(TopologyError, TargetError):
+        bench_switch(json=json, lanes=lanes or COMPILED_LANES, seconds=seconds)
+
+
+@app.command()
+def allreduce(
+    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size, in bytes of float32.")] = "1M",
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "16M",
+    factor: Annotated[float, typer.Option("-f", "--factor", help="From one size to the next.")] = 4,
+    iterations: Annotated[int, typer.Option("-n", "--iterations", help="Timed sums a size.")] = 5,
+    warmups: Annotated[int, typer.Option("-w", "--warmups", help="Untimed sums before them.")] = 2,
+    check: Annotated[int, typer.Option("-c", "--check", min=0, max=1, help="Compare every sum.")] = 1,
+    workers: Annotated[int, typer.Option(help="Processes that sum.")] = 4,
+    density: Annotated[list[float] | None, typer.Option(help="Shares of non-zeros; 0.01 and 0.1.")] = None,
+    form: Annotated[list[str] | None, typer.Option(help="compact, sketch or dense; compact.")] = None,
+    lanes: Annotated[int, typer.Option(help="Lanes of the pipeline.")] = 256,
+    json: Json = False,
+) -> None:
+    """Time of a sum over the embedded switch by size and density, beside the same elements sent dense."""
+    from peelsum.allreduce import AllreduceError, Form
+    from peelsum.cli.bench_allreduce import BenchError, bench_allreduce
+    from peelsum.transport import TransportError
+
+    chosen: list[Form] = [known for name in form or ["compact"] for known in get_args(Form) if known == name]
+    with reported(BenchError, TopologyError, AllreduceError, TransportError):
+        if len(chosen) != len(form or ["compact"]):
+            raise BenchError(f"--form: {form} is not among {', '.join(get_args(Form))}")
+        bench_allreduce(
+            begin=begin,
+            end=end,
+            factor=factor,
+            iterations=iterations,
+            warmups=warmups,
+            check=bool(check),
+            workers=workers,
+            densities=density or (0.01, 0.1),
+            forms=chosen,
+            lanes=lanes,
+            json=json,
+        )

@@ -1,0 +1,108 @@
+"""`peelsum job` and `peelsum status`: what an operator does with a switch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peelsum.cli.errors import reported
+from peelsum.cli.options import ChildOf, Json
+from peelsum.topology import end_with_parent, say, wait_for_signal
+
+if TYPE_CHECKING:
+    from peelsum.control import Controller, SwitchStatus
+    from peelsum.wire import Verdict
+
+app = typer.Typer(help="Jobs of a switch.", no_args_is_help=True)
+
+P4Runtime = Annotated[str, typer.Option(help="The switch's P4Runtime address.")]
+DeviceId = Annotated[int, typer.Option(help="P4Runtime's device_id.")]
+
+
+@app.command()
+def admit(
+    description: Annotated[Path, typer.Argument(help="The job's description, TOML.")],
+    hold: Annotated[bool, typer.Option(help="Stay until Ctrl-C, then evict the job.")] = False,
+    json: Json = False,
+    child: ChildOf = False,
+) -> None:
+    """Load the pipeline if the switch does not run it yet, and let a job in, in a new generation."""
+    from peelsum.control import Controller, ControlError, JobDescription
+    from peelsum.target import TargetError
+    from peelsum.target.artifacts import pipeline
+
+    if child:
+        end_with_parent()
+    with reported(ControlError, TargetError):
+        job = JobDescription.read(description)
+        compiled = pipeline(job.switch.pipeline_lanes)
+        with Controller.connect(job.switch.p4runtime, job.switch.device_id) as controller:
+            controller.load_pipeline(compiled.json_path, compiled.p4info_path)
+            admission = controller.admit(job)
+            values = {**asdict(admission), "timeout_s": job.job.timeout_s}
+            if json:
+                say(**values)
+            else:
+                print("\n".join(f"{name} = {value}" for name, value in values.items()), flush=True)
+            if hold:
+                wait_for_signal()
+                _leave(controller, job.job.id, json)
+
+
+def _leave(controller: Controller, job_id: int, json: bool) -> None:
+    verdicts = controller.verdicts()
+    controller.evict(job_id)
+    if json:
+        say(verdicts=_named(verdicts))
+
+
+@app.command()
+def evict(
+    job_id: Annotated[int, typer.Argument(help="The job's number.")],
+    p4runtime: P4Runtime = "127.0.0.1:9559",
+    device_id: DeviceId = 1,
+) -> None:
+    """Let a job's packets in no more."""
+    from peelsum.control import Controller, ControlError
+
+    with reported(ControlError), Controller.connect(p4runtime, device_id) as controller:
+        controller.evict(job_id)
+
+
+def status(p4runtime: P4Runtime = "127.0.0.1:9559", device_id: DeviceId = 1, json: Json = False) -> None:
+    """Show a switch's jobs, and what became of the packets that it met."""
+    from peelsum.control import Controller, ControlError
+
+    with reported(ControlError), Controller.connect(p4runtime, device_id) as controller:
+        seen = controller.status()
+    if json:
+        say(**{**asdict(seen), "verdicts": _named(seen.verdicts)})
+    else:
+        _print_status(seen)
+
+
+def _print_status(seen: SwitchStatus) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    in_use = "" if seen.slots_in_use is None else f", {sum(seen.slots_in_use.values())} in use"
+    console.print(f"{seen.address}: {seen.lanes} lanes, {seen.slots} slots{in_use}")
+    jobs = Table("job", "generation", "workers", "worker ports", "server port", "slots in use")
+    for job in seen.jobs:
+        used = "unknown" if seen.slots_in_use is None else str(seen.slots_in_use.get(job.job_id, 0))
+        ports = ", ".join(map(str, job.worker_ports.values()))
+        workers = f"{len(job.worker_ports)} of {job.expected_mask.bit_count()}"
+        jobs.add_row(str(job.job_id), str(job.generation), workers, ports, str(job.server_port), used)
+    console.print(jobs if seen.jobs else "no jobs")
+    packets = Table("verdict", "packets")
+    for verdict, count in _named(seen.verdicts).items():
+        packets.add_row(verdict, f"{count:,}")
+    console.print(packets if packets.row_count else "no packets yet")
+
+
+def _named(verdicts: dict[Verdict, int]) -> dict[str, int]:
+    return {verdict.name.lower(): count for verdict, count in verdicts.items() if count}

@@ -1,0 +1,58 @@
+"""The `peelsum` command: its groups, and nothing that takes long to import."""
+
+from __future__ import annotations
+
+import sys
+
+from importlib.metadata import version
+from typing import Annotated
+
+import click
+import typer
+
+from peelsum.cli import bench, demo, job, server, switch
+from peelsum.cli.errors import INTERRUPTED, USER_ERROR
+
+app = typer.Typer(
+    name="peelsum",
+    help="Exact in-network aggregation of sparse gradients.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(switch.app, name="switch")
+app.add_typer(job.app, name="job")
+app.add_typer(server.app, name="server")
+app.add_typer(bench.app, name="bench")
+app.command("demo")(demo.command)
+app.command("demo-worker", hidden=True)(demo.worker_command)
+app.command("status")(job.status)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"peelsum {version('peelsum')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Exact in-network aggregation of sparse gradients."""
+
+
+def main() -> None:
+    """Run the command line. A mistake in it is one line on stderr and exit status 2."""
+    try:
+        sys.exit(app(prog_name="peelsum", standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as help_page:
+        help_page.show()
+        sys.exit(USER_ERROR)
+    except click.ClickException as error:
+        print(f"peelsum: {' '.join(error.format_message().split())}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    except click.Abort:
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,18 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+ChildOf = Annotated[bool, typer.Option("--child", hidden=True, help="End when standard input closes.")]
+
+
+def address(text: str, what: str) -> tuple[str, int]:
+    """`host:port` as a pair. Raises typer.BadParameter naming `what`."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise typer.BadParameter(f"{text}: give {what} as host:port, for example 127.0.0.1:9559")
+    return host, int(port)

@@ -1,0 +1,74 @@
+"""`peelsum switch`: run the embedded switch; rebuild its pipelines."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from peelsum.cli.errors import reported
+from peelsum.cli.options import ChildOf, Json
+from peelsum.topology import end_with_parent, say
+
+app = typer.Typer(help="The embedded switch.", no_args_is_help=True)
+
+
+@app.command()
+def run(
+    ports: Annotated[int, typer.Option(help="Number of switch ports, numbered from 1.")] = 8,
+    p4runtime: Annotated[str, typer.Option(help="Where P4Runtime listens; port 0 takes a free one.")] = (
+        "127.0.0.1:9559"
+    ),
+    udp_base: Annotated[
+        int | None, typer.Option(help="Port p listens on UDP port udp_base + p; by default on free ones.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address of the UDP ports.")] = "127.0.0.1",
+    loss: Annotated[
+        float, typer.Option(help="Share of datagrams that each port loses, each way, from 0 to 1.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Which datagrams are lost.")] = 0,
+    device_id: Annotated[int, typer.Option(help="P4Runtime's device_id.")] = 1,
+    json: Json = False,
+    child: ChildOf = False,
+) -> None:
+    """Run the embedded switch until Ctrl-C. A controller loads the pipeline: see `peelsum job admit`."""
+    from peelsum.target import TargetError
+    from peelsum.target.runner import Listening
+    from peelsum.target.runner import run as run_switch
+
+    def announce(listening: Listening) -> None:
+        if json:
+            say(**asdict(listening))
+            return
+        print(f"P4Runtime at {p4runtime.rpartition(':')[0]}:{listening.grpc_port}")
+        for port, udp in listening.udp_ports.items():
+            print(f"port {port} at {listening.host}:{udp} (UDP)")
+        sys.stdout.flush()
+
+    if child:
+        end_with_parent()
+    with reported(TargetError):
+        counts = run_switch(
+            ports,
+            grpc_address=p4runtime,
+            udp_host=host,
+            udp_base=udp_base,
+            loss=loss,
+            seed=seed,
+            device_id=device_id,
+            announce=announce,
+        )
+    if json:
+        say(ports={number: asdict(count) for number, count in counts.items()})
+
+
+@app.command("compile")
+def compile_() -> None:
+    """Rebuild the committed pipelines from switch/p4, with p4c-bm2-ss."""
+    from peelsum.target.artifacts import PipelineError, compile_pipelines
+
+    with reported(PipelineError, OSError):
+        for built in compile_pipelines():
+            print(f"{built.lanes} lanes: {built.json_path}")

@@ -1,0 +1,122 @@
+"""The hosts of a load: workers and server behind UDP ports of the embedded switch, or on raw interfaces.
+
+Owns sockets and frame headers. Refuses to know what the packets say.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Mapping
+from typing import Self
+
+import numpy as np
+
+from peelsum.target.udp import FRAME_HEADER_BYTES, frame_header
+from peelsum.topology.errors import TopologyError
+from peelsum.topology.veth import RawInterface
+from peelsum.wire import Batch
+from peelsum.wire.datagrams import BatchSocket
+
+_HELLOS = 50
+_HELLO_WAIT_S = 0.1
+#: How long sums on raw interfaces are gathered, to be handled together: it spares the switch's processor.
+_GATHER_S = 0.001
+
+
+class UdpHosts:
+    """Workers behind switch ports 1 to n and the server behind the next, all over UDP."""
+
+    def __init__(self, host: str, udp_ports: Mapping[int, int], workers: int, packet_bytes: int) -> None:
+        """Say hello on every port. Raises TopologyError where no switch answers."""
+        self._sockets: list[BatchSocket] = []
+        try:
+            for port in range(1, workers + 2):
+                sock = BatchSocket.bind(("127.0.0.1", 0), packet_bytes)
+                self._sockets.append(sock)
+                sock.connect((host, udp_ports[port]))
+                _greet(sock, udp_ports[port])
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the sockets."""
+        for sock in self._sockets:
+            sock.close()
+
+    def send(self, worker: int, batch: Batch) -> None:
+        """Packets from a worker; what does not fit the kernel's buffer is lost."""
+        self._sockets[worker].send(batch)
+
+    def send_results(self, batch: Batch) -> None:
+        """Packets from the server."""
+        self._sockets[-1].send(batch)
+
+    def receive_sums(self, timeout: float) -> Batch | None:
+        """What the server got; empties the workers' sockets on the way."""
+        for sock in self._sockets[:-1]:
+            while sock.receive() is not None:
+                pass
+        select.select([self._sockets[-1]], [], [], timeout)
+        burst = self._sockets[-1].receive()
+        return None if burst is None else burst.packets
+
+
+def _greet(sock: BatchSocket, udp_port: int) -> None:
+    for _ in range(_HELLOS):
+        sock.send_hello()
+        if select.select([sock], [], [], _HELLO_WAIT_S)[0] and (burst := sock.receive()) and burst.hello:
+            return
+    raise TopologyError(f"udp port {udp_port}: no switch answers; is it running?")
+
+
+class RawHosts:
+    """Workers and server at the host ends of wires: worker w at port w + 1, the server at the next port."""
+
+    def __init__(self, interfaces: Mapping[int, str], workers: int, packet_bytes: int) -> None:
+        """interfaces: names of the host ends by switch port."""
+        self._size = packet_bytes
+        self._headers = [frame_header(port, packet_bytes) for port in range(1, workers + 2)]
+        # Nobody reads the workers' copies of results: not queueing them leaves the processor to the switch.
+        self._raw = [
+            RawInterface(interfaces[port], receives=port == workers + 1) for port in range(1, workers + 2)
+        ]
+        self._received = np.empty((256, FRAME_HEADER_BYTES + packet_bytes), np.uint8)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for raw in self._raw:
+            raw.close()
+
+    def send(self, worker: int, batch: Batch) -> None:
+        """Packets from a worker."""
+        self._send(worker, batch)
+
+    def send_results(self, batch: Batch) -> None:
+        """Packets from the server."""
+        self._send(-1, batch)
+
+    def receive_sums(self, timeout: float) -> Batch | None:
+        """What the server got, without the frames' headers."""
+        count, wait, deadline = 0, timeout, 0.0
+        while count < len(self._received) and select.select([self._raw[-1]], [], [], wait)[0]:
+            count += self._raw[-1].receive_into(self._received[count:])
+            now = time.perf_counter()
+            deadline = deadline or now + _GATHER_S
+            wait = max(0.0, deadline - now)
+        return np.ascontiguousarray(self._received[:count, FRAME_HEADER_BYTES:]) if count else None
+
+    def _send(self, host: int, batch: Batch) -> None:
+        frames = np.empty((len(batch), FRAME_HEADER_BYTES + self._size), np.uint8)
+        frames[:, :FRAME_HEADER_BYTES] = self._headers[host]
+        frames[:, FRAME_HEADER_BYTES:] = batch
+        self._raw[host].send(frames)

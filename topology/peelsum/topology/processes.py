@@ -1,0 +1,136 @@
+"""Child processes that speak JSON lines: started, waited for, and ended with their parent.
+
+A child prints one object when it is ready and one when it ends; between the two it may print more. It ends on
+SIGTERM, and when its standard input closes, which happens however its parent dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Self
+
+from peelsum.topology.errors import ProcessError
+
+#: How long a child may take to clean up before it is killed, in seconds.
+GRACE_S = 10.0
+
+
+class Child:
+    """One command in a process of its own, out of reach of the terminal's Ctrl-C."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115: closed in `stop`
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, name=f"{name} output", daemon=True)
+        self._reader.start()
+
+    @classmethod
+    def peelsum(cls, name: str, *arguments: str) -> Self:
+        """A `peelsum` subcommand under the interpreter that runs this."""
+        return cls(name, [sys.executable, "-m", "peelsum.cli", *arguments])
+
+    def has_line(self, timeout_s: float) -> bool:
+        """Whether `next_line` would return or raise at once, after at most `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while self._lines.empty():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(timeout_s / 10)
+        return True
+
+    def next_line(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next object that the child prints; None once it has ended well.
+
+        Raises ProcessError if it ended otherwise, with the last line of its complaint, or took too long.
+        """
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            raise ProcessError(f"{self.name}: no answer within {timeout_s:g} s") from None
+        if line is None and self._process.wait(GRACE_S):
+            raise ProcessError(f"{self.name}: {self._complaint()}")
+        return line
+
+    def ready(self, timeout_s: float = 60.0) -> dict[str, Any]:
+        """The child's first object."""
+        line = self.next_line(timeout_s)
+        if line is None:
+            raise ProcessError(f"{self.name}: ended before it was ready")
+        return line
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.poll() is None
+
+    def stop(self) -> dict[str, Any]:
+        """End the child and return the last object that it printed, {} if there is none."""
+        if self.running:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(GRACE_S)
+        last: dict[str, Any] = {}
+        while not self._lines.empty():
+            last = self._lines.get() or last
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                stream.close()
+        return last
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(b"{"):
+                self._lines.put(json.loads(line))
+        self._lines.put(None)
+
+    def _complaint(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        status = self._process.returncode
+        return lines[-1].removeprefix("peelsum: ") if lines else f"ended with status {status}"
+
+
+def say(**values: object) -> None:
+    """Print one object to whoever started this process."""
+    print(json.dumps(values), flush=True)
+
+
+def end_with_parent() -> None:
+    """Send this process SIGTERM when its standard input closes: when its parent has gone."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def wait_for_signal() -> None:
+    """Return on SIGTERM or SIGINT."""
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()

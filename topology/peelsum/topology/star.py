@@ -1,0 +1,141 @@
+"""A star on one machine: one switch, a controller, an aggregation server and W workers' seats, over loopback.
+
+Switch, controller and server are processes of their own; the workers are the caller's. Needs no privileges and
+takes only free ports.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from peelsum.topology.processes import Child
+
+JOB_TOML = """\
+[job]
+id = {job_id}
+workers = {workers}
+window = {window}
+timeout_s = {timeout_s}
+
+[switch]
+p4runtime = "{p4runtime}"
+pipeline_lanes = {lanes}
+
+[ports]
+workers = {worker_ports}
+server = {server_port}
+"""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where one worker plugs in: everything that it must know of the network."""
+
+    worker_id: int
+    switch_host: str
+    switch_port: int
+    admission: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StarReport:
+    """What the parts of a star counted, once it is closed."""
+
+    verdicts: Mapping[str, int]
+    server: Mapping[str, Any]
+    ports: Mapping[str, Any]
+
+
+class Star:
+    """Started on entry, ended on exit; `report` is there after that."""
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        lanes: int = 256,
+        window: int = 1024,
+        loss: float = 0.0,
+        seed: int = 0,
+        job_id: int = 1,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._workers, self._lanes, self._window, self._job_id = workers, lanes, window, job_id
+        self._loss, self._seed, self._timeout_s = loss, seed, timeout_s
+        self._stack = ExitStack()
+        self._children: dict[str, Child] = {}
+        self.seats: list[Seat] = []
+        self.report: StarReport | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Raise ProcessError if a part of the star has ended by itself."""
+        for child in self._children.values():
+            if not child.running:
+                child.next_line(0)
+
+    def close(self) -> None:
+        """End every process, the ones that use others first."""
+        ended = {name: self._children[name].stop() for name in reversed(list(self._children))}
+        self._children.clear()
+        self._stack.close()
+        if self.report is None:
+            self.report = StarReport(
+                verdicts=ended.get("controller", {}).get("verdicts", {}),
+                server=ended.get("server", {}),
+                ports=ended.get("switch", {}).get("ports", {}),
+            )
+
+    def _start(self) -> None:
+        listening = self._switch()
+        udp_ports = {int(port): udp for port, udp in listening["udp_ports"].items()}
+        admission = self._controller(listening)
+        self._server(listening, udp_ports[self._workers + 1], admission)
+        self.seats = [
+            Seat(worker, listening["host"], udp_ports[worker + 1], admission) for worker in range(self._workers)
+        ]
+
+    def _child(self, name: str, *arguments: str) -> dict[str, Any]:
+        self._children[name] = child = Child.peelsum(name, *arguments, "--json", "--child")
+        return child.ready()
+
+    def _switch(self) -> dict[str, Any]:
+        loss = ("--loss", str(self._loss), "--seed", str(self._seed))
+        return self._child("switch", "switch", "run", "--ports", str(self._workers + 1), "--p4runtime", "127.0.0.1:0", *loss)
+
+    def _controller(self, listening: Mapping[str, Any]) -> dict[str, Any]:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-")))
+        description = folder / "job.toml"
+        description.write_text(
+            JOB_TOML.format(
+                job_id=self._job_id,
+                workers=self._workers,
+                window=self._window,
+                timeout_s=float(self._timeout_s),
+                p4runtime=f"{listening['host']}:{listening['grpc_port']}",
+                lanes=self._lanes,
+                worker_ports=list(range(1, self._workers + 1)),
+                server_port=self._workers + 1,
+            )
+        )
+        return self._child("controller", "job", "admit", str(description), "--hold")
+
+    def _server(self, listening: Mapping[str, Any], udp_port: int, admission: Mapping[str, Any]) -> None:
+        switch = f"{listening['host']}:{udp_port}"
+        self._child("server", "server", "run", "--switch", switch, "--admission", json.dumps(admission))

@@ -1,0 +1,119 @@
+"""Virtual Ethernet pairs in a network namespace of this process's own: a wire for every switch port.
+
+Owns the namespace (which goes when its last process does), its interfaces, and raw frames on them. Refuses to
+know what switch sits at one end of the wires or what the frames say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import struct
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from peelsum.topology.errors import TopologyError
+from peelsum.wire import Batch
+
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+_SIOCETHTOOL = 0x8946
+#: ethtool commands that set: transmit checksum, TCP segmentation, generic segmentation, generic receive.
+_OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)
+_IPV6_OFF = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+ETH_P_ALL = 3
+
+
+def enter_own_namespace() -> None:
+    """Move the calling thread, and what it starts, into a new network namespace with `lo` up.
+
+    Takes root, or a user namespace where the kernel grants one to this (then single-threaded) process.
+    Raises TopologyError naming what is missing.
+    """
+    if shutil.which("ip") is None:
+        raise TopologyError("ip: not found on PATH; install iproute2")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET) != 0:
+        _enter_user_namespace(libc)
+    _ip("link", "set", "lo", "up")
+    with suppress(OSError):  # without it, neighbour discovery sends a few frames of its own
+        _IPV6_OFF.write_text("1")
+
+
+def _enter_user_namespace(libc: ctypes.CDLL) -> None:
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        reason = errno.errorcode.get(ctypes.get_errno(), "unknown error")
+        raise TopologyError(f"network namespace: refused ({reason}); run as root")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+
+
+def add_wire(switch_end: str, host_end: str) -> None:
+    """A veth pair, both ends up. The switch's end has no offloads: BMv2 loses what relies on them."""
+    _ip("link", "add", switch_end, "type", "veth", "peer", "name", host_end)
+    for name in (switch_end, host_end):
+        _ip("link", "set", name, "mtu", "9000", "up")
+        _without_offloads(name)
+
+
+def _without_offloads(name: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        for command in _OFFLOADS:
+            value = ctypes.create_string_buffer(struct.pack("=II", command, 0))
+            request = struct.pack("16sP8x", name.encode(), ctypes.addressof(value))
+            with suppress(OSError):  # an offload that the device does not have is off
+                fcntl.ioctl(control, _SIOCETHTOOL, request)
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TopologyError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+class RawInterface:
+    """Raw frames on one interface (AF_PACKET), non-blocking."""
+
+    def __init__(self, name: str, *, receives: bool = True) -> None:
+        """receives: False where nobody reads, so that the kernel queues nothing."""
+        self._sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+        self._sock.bind((name, ETH_P_ALL if receives else 0))
+        self._sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """For select."""
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        """Release the socket."""
+        self._sock.close()
+
+    def send(self, frames: Batch) -> int:
+        """Send whole frames, uint8[n, length]; how many the kernel took."""
+        for sent, frame in enumerate(frames):
+            try:
+                self._sock.send(frame.data)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                    raise
+                return sent
+        return len(frames)
+
+    def receive_into(self, rows: Batch) -> int:
+        """Fill `rows` (uint8[n, length]) with waiting frames; how many. Frames of another length are lost."""
+        count = 0
+        while count < len(rows):
+            try:
+                length = self._sock.recv_into(rows[count].data)
+            except BlockingIOError:
+                break
+            count += length == rows.shape[1]
+        return count
