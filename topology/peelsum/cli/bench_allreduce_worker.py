@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from peelsum.topology.seats import plug_in
 
 from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, TensorResult
 from peelsum.cli.errors import reported
@@ -114,6 +113,8 @@ def run(
     seat: Mapping[str, Any], cases: Iterable[Case], *, iterations: int, warmups: int, check: bool
 ) -> None:
     """Take the seat, measure the cases in order, and print each measurement as it is made."""
+    from peelsum.topology.seats import plug_in
+
     with plug_in(seat) as summation:
         say(ready=True)
         for case in cases:

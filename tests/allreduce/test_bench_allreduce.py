@@ -1,0 +1,101 @@
+"""`peelsum bench allreduce`: inputs and checks are independent and strict, bad options are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peelsum.allreduce import LocalSummation, Part
+from peelsum.cli.bench_allreduce import BenchError, bench_allreduce, parse_size
+from peelsum.cli.bench_allreduce_worker import Case, Measurement, expected, measure, tensor_of
+
+CASES = [
+    Case(1000, 1.0, "dense"),
+    Case(1000, 0.05, "compact"),
+    Case(1000, 0.05, "sketch"),
+    Case(77, 0.0, "dense"),
+]
+
+
+class Corrupting:
+    """A way to sum that flips one bit of the values' sum, on its way to this worker alone."""
+
+    def __init__(self, honest: LocalSummation) -> None:
+        self._honest = honest
+        self.lanes, self.workers, self.worker_id = honest.lanes, honest.workers, honest.worker_id
+
+    def sum(self, parts: Sequence[Part]) -> list[Any]:
+        results = self._honest.sum(parts)
+        if parts[-1].op == "add":
+            results[-1][7] ^= np.uint32(1)
+        return results
+
+
+def measured(case: Case, summations: Sequence[Any], **settings: Any) -> list[Measurement]:
+    options = {"iterations": 2, "warmups": 1, "check": True} | settings
+    with ThreadPoolExecutor(len(summations)) as pool:
+        return list(pool.map(lambda one: measure(one, case, **options), summations))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_exact_sums_count_no_wrong_element(case: Case) -> None:
+    for one in measured(case, LocalSummation.group(3)):
+        assert one.wrong == 0
+        assert one.time_s >= one.encode_s + one.network_s + one.decode_s > 0
+    assert [one.wrong for one in measured(case, LocalSummation.group(2), check=False)] == [None, None]
+
+
+def test_one_wrong_bit_is_counted_where_it_arrived() -> None:
+    group = LocalSummation.group(2)
+    results = measured(CASES[1], [group[0], Corrupting(group[1])], iterations=1)
+    assert [one.wrong for one in results] == [0, 1]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_density_is_that_of_the_union(workers: int) -> None:
+    case = Case(100_000, 0.05, "compact", seed=5)
+    tensors = [tensor_of(case, worker_id, workers) for worker_id in range(workers)]
+    union = np.logical_or.reduce([tensor != 0 for tensor in tensors])
+    assert union.mean() == pytest.approx(0.05, rel=0.05)
+    assert workers == 1 or all(0 < (tensor != 0).sum() < union.sum() for tensor in tensors)
+    np.testing.assert_array_equal(tensors[0], tensor_of(case, 0, workers))
+
+
+def test_expected_is_the_sum_within_the_error_bound() -> None:
+    case = Case(500, 0.5, "compact")
+    _, floats = expected(case, 4)
+    true = np.sum([tensor_of(case, worker_id, 4).astype(np.float64) for worker_id in range(4)], axis=0)
+    np.testing.assert_allclose(floats, true, rtol=2**-23, atol=2.0**-24)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("65536", 65536), ("64K", 65536), ("16m", 2**24), ("1GiB", 2**30)]
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert parse_size(text, "-b") == size
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"begin": "lots"}, "-b: 'lots' is no size"),
+        ({"end": "0"}, "-e: '0' is no size"),
+        ({"begin": "2M", "end": "1M"}, "-b: 2M is more than -e 1M"),
+        ({"factor": 1}, "-f: sizes cannot grow by a factor of 1"),
+        ({"iterations": 0}, "-n: 0 iterations"),
+        ({"warmups": -1}, "-w: -1 warm-ups"),
+        ({"workers": 33}, "--workers: 33 workers"),
+        ({"lanes": 33}, "--lanes: no pipeline of 33 lanes"),
+        ({"densities": [1.5]}, "--density: 1.5 is no share"),
+        ({"forms": ["zip"]}, "--form: 'zip' is unknown"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(BenchError) as raised:
+        bench_allreduce(**options)
+    assert complaint in str(raised.value)
+    assert "; " in str(raised.value)
