@@ -1,0 +1,93 @@
+"""The closed loop of a load, driven against the specification: with losses, and with sums that are wrong."""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from peelsum.spec import SpecSwitch
+from peelsum.topology.load import Load, WrongSumError, drive
+from peelsum.wire import Batch, fields_of
+
+WORKERS, LANES, WINDOW = 3, 4, 16
+SERVER = WORKERS + 1
+
+
+class SpecHosts:
+    """Hosts around the specification: what the switch sends the server waits in `sums`."""
+
+    def __init__(self, *, lose: Callable[[], bool] = lambda: False, spoil: bool = False) -> None:
+        self.switch = SpecSwitch(lanes=LANES, slots=256)
+        self.switch.admit_job(1, generation=5, salt=0, expected_mask=7, up_port=SERVER, group=1)
+        for worker in range(WORKERS):
+            self.switch.admit_worker(1, worker + 1, worker_mask=1 << worker, worker_id=worker)
+        self.switch.admit_server(1, SERVER)
+        self.switch.set_group(1, [1, 2, 3])
+        self.switch.set_age_limit(0)
+        self.lose, self.spoil = lose, spoil
+        self.sums: list[bytes] = []
+        self.copies = 0
+
+    def send(self, worker: int, batch: Batch) -> None:
+        self._send(worker + 1, batch)
+
+    def send_results(self, batch: Batch) -> None:
+        self._send(SERVER, batch)
+
+    def _send(self, port: int, batch: Batch) -> None:
+        for packet in batch:
+            for out, payload in self.switch.process(port, packet.tobytes(), 0):
+                if out != SERVER:
+                    self.copies += 1
+                elif not self.lose():
+                    self.sums.append(payload)
+
+    def receive_sums(self, timeout: float) -> Batch | None:
+        if not self.sums:
+            return None
+        batch = np.array([list(payload) for payload in self.sums], np.uint8)
+        self.sums.clear()
+        if self.spoil:
+            batch[-1, -1] ^= 1
+        return batch
+
+
+def load_of(window: int = WINDOW) -> Load:
+    return Load.random(workers=WORKERS, window=window, lanes=LANES, generation=5)
+
+
+def steps() -> Callable[[], float]:
+    """A clock that moves on by one at every look."""
+    return itertools.count().__next__
+
+
+def test_every_sum_comes_back_and_goes_out_as_a_result() -> None:
+    hosts = SpecHosts()
+    driven = drive(load_of(), hosts, 40, steps())
+    assert driven.lost == 0
+    assert driven.chunks >= 39 * WINDOW // 2
+    assert hosts.copies == WORKERS * driven.chunks
+
+
+def test_lost_chunks_are_given_up_and_others_follow() -> None:
+    random = np.random.default_rng(3)
+    hosts = SpecHosts(lose=lambda: bool(random.random() < 0.3))
+    driven = drive(load_of(), hosts, 200, steps())
+    assert driven.lost > 0
+    assert driven.chunks > 200
+    assert hosts.copies == WORKERS * driven.chunks
+
+
+def test_a_wrong_sum_is_noticed() -> None:
+    with pytest.raises(WrongSumError, match=r"chunk \d+: not the sum of the contributions"):
+        drive(load_of(), SpecHosts(spoil=True), 10, steps())
+
+
+def test_sums_are_of_all_workers_lanes_modulo_2_to_the_32() -> None:
+    load = load_of()
+    total = np.zeros((WINDOW, LANES), object)
+    for worker in range(WORKERS):
+        total += fields_of(load.contributions(worker), LANES)["lanes"].astype(object)
+    assert (total > 0xFFFFFFFF).any()
+    assert np.array_equal(fields_of(load.results(), LANES)["lanes"].astype(object), total % (1 << 32))

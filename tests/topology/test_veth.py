@@ -1,0 +1,96 @@
+"""Wires of this process's own, and BMv2 on them: what they carry, and what is said where there are none."""
+
+import json
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peelsum.topology import TopologyError, bmv2, veth
+
+FRAME_BYTES = 1082
+
+
+def alone(scene: str) -> str:
+    """What a scene says, played in a process of its own: namespaces are entered for good."""
+    done = subprocess.run(
+        [sys.executable, __file__, scene], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    if "refused" in outcome:
+        pytest.skip(outcome["refused"])
+    return str(outcome["said"])
+
+
+def carry() -> str:
+    """Send frames into one end of a wire and read them at the other."""
+    sent = np.random.default_rng(1).integers(0, 256, (50, FRAME_BYTES), np.uint8)
+    received = np.zeros((60, FRAME_BYTES), np.uint8)
+    veth.add_wire("switch1", "host1")
+    one, other = veth.RawInterface("host1", receives=False), veth.RawInterface("switch1")
+    assert one.send(sent) == 50
+    got = 0
+    while got < 50 and select.select([other], [], [], 10)[0]:
+        got += other.receive_into(received[got:])
+    return "same" if np.array_equal(received[:got], sent) else f"{got} frames, or others"
+
+
+def list_interfaces() -> str:
+    return " ".join(sorted(path.name for path in Path("/proc/sys/net/ipv4/neigh").iterdir()))
+
+
+def start_bmv2() -> str:
+    veth.add_wire("switch1", "host1")
+    with bmv2.running({1: "switch1"}) as address:
+        return address
+
+
+def test_a_wire_carries_frames_whole_and_in_order() -> None:
+    assert alone("carry") == "same"
+
+
+def test_a_namespace_starts_with_nothing_but_lo() -> None:
+    assert alone("list_interfaces") == "lo"
+
+
+@pytest.mark.skipif(not bmv2.available(), reason="simple_switch_grpc is not on PATH")
+def test_bmv2_starts_and_ends() -> None:
+    assert alone("start_bmv2").startswith("127.0.0.1:")
+
+
+def test_a_missing_bmv2_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert not bmv2.available()
+    with (
+        pytest.raises(TopologyError, match="simple_switch_grpc: not found on PATH; install"),
+        bmv2.running({}),
+    ):
+        pass
+
+
+def test_a_bmv2_that_ends_at_once_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    fake = tmp_path / bmv2.BINARY
+    fake.write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TopologyError, match="ended with status 3 before it listened"), bmv2.running({}):
+        pass
+
+
+def test_a_missing_ip_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(TopologyError, match="ip: not found on PATH; install iproute2"):
+        veth.enter_own_namespace()
+
+
+if __name__ == "__main__":
+    try:
+        veth.enter_own_namespace()
+    except TopologyError as refusal:
+        print(json.dumps({"refused": str(refusal)}))
+    else:
+        print(json.dumps({"said": globals()[sys.argv[1]]()}))
