@@ -1,0 +1,190 @@
+"""The switch process: a data plane over UDP ports beside a P4Runtime server, from start to clean stop.
+
+Owns the loop that moves frames between ports, pipeline and controller, and the clock that the pipeline sees.
+Refuses to know what the pipeline does or what a controller writes into it.
+"""
+
+from __future__ import annotations
+
+import re
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from peelsum.target.switch import Switch
+
+from peelsum.target.device import Device
+from peelsum.target.errors import TargetError
+from peelsum.target.frames import Frames
+from peelsum.target.p4runtime import serve
+from peelsum.target.udp import PortCounts, UdpPorts
+from peelsum.wire import CPU_PORT, packet_bytes
+
+_LANE_REGISTER = re.compile(r"(?:^|\.)lane_\d+$")
+_CLOCK_MASK = (1 << 48) - 1
+
+
+class StartError(TargetError):
+    """The switch cannot start as asked: an address is taken or a value is out of range."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a running switch is reached: P4Runtime's TCP port, and the UDP port of each switch port."""
+
+    host: str
+    grpc_port: int
+    udp_ports: Mapping[int, int]
+
+
+class DataPlane:
+    """Moves frames: from the ports through the pipeline to the ports, and to and from the controller.
+
+    Theory of operation: `turn` waits in one select for any port, for the device (a frame from the
+    controller, or a new pipeline) or for `stop`. Each ready port then gives up to its share of a batch, the
+    batch goes through the pipeline at one instant of the clock, and what comes out leaves before the next
+    batch comes in.
+    While no pipeline runs, hellos are answered and packets are dropped.
+    """
+
+    def __init__(self, device: Device, ports: UdpPorts) -> None:
+        self._device = device
+        self._ports = ports
+        self._switch: Switch | None = None
+        self._started = time.monotonic_ns()
+        self._stopping = False
+        self._woken, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._selector.register(device, selectors.EVENT_READ, CPU_PORT)
+        for number, port in ports.ports.items():
+            self._selector.register(port.socket, selectors.EVENT_READ, number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def now_us(self) -> int:
+        """Microseconds since this data plane was made, 48 bits: the pipeline's clock."""
+        return (time.monotonic_ns() - self._started) // 1000 & _CLOCK_MASK
+
+    def run(self) -> None:
+        """Move frames until `stop` is called."""
+        while not self._stopping:
+            self.turn()
+
+    def turn(self, timeout: float | None = None) -> None:
+        """One batch, waited for up to `timeout` seconds (None: as long as it takes)."""
+        ready = [key.data for key, _ in self._selector.select(timeout) if key.data is not None]
+        self._follow_pipeline()
+        if CPU_PORT in ready:
+            ready.remove(CPU_PORT)
+            injected = self._device.take_injected()
+            if injected:
+                self._process(Frames.of([(CPU_PORT, frame) for frame in injected]))
+        arrived = self._ports.receive(ready)
+        if len(arrived):
+            self._process(arrived)
+
+    def stop(self) -> None:
+        """End `run` after the batch at hand. From any thread, or from a signal handler."""
+        self._stopping = True
+        with suppress(OSError):  # full: already readable; closed: already over
+            self._waker.send(b"\0")
+
+    def close(self) -> None:
+        """Release the descriptors; ports and device belong to the caller."""
+        self._selector.close()
+        self._woken.close()
+        self._waker.close()
+
+    def _follow_pipeline(self) -> None:
+        switch = self._device.switch
+        if switch is not self._switch and switch is not None:
+            self._ports.resize(packet_bytes(lanes_of(switch)))
+        self._switch = switch
+
+    def _process(self, frames: Frames) -> None:
+        if self._switch is None:
+            return
+        out = self._switch.process(frames, self.now_us())
+        to_cpu = out.port == CPU_PORT
+        if to_cpu.any():
+            self._device.deliver_to_cpu([frame for _, frame in _rows(out, to_cpu).pairs()])
+            out = _rows(out, ~to_cpu)
+        if len(out):
+            self._ports.send(out)
+
+
+def lanes_of(switch: Switch) -> int:
+    """How many lanes the running pipeline sums: its registers named `lane_<i>`."""
+    return sum(1 for name in switch.registers if _LANE_REGISTER.search(name))
+
+
+def run(
+    ports: int,
+    *,
+    grpc_address: str = "127.0.0.1:9559",
+    udp_host: str = "127.0.0.1",
+    udp_base: int | None = None,
+    loss: float = 0.0,
+    seed: int = 0,
+    device_id: int = 1,
+    mode: Literal["numba", "python"] = "numba",
+    announce: Callable[[Listening], None] = lambda listening: None,
+) -> Mapping[int, PortCounts]:
+    """Be a switch with ports 1 to `ports` until SIGINT or SIGTERM (or `Ctrl-C`); then free every address.
+
+    grpc_address: where P4Runtime listens, host:port; port 0 takes a free one.
+    udp_base: switch port p listens on UDP port udp_base + p; None takes any free ones.
+    loss: share of datagrams that each port loses in each direction, decided by `seed`; 0 to 1.
+    announce: called once everything listens.
+    Returns each port's counts. Raises StartError naming what is out of range or taken.
+    """
+    if not 1 <= ports < CPU_PORT:
+        raise StartError(f"ports: {ports} is out of range; use 1 to {CPU_PORT - 1}")
+    with ExitStack() as stack:
+        try:
+            udp = UdpPorts(range(1, ports + 1), host=udp_host, base=udp_base, loss=loss, seed=seed)
+            stack.callback(udp.close)
+            device = Device(device_id, mode=mode)
+            stack.callback(device.close)
+            server = serve(device, grpc_address)
+            stack.callback(server.stop)
+        except (OSError, ValueError) as error:
+            raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
+        plane = stack.enter_context(DataPlane(device, udp))
+        with _stopped_by_signals(plane.stop):
+            announce(Listening(udp_host, server.port, udp.listening))
+            plane.run()
+        return {number: port.counts for number, port in udp.ports.items()}
+
+
+@contextmanager
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into `stop` while the body runs; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: stop()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _rows(frames: Frames, which: NDArray[np.bool_]) -> Frames:
+    return Frames(frames.data[which], frames.length[which], frames.port[which])
