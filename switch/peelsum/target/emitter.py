@@ -1,0 +1,154 @@
+"""The page that generated code is written on: lines, constants, and what the program's names are called there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from peelsum.target.emit_expressions import Expressions, Value, unsigned
+from peelsum.target.errors import UnsupportedConstruct
+from peelsum.target.layout import TablePlan
+from peelsum.target.program import Element, FieldRef, Param, Program, Target
+from peelsum.target.storage import Array, Storage
+
+#: The variable with the packet's length as add_header and remove_header change it.
+CURRENT_SIZE = "current_size"
+
+
+class Emitter:
+    """Collects source text. While `copied` names variables, code uses their copies: egress runs once per copy."""
+
+    def __init__(self, program: Program, storage: Storage, plans: dict[str, TablePlan]) -> None:
+        self.program = program
+        self.storage = storage
+        self.plans = plans
+        self.expressions = Expressions(self)
+        self.lines: list[str] = []
+        self.copied: frozenset[str] = frozenset()
+        self._depth = 0
+        self._constants: dict[int, str] = {}
+        self._temporaries = 0
+        self.hits: dict[str, str] = {}
+
+    # --- text ------------------------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        """One line at the current depth."""
+        self.lines.append("    " * self._depth + text)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """A head line and what is written inside, one level deeper; `pass` if that is nothing."""
+        self.line(head)
+        self._depth += 1
+        before = len(self.lines)
+        yield
+        if len(self.lines) == before:
+            self.line("pass")
+        self._depth -= 1
+
+    def drop_lines(self, mark: int) -> None:
+        """Take back what was written since `len(lines)` was `mark`."""
+        del self.lines[mark:]
+
+    def constant(self, value: int) -> str:
+        """The name of a constant."""
+        if value not in self._constants:
+            self._constants[value] = f"k_{value:x}" if value >= 0 else f"k_minus_{-value:x}"
+        return self._constants[value]
+
+    def constants(self) -> list[str]:
+        """The lines that define the constants used."""
+        return [f"{name} = K({value:#x})" for value, name in sorted(self._constants.items())]
+
+    def temporary(self, hint: str) -> str:
+        """A name that nothing else has."""
+        self._temporaries += 1
+        return f"{hint}{self._temporaries}"
+
+    def name(self, variable: str) -> str:
+        """What a variable of the program is called here."""
+        return f"e_{variable}" if variable in self.copied else variable
+
+    # --- the program's names ---------------------------------------------------------------------------------
+
+    def validity(self, header: str) -> str:
+        """Whether a header is valid."""
+        if self.program.headers[header].metadata:
+            return "True"
+        return self.name(self.validity_variable(header))
+
+    @staticmethod
+    def validity_variable(header: str) -> str:
+        """The variable that holds a header's validity."""
+        return "v_" + "".join(letter if letter.isalnum() else "_" for letter in header)
+
+    def hit(self, table: str) -> str:
+        """Whether the last application of a table hit."""
+        return self.hits.setdefault(table, f"hit{len(self.hits) + 1}")
+
+    def param(self, param: Param, limb: int = 0) -> str:
+        """The variable of an action's parameter, or of one of its 64-bit limbs."""
+        return f"p{list(self.plans).index(param.table)}_{param.index}_{limb}"
+
+    def peek(self, offset: int, bits: int) -> str:
+        """Bits of the packet beyond what is parsed."""
+        from peelsum.target.emit_packets import load_bits
+
+        if bits > 64:
+            raise UnsupportedConstruct(f"lookahead of {bits} bits: this target has up to 64; look at fewer")
+        return load_bits(self, "(base + off)", offset, bits)
+
+    def cell(self, array: Array, start: int, step: int = 0) -> str:
+        """An element of an array: a fixed one, or in a loop the one that turn `k` steps to."""
+        name = self.name(array.name)
+        if not step:
+            return f"{name}[{self.constant(start)}]"
+        turn = "k" if abs(step) == 1 else f"k * {self.constant(abs(step))}"
+        if step < 0:
+            return f"{name}[{self.constant(start)} - {turn}]"
+        return f"{name}[{turn}]" if start == 0 else f"{name}[{self.constant(start)} + {turn}]"
+
+    def bits(self, target: Target) -> int:
+        """Width of a field."""
+        header = self.program.headers[target.header]
+        if isinstance(target, Element):
+            return header.fields[target.first].bits
+        return next(part.bits for part in header.fields if part.name == target.field)
+
+    def place(self, target: Target) -> str:
+        """The variable or array element of a field of up to 64 bits."""
+        if isinstance(target, Element):
+            return self.cell(*self.storage.element(target), target.step)
+        found = self.storage.array(target)
+        if found is not None:
+            return self.cell(*found)
+        if self.bits(target) > 64:
+            raise UnsupportedConstruct(
+                f"field {target.header}.{target.field}: computing with {self.bits(target)} bits; "
+                "this target copies and matches such fields only"
+            )
+        return self.name(self.storage.variables(target)[0].name)
+
+    def limb_places(self, target: FieldRef) -> list[str]:
+        """The variables of a field of any width, most significant first."""
+        if self.storage.array(target) is not None:
+            return [self.place(target)]
+        return [self.name(part.name) for part in self.storage.variables(target)]
+
+    def read(self, target: Target) -> Value:
+        """A field's value."""
+        bits = self.bits(target)
+        value = unsigned(self.place(target), bits)
+        header = self.program.headers[target.header]
+        if isinstance(target, Element):
+            signed = header.fields[target.first].signed
+        else:
+            declared = header.field(target.field)
+            signed = declared is not None and declared.signed
+        return self.expressions.sign_extended(value.text, bits) if signed else value
+
+    def field_number(self, ref: FieldRef) -> int:
+        """A field's position in its header."""
+        fields = self.program.headers[ref.header].fields
+        return next(number for number, part in enumerate(fields) if part.name == ref.field)
