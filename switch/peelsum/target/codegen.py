@@ -12,15 +12,17 @@ from peelsum.target.emit_statements import Places
 from peelsum.target.emit_switch import Blocks, SwitchWriter, architecture_fields
 from peelsum.target.flow import parser_block, pipeline_block, walk
 from peelsum.target.layout import TablePlan, plan_counters, plan_registers, plan_tables
-from peelsum.target.program import AddHeader, CopyHeader, Program
+from peelsum.target.operations import AddHeader, CopyHeader
+from peelsum.target.program import Program
 from peelsum.target.reroll import Roller
 from peelsum.target.storage import Storage
 
 #: Names that generated code takes from `plain` or `native`.
 RUNTIME = (
-    "K array8 array16 array32 array64 clamp copy find_exact find_exact1 find_first find_first1 "
-    "load8 load16 load32 load64 number shl shr store8 store16 store32 store64"
-).split()
+    *("K", "number", "array8", "array16", "array32", "array64", "clamp", "copy", "shl", "shr"),
+    *("find_exact", "find_exact1", "find_first", "find_first1"),
+    *("load8", "load16", "load32", "load64", "store8", "store16", "store32", "store64"),
+)
 
 
 @dataclass(frozen=True)

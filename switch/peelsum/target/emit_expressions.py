@@ -1,8 +1,8 @@
 """Expressions -> source text, with the range of values that each can have.
 
-BMv2 computes with integers of any size, generated code with 64 bits that wrap. The two agree on sums, products
-and bits modulo 2**64; where an operator needs the value itself (comparisons, shifts right), its range must fit,
-and if it does not the program is refused. So code never has to ask.
+BMv2 computes with integers of any size, generated code with 64 bits that wrap. The two agree on sums,
+products and bits modulo 2**64; where an operator needs the value itself (comparisons, shifts right), its
+range must fit, and if it does not the program is refused. So code never has to ask.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peelsum.target.errors import UnsupportedConstruct
-from peelsum.target.program import (
+from peelsum.target.operations import (
     Binary,
     Bool,
     Const,
@@ -64,7 +64,7 @@ class Expressions:
     def __init__(self, emitter: Emitter) -> None:
         self._emit = emitter
 
-    # --- truth values ----------------------------------------------------------------------------------------
+    # --- truth values -----------------------------------------------------------------------------
 
     def condition(self, expr: Expr) -> str:
         """Source text of a truth value."""
@@ -110,12 +110,12 @@ class Expressions:
         if left.signed and right.signed:
             bias, whole = self._emit.constant(_HALF), self._emit.constant(_TOP - 1)
             sides = (f"(({side.text} + {bias}) & {whole})" for side in (left, right))
-            return "({} {} {})".format(next(sides), op, next(sides))
+            return f"({next(sides)} {op} {next(sides)})"
         raise UnsupportedConstruct(
             f"operator {op}: on numbers that do not fit 64 bits; cast them to fewer bits"
         )
 
-    # --- numbers ---------------------------------------------------------------------------------------------
+    # --- numbers ----------------------------------------------------------------------------------
 
     def constant(self, value: int) -> Value:
         """A number written in the program."""
@@ -133,8 +133,8 @@ class Expressions:
     def value(self, expr: Expr) -> Value:
         """Source text of a number."""
         match expr:
-            case Const(value):
-                return self.constant(value)
+            case Const(number):
+                return self.constant(number)
             case FieldRef() | Element():
                 return self._emit.read(expr)
             case Param():
@@ -142,8 +142,8 @@ class Expressions:
             case Lookahead(offset, bits):
                 return unsigned(self._emit.peek(offset, bits), bits)
             case Unary("b2d", operand):
-                one, zero = self._emit.constant(1), self._emit.constant(0)
-                return Value(f"({one} if {self.condition(operand)} else {zero})", 0, 1)
+                texts = self._emit.constant(1), self.condition(operand), self._emit.constant(0)
+                return Value("({} if {} else {})".format(*texts), 0, 1)
             case Unary("~", operand):
                 inner = self.value(operand)
                 return Value(f"(~{inner.text})", -inner.high - 1, -inner.low - 1)

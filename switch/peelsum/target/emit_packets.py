@@ -1,6 +1,7 @@
 """Packet bytes <-> fields, in source text: extracting, deparsing, validity and checksums.
 
-In generated code `base` is where the packet starts in `data`, `off` how far it is parsed, `left` what remains.
+In generated code `base` is where the packet starts in `data`, `off` how far it is parsed, `left` what remains
+to be parsed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from peelsum.target.errors import UnsupportedConstruct
-from peelsum.target.program import Checksum, FieldRef
+from peelsum.target.layout import limbs, words_of
+from peelsum.target.operations import FieldRef
+from peelsum.target.program import Checksum
 from peelsum.target.storage import Array, Chunk, Variable
 
 if TYPE_CHECKING:
@@ -47,11 +50,11 @@ def _load_bytes(emit: Emitter, base: str, first: int, count: int) -> str:
     return text
 
 
-# --- parsing -------------------------------------------------------------------------------------------------
+# --- parsing --------------------------------------------------------------------------------------
 
 
 def stop_parser(emit: Emitter, test: str, error: str) -> None:
-    """End the parser where `test` holds, with an error: its name in P4's core library, or text of its number."""
+    """End the parser where `test` holds. `error` is a name of P4's core library, or the text of a number."""
     with emit.block(f"if {test}:"):
         known = emit.program.errors.get(error)
         emit.line(f"parser_error = {emit.constant(known) if known is not None else error}")
@@ -80,7 +83,7 @@ def _element(emit: Emitter, base: str, array: Array) -> str:
     return f"{base} + {emit.constant(array.offset // 8)} + k * {emit.constant(array.bits // 8)}"
 
 
-# --- validity ------------------------------------------------------------------------------------------------
+# --- validity -------------------------------------------------------------------------------------
 
 
 def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
@@ -131,7 +134,7 @@ def copy_header(emit: Emitter, target: str, source: str) -> None:
     emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
 
 
-# --- deparsing -----------------------------------------------------------------------------------------------
+# --- deparsing ------------------------------------------------------------------------------------
 
 
 def deparse(emit: Emitter, header: str) -> None:
@@ -185,7 +188,7 @@ def _store_bytewise(emit: Emitter, group: Sequence[Variable]) -> None:
         emit.line(f"store8(out, to + {emit.constant(byte)}, ({' | '.join(texts)}) & {emit.constant(255)})")
 
 
-# --- checksums -----------------------------------------------------------------------------------------------
+# --- checksums ------------------------------------------------------------------------------------
 
 
 def checksum(emit: Emitter, item: Checksum) -> None:
@@ -201,7 +204,8 @@ def checksum(emit: Emitter, item: Checksum) -> None:
         else:
             if bits % 16 and end < len(item.inputs):
                 raise UnsupportedConstruct(
-                    f"checksum {item.name}: {bits} bits of {header} before other inputs; make them a multiple of 16"
+                    f"checksum {item.name}: {bits} bits of {header} before other inputs; "
+                    "make them a multiple of 16"
                 )
             with emit.block(f"if {emit.validity(header)}:"):
                 offset = _add_inputs(emit, item, position, end, offset)
@@ -239,14 +243,9 @@ def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int
 
 def _limbs(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> list[tuple[str, int]]:
     if ref is None:
-        return (
-            [
-                (emit.constant(value >> bits - 16 & 0xFFFF), 16),
-                *_limbs(emit, None, value & (1 << bits - 16) - 1, bits - 16),
-            ]
-            if bits > 16
-            else [(emit.constant(value), bits)]
-        )
+        count = words_of(bits)
+        widths = [bits - 64 * (count - 1), *[64] * (count - 1)]
+        return list(zip(map(emit.constant, limbs(value, bits)), widths, strict=True))
     if bits <= 64:
         return [(emit.place(ref), bits)]
     return [(emit.name(part.name), part.bits) for part in emit.storage.variables(ref)]

@@ -10,9 +10,8 @@ from peelsum.target.emitter import Emitter
 from peelsum.target.flow import Apply, Block, If, Leave, Repeat, Statement, walk
 from peelsum.target.layout import ROW_ENTRY, ROW_PARAMS, CounterPlan, RegisterPlan, TablePlan, limbs, words_of
 from peelsum.target.load_expressions import VALID
-from peelsum.target.program import (
+from peelsum.target.operations import (
     AddHeader,
-    Advance,
     AnyRegister,
     Assign,
     Const,
@@ -21,18 +20,16 @@ from peelsum.target.program import (
     Element,
     Exit,
     Expr,
-    Extract,
     FieldRef,
     MarkToDrop,
     Param,
     ReadRegister,
     RegisterElement,
     RemoveHeader,
-    Require,
     Target,
-    Verify,
     WriteRegister,
 )
+from peelsum.target.program import Advance, Extract, Require, Verify
 
 DROP_PORT = 511
 
@@ -107,7 +104,7 @@ class Statements:
             case Verify(condition, error):
                 stop_parser(emit, f"not {express.condition(condition)}", express.stored(error, 32))
 
-    # --- fields ----------------------------------------------------------------------------------------------
+    # --- fields -----------------------------------------------------------------------------------
 
     def _assign(self, part: Assign) -> None:
         bits = self._emit.bits(part.target)
@@ -142,7 +139,7 @@ class Statements:
         if group is not None:
             emit.line(f"{emit.place(group)} = {emit.constant(0)}")
 
-    # --- branches --------------------------------------------------------------------------------------------
+    # --- branches ---------------------------------------------------------------------------------
 
     def _if(self, part: If, word: str = "if") -> None:
         with self._emit.block(f"{word} {self._emit.expressions.condition(part.condition)}:"):
@@ -153,7 +150,7 @@ class Statements:
             with self._emit.block("else:"):
                 self.block(part.orelse)
 
-    # --- tables ----------------------------------------------------------------------------------------------
+    # --- tables -----------------------------------------------------------------------------------
 
     def _apply(self, part: Apply) -> None:
         emit, plan = self._emit, self._emit.plans[part.table]
@@ -232,7 +229,7 @@ class Statements:
             text = f"({text} & {emit.constant(limbs(key.mask, key.bits)[limb])})"
         return text
 
-    # --- counters and registers ------------------------------------------------------------------------------
+    # --- counters and registers -------------------------------------------------------------------
 
     def _count(self, counter: str, index: Expr) -> None:
         plan = self._places.counters[counter]
@@ -266,7 +263,7 @@ class Statements:
         return f"{array}[{text}]"
 
     def _found_row(self, register: AnyRegister, index: Expr) -> Row | None:
-        """Where the row starts and the test that still needs; None where the index is known to be too large."""
+        """Where the row starts and what is left to test; None where the index is known to be too large."""
         row = self._row(register, index)
         if row not in self._rows:
             return row
@@ -309,7 +306,7 @@ class Statements:
         with self._emit.block(test):
             self._emit.line(line)
 
-    # --- loops -----------------------------------------------------------------------------------------------
+    # --- loops ------------------------------------------------------------------------------------
 
     def _repeat(self, part: Repeat) -> None:
         """A loop. Register rows that stay the same are found, and checked, once before it."""
@@ -321,7 +318,7 @@ class Statements:
         if not rows:
             self._loop(part)
             return
-        (text, test), rest = rows[0], rows[1:]
+        test, rest = rows[0][1], rows[1:]
         if test is None:
             self._start(rows[0])
             self._checked_loop(part, rest)

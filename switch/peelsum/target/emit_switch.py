@@ -6,7 +6,6 @@ ingress, copies for multicast, checksums, deparsing. The program's statements co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from peelsum.target.emit_packets import checksum, clear_chunks, deparse
@@ -14,25 +13,24 @@ from peelsum.target.emit_statements import DROP_PORT, Places, Statements
 from peelsum.target.emitter import CURRENT_SIZE, Emitter
 from peelsum.target.flow import Block, walk
 from peelsum.target.layout import TablePlan
-from peelsum.target.program import (
+from peelsum.target.operations import (
     AddHeader,
     Assign,
-    Checksum,
     CopyHeader,
     Exit,
     FieldRef,
     Hit,
     MarkToDrop,
-    Program,
     ReadRegister,
     RemoveHeader,
     Target,
 )
+from peelsum.target.program import Checksum, Program
 from peelsum.target.storage import Storage, Variable
 
 _HEAD = (
-    "def run(data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, room, copies, "
-    "memory, regs, wide, counts, groups):"
+    "def run(data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, room, "
+    "copies, memory, regs, wide, counts, groups):"
 )
 _EGRESS_SPEC = FieldRef("standard_metadata", "egress_spec")
 #: standard_metadata.instance_type of a multicast copy.
@@ -89,7 +87,7 @@ class SwitchWriter:
             emit.line("return frame, sent")
         return "\n".join([*emit.constants(), "", "", *emit.lines, ""])
 
-    # --- once per call ---------------------------------------------------------------------------------------
+    # --- once per call ----------------------------------------------------------------------------
 
     def _start(self) -> None:
         emit = self._emit
@@ -104,7 +102,7 @@ class SwitchWriter:
         emit.line("frame = first")
         emit.line(f"sent = {zero}")
 
-    # --- once per packet -------------------------------------------------------------------------------------
+    # --- once per packet --------------------------------------------------------------------------
 
     def _packet(self) -> None:
         emit = self._emit
@@ -184,7 +182,7 @@ class SwitchWriter:
         condition = "True" if item.condition is None else self._emit.expressions.condition(item.condition)
         return f"if {self._emit.validity(item.target.header)} and {condition}:"
 
-    # --- once per copy ---------------------------------------------------------------------------------------
+    # --- once per copy ----------------------------------------------------------------------------
 
     def _replicate(self) -> None:
         """Multicast goes before unicast, unicast before nothing, as in simple_switch."""

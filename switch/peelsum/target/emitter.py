@@ -1,4 +1,4 @@
-"""The page that generated code is written on: lines, constants, and what the program's names are called there."""
+"""The page that generated code is written on: lines, constants, and the program's names as they are there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from peelsum.target.emit_expressions import Expressions, Value, unsigned
 from peelsum.target.errors import UnsupportedConstruct
 from peelsum.target.layout import TablePlan
-from peelsum.target.program import Element, FieldRef, Param, Program, Target
+from peelsum.target.operations import Element, FieldRef, Param, Target
+from peelsum.target.program import Program
 from peelsum.target.storage import Array, Storage
 
 #: The variable with the packet's length as add_header and remove_header change it.
@@ -16,7 +17,7 @@ CURRENT_SIZE = "current_size"
 
 
 class Emitter:
-    """Collects source text. While `copied` names variables, code uses their copies: egress runs once per copy."""
+    """Collects source text. Where `copied` names variables, code uses copies: egress runs once per copy."""
 
     def __init__(self, program: Program, storage: Storage, plans: dict[str, TablePlan]) -> None:
         self.program = program
@@ -30,7 +31,7 @@ class Emitter:
         self._temporaries = 0
         self.hits: dict[str, str] = {}
 
-    # --- text ------------------------------------------------------------------------------------------------
+    # --- text -------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
         """One line at the current depth."""
@@ -70,7 +71,7 @@ class Emitter:
         """What a variable of the program is called here."""
         return f"e_{variable}" if variable in self.copied else variable
 
-    # --- the program's names ---------------------------------------------------------------------------------
+    # --- the program's names ----------------------------------------------------------------------
 
     def validity(self, header: str) -> str:
         """Whether a header is valid."""

@@ -1,5 +1,7 @@
 """What can go wrong in the embedded target, split by whose fault it is."""
 
+# ruff: noqa: N818 - the names say what happened, as the events of this project do
+
 from __future__ import annotations
 
 

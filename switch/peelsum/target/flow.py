@@ -1,7 +1,7 @@
 """Control flow graphs -> nested statements: pipelines, parsers and the jumps inside actions become ifs.
 
-BMv2 JSON says where control goes next; compiled code wants blocks. Graphs must be acyclic: what loops is refused.
-Nothing here knows how a statement is written down.
+BMv2 JSON says where control goes next; compiled code wants blocks. Graphs must be acyclic: what loops is
+refused. Nothing here knows how a statement is written down.
 """
 
 from __future__ import annotations
@@ -11,35 +11,37 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from peelsum.target.errors import UnsupportedConstruct
-from peelsum.target.program import (
+from peelsum.target.operations import (
     Action,
-    Advance,
     Binary,
     Bool,
-    Conditional,
     Const,
     Exit,
     Expr,
-    Extract,
     FieldRef,
     Hit,
     Jump,
     JumpIfZero,
     Lookahead,
     Param,
+    Primitive,
+    Unary,
+)
+from peelsum.target.program import (
+    Advance,
+    Conditional,
+    Extract,
     Parser,
     Pipeline,
-    Primitive,
     Program,
     Require,
     Table,
-    Unary,
     Verify,
     successors,
 )
 from peelsum.target.program import ParserState as State
 
-# --- statements ----------------------------------------------------------------------------------------------
+# --- statements -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Look a packet up in `table`, then run the arm of the action found. `arms`: action number, statements."""
+    """Look a packet up in `table`, then run the arm of the action found. Arms: action number, statements."""
 
     table: str
     arms: tuple[tuple[int, Block], ...]
@@ -81,7 +83,7 @@ Node = TypeVar("Node", bound=Hashable)
 _GROWTH_LIMIT = 20
 
 
-# --- graphs --------------------------------------------------------------------------------------------------
+# --- graphs ---------------------------------------------------------------------------------------
 
 
 class _Graph:
@@ -133,7 +135,7 @@ class _Graph:
         return one
 
     def block(self, node: Any, stop: Any, write: Callable[[Any, Callable[[Any], Block]], Block]) -> Block:
-        """Statements from `node` up to `stop`. `write(node, arm)` gives a node's own; `arm(next)` an arm's."""
+        """Statements from `node` up to `stop`: `write(node, arm)` gives a node's, `arm(next)` an arm's."""
         out: list[Statement] = []
         while node is not None and node != stop:
             self._room -= 1
@@ -147,7 +149,7 @@ class _Graph:
         return tuple(out)
 
 
-# --- actions -------------------------------------------------------------------------------------------------
+# --- actions --------------------------------------------------------------------------------------
 
 
 def inline(program: Program, table: Table, number: int) -> Block:
@@ -223,7 +225,7 @@ def walk(node: Any) -> Iterator[Any]:
             yield from walk(getattr(node, part.name))
 
 
-# --- pipelines -----------------------------------------------------------------------------------------------
+# --- pipelines ------------------------------------------------------------------------------------
 
 
 def pipeline_block(program: Program, pipeline: Pipeline) -> Block:
@@ -260,7 +262,7 @@ def _table_block(program: Program, table: Table, arm: Callable[[Any], Block]) ->
     return (applied, *_if(Hit(table.name), arm(table.next_by_hit[0]), arm(table.next_by_hit[1])))
 
 
-# --- parsers -------------------------------------------------------------------------------------------------
+# --- parsers --------------------------------------------------------------------------------------
 
 
 def parser_block(parser: Parser) -> Block:

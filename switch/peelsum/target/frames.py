@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """`n` frames: row i of `data` (uint8[n, stride]) holds `length[i]` (int32) bytes of port `port[i]` (int32)."""
+    """`n` frames: row i of `data` (uint8[n, stride]) holds `length[i]` bytes of port `port[i]` (int32[n])."""
 
     data: NDArray[np.uint8]
     length: NDArray[np.int32]

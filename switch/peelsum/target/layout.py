@@ -77,7 +77,7 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class RegisterPlan:
-    """Cell i of a register is element `base + i * step` of the 32-bit array, or of the `wide` (64-bit) one."""
+    """Cell i is element `base + i * step` of the array of 32-bit registers, or of the `wide` ones' (64)."""
 
     size: int
     bits: int

@@ -7,32 +7,34 @@ from typing import Any
 
 from peelsum.target.errors import BadProgram, UnsupportedConstruct
 from peelsum.target.load_expressions import VALID, Scope
-from peelsum.target.program import (
+from peelsum.target.operations import (
     Action,
     ActionParam,
     AddHeader,
-    Advance,
     Assign,
     Const,
     CopyHeader,
     CountAt,
     Exit,
-    Extract,
     FieldRef,
     Jump,
     JumpIfZero,
     Lookahead,
     MarkToDrop,
-    Parser,
-    ParserOp,
-    ParserState,
     Primitive,
     ReadRegister,
     RemoveHeader,
+    WriteRegister,
+)
+from peelsum.target.program import (
+    Advance,
+    Extract,
+    Parser,
+    ParserOp,
+    ParserState,
     Require,
     Transition,
     Verify,
-    WriteRegister,
 )
 
 _NOTHING = frozenset({"no_op"})
@@ -98,7 +100,7 @@ def _constant(item: Mapping[str, Any], where: str) -> int:
     return int(item["value"], 16)
 
 
-# --- parser --------------------------------------------------------------------------------------------------
+# --- parser ---------------------------------------------------------------------------------------
 
 
 def load_parser(item: Mapping[str, Any], scope: Scope) -> Parser:

@@ -6,25 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peelsum.target.errors import BadProgram, UnsupportedConstruct
-from peelsum.target.program import (
+from peelsum.target.operations import (
     ActionParam,
     Binary,
     Bool,
     Const,
     Expr,
-    Field,
     FieldRef,
-    Header,
     IsValid,
     Lookahead,
     Param,
     Ternary,
     Unary,
 )
+from peelsum.target.program import Field, Header
 
 VALID = "$valid$"
 _UNARY = frozenset({"~", "not", "d2b", "b2d"})
-_BINARY = frozenset("+ - * / % & | ^ << >> == != < <= > >= and or two_comp_mod usat_cast sat_cast".split())
+_BINARY = frozenset(
+    [
+        *("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>", "==", "!=", "<", "<=", ">", ">="),
+        *("and", "or", "two_comp_mod", "usat_cast", "sat_cast"),
+    ]
+)
 
 
 class Scope:

@@ -7,17 +7,8 @@ from typing import Any
 
 from peelsum.target.errors import BadProgram, UnsupportedConstruct
 from peelsum.target.load_expressions import VALID, Scope
-from peelsum.target.program import (
-    Action,
-    Conditional,
-    ConstEntry,
-    FieldRef,
-    KeyValue,
-    Pipeline,
-    Table,
-    TableKey,
-    successors,
-)
+from peelsum.target.operations import Action, FieldRef
+from peelsum.target.program import Conditional, ConstEntry, KeyValue, Pipeline, Table, TableKey, successors
 
 _KINDS = ("exact", "lpm", "ternary", "range")
 

@@ -16,11 +16,11 @@ from peelsum.target.errors import BadProgram, UnsupportedConstruct
 from peelsum.target.load_actions import load_action, load_parser
 from peelsum.target.load_expressions import Scope
 from peelsum.target.load_tables import load_pipeline
+from peelsum.target.operations import FieldRef
 from peelsum.target.program import (
     Checksum,
     CounterArray,
     Field,
-    FieldRef,
     Header,
     Parser,
     Pipeline,
@@ -199,9 +199,9 @@ def _check(program: Program) -> None:
     for field_name in _NEEDED:
         if standard is None or standard.field(field_name) is None:
             raise BadProgram(f"{program.name}: no {_STANDARD}.{field_name}; compile for v1model (p4c-bm2-ss)")
-    for header in program.deparser:
-        if header not in program.headers:
-            raise BadProgram(f"{program.name}: deparser emits {header}, which is no header; compile again")
+    for name in program.deparser:
+        if name not in program.headers:
+            raise BadProgram(f"{program.name}: deparser emits {name}, which is no header; compile again")
     for header in program.headers.values():
         if not header.metadata and header.bits % 8:
             raise UnsupportedConstruct(f"header {header.name}: {header.bits} bits are no whole bytes; pad it")

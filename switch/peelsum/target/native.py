@@ -10,13 +10,18 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
+from numba import njit
+from numba import types as numba_types
+from numba.core import cgutils as numba_cgutils
 from numba.extending import intrinsic
 
 from peelsum.target.lookups import make_lookups
 
+# Numba's own annotations are partial; what it gives back has no type that would help here.
+types: Any = numba_types
+cgutils: Any = numba_cgutils
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+_jit: Callable[[Any], Any] = njit(**_OPTIONS)
 
 
 def K(value: int) -> np.uint64:  # noqa: N802 - a constant's maker, written a thousand times in generated code
@@ -24,7 +29,7 @@ def K(value: int) -> np.uint64:  # noqa: N802 - a constant's maker, written a th
     return np.uint64(value & (1 << 64) - 1)
 
 
-find_exact1, find_exact, find_first1, find_first = (njit(**_OPTIONS)(part) for part in make_lookups(K))
+find_exact1, find_exact, find_first1, find_first = (_jit(part) for part in make_lookups(K))
 
 #: An unsigned 64-bit number from an array's element.
 number = np.uint64
@@ -43,7 +48,8 @@ SIGNATURE = types.UniTuple(types.uint64, 2)(
 
 def compiler(cached: bool) -> Callable[[Any], Any]:
     """What turns the generated function into machine code."""
-    return njit(SIGNATURE, cache=cached, **_OPTIONS)  # type: ignore[no-any-return]
+    compile_it: Callable[[Any], Any] = njit(SIGNATURE, cache=cached, **_OPTIONS)
+    return compile_it
 
 
 def _loader(bits: int) -> Any:
@@ -99,25 +105,25 @@ def copy(context: Any, out: Any, to: Any, data: Any, at: Any, count: Any) -> Any
     return types.void(out, to, data, at, count), generate
 
 
-@njit(**_OPTIONS)
+@_jit
 def array8(count: Any) -> Any:
     """Room for `count` values of 8 bits; 16, 32 and 64 alike."""
     return np.zeros(count, np.uint8)
 
 
-@njit(**_OPTIONS)
+@_jit
 def array16(count: Any) -> Any:
     """Room for `count` values of 16 bits."""
     return np.zeros(count, np.uint16)
 
 
-@njit(**_OPTIONS)
+@_jit
 def array32(count: Any) -> Any:
     """Room for `count` values of 32 bits."""
     return np.zeros(count, np.uint32)
 
 
-@njit(**_OPTIONS)
+@_jit
 def array64(count: Any) -> Any:
     """Room for `count` values of 64 bits."""
     return np.zeros(count, np.uint64)
@@ -126,19 +132,19 @@ def array64(count: Any) -> Any:
 _ZERO, _WIDTH = K(0), K(64)
 
 
-@njit(**_OPTIONS)
+@_jit
 def shl(value: Any, count: Any) -> Any:
     """Shift left, modulo 2**64."""
     return value << count if count < _WIDTH else _ZERO
 
 
-@njit(**_OPTIONS)
+@_jit
 def shr(value: Any, count: Any) -> Any:
     """Shift right."""
     return value >> count if count < _WIDTH else _ZERO
 
 
-@njit(**_OPTIONS)
+@_jit
 def clamp(value: Any, low: Any, high: Any) -> Any:
     """The number nearest `value` in low..high, all signed 64-bit."""
     if np.int64(value) < np.int64(low):

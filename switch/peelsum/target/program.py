@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from peelsum.target.operations import Action, Expr, FieldRef, Lookahead, Primitive
+
 MatchKind: TypeAlias = Literal["exact", "lpm", "ternary", "range"]
 
-# --- headers -----------------------------------------------------------------------------------------------
+# --- headers --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,234 +44,7 @@ class Header:
         return next((part for part in self.fields if part.name == name), None)
 
 
-# --- expressions -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FieldRef:
-    """A field of a header instance; also where an assignment goes."""
-
-    header: str
-    field: str
-
-
-@dataclass(frozen=True, slots=True)
-class Element:
-    """In a loop over lanes: field number `first` + k * `step` of a header, on turn k. Only loops have these."""
-
-    header: str
-    first: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterElement:
-    """In a loop over lanes: register number `first` + k * `step` of the program, on turn k."""
-
-    first: int
-    step: int
-
-
-Target: TypeAlias = FieldRef | Element
-AnyRegister: TypeAlias = "str | RegisterElement"
-
-
-@dataclass(frozen=True, slots=True)
-class Const:
-    """An integer of any size, perhaps negative."""
-
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bool:
-    """A truth value written in the program."""
-
-    value: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Param:
-    """Parameter `index` of the action that is running: `bits` wide, from the matching entry of `table`.
-
-    Within an action's own body `table` is empty: an action can be many tables'.
-    """
-
-    index: int
-    bits: int
-    table: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class IsValid:
-    """Whether a header is there, as a truth value."""
-
-    header: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """Whether the last application of a table found an entry, as a truth value."""
-
-    table: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lookahead:
-    """`bits` bits of the packet, `offset` bits after what has been parsed. Parsers only."""
-
-    offset: int
-    bits: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unary:
-    """`op` is one of `~ not d2b b2d`."""
-
-    op: str
-    operand: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Binary:
-    """`op` is as BMv2 spells it: arithmetic, bits, shifts, comparisons, `and or`, and the casts."""
-
-    op: str
-    left: Expr
-    right: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Ternary:
-    """`left` if `condition` holds, else `right`."""
-
-    condition: Expr
-    left: Expr
-    right: Expr
-
-
-Expr: TypeAlias = (
-    FieldRef | Element | Const | Bool | Param | IsValid | Hit | Lookahead | Unary | Binary | Ternary
-)
-
-# --- what actions and parser states do -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Assign:
-    """Store `value`, cut to the target's width."""
-
-    target: Target
-    value: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRegister:
-    """Load a cell; an index past the end leaves the target as it was."""
-
-    target: Target
-    register: AnyRegister
-    index: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class WriteRegister:
-    """Store a cell; an index past the end stores nothing."""
-
-    register: AnyRegister
-    index: Expr
-    value: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class CountAt:
-    """Count the packet in an indirect counter; an index past the end counts nothing."""
-
-    counter: str
-    index: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class AddHeader:
-    """Make a header valid, all zero if it was not valid before."""
-
-    header: str
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveHeader:
-    """Make a header invalid."""
-
-    header: str
-
-
-@dataclass(frozen=True, slots=True)
-class CopyHeader:
-    """Make one header the same as another of its type, validity included."""
-
-    target: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class MarkToDrop:
-    """Send the packet nowhere, unless something later decides otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """Leave the pipeline once the action that says so is through."""
-
-
-@dataclass(frozen=True, slots=True)
-class Jump:
-    """Go on with the action's primitive number `to`."""
-
-    to: int
-
-
-@dataclass(frozen=True, slots=True)
-class JumpIfZero:
-    """Go on with primitive `to` if `condition` is 0, else with the next."""
-
-    condition: Expr
-    to: int
-
-
-Primitive: TypeAlias = (
-    Assign
-    | ReadRegister
-    | WriteRegister
-    | CountAt
-    | AddHeader
-    | RemoveHeader
-    | CopyHeader
-    | MarkToDrop
-    | Exit
-    | Jump
-    | JumpIfZero
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ActionParam:
-    """A named parameter of an action."""
-
-    name: str
-    bits: int
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """A list of primitives. `number` is unique in the program; `name` is so only within a table."""
-
-    number: int
-    name: str
-    params: tuple[ActionParam, ...]
-    body: tuple[Primitive, ...]
-
-
-# --- parser --------------------------------------------------------------------------------------------------
+# --- parser ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +106,7 @@ class Parser:
     states: Mapping[str, ParserState]
 
 
-# --- tables and control flow -----------------------------------------------------------------------------------
+# --- tables and control flow ----------------------------------------------------------------------
 
 KeyValue: TypeAlias = "int | tuple[int, int]"
 
@@ -405,7 +180,7 @@ def successors(node: Table | Conditional) -> list[str | None]:
     return list(node.next_by_action.values())
 
 
-# --- state and the rest -----------------------------------------------------------------------------------------
+# --- state and the rest ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,7 +237,7 @@ class Program:
         return {name: node for name, node in nodes if isinstance(node, Table)}
 
     def intrinsic(self, name: str) -> FieldRef | None:
-        """The field that the architecture knows as `name` ('intrinsic_metadata.mcast_grp'), if it is there."""
+        """The field that the architecture calls `name` ('intrinsic_metadata.mcast_grp'), if it is there."""
         if name in self.aliases:
             return self.aliases[name]
         header, _, field_name = name.partition(".")

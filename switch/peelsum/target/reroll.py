@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from peelsum.target.flow import Apply, Block, If, Leave, Repeat, Statement
-from peelsum.target.program import (
+from peelsum.target.operations import (
     Element,
     Exit,
     FieldRef,
     Hit,
-    Program,
     ReadRegister,
     RegisterElement,
     WriteRegister,
 )
+from peelsum.target.program import Program
 
 #: A run pays from this many turns on.
 MIN_TURNS = 4
@@ -88,7 +89,7 @@ class Roller:
             return Apply(part.table, tuple((number, self.roll(arm)) for number, arm in part.arms))
         return part
 
-    # --- finding runs ----------------------------------------------------------------------------------------
+    # --- finding runs -----------------------------------------------------------------------------
 
     def _shape(self, part: Statement) -> tuple[Hashable, tuple[Place, ...]]:
         """A statement without the places in it, and those places in order."""
@@ -108,17 +109,15 @@ class Roller:
             return tuple(self._shape_of(part, places) for part in node)
         if not is_dataclass(node):
             return node  # type: ignore[no-any-return]
-        if isinstance(node, (ReadRegister, WriteRegister)):
+        if isinstance(node, (ReadRegister, WriteRegister)) and isinstance(node.register, str):
             number = self._registers[node.register]
             places.append(("", number))
             declared_as = self._register_list[number]
             rest = [
-                self._shape_of(getattr(node, name), places)
-                for name in _names(type(node))
-                if name != "register"
+                self._shape_of(getattr(node, name), places) for name in _names(node) if name != "register"
             ]
-            return type(node), declared_as.bits, declared_as.size, *rest
-        return type(node), *(self._shape_of(getattr(node, name), places) for name in _names(type(node)))
+            return type(node).__name__, declared_as.bits, declared_as.size, *rest
+        return type(node).__name__, *(self._shape_of(getattr(node, name), places) for name in _names(node))
 
     def _best_run(
         self, shapes: Sequence[int], places: Sequence[tuple[Place, ...]], at: int
@@ -146,7 +145,7 @@ class Roller:
             return 1, []
         steps = [other[1] - one[1] for one, other in zip(rows[0], rows[1], strict=True)]
         turns = 1
-        for before, after in zip(rows, rows[1:], strict=False):
+        for before, after in pairwise(rows):
             moved = zip(before, after, steps, strict=True)
             if any((one[0], one[1] + step) != other for one, other, step in moved):
                 break
@@ -172,7 +171,7 @@ class Roller:
             and whole
         )
 
-    # --- building loops --------------------------------------------------------------------------------------
+    # --- building loops ---------------------------------------------------------------------------
 
     def _repeat(self, body: Block, turns: int, steps: Sequence[int]) -> Repeat:
         remaining = iter(steps)
@@ -186,14 +185,14 @@ class Roller:
             return Element(node.header, number, step) if step else node
         if isinstance(node, tuple):
             return tuple(self._stepping(part, turns, steps) for part in node)
-        if not is_dataclass(node):
+        if not is_dataclass(node) or isinstance(node, type):
             return node
         values: dict[str, Any] = {}
         if isinstance(node, (ReadRegister, WriteRegister)) and isinstance(node.register, str):
             number = self._registers[node.register]
             step = self._touch(("", number), turns, next(steps))
             values["register"] = RegisterElement(number, step) if step else node.register
-        for name in _names(type(node)):
+        for name in _names(node):
             if name not in values:
                 values[name] = self._stepping(getattr(node, name), turns, steps)
         return type(node)(**values)
@@ -212,8 +211,13 @@ def _alike(shapes: Sequence[int], at: int, period: int, turns: int) -> bool:
     )
 
 
+def _names(node: Any) -> Sequence[str]:
+    kind: Any = type(node)
+    return _names_of(kind)
+
+
 @cache
-def _names(kind: type) -> tuple[str, ...]:
+def _names_of(kind: Any) -> tuple[str, ...]:
     return tuple(part.name for part in fields(kind))
 
 

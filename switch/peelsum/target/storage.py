@@ -1,4 +1,4 @@
-"""Where generated code keeps fields while a packet is under way: in variables, or in arrays that loops run over.
+"""Where generated code keeps fields while a packet is under way: variables, or arrays that loops run over.
 
 Fields of packet headers that the program never looks at are kept together, as many as fit into one variable.
 """
@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 from peelsum.target.flow import walk
 from peelsum.target.layout import words_of
-from peelsum.target.program import Element, FieldRef, Header, Program, Target
+from peelsum.target.operations import Element, FieldRef, Target
+from peelsum.target.program import Header, Program
 from peelsum.target.reroll import Spans
 
 
@@ -57,7 +58,7 @@ class Storage:
         for header in program.headers.values():
             self._lay_out(header, used, sorted(set(by_type.get(header.type_name, ()))))
 
-    # --- asking ----------------------------------------------------------------------------------------------
+    # --- asking -----------------------------------------------------------------------------------
 
     def variables(self, ref: FieldRef) -> Sequence[Variable]:
         """The variables of a field that is in no array, most significant first; one up to 64 bits."""
@@ -106,7 +107,7 @@ class Storage:
         self._names.add(name)
         return name
 
-    # --- laying out ------------------------------------------------------------------------------------------
+    # --- laying out -------------------------------------------------------------------------------
 
     def _lay_out(self, header: Header, used: set[tuple[str, str]], spans: Sequence[tuple[int, int]]) -> None:
         chunks: list[Chunk] = []

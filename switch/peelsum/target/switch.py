@@ -106,7 +106,7 @@ class Switch:
 
 
 class _Room:
-    """The arrays that outgoing frames are written to; kept from batch to batch, enlarged when they must be."""
+    """The arrays that outgoing frames are written to; kept from batch to batch, enlarged where needed."""
 
     def __init__(self) -> None:
         self.data: NDArray[np.uint8] = np.zeros(0, np.uint8)
@@ -146,7 +146,8 @@ def _checked(frames: Frames) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDAr
     port = np.ascontiguousarray(frames.port, np.int32)
     if data.ndim != 2 or length.shape != (len(data),) or port.shape != (len(data),):
         raise InvalidEntry(
-            f"frames: data {data.shape}, length {length.shape}, port {port.shape}; pass one row, length and port each"
+            f"frames: data {data.shape}, length {length.shape}, port {port.shape}; "
+            "pass a row, a length and a port for each"
         )
     if len(length) and not 0 <= length.min() <= length.max() <= data.shape[1]:
         raise InvalidEntry(

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.target.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
-from peelsum.target.layout import ROW_ACTION, ROW_ENTRY, ROW_PARAMS, TablePlan, limbs
-from peelsum.target.program import Action, Program, TableKey
+from peelsum.target.layout import ROW_ACTION, ROW_PARAMS, TablePlan, limbs
+from peelsum.target.operations import Action
+from peelsum.target.program import Program, TableKey
 
 KeyMatch: TypeAlias = "int | tuple[int, int]"
 Match: TypeAlias = tuple[KeyMatch, ...]
@@ -95,7 +96,7 @@ class Table:
     def __len__(self) -> int:
         return len(self._held)
 
-    # --- control -------------------------------------------------------------------------------------------
+    # --- control ----------------------------------------------------------------------------------
 
     def insert(self, keys: Match, action: str, params: Sequence[int] = (), priority: int = 0) -> None:
         """Add an entry. `keys` has, per key field, an int (exact), (value, mask), (value, prefix length) or
@@ -147,7 +148,7 @@ class Table:
                 )
             self._put_default(self._action(action), tuple(params))
 
-    # --- direct counters -------------------------------------------------------------------------------------
+    # --- direct counters --------------------------------------------------------------------------
 
     def attach_counts(self, counts: NDArray[np.uint64]) -> None:
         """Let entry number i count in `counts[2 i]` (packets) and `counts[2 i + 1]` (bytes)."""
@@ -170,7 +171,7 @@ class Table:
             raise InvalidEntry(f"table {self.name}: has no direct counter; declare one in the program")
         return self._counts, 2 * self._find(tuple(keys), priority).number
 
-    # --- rules -----------------------------------------------------------------------------------------------
+    # --- rules ------------------------------------------------------------------------------------
 
     def _refuse_if_const(self) -> None:
         if self._spec.const_entries is not None:
@@ -250,7 +251,7 @@ class Table:
             words += limbs(value, param.bits)
         return action.number + 1, words + [0] * (self._plan.param_words - len(words))
 
-    # --- memory ----------------------------------------------------------------------------------------------
+    # --- memory -----------------------------------------------------------------------------------
 
     def _put_default(self, action: Action, params: tuple[int, ...]) -> None:
         code, words = self._action_words(action.name, params)

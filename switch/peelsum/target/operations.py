@@ -1,0 +1,232 @@
+"""What a program computes: expressions, and the primitives that actions and parser states are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+# --- expressions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRef:
+    """A field of a header instance; also where an assignment goes."""
+
+    header: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """In a loop over lanes: field number `first` + k * `step` of a header, on turn k."""
+
+    header: str
+    first: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterElement:
+    """In a loop over lanes: register number `first` + k * `step` of the program, on turn k."""
+
+    first: int
+    step: int
+
+
+Target: TypeAlias = FieldRef | Element
+AnyRegister: TypeAlias = "str | RegisterElement"
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """An integer of any size, perhaps negative."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bool:
+    """A truth value written in the program."""
+
+    value: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """Parameter `index` of the action that is running: `bits` wide, from the matching entry of `table`.
+
+    Within an action's own body `table` is empty: an action can be many tables'.
+    """
+
+    index: int
+    bits: int
+    table: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IsValid:
+    """Whether a header is there, as a truth value."""
+
+    header: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Whether the last application of a table found an entry, as a truth value."""
+
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lookahead:
+    """`bits` bits of the packet, `offset` bits after what has been parsed. Parsers only."""
+
+    offset: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """`op` is one of `~ not d2b b2d`."""
+
+    op: str
+    operand: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """`op` is as BMv2 spells it: arithmetic, bits, shifts, comparisons, `and or`, and the casts."""
+
+    op: str
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Ternary:
+    """`left` if `condition` holds, else `right`."""
+
+    condition: Expr
+    left: Expr
+    right: Expr
+
+
+Expr: TypeAlias = (
+    FieldRef | Element | Const | Bool | Param | IsValid | Hit | Lookahead | Unary | Binary | Ternary
+)
+
+# --- what actions and parser states do ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Store `value`, cut to the target's width."""
+
+    target: Target
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRegister:
+    """Load a cell; an index past the end leaves the target as it was."""
+
+    target: Target
+    register: AnyRegister
+    index: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRegister:
+    """Store a cell; an index past the end stores nothing."""
+
+    register: AnyRegister
+    index: Expr
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class CountAt:
+    """Count the packet in an indirect counter; an index past the end counts nothing."""
+
+    counter: str
+    index: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class AddHeader:
+    """Make a header valid, all zero if it was not valid before."""
+
+    header: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveHeader:
+    """Make a header invalid."""
+
+    header: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyHeader:
+    """Make one header the same as another of its type, validity included."""
+
+    target: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkToDrop:
+    """Send the packet nowhere, unless something later decides otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Leave the pipeline once the action that says so is through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """Go on with the action's primitive number `to`."""
+
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class JumpIfZero:
+    """Go on with primitive `to` if `condition` is 0, else with the next."""
+
+    condition: Expr
+    to: int
+
+
+Primitive: TypeAlias = (
+    Assign
+    | ReadRegister
+    | WriteRegister
+    | CountAt
+    | AddHeader
+    | RemoveHeader
+    | CopyHeader
+    | MarkToDrop
+    | Exit
+    | Jump
+    | JumpIfZero
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionParam:
+    """A named parameter of an action."""
+
+    name: str
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A list of primitives. `number` is unique in the program; `name` is so only within a table."""
+
+    number: int
+    name: str
+    params: tuple[ActionParam, ...]
+    body: tuple[Primitive, ...]
