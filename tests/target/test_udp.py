@@ -129,6 +129,15 @@ def test_a_packet_for_a_port_without_peer_is_dropped_and_counted() -> None:
         assert np.array_equal(received(host), packets(3)[2:])
 
 
+def test_a_peer_that_the_system_refuses_does_not_end_the_switch() -> None:
+    with opened(1) as ports, host_at(ports, 1) as host:
+        host.send(packets(3))
+        frames = ports.receive([1])
+        ports.ports[1].peer = ("255.255.255.255", 9)  # broadcast, which sockets may not do unasked
+        ports.send(frames)
+        assert ports.ports[1].counts.unreachable == 3
+
+
 def test_copies_to_several_ports_keep_each_ports_order() -> None:
     with opened(1, 2) as ports, host_at(ports, 1) as one, host_at(ports, 2) as two:
         sent = packets(6)
@@ -254,4 +263,4 @@ def test_another_pipeline_brings_another_size() -> None:
         host.send(packets(3, size=packet_bytes(300)))
         frames = ports.receive([1])
         assert frames.length.tolist() == [FRAME_HEADER_BYTES + packet_bytes(300)] * 3
-        assert ports.ports[1].socket.odd == 2
+        assert ports.ports[1].counts.odd == 2

@@ -19,17 +19,18 @@ from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from peelsum.target.switch import Switch
 
 from peelsum.target.device import Device
 from peelsum.target.errors import TargetError
 from peelsum.target.frames import Frames
 from peelsum.target.p4runtime import serve
+from peelsum.target.switch import Switch
 from peelsum.target.udp import PortCounts, UdpPorts
 from peelsum.wire import CPU_PORT, packet_bytes
 
 _LANE_REGISTER = re.compile(r"(?:^|\.)lane_\d+$")
 _CLOCK_MASK = (1 << 48) - 1
+_LAST_UDP_PORT = 0xFFFF
 
 
 class StartError(TargetError):
@@ -154,6 +155,8 @@ def run(
     """
     if not 1 <= ports < CPU_PORT:
         raise StartError(f"ports: {ports} is out of range; use 1 to {CPU_PORT - 1}")
+    if udp_base is not None and not 0 <= udp_base <= _LAST_UDP_PORT - ports:
+        raise StartError(f"udp_base: {udp_base} is out of range; use 0 to {_LAST_UDP_PORT - ports}")
     with ExitStack() as stack:
         try:
             udp = UdpPorts(range(1, ports + 1), host=udp_host, base=udp_base, loss=loss, seed=seed)

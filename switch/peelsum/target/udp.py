@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,11 @@ class PortCounts:
     received, sent: carried into and out of the pipeline.
     hellos: answered.
     foreign: from an address that is not the peer's (or before any hello); dropped.
-    unreachable: left for a port that nobody has said hello to; dropped.
+    unreachable: left for a port that nobody has said hello to, or for a peer that the system has no way to;
+        dropped.
     full: dropped because the kernel had no room on the way out.
+    overrun: dropped by the kernel because the pipeline was slower, as the kernel counts them.
+    odd: of a length that is not this pipeline's; dropped.
     lost_in, lost_out: dropped on purpose, by the share of loss that was asked for.
     """
 
@@ -43,6 +46,8 @@ class PortCounts:
     foreign: int = 0
     unreachable: int = 0
     full: int = 0
+    overrun: int = 0
+    odd: int = 0
     lost_in: int = 0
     lost_out: int = 0
 
@@ -71,9 +76,14 @@ class UdpPort:
         self.number = number
         self.socket = sock
         self.peer: Address | None = None
-        self.counts = PortCounts()
+        self._counts = PortCounts()
         self._loss_in = Loss(loss, (seed, number, 0))
         self._loss_out = Loss(loss, (seed, number, 1))
+
+    @property
+    def counts(self) -> PortCounts:
+        """What this port did so far; a copy."""
+        return replace(self._counts, odd=self.socket.odd, overrun=self.socket.overruns)
 
     def receive(self, limit: int) -> Batch | None:
         """About `limit` packets from the peer, uint8[n, packet_bytes]; None where nothing for us waits.
@@ -87,28 +97,32 @@ class UdpPort:
             if burst.hello:
                 self._meet(burst.source)
             elif burst.source != self.peer:
-                self.counts.foreign += len(burst.packets)
+                self._counts.foreign += len(burst.packets)
             else:
                 packets = self._loss_in.survivors(burst.packets)
-                self.counts.received += len(packets)
-                self.counts.lost_in += len(burst.packets) - len(packets)
+                self._counts.received += len(packets)
+                self._counts.lost_in += len(burst.packets) - len(packets)
                 return packets
         return None
 
     def send(self, batch: Batch) -> None:
         """Send packets to the peer. What has no peer or no room is dropped and counted."""
         if self.peer is None:
-            self.counts.unreachable += len(batch)
+            self._counts.unreachable += len(batch)
             return
         packets = self._loss_out.survivors(batch)
-        sent = self.socket.send(packets, self.peer)
-        self.counts.lost_out += len(batch) - len(packets)
-        self.counts.sent += sent
-        self.counts.full += len(packets) - sent
+        self._counts.lost_out += len(batch) - len(packets)
+        try:
+            sent = self.socket.send(packets, self.peer)
+        except OSError:
+            self._counts.unreachable += len(packets)
+            return
+        self._counts.sent += sent
+        self._counts.full += len(packets) - sent
 
     def _meet(self, source: Address) -> None:
         self.peer = source
-        self.counts.hellos += 1
+        self._counts.hellos += 1
         self.socket.send_hello(source)
 
 

@@ -31,7 +31,6 @@ from peelsum.target.artifacts import pipeline
 Switch(load(pipeline(int(sys.argv[1])).json_path)).process(Frames.of([(1, bytes(2048))]), 0)
 print(time.perf_counter() - started)
 """
-_NOTES = Console(stderr=True)
 
 
 @dataclass(frozen=True)
@@ -77,12 +76,16 @@ def _measure(lanes: int, seconds: float) -> Iterator[Row]:
     yield replace(row, first_packet_cold_s=cold, first_packet_cached_s=cached)
     yield _row("udp", lanes, seconds)
     if not bmv2.available():
-        _NOTES.print(f"bmv2: left out, {bmv2.BINARY} is not on PATH")
+        _note(f"{bmv2.BINARY} is not on PATH")
         return
     try:
         yield _row("veth", lanes, seconds)
     except TopologyError as error:
-        _NOTES.print(f"bmv2: left out, {error}")
+        _note(str(error))
+
+
+def _note(reason: str) -> None:
+    print(f"bmv2: left out, {reason}", file=sys.stderr)
 
 
 def _row(ports: str, lanes: int, seconds: float) -> Row:

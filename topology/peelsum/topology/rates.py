@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from peelsum.control import Controller, JobDescription
+from peelsum.control import ControlError, Controller, JobDescription
 from peelsum.target import Frames, Switch
 from peelsum.target.artifacts import pipeline
 from peelsum.target.device import Device
@@ -133,9 +133,12 @@ def _admit(address: str, lanes: int) -> int:
             "ports": {"server": WORKERS + 1, "workers": list(range(1, WORKERS + 1))},
         }
     )
-    with Controller.connect(address, 1) as controller:
-        controller.load_pipeline(compiled.json_path, compiled.p4info_path)
-        return controller.admit(job).generation
+    try:
+        with Controller.connect(address) as controller:
+            controller.load_pipeline(compiled.json_path, compiled.p4info_path)
+            return controller.admit(job).generation
+    except ControlError as error:
+        raise TopologyError(str(error)) from error
 
 
 @contextmanager
