@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from peelsum.target import Program, Switch
@@ -45,19 +45,23 @@ class Device:
         """The running pipeline, or None before the first commit."""
         return self._switch
 
-    def commit(self, program: Program, p4info: Any = None) -> Switch:
-        """Replace the running pipeline by a new one with the program's initial state. Returns it.
-
-        Compiling happens before the swap, so the old pipeline forwards until the new one can. `p4info`
-        is not needed to forward; it is accepted so that a target which does need it fits here.
-        """
+    def build(self, program: Program) -> Switch:
+        """A switch for the program, in its initial state, that does not run here yet."""
         from peelsum.target import Switch
 
-        switch = Switch(program, mode=self.mode)
+        return Switch(program, mode=self.mode)
+
+    def install(self, switch: Switch) -> None:
+        """Replace the running pipeline. Frames that waited for the old one are dropped."""
         with self.lock:
             self._switch = switch
             self._waiting.clear()
         self._wake()
+
+    def commit(self, program: Program) -> Switch:
+        """Build and install: the old pipeline forwards until the new one can. Returns the new one."""
+        switch = self.build(program)
+        self.install(switch)
         return switch
 
     def inject(self, frame: bytes) -> bool:

@@ -1,0 +1,170 @@
+"""What an operator says about a job, in TOML: who takes part, behind which ports, on which switch.
+
+Owns the checks that need no switch. What a pipeline can hold is checked at admission.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from peelsum.control.errors import DescriptionError
+from peelsum.wire import COMPILED_LANES, CPU_PORT, MAX_WORKERS, RESERVED_JOB_ID
+
+#: v1model drops what is sent to this port.
+_DROP_PORT = 511
+_MAC_HINT = "six bytes in hexadecimal, as 02:00:00:00:00:01"
+
+
+def _port(value: Any) -> Any:
+    if isinstance(value, int) and value in (CPU_PORT, _DROP_PORT):
+        raise ValueError(f"port {value} is the switch's own; use another")
+    return value
+
+
+def _mac(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError(f"must be {_MAC_HINT}")
+    parts = value.split(":")
+    try:
+        octets = bytes.fromhex("".join(part.zfill(2) for part in parts))
+    except ValueError:
+        octets = b""
+    if len(parts) != 6 or len(octets) != 6:
+        raise ValueError(f"must be {_MAC_HINT}")
+    return int.from_bytes(octets, "big")
+
+
+def _ip(value: Any) -> Any:
+    try:
+        return int(IPv4Address(value))
+    except ValueError:
+        raise ValueError("must be an IPv4 address, as 10.0.0.1") from None
+
+
+Port = Annotated[int, BeforeValidator(_port), Field(ge=0, lt=_DROP_PORT)]
+Mac = Annotated[int, BeforeValidator(_mac)]
+Ipv4 = Annotated[int, BeforeValidator(_ip)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class HostAddress(_Section):
+    """What packets to or from a port carry as Ethernet and IPv4 addresses, as integers."""
+
+    mac: Mac
+    ip: Ipv4
+
+
+class JobSection(_Section):
+    """`[job]`: how many workers, how many chunks each keeps in flight, how long nothing may happen."""
+
+    id: int = Field(gt=RESERVED_JOB_ID, le=255)
+    workers: int = Field(ge=2, le=MAX_WORKERS)
+    window: int = Field(default=512, ge=1)
+    timeout_s: float = Field(default=30.0, gt=0)
+
+
+class SwitchSection(_Section):
+    """`[switch]`: where P4Runtime listens, and what shall run there.
+
+    `age_limit_ms` is how long a slot that nobody touches keeps its chunk; `queue_depth`, if given, is
+    how many packets may queue at a port before those behind them are marked; `address` is what packets
+    to real hosts carry as their source.
+    """
+
+    p4runtime: str = Field(default="127.0.0.1:9559", pattern=r"^.+:\d{1,5}$")
+    device_id: int = Field(default=1, ge=0, lt=1 << 64)
+    pipeline_lanes: int = COMPILED_LANES[-1]
+    age_limit_ms: float = Field(default=1000.0, ge=0)
+    queue_depth: int | None = Field(default=None, ge=0, lt=1 << 19)
+    address: HostAddress | None = None
+
+
+class PortsSection(_Section):
+    """`[ports]`: the switch port of the aggregation server, and of worker 0, 1, ..."""
+
+    server: Port
+    workers: tuple[Port, ...] = Field(strict=False)
+
+
+class JobDescription(_Section):
+    """A whole description. `hosts` has, by port number, the addresses of the host behind it."""
+
+    job: JobSection
+    switch: SwitchSection = SwitchSection()
+    ports: PortsSection
+    hosts: dict[str, HostAddress] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobDescription:
+        if self.switch.pipeline_lanes not in COMPILED_LANES:
+            have = " or ".join(map(str, COMPILED_LANES))
+            raise ValueError(
+                f"switch.pipeline_lanes: {self.switch.pipeline_lanes}: is not compiled; use {have}"
+            )
+        if len(self.ports.workers) != self.job.workers:
+            raise ValueError(
+                f"ports.workers: {list(self.ports.workers)}: lists {len(self.ports.workers)} ports for "
+                f"job.workers = {self.job.workers}; give each worker one"
+            )
+        uses = Counter([self.ports.server, *self.ports.workers])
+        for port, count in uses.items():
+            if count > 1:
+                raise ValueError(f"ports: {port}: is used {count} times; give every participant its own port")
+        for name in self.hosts:
+            if not name.isdecimal() or int(name) not in uses:
+                raise ValueError(f"hosts.{name}: is no port of this job; use one of {sorted(uses)}")
+        if self.hosts and self.switch.address is None:
+            raise ValueError("switch.address: is missing; hosts need a source address, {mac = ..., ip = ...}")
+        return self
+
+    @property
+    def expected_mask(self) -> int:
+        """The worker bitmap of a complete sum."""
+        return (1 << self.job.workers) - 1
+
+    @classmethod
+    def parse(cls, text: str, source: str = "job description") -> JobDescription:
+        """A description from TOML. Raises DescriptionError naming `source`, field, value and remedy."""
+        try:
+            return cls.model_validate(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise DescriptionError(f"{source}: is not TOML: {error}") from None
+        except ValidationError as error:
+            raise DescriptionError(f"{source}: {_first_complaint(error)}") from None
+
+    @classmethod
+    def read(cls, path: Path) -> JobDescription:
+        """The description in a file. Raises DescriptionError, also where it cannot be read."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise DescriptionError(f"{path}: {error.strerror}; give the path of a job description") from None
+        except UnicodeDecodeError as error:
+            raise DescriptionError(f"{path}: is not UTF-8 (byte {error.start}); save it as such") from None
+        return cls.parse(text, str(path))
+
+
+def _first_complaint(error: ValidationError) -> str:
+    """The first problem as `field: value: what would be right`."""
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    match problem["type"]:
+        case "missing":
+            return f"{where}: is missing; add it"
+        case "extra_forbidden":
+            return f"{where}: is no field of a job description; remove it or correct its name"
+        case "value_error" if not where:
+            return message
+        case "string_pattern_mismatch":
+            message = "must be host:port, as 127.0.0.1:9559"
+    return f"{where}: {problem['input']!r}: {message[0].lower()}{message[1:]}"

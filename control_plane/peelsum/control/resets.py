@@ -1,0 +1,66 @@
+"""Freeing slots in-band: RESET packets through PacketOut, each acknowledged by coming back as PacketIn.
+
+BMv2 cannot write registers over P4Runtime, so this is how every target does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import monotonic
+
+from finsy.p4entity import P4RegisterEntry
+
+from peelsum.control.errors import SwitchError, UnsupportedError
+from peelsum.control.frames import acknowledged_slot, reset_frames
+from peelsum.control.session import Session
+from peelsum.wire import RESERVED_JOB_ID
+
+#: Requests on the way at once; a switch queues packets, but not any number of them.
+_WINDOW = 256
+_ATTEMPTS = 8
+_ATTEMPT_S = 1.0
+_JOB_SHIFT = 24
+
+
+def slot_owners(session: Session) -> dict[int, int] | None:
+    """Slots that hold something, and the job it is of; None where the switch lets no registers be read."""
+    try:
+        tags = [entity.register_entry for entity in session.read(P4RegisterEntry("owner_tag"))]
+    except UnsupportedError:
+        return None
+    owners = {tag.index.index: int.from_bytes(tag.data.bitstring, "big") >> _JOB_SHIFT for tag in tags}
+    return {slot: job_id for slot, job_id in owners.items() if job_id != RESERVED_JOB_ID}
+
+
+def slots_to_reset(session: Session, job_id: int, slots: int) -> list[int]:
+    """The slots that may hold something of a job: all of them where the switch does not say."""
+    owners = slot_owners(session)
+    return [slot for slot in range(slots) if owners is None or owners.get(slot) == job_id]
+
+
+def reset(session: Session, slots: Iterable[int], lanes: int) -> None:
+    """Free slots and wait until the switch says so, asking again for what got lost.
+
+    Raises SwitchError naming how many were not acknowledged in the end.
+    """
+    wanted = sorted(set(slots))
+    for start in range(0, len(wanted), _WINDOW):
+        _reset_window(session, wanted[start : start + _WINDOW], lanes)
+
+
+def _reset_window(session: Session, wanted: list[int], lanes: int) -> None:
+    missing = set(wanted)
+    for _ in range(_ATTEMPTS):
+        for frame in reset_frames(sorted(missing), lanes):
+            session.send_packet(frame)
+        deadline = monotonic() + _ATTEMPT_S
+        while missing and (answer := session.next_packet(deadline)) is not None:
+            slot = acknowledged_slot(answer, lanes)
+            if slot is not None:
+                missing.discard(slot)
+        if not missing:
+            return
+    raise SwitchError(
+        f"switch: {session.address} did not acknowledge freeing {len(missing)} of {len(wanted)} slots "
+        f"(first: {min(missing)}); does it run with its CPU port enabled?"
+    )

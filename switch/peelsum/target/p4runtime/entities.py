@@ -1,0 +1,115 @@
+"""Which part of the pipeline an entity belongs to: one dispatch for writes and one for reads.
+
+Entities this target does not have are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from finsy.proto import p4r
+
+from peelsum.target import Switch
+from peelsum.target.errors import TargetError
+from peelsum.target.p4runtime.cells import Counters, Registers
+from peelsum.target.p4runtime.groups import Groups
+from peelsum.target.p4runtime.info import PipelineInfo
+from peelsum.target.p4runtime.status import (
+    BatchError,
+    RequestError,
+    from_bug,
+    from_target,
+    invalid,
+    unimplemented,
+)
+from peelsum.target.p4runtime.tables import Tables
+
+
+class Entities:
+    """Everything of one pipeline that Write and Read reach."""
+
+    def __init__(self, info: PipelineInfo, switch: Switch) -> None:
+        self._tables = Tables(info, switch)
+        self._counters = Counters(info, switch)
+        self._registers = Registers(info, switch)
+        self._groups = Groups(switch)
+
+    def write(self, updates: Sequence[p4r.Update]) -> None:
+        """Attempt every update in order. Raises BatchError with an outcome for each if any failed."""
+        outcomes = [self._outcome(update) for update in updates]
+        if any(outcomes):
+            raise BatchError(outcomes)
+
+    def _outcome(self, update: p4r.Update) -> RequestError | None:
+        try:
+            self._write_one(update)
+        except RequestError as error:
+            return error
+        except TargetError as error:
+            return from_target(error)
+        except Exception as error:
+            return from_bug(error)
+        return None
+
+    def _write_one(self, update: p4r.Update) -> None:
+        kind = update.type
+        if kind not in (p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE):
+            raise invalid(f"type: update type {kind} is none of INSERT, MODIFY, DELETE")
+        entity = update.entity
+        match entity.WhichOneof("entity"):
+            case "table_entry":
+                self._tables.write(kind, entity.table_entry)
+            case "direct_counter_entry":
+                self._tables.write_counter(kind, entity.direct_counter_entry)
+            case "counter_entry":
+                self._counters.write(kind, entity.counter_entry)
+            case "register_entry":
+                self._registers.write(kind, entity.register_entry)
+            case "packet_replication_engine_entry":
+                self._groups.write(kind, entity.packet_replication_engine_entry)
+            case None:
+                raise invalid("entity: is empty")
+            case other:
+                raise unimplemented(other)
+
+    def read(self, wanted: p4r.Entity) -> Iterator[p4r.Entity]:
+        """Every entity that `wanted` selects. Raises RequestError."""
+        match wanted.WhichOneof("entity"):
+            case "table_entry":
+                for entry in self._tables.read(wanted.table_entry):
+                    yield p4r.Entity(table_entry=entry)
+            case "direct_counter_entry":
+                for direct in self._tables.read_counters(wanted.direct_counter_entry):
+                    yield p4r.Entity(direct_counter_entry=direct)
+            case "counter_entry":
+                for counter in self._counters.read(wanted.counter_entry):
+                    yield p4r.Entity(counter_entry=counter)
+            case "register_entry":
+                for register in self._registers.read(wanted.register_entry):
+                    yield p4r.Entity(register_entry=register)
+            case "packet_replication_engine_entry":
+                for group in self._groups.read(wanted.packet_replication_engine_entry):
+                    yield p4r.Entity(packet_replication_engine_entry=group)
+            case None:
+                raise invalid("entity: is empty")
+            case other:
+                raise unimplemented(other)
+
+    def forwarding_state(self) -> list[p4r.Update]:
+        """Updates that put the same entries, default actions and groups into another pipeline."""
+        updates = []
+        for entry in self._tables.read(p4r.TableEntry()):
+            if not entry.is_const:
+                updates.append(_update(p4r.Update.INSERT, p4r.Entity(table_entry=entry)))
+        for entry in self._tables.read(p4r.TableEntry(is_default_action=True)):
+            if not entry.is_const:
+                updates.append(_update(p4r.Update.MODIFY, p4r.Entity(table_entry=entry)))
+        everything = p4r.PacketReplicationEngineEntry(multicast_group_entry=p4r.MulticastGroupEntry())
+        for group in self._groups.read(everything):
+            entity = p4r.Entity(packet_replication_engine_entry=group)
+            updates.append(_update(p4r.Update.INSERT, entity))
+        return updates
+
+
+def _update(kind: p4r.Update.Type.ValueType, entity: p4r.Entity) -> p4r.Update:
+    return p4r.Update(type=kind, entity=entity)

@@ -1,0 +1,89 @@
+"""Multicast groups: the part of the packet replication engine that this target has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from finsy.proto import p4r
+
+from peelsum.target import Switch
+from peelsum.target.p4runtime.status import Code, RequestError, invalid, unimplemented
+from peelsum.target.p4runtime.values import to_bytes, to_int
+
+_PORT_BITS = 32
+_GROUP_LIMIT = 1 << 16
+
+
+class Groups:
+    """The multicast groups of one pipeline, and the metadata controllers keep with them."""
+
+    def __init__(self, switch: Switch) -> None:
+        self._switch = switch
+        self._metadata: dict[int, bytes] = {}
+        # Groups written with the older `egress_port` are read back with it: a client sees what it wrote.
+        self._older_form: set[int] = set()
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.PacketReplicationEngineEntry) -> None:
+        """Insert, modify or delete a group. Raises RequestError; then nothing has changed."""
+        group = _multicast(entry)
+        number = group.multicast_group_id
+        if not 0 < number < _GROUP_LIMIT:
+            raise invalid(f"multicast_group_id: {number} is not between 1 and {_GROUP_LIMIT - 1}")
+        exists = number in self._switch.groups.ids()
+        if kind == p4r.Update.INSERT and exists:
+            raise RequestError(Code.ALREADY_EXISTS, f"multicast group {number} exists")
+        if kind != p4r.Update.INSERT and not exists:
+            raise RequestError(Code.NOT_FOUND, f"multicast group {number} does not exist")
+        if kind == p4r.Update.DELETE:
+            self._switch.groups.delete(number)
+            self._metadata.pop(number, None)
+            self._older_form.discard(number)
+            return
+        self._switch.groups.set(number, _replicas(group))
+        self._metadata[number] = group.metadata
+        self._older_form.discard(number)
+        if any(replica.WhichOneof("port_kind") == "egress_port" for replica in group.replicas):
+            self._older_form.add(number)
+
+    def read(self, wanted: p4r.PacketReplicationEngineEntry) -> Iterator[p4r.PacketReplicationEngineEntry]:
+        """The group that `wanted` names, if it is there, or (id 0) all groups."""
+        number = _multicast(wanted).multicast_group_id
+        for found in sorted(self._switch.groups.ids()):
+            if number in (0, found):
+                yield p4r.PacketReplicationEngineEntry(multicast_group_entry=self._encode(found))
+
+    def _encode(self, number: int) -> p4r.MulticastGroupEntry:
+        group = p4r.MulticastGroupEntry(multicast_group_id=number, metadata=self._metadata.get(number, b""))
+        for port, instance in self._switch.groups.get(number):
+            if number in self._older_form:
+                group.replicas.add(egress_port=port, instance=instance)
+            else:
+                group.replicas.add(port=to_bytes(port), instance=instance)
+        return group
+
+
+def _multicast(entry: p4r.PacketReplicationEngineEntry) -> p4r.MulticastGroupEntry:
+    kind = entry.WhichOneof("type")
+    if kind is None:
+        raise invalid("packet_replication_engine_entry: is empty")
+    if kind != "multicast_group_entry":
+        raise unimplemented(kind)
+    return entry.multicast_group_entry
+
+
+def _replicas(group: p4r.MulticastGroupEntry) -> list[tuple[int, int]]:
+    replicas: list[tuple[int, int]] = []
+    for replica in group.replicas:
+        if replica.backup_replicas:
+            raise unimplemented("backup replicas")
+        kind = replica.WhichOneof("port_kind")
+        if kind is None:
+            raise invalid(f"multicast group {group.multicast_group_id}: a replica has no port")
+        port = to_int(replica.port, _PORT_BITS, "port") if kind == "port" else replica.egress_port
+        if (port, replica.instance) in replicas:
+            raise invalid(
+                f"multicast group {group.multicast_group_id}: "
+                f"port {port} instance {replica.instance} appears twice"
+            )
+        replicas.append((port, replica.instance))
+    return replicas

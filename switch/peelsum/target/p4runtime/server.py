@@ -1,0 +1,57 @@
+"""Where the P4Runtime service listens. Owns the gRPC server's options and its end."""
+
+from __future__ import annotations
+
+import errno
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from finsy.proto import p4r_grpc
+
+from peelsum.target.device import Device
+from peelsum.target.p4runtime.service import MAX_STREAMS, P4RuntimeService
+
+_THREADS = MAX_STREAMS + 8
+_OPTIONS = (
+    # Without this a second server would share the port silently, and get every other connection.
+    ("grpc.so_reuseport", 0),
+    # Compiled pipelines are a few megabytes.
+    ("grpc.max_receive_message_length", 64 << 20),
+)
+_STOP_GRACE_S = 0.1
+
+
+class RunningServer:
+    """A P4Runtime server that answers until `stop`."""
+
+    def __init__(self, device: Device, server: grpc.Server, host: str, port: int) -> None:
+        self._device = device
+        self._server = server
+        self.port = port
+        self.address = f"{host}:{port}"
+
+    def stop(self) -> None:
+        """End every stream and free the port."""
+        self._device.on_packet_in(None)
+        self._server.stop(_STOP_GRACE_S).wait()
+
+
+def serve(device: Device, address: str = "127.0.0.1:9559") -> RunningServer:
+    """Answer P4Runtime for a device at `address` (host:port; port 0 takes a free one).
+
+    Raises ValueError if the address is malformed, OSError if it cannot be listened on.
+    """
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 0xFFFF:
+        raise ValueError(f"grpc address: {address!r} is not host:port; try 127.0.0.1:9559")
+    server = grpc.server(ThreadPoolExecutor(_THREADS, thread_name_prefix="p4runtime"), options=_OPTIONS)
+    p4r_grpc.add_P4RuntimeServicer_to_server(P4RuntimeService(device), server)
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        reason = f"grpc address: cannot listen on {address}; free it or choose another"
+        raise OSError(errno.EADDRINUSE, reason)
+    server.start()
+    return RunningServer(device, server, host, bound)

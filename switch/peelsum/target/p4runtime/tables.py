@@ -1,0 +1,273 @@
+"""Table entries: P4Runtime's messages to the switch's tables and back.
+
+Owns what the switch does not keep: each entry's metadata. Entries themselves live in the switch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from finsy.proto import p4r
+
+from peelsum.target import Entry, Switch
+from peelsum.target.p4runtime.cells import counter_values
+from peelsum.target.p4runtime.info import ActionInfo, PipelineInfo, TableInfo
+from peelsum.target.p4runtime.status import Code, RequestError, invalid, unimplemented
+from peelsum.target.p4runtime.values import KeyPart, decode_match, encode_match, to_bytes, to_int, wildcard
+
+Key = tuple[KeyPart, ...]
+
+
+class _Address(NamedTuple):
+    """What tells an entry from every other."""
+
+    table: str
+    key: Key
+    priority: int
+
+
+class _Metadata(NamedTuple):
+    """What a controller stores beside an entry, opaque to the switch."""
+
+    metadata: bytes = b""
+    controller_metadata: int = 0
+
+
+class Tables:
+    """The tables of one pipeline."""
+
+    def __init__(self, info: PipelineInfo, switch: Switch) -> None:
+        self._info = info
+        self._switch = switch
+        self._actions = {action.name: action for action in info.actions.values()}
+        self._metadata: dict[_Address, _Metadata] = {}
+        self._initial_defaults = {
+            table.name: switch.tables[table.name].default for table in info.tables.values()
+        }
+
+    # Writing
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry) -> None:
+        """Insert, modify or delete. Raises RequestError or the target's own error, then nothing changed."""
+        table = self._table(entry.table_id)
+        _refuse_extras(entry, table)
+        if table.is_const:
+            raise RequestError(Code.PERMISSION_DENIED, f"table {table.name} is const: its entries are fixed")
+        if entry.is_default_action:
+            self._write_default(kind, entry, table)
+            return
+        address = self._address(entry, table)
+        state = self._switch.tables[table.name]
+        if kind == p4r.Update.DELETE:
+            state.delete(address.key, priority=address.priority)
+            self._metadata.pop(address, None)
+            return
+        action, params = self._action(entry, table, table.entry_actions, "an entry")
+        put = state.insert if kind == p4r.Update.INSERT else state.modify
+        put(address.key, action, params, priority=address.priority)
+        self._metadata[address] = _Metadata(entry.metadata, entry.controller_metadata)
+        if entry.HasField("counter_data"):
+            state.write_counter(
+                address.key, *counter_values(entry.counter_data, table.name), priority=address.priority
+            )
+
+    def _write_default(
+        self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry, table: TableInfo
+    ) -> None:
+        if kind != p4r.Update.MODIFY:
+            raise invalid(f"table {table.name}: a default action is only ever modified")
+        if entry.match or entry.priority:
+            raise invalid(f"table {table.name}: a default action has neither match nor priority")
+        if table.const_default:
+            raise RequestError(Code.PERMISSION_DENIED, f"table {table.name}: the default action is const")
+        state = self._switch.tables[table.name]
+        address = _Address(table.name, (), 0)
+        if entry.HasField("action"):
+            state.set_default(*self._action(entry, table, table.default_actions, "the default"))
+        else:
+            state.set_default(*self._initial_defaults[table.name])
+        self._metadata[address] = _Metadata(entry.metadata, entry.controller_metadata)
+
+    def _table(self, table_id: int) -> TableInfo:
+        table = self._info.tables.get(table_id)
+        if table is None:
+            raise invalid(f"table_id: no table {table_id:#x} in the P4Info")
+        return table
+
+    def _address(self, entry: p4r.TableEntry, table: TableInfo) -> _Address:
+        if table.needs_priority and entry.priority <= 0:
+            raise invalid(
+                f"table {table.name}: priority {entry.priority} must be positive; larger goes first"
+            )
+        if not table.needs_priority and entry.priority:
+            raise invalid(f"table {table.name}: entries cannot overlap, so priority must be 0")
+        return _Address(table.name, decode_key(entry.match, table), entry.priority)
+
+    def _action(
+        self, entry: p4r.TableEntry, table: TableInfo, allowed: frozenset[int], where: str
+    ) -> tuple[str, tuple[int, ...]]:
+        kind = entry.action.WhichOneof("type")
+        if kind != "action":
+            raise invalid(
+                f"table {table.name}: the action is {kind or 'missing'}; it must be a direct action"
+            )
+        action = self._info.actions.get(entry.action.action.action_id)
+        if action is None or action.id not in table.entry_actions | table.default_actions:
+            raise invalid(f"table {table.name}: has no action {entry.action.action.action_id:#x}")
+        if action.id not in allowed:
+            raise RequestError(
+                Code.PERMISSION_DENIED, f"table {table.name}: {action.name} cannot be {where}'s action"
+            )
+        return action.name, _decode_params(entry.action.action, action)
+
+    # Direct counters
+
+    def write_counter(self, kind: p4r.Update.Type.ValueType, entry: p4r.DirectCounterEntry) -> None:
+        """Set the counter of one entry. Raises RequestError or the target's own error."""
+        if kind != p4r.Update.MODIFY:
+            raise invalid("direct_counter_entry: is only ever modified; it comes and goes with its entry")
+        table = self._counted_table(entry.table_entry.table_id)
+        if not entry.HasField("data"):
+            raise invalid(f"table {table.name}: counter data is missing")
+        address = self._address(entry.table_entry, table)
+        packets, octets = counter_values(entry.data, table.name)
+        state = self._switch.tables[table.name]
+        state.write_counter(address.key, packets, octets, priority=address.priority)
+
+    def read_counters(self, wanted: p4r.DirectCounterEntry) -> Iterator[p4r.DirectCounterEntry]:
+        """The counters of the entries that `wanted.table_entry` selects, in tables that count."""
+        chosen = wanted.table_entry
+        counted = [table for table in self._info.tables.values() if table.direct_counter is not None]
+        for table in [self._counted_table(chosen.table_id)] if chosen.table_id else counted:
+            asked = p4r.TableEntry(counter_data=p4r.CounterData())
+            asked.MergeFrom(chosen)
+            for entry in self._entries(asked, table):
+                data = entry.counter_data
+                entry.ClearField("counter_data")
+                yield p4r.DirectCounterEntry(table_entry=entry, data=data)
+
+    def _counted_table(self, table_id: int) -> TableInfo:
+        table = self._table(table_id)
+        if table.direct_counter is None:
+            raise invalid(f"table {table.name}: has no direct counter")
+        return table
+
+    def _counter_data(self, table: TableInfo, row: Entry) -> p4r.CounterData:
+        packets, octets = self._switch.tables[table.name].read_counter(row.keys, priority=row.priority)
+        return p4r.CounterData(packet_count=packets, byte_count=octets)
+
+    # Reading
+
+    def read(self, wanted: p4r.TableEntry) -> Iterator[p4r.TableEntry]:
+        """The entries that `wanted` selects: one, a table's, or (table_id 0) all; or else the defaults."""
+        if wanted.HasField("time_since_last_hit"):
+            raise unimplemented("time_since_last_hit")
+        tables = [self._table(wanted.table_id)] if wanted.table_id else self._info.tables.values()
+        if wanted.match and not wanted.table_id:
+            raise invalid("match: is meaningless without table_id")
+        for table in tables:
+            if wanted.is_default_action:
+                yield self._default(table)
+            else:
+                yield from self._entries(wanted, table)
+
+    def _entries(self, wanted: p4r.TableEntry, table: TableInfo) -> Iterator[p4r.TableEntry]:
+        key = decode_key(wanted.match, table) if wanted.match else None
+        for row in self._switch.tables[table.name].entries():
+            if key is not None and (row.keys, row.priority) != (key, wanted.priority):
+                continue
+            entry = self._entry(table, row)
+            if _selects(wanted, entry):
+                if wanted.HasField("counter_data") and table.direct_counter is not None:
+                    entry.counter_data.CopyFrom(self._counter_data(table, row))
+                yield entry
+
+    def _entry(self, table: TableInfo, row: Entry) -> p4r.TableEntry:
+        kept = self._metadata.get(_Address(table.name, row.keys, row.priority), _Metadata())
+        matches = (encode_match(part, field) for part, field in zip(row.keys, table.fields, strict=True))
+        return p4r.TableEntry(
+            table_id=table.id,
+            match=[match for match in matches if match is not None],
+            priority=row.priority if table.needs_priority else 0,
+            action=self._encode_action(row.action, row.params),
+            is_const=table.is_const,
+            metadata=kept.metadata,
+            controller_metadata=kept.controller_metadata,
+        )
+
+    def _default(self, table: TableInfo) -> p4r.TableEntry:
+        kept = self._metadata.get(_Address(table.name, (), 0), _Metadata())
+        return p4r.TableEntry(
+            table_id=table.id,
+            is_default_action=True,
+            action=self._encode_action(*self._switch.tables[table.name].default),
+            is_const=table.const_default,
+            metadata=kept.metadata,
+            controller_metadata=kept.controller_metadata,
+        )
+
+    def _encode_action(self, name: str, params: Sequence[int]) -> p4r.TableAction:
+        action = self._actions[name]
+        values = [
+            p4r.Action.Param(param_id=param.id, value=to_bytes(value))
+            for param, value in zip(action.params, params, strict=True)
+        ]
+        return p4r.TableAction(action=p4r.Action(action_id=action.id, params=values))
+
+
+def decode_key(matches: Sequence[p4r.FieldMatch], table: TableInfo) -> Key:
+    """The switch's key for an entry's match fields, omitted ones as wildcards. Raises RequestError."""
+    given: dict[int, p4r.FieldMatch] = {}
+    for match in matches:
+        if match.field_id in given:
+            raise invalid(f"table {table.name}: match field {match.field_id} is given twice")
+        given[match.field_id] = match
+    parts: list[KeyPart] = []
+    for field in table.fields:
+        found = given.pop(field.id, None)
+        part = wildcard(field) if found is None else decode_match(found, field)
+        if part is None:
+            raise invalid(f"table {table.name}: exact field {field.name} is missing")
+        parts.append(part)
+    if given:
+        raise invalid(f"table {table.name}: has no match field {min(given)}")
+    return tuple(parts)
+
+
+def _decode_params(action: p4r.Action, declared: ActionInfo) -> tuple[int, ...]:
+    given = {param.param_id: param.value for param in action.params}
+    if len(given) != len(action.params):
+        raise invalid(f"action {declared.name}: a parameter is given twice")
+    values: list[int] = []
+    for param in declared.params:
+        if param.id not in given:
+            raise invalid(f"action {declared.name}: parameter {param.name} is missing")
+        values.append(to_int(given.pop(param.id), param.bits, f"{declared.name}.{param.name}"))
+    if given:
+        raise invalid(f"action {declared.name}: has no parameter {min(given)}")
+    return tuple(values)
+
+
+def _refuse_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
+    for extra in ("meter_config", "meter_counter_data"):
+        if entry.HasField(extra):
+            raise invalid(f"table {table.name}: has no direct meter for {extra}")
+    if entry.HasField("counter_data"):
+        if table.direct_counter is None or entry.is_default_action:
+            raise invalid(f"table {table.name}: has no direct counter for counter_data")
+        counter_values(entry.counter_data, table.name)
+    if entry.idle_timeout_ns or entry.HasField("time_since_last_hit"):
+        raise unimplemented(f"idle timeout of table {table.name}")
+
+
+def _selects(wanted: p4r.TableEntry, entry: p4r.TableEntry) -> bool:
+    """Whether the fields of a read request besides table and match, where set, agree with the entry."""
+    if wanted.priority and wanted.priority != entry.priority:
+        return False
+    action_id = wanted.action.action.action_id
+    if action_id and action_id != entry.action.action.action_id:
+        return False
+    if wanted.metadata and wanted.metadata != entry.metadata:
+        return False
+    return not wanted.controller_metadata or wanted.controller_metadata == entry.controller_metadata

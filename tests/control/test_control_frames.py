@@ -1,0 +1,19 @@
+from frames import frame, payload_of
+
+from peelsum.control.frames import acknowledged_slot, reset_frames
+from peelsum.wire import Kind, unpack
+
+
+def test_a_reset_is_a_well_formed_frame():
+    first, second = reset_frames([7, 4095], lanes=4)
+    for raw, slot in ((first, 7), (second, 4095)):
+        (packet,) = unpack(payload_of(raw), 4)
+        assert (packet["kind"], packet["chunk_id"], packet["job_id"]) == (Kind.RESET, slot, 0)
+
+
+def test_only_a_reset_that_came_back_acknowledges():
+    (raw,) = reset_frames([9], lanes=4)
+    assert acknowledged_slot(raw, 4) == 9
+    assert acknowledged_slot(raw + bytes(20), 4) == 9  # padded by an Ethernet
+    for other in (raw[:-1], raw[:20], b"", frame(bytes(32)), bytes(200)):
+        assert acknowledged_slot(other, 4) is None

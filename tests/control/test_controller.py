@@ -1,0 +1,258 @@
+import socket
+
+import numpy as np
+import pytest
+from frames import frame, payload_of
+from p4runtime_client import Client
+
+from peelsum.control import ControlError, Controller, DescriptionError, JobDescription, SwitchError
+from peelsum.target import Frames
+from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
+
+LANES = 32
+
+
+def tables(device):
+    return {name.rsplit(".", 1)[-1]: table for name, table in device.switch.tables.items()}
+
+
+def rows(device, name):
+    return sorted((entry.keys, entry.params) for entry in tables(device)[name].entries())
+
+
+def exchange(device, port, now_us=0, lanes=1, **fields):
+    """One packet in by a port; (port, packet) of all that leave."""
+    payload = pack(np.full((1, LANES), lanes, np.uint32), **fields)[0].tobytes()
+    data = np.frombuffer(frame(payload), np.uint8)[None].copy()
+    one = np.array([data.shape[1]], np.int32)
+    out = device.switch.process(Frames(data, one, np.array([port], np.int32)), now_us)
+    return [
+        (int(p), unpack(payload_of(row[:n].tobytes()), LANES)[0])
+        for row, n, p in zip(out.data, out.length, out.port, strict=True)
+    ]
+
+
+def contribute(device, admission, worker_id, chunk_id=0, lanes=1, **fields):
+    fields = {"generation": admission.generation, "sender": worker_id, "bitmap": 1 << worker_id, **fields}
+    port = admission.worker_ports[worker_id]
+    fields = {"kind": Kind.CONTRIBUTION, "job_id": admission.job_id, "chunk_id": chunk_id, **fields}
+    return exchange(device, port, lanes=lanes, **fields)
+
+
+def test_the_pipeline_tells_its_size(controller):
+    assert (controller.lanes(), controller.slots()) == (32, 4096)
+
+
+def test_a_pipeline_is_loaded_once(controller, server, files, device):
+    running = device.switch
+    assert not controller.load_pipeline(*files)
+    assert device.switch is running
+    assert controller.load_pipeline(*files, force=True)
+    assert device.switch is not running
+
+
+def test_admission_fills_the_tables(controller, device, description):
+    admission = controller.admit(description)
+    assert (admission.job_id, admission.workers, admission.window) == (3, 2, 64)
+    assert (admission.lanes, admission.slots) == (32, 4096)
+    ((key, params),) = rows(device, "jobs")
+    assert key == (3,)
+    assert params[0] == admission.generation
+    assert params[2:] == (0b11, 9, 3)
+    assert rows(device, "members") == [((3, 4), (1, 0)), ((3, 5), (2, 1)), ((3, 9), ())]
+    assert rows(device, "return_paths") == [((3, 0), (4,)), ((3, 1), (5,))]
+    assert [port for port, _ in device.switch.groups.get(3)] == [4, 5]
+    assert tables(device)["limits"].default[1] == (10_000,)
+
+
+def test_an_admitted_job_is_summed_and_its_result_comes_back(controller, device, description):
+    admission = controller.admit(description)
+    assert contribute(device, admission, 0, lanes=5) == []
+    ((port, up),) = contribute(device, admission, 1, lanes=7)
+    assert (port, up["kind"], up["bitmap"]) == (9, Kind.BYPASS, 0b11)
+    assert (up["lanes"] == 12).all()
+    result = {"kind": Kind.RESULT, "job_id": 3, "generation": admission.generation, "sender": EVERYONE}
+    assert [port for port, _ in exchange(device, 9, **result)] == [4, 5]
+    assert [port for port, _ in exchange(device, 9, **{**result, "sender": 1})] == [5]
+
+
+def test_admitting_again_raises_the_generation_and_frees_the_jobs_slots(
+    controller, device, description, data_plane
+):
+    first = controller.admit(description)
+    contribute(device, first, 0, chunk_id=5)
+    other = JobDescription.parse(
+        "[job]\nid=4\nworkers=2\nwindow=64\n[switch]\npipeline_lanes=32\nage_limit_ms=640\n"
+        "[ports]\nserver=9\nworkers=[4,5]"
+    )
+    kept = controller.admit(other)
+    contribute(device, kept, 0, chunk_id=6)
+    assert controller.status().slots_in_use == {3: 1, 4: 1}
+
+    second = controller.admit(description)
+    assert second.generation == (first.generation + 1) % (1 << 16)
+    assert controller.status().slots_in_use == {4: 1}
+    # An old packet is refused, and a new one starts the chunk from nothing.
+    assert contribute(device, first, 1, chunk_id=5) == []
+    assert contribute(device, second, 1, chunk_id=5) == []
+    ((_, up),) = contribute(device, second, 0, chunk_id=5, lanes=30)
+    assert (up["lanes"] == 31).all()
+    verdicts = controller.verdicts()
+    assert verdicts[Verdict.WRONG_GENERATION] == 1
+    assert verdicts[Verdict.RESET_DONE] == 1
+
+
+def test_a_switch_that_hides_its_registers_gets_every_slot_reset(
+    controller, device, description, data_plane, monkeypatch
+):
+    from peelsum.control import resets
+
+    first = controller.admit(description)
+    contribute(device, first, 0, chunk_id=5)
+    monkeypatch.setattr(resets, "slot_owners", lambda session: None)
+    controller.admit(description)
+    assert controller.verdicts()[Verdict.RESET_DONE] == 4096
+    register = next(r for name, r in device.switch.registers.items() if name.endswith("owner_tag"))
+    entry = next(iter(rows(device, "jobs")))
+    assert register.read(slot_index(entry[1][1], 5, 4096)) == 0
+
+
+def test_resets_that_nobody_acknowledges_are_an_error(controller, device, description, monkeypatch):
+    from peelsum.control import resets
+
+    controller.admit(description)
+    monkeypatch.setattr(resets, "slots_to_reset", lambda *_: [5, 6])
+    monkeypatch.setattr("peelsum.control.controller.slots_to_reset", lambda *_: [5, 6])
+    monkeypatch.setattr(resets, "_ATTEMPT_S", 0.01)
+    with pytest.raises(SwitchError, match=r"did not acknowledge freeing 2 of 2 slots \(first: 5\)"):
+        controller.admit(description)
+    # The job stays out rather than half in.
+    assert rows(device, "jobs") == []
+
+
+def test_a_second_controller_finds_the_job_and_raises_its_generation(
+    server, controller, description, data_plane
+):
+    first = controller.admit(description)
+    controller.close()
+    with Controller.connect(server.address) as second:
+        (job,) = second.status().jobs
+        assert (job.job_id, job.generation, job.server_port) == (3, first.generation, 9)
+        assert job.worker_ports == {0: 4, 1: 5}
+        assert second.admit(description).generation == (first.generation + 1) % (1 << 16)
+
+
+def test_a_job_that_the_switch_forgot_gets_its_generation_from_the_clock(controller, description):
+    controller._clock = lambda: 1_000_000.0
+    assert controller.admit(description).generation == 4_000_000 % (1 << 16)
+
+
+def test_participants_may_change(controller, device, description, data_plane):
+    controller.admit(description)
+    moved = JobDescription.parse(
+        "[job]\nid=3\nworkers=3\nwindow=64\n[switch]\npipeline_lanes=32\n[ports]\nserver=8\nworkers=[1,2,4]"
+    )
+    controller.admit(moved)
+    assert [key for key, _ in rows(device, "members")] == [(3, 1), (3, 2), (3, 4), (3, 8)]
+    assert [port for port, _ in device.switch.groups.get(3)] == [1, 2, 4]
+
+
+def test_eviction_leaves_nothing(controller, device, description):
+    controller.admit(description)
+    controller.evict(3)
+    for table in ("jobs", "members", "return_paths"):
+        assert rows(device, table) == []
+    assert device.switch.groups.ids() == []
+    with pytest.raises(ControlError, match="job: 3: is not admitted; admitted: none"):
+        controller.evict(3)
+
+
+def test_real_hosts_get_their_addresses(controller, device, description, data_plane):
+    text = (
+        '[job]\nid=3\nworkers=2\nwindow=64\n[switch]\npipeline_lanes=32\naddress={mac="2:0:0:0:0:fe",ip="10.0.0.254"}\n'
+        '[ports]\nserver=9\nworkers=[4,5]\n[hosts.4]\nmac="2:0:0:0:0:4"\nip="10.0.0.4"\n'
+    )
+    controller.admit(JobDescription.parse(text))
+    wanted = [((4,), (0x0200000000FE, 0x020000000004, 0x0A0000FE, 0x0A000004))]
+    assert rows(device, "hosts") == wanted
+    controller.admit(JobDescription.parse(text))
+    assert rows(device, "hosts") == wanted
+    with pytest.raises(DescriptionError, match=r"hosts\.4: has another address"):
+        controller.admit(JobDescription.parse(text.replace("2:0:0:0:0:4", "2:0:0:0:0:5")))
+
+
+@pytest.mark.parametrize(("limit_ms", "ticks"), [(0, 0), (64, 1000), (float("inf"), 1 << 30)])
+def test_age_limits(controller, device, limit_ms, ticks):
+    controller.set_limits(age_limit_ms=limit_ms, queue_depth=12)
+    assert tables(device)["limits"].default[1] == (ticks,)
+    assert tables(device)["congestion"].default[1] == (12,)
+
+
+def test_what_the_pipeline_cannot_hold_is_refused(controller, device, description):
+    wide = description.model_copy(update={"job": description.job.model_copy(update={"window": 2049})})
+    with pytest.raises(DescriptionError, match=r"job\.window: 2049: at most half of the switch's 4096 slots"):
+        controller.admit(wide)
+    lanes = description.model_copy(
+        update={"switch": description.switch.model_copy(update={"pipeline_lanes": 256})}
+    )
+    with pytest.raises(DescriptionError, match=r"switch\.pipeline_lanes: 256: the switch runs 32 lanes"):
+        controller.admit(lanes)
+    assert rows(device, "jobs") == []
+
+
+def test_nobody_there():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(
+            SwitchError, match=f"nothing answers P4Runtime at {address}; is `peelsum switch run`"
+        ):
+            Controller.connect(address, timeout_s=0.3)
+
+
+def test_one_controller_at_a_time(server, controller):
+    for election_id in (1, 0):
+        with pytest.raises(SwitchError, match=r"another controller is in charge .* \(election id 1\)"):
+            Controller.connect(server.address, election_id=election_id)
+
+
+def test_a_greater_election_id_takes_over(server, controller):
+    taking_over = Controller.connect(server.address, election_id=5)
+    with taking_over, pytest.raises(SwitchError, match="refused writing"):
+        controller.set_limits(age_limit_ms=1)
+
+
+def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(server):
+    backup = Client(server.address)
+    stream = backup.stream()
+    with Controller.connect(server.address, election_id=9):
+        stream.bid(3)
+    stream.receive()
+    with (
+        Controller.connect(server.address) as controller,
+        pytest.raises(SwitchError, match="runs no pipeline"),
+    ):
+        controller.lanes()
+    backup.channel.close()
+
+
+def test_without_our_pipeline_there_is_nothing_to_admit_to(server, description):
+    controller = Controller.connect(server.address)
+    with controller, pytest.raises(SwitchError, match="runs no pipeline; load one first"):
+        controller.admit(description)
+
+
+def test_a_pipeline_that_is_not_there(server, tmp_path, files):
+    with Controller.connect(server.address) as controller:
+        with pytest.raises(ControlError, match="No such file"):
+            controller.load_pipeline(tmp_path / "none.json", files[1])
+        broken = tmp_path / "broken.txtpb"
+        broken.write_text("tables {")
+        with pytest.raises(ControlError, match="is no P4Info"):
+            controller.load_pipeline(files[0], broken)
+
+
+def test_a_switch_that_dies_is_named(server, controller):
+    server.stop()
+    with pytest.raises(SwitchError, match=server.address):
+        controller.verdicts()

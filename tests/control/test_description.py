@@ -1,0 +1,85 @@
+import re
+
+import pytest
+
+from peelsum.control import DescriptionError, JobDescription
+
+MINIMAL = """
+[job]
+id = 1
+workers = 2
+[ports]
+server = 9
+workers = [1, 2]
+"""
+
+
+def test_what_is_left_out_has_a_default():
+    found = JobDescription.parse(MINIMAL)
+    assert (found.job.window, found.job.timeout_s) == (512, 30)
+    assert (found.switch.p4runtime, found.switch.device_id) == ("127.0.0.1:9559", 1)
+    assert (found.switch.pipeline_lanes, found.switch.age_limit_ms) == (256, 1000)
+    assert found.ports.workers == (1, 2)
+    assert found.expected_mask == 0b11
+
+
+def test_addresses_of_real_hosts():
+    text = (
+        MINIMAL
+        + """
+[switch]
+address = {mac = "02:00:00:00:00:fe", ip = "10.0.0.254"}
+[hosts.1]
+mac = "02:0:0:0:0:1"
+ip = "10.0.0.1"
+"""
+    )
+    found = JobDescription.parse(text)
+    assert (found.hosts["1"].mac, found.hosts["1"].ip) == (0x020000000001, 0x0A000001)
+    assert found.switch.address.mac == 0x0200000000FE
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("id = 1", "id = 0"), "job.id: 0: input should be greater than 0"),
+        (("id = 1", "id = 256"), "job.id: 256: input should be less than or equal to 255"),
+        (("id = 1", 'id = "1"'), "job.id: '1': input should be a valid integer"),
+        (("id = 1", ""), "job.id: is missing"),
+        (("workers = 2", "workers = 33"), "job.workers: 33: input should be less than or equal to 32"),
+        (("workers = 2", "workers = 3"), r"ports.workers: \[1, 2\]: lists 2 ports for job.workers = 3"),
+        (("workers = 2", "workers = 2\nwindow = 0"), "job.window: 0: input should be greater than or equal"),
+        (("workers = 2", "workers = 2\ntimeout_s = 0"), "job.timeout_s: 0: input should be greater than 0"),
+        (("workers = 2", "workers = 2\nwindows = 5"), "job.windows: is no field of a job description"),
+        (("[1, 2]", "[1, 1]"), "ports: 1: is used 2 times"),
+        (("[1, 2]", "[1, 9]"), "ports: 9: is used 2 times"),
+        (("[1, 2]", "[1, 255]"), "ports.workers.1: 255: port 255 is the switch's own"),
+        (("[1, 2]", "[1, 512]"), "ports.workers.1: 512: input should be less than 511"),
+        (("[1, 2]", "[1, 2]\n[switch]\npipeline_lanes = 31"), "switch.pipeline_lanes: 31: is not compiled"),
+        (("[1, 2]", "[1, 2]\n[switch]\np4runtime = 'here'"), "switch.p4runtime: 'here': must be host:port"),
+        (
+            ("[1, 2]", "[1, 2]\n[hosts.3]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"),
+            "hosts.3: is no port of this job",
+        ),
+        (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "switch.address: is missing"),
+        (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:1'\nip='10.0.0.1'"), "hosts.1.mac: .* six bytes"),
+        (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0'"), "hosts.1.ip: .* IPv4 address"),
+        (("[job]", "[job"), "is not TOML"),
+    ],
+)
+def test_each_complaint_is_one_line_with_field_and_value(change, complaint):
+    with pytest.raises(DescriptionError) as error:
+        JobDescription.parse(MINIMAL.replace(*change, 1), "job.toml")
+    assert "\n" not in str(error.value)
+    assert re.match(f"job.toml: {complaint}", str(error.value)), str(error.value)
+
+
+def test_files(tmp_path):
+    path = tmp_path / "job.toml"
+    with pytest.raises(DescriptionError, match=r"job.toml: No such file"):
+        JobDescription.read(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(DescriptionError, match="not UTF-8"):
+        JobDescription.read(path)
+    path.write_text(MINIMAL)
+    assert JobDescription.read(path).job.id == 1

@@ -1,0 +1,105 @@
+import grpc
+import pytest
+from finsy.proto import U128, p4r, rpc_code
+from p4runtime_client import Client
+
+
+def told(stream):
+    arbitration = stream.receive().arbitration
+    return arbitration.status.code, U128.decode(arbitration.election_id)
+
+
+def test_the_greatest_election_id_is_the_primary_and_all_hear_of_it(connect):
+    first, second = connect().stream(), connect().stream()
+    assert first.bid(5).status.code == rpc_code.OK
+    backup = second.bid(3)
+    assert (backup.status.code, U128.decode(backup.election_id)) == (rpc_code.ALREADY_EXISTS, 5)
+    assert second.bid(7).status.code == rpc_code.OK
+    assert told(first) == (rpc_code.ALREADY_EXISTS, 7)
+
+
+def test_when_the_primary_leaves_backups_hear_that_there_is_none(connect):
+    primary, backup = connect().stream(), connect().stream()
+    primary.bid(9)
+    backup.bid(4)
+    primary.close()
+    assert told(backup) == (rpc_code.NOT_FOUND, 9)
+    # A lower bid than the last primary's does not do; the same does.
+    assert backup.bid(8).status.code == rpc_code.NOT_FOUND
+    assert backup.bid(9).status.code == rpc_code.OK
+
+
+def test_a_broken_connection_counts_as_leaving(connect, server):
+    backup = connect().stream()
+    dying = Client(server.address)
+    assert dying.stream().bid(9).status.code == rpc_code.OK
+    backup.bid(4)
+    dying.channel.close()
+    assert told(backup) == (rpc_code.NOT_FOUND, 9)
+
+
+def test_the_primary_may_step_down(connect):
+    primary, backup = connect().stream(), connect().stream()
+    primary.bid(9)
+    backup.bid(4)
+    assert primary.bid(2).status.code == rpc_code.NOT_FOUND
+    assert told(backup) == (rpc_code.NOT_FOUND, 9)
+
+
+def test_once_all_have_left_any_election_id_will_do(connect):
+    first = connect().stream()
+    first.bid(1 << 100)
+    first.close()
+    with pytest.raises(EOFError):
+        first.receive()
+    assert connect().stream().bid(1).status.code == rpc_code.OK
+
+
+def test_no_election_id_never_wins(connect):
+    stream = connect().stream()
+    stream.send(arbitration=p4r.MasterArbitrationUpdate(device_id=1))
+    assert stream.receive().arbitration.status.code == rpc_code.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"device_id": 2}, "NOT_FOUND"),
+        ({"device_id": 1, "election_id": U128.encode(5)}, "INVALID_ARGUMENT"),
+        ({"device_id": 1, "role": p4r.Role(name="operator")}, "UNIMPLEMENTED"),
+    ],
+    ids=["another device", "an election id in use", "a role"],
+)
+def test_what_ends_a_stream(connect, fields, code):
+    holder = connect().stream()
+    holder.bid(5)
+    stream = connect().stream()
+    stream.send(arbitration=p4r.MasterArbitrationUpdate(**fields))
+    with pytest.raises(grpc.RpcError) as error:
+        stream.receive()
+    assert error.value.code().name == code
+    assert holder.bid(5).status.code == rpc_code.OK
+
+
+def test_only_the_primary_writes(client, connect, schema):
+    backup = connect(0)
+    for refused in (
+        lambda: backup.write(),
+        lambda: backup.set_pipeline(schema.get_pipeline_config(), "VERIFY"),
+    ):
+        with pytest.raises(grpc.RpcError) as error:
+            refused()
+        assert error.value.code().name == "PERMISSION_DENIED"
+    # Reading is for everyone.
+    assert backup.read(table_entry=p4r.TableEntry())
+
+
+def test_the_number_of_streams_is_bounded(connect):
+    streams = [connect().stream() for _ in range(17)]
+    answers = []
+    for number, stream in enumerate(streams, 1):
+        try:
+            answers.append(stream.bid(number).device_id)
+        except grpc.RpcError as error:
+            answers.append(error.code().name)
+    assert sorted(map(str, answers)) == ["1"] * 16 + ["RESOURCE_EXHAUSTED"]

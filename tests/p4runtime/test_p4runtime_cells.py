@@ -1,0 +1,147 @@
+"""Counters, registers and multicast groups over P4Runtime."""
+
+import grpc
+import pytest
+from finsy.proto import p4d, p4r, rpc_code
+from p4runtime_client import outcomes, update
+
+
+@pytest.fixture
+def seen(schema):
+    return schema.counters["seen"].id
+
+
+@pytest.fixture
+def notes(schema):
+    return schema.registers["notes"].id
+
+
+def at(index):
+    return p4r.Index(index=index)
+
+
+def group(number, *replicas, **fields):
+    entry = p4r.MulticastGroupEntry(multicast_group_id=number, **fields)
+    for port, instance in replicas:
+        entry.replicas.add(port=bytes([port]), instance=instance)
+    return p4r.PacketReplicationEngineEntry(multicast_group_entry=entry)
+
+
+def refusal(client, kind, **entity):
+    with pytest.raises(grpc.RpcError) as error:
+        client.update(kind, **entity)
+    ((code, message),) = outcomes(error.value)
+    return rpc_code.Code.Name(code), message
+
+
+def test_one_counter_cell_and_all(client, seen, device):
+    data = p4r.CounterData(packet_count=11, byte_count=700)
+    cell = p4r.CounterEntry(counter_id=seen, index=at(2), data=data)
+    client.update("MODIFY", counter_entry=cell)
+    assert device.switch.counters["MatchEverything.seen"].read(2) == (11, 700)
+    assert client.read(counter_entry=p4r.CounterEntry(counter_id=seen, index=at(2))) == [cell]
+    everything = client.read(counter_entry=p4r.CounterEntry())
+    assert [entry.index.index for entry in everything] == list(range(16))
+    assert [entry.data.packet_count for entry in everything] == [0, 0, 11] + [0] * 13
+
+
+def test_one_register_cell_and_all(client, notes, device):
+    cell = p4r.RegisterEntry(register_id=notes, index=at(7), data=p4d.P4Data(bitstring=b"\x12\x34\x56"))
+    client.update("MODIFY", register_entry=cell)
+    assert device.switch.registers["MatchEverything.notes"].read(7) == 0x123456
+    assert client.read(register_entry=p4r.RegisterEntry(register_id=notes, index=at(7))) == [cell]
+    everything = client.read(register_entry=p4r.RegisterEntry())
+    assert [entry.data.bitstring for entry in everything] == [b"\0"] * 7 + [b"\x12\x34\x56"]
+
+
+@pytest.mark.parametrize("index", [-1, 16, 1 << 40])
+def test_indices_have_bounds(client, seen, index):
+    cell = p4r.CounterEntry(counter_id=seen, index=at(index), data=p4r.CounterData())
+    assert refusal(client, "MODIFY", counter_entry=cell)[0] == "OUT_OF_RANGE"
+    with pytest.raises(grpc.RpcError) as error:
+        client.read(counter_entry=cell)
+    assert error.value.code().name == "OUT_OF_RANGE"
+
+
+def test_cells_are_only_modified(client, seen, notes):
+    counter = p4r.CounterEntry(counter_id=seen, index=at(0), data=p4r.CounterData())
+    register = p4r.RegisterEntry(register_id=notes, index=at(0), data=p4d.P4Data(bitstring=b"\0"))
+    for kind in ("INSERT", "DELETE"):
+        assert refusal(client, kind, counter_entry=counter)[0] == "INVALID_ARGUMENT"
+        assert refusal(client, kind, register_entry=register)[0] == "INVALID_ARGUMENT"
+
+
+def test_what_cells_refuse(client, seen, notes):
+    for counter in (
+        p4r.CounterEntry(counter_id=1, index=at(0), data=p4r.CounterData()),
+        p4r.CounterEntry(counter_id=seen, data=p4r.CounterData()),
+        p4r.CounterEntry(counter_id=seen, index=at(0)),
+        p4r.CounterEntry(counter_id=seen, index=at(0), data=p4r.CounterData(packet_count=-1)),
+    ):
+        assert refusal(client, "MODIFY", counter_entry=counter)[0] == "INVALID_ARGUMENT"
+    for register in (
+        p4r.RegisterEntry(register_id=notes, index=at(0), data=p4d.P4Data(bitstring=b"\1\0\0\0")),
+        p4r.RegisterEntry(register_id=notes, index=at(0), data=p4d.P4Data(bool=True)),
+    ):
+        assert refusal(client, "MODIFY", register_entry=register)[0] == "INVALID_ARGUMENT"
+
+
+def test_a_group_comes_changes_and_goes(client, device):
+    wanted = group(5, (1, 0), (2, 0), (2, 1), metadata=b"kept")
+    client.update("INSERT", packet_replication_engine_entry=wanted)
+    assert list(device.switch.groups.get(5)) == [(1, 0), (2, 0), (2, 1)]
+    assert client.read(packet_replication_engine_entry=group(5)) == [wanted]
+    assert refusal(client, "INSERT", packet_replication_engine_entry=wanted)[0] == "ALREADY_EXISTS"
+    client.update("MODIFY", packet_replication_engine_entry=group(5, (9, 0)))
+    client.update("INSERT", packet_replication_engine_entry=group(4))
+    assert client.read(packet_replication_engine_entry=group(0)) == [group(4), group(5, (9, 0))]
+    client.update("DELETE", packet_replication_engine_entry=group(5))
+    assert client.read(packet_replication_engine_entry=group(5)) == []
+    for kind in ("MODIFY", "DELETE"):
+        assert refusal(client, kind, packet_replication_engine_entry=wanted)[0] == "NOT_FOUND"
+
+
+def test_a_group_written_the_older_way_is_read_back_that_way(client):
+    entry = p4r.MulticastGroupEntry(multicast_group_id=3)
+    entry.replicas.add(egress_port=300, instance=1)
+    wanted = p4r.PacketReplicationEngineEntry(multicast_group_entry=entry)
+    client.update("INSERT", packet_replication_engine_entry=wanted)
+    assert client.read(packet_replication_engine_entry=group(3)) == [wanted]
+
+
+def test_what_groups_refuse(client):
+    for entry in (group(0, (1, 0)), group(1 << 16, (1, 0)), group(1, (1, 0), (1, 0))):
+        assert refusal(client, "INSERT", packet_replication_engine_entry=entry)[0] == "INVALID_ARGUMENT"
+    no_port = p4r.PacketReplicationEngineEntry(
+        multicast_group_entry=p4r.MulticastGroupEntry(
+            multicast_group_id=1, replicas=[p4r.Replica(instance=1)]
+        )
+    )
+    assert refusal(client, "INSERT", packet_replication_engine_entry=no_port)[0] == "INVALID_ARGUMENT"
+    clone = p4r.PacketReplicationEngineEntry(clone_session_entry=p4r.CloneSessionEntry(session_id=1))
+    code, message = refusal(client, "INSERT", packet_replication_engine_entry=clone)
+    assert (code, message.split(":")[0]) == ("UNIMPLEMENTED", "clone_session_entry")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["action_profile_member", "action_profile_group", "meter_entry", "value_set_entry", "digest_entry"],
+)
+def test_entities_that_are_not_implemented_are_refused_by_name(client, name):
+    empty = {field.name: field.message_type for field in p4r.Entity.DESCRIPTOR.fields}[name]
+    entity = {name: getattr(p4r, empty.name)()}
+    code, message = refusal(client, "INSERT", **entity)
+    assert (code, message.split(":")[0]) == ("UNIMPLEMENTED", name)
+    with pytest.raises(grpc.RpcError) as error:
+        client.read(**entity)
+    assert error.value.code().name == "UNIMPLEMENTED"
+
+
+def test_updates_of_a_batch_may_be_of_different_kinds(client, seen, device):
+    counter = p4r.CounterEntry(counter_id=seen, index=at(1), data=p4r.CounterData(packet_count=4))
+    client.write(
+        update("INSERT", packet_replication_engine_entry=group(2, (1, 0))),
+        update("MODIFY", counter_entry=counter),
+    )
+    assert device.switch.groups.ids() == [2]
+    assert device.switch.counters["MatchEverything.seen"].read(1) == (4, 0)

@@ -1,0 +1,204 @@
+import grpc
+import pytest
+from finsy.p4entity import P4TableAction as Action
+from finsy.p4entity import P4TableEntry as Entry
+from finsy.p4entity import P4TableMatch as Match
+from finsy.p4schema import P4Schema
+from finsy.proto import p4r
+
+from peelsum.target.artifacts import pipeline
+
+
+@pytest.fixture
+def primary(connect):
+    client = connect()
+    client.become_primary()
+    return client
+
+
+@pytest.fixture
+def config(schema):
+    return schema.get_pipeline_config()
+
+
+def route(schema):
+    entry = Entry("route", match=Match({"hdr.ipv4.dst": "10.0.0.0/8"}), action=Action("forward", port=4))
+    return entry.encode_entry(schema)
+
+
+def code_of(call):
+    with pytest.raises(grpc.RpcError) as error:
+        call()
+    return error.value.code().name, error.value.details()
+
+
+def test_the_version_is_that_of_the_specification(connect):
+    answer = connect().stub.Capabilities(p4r.CapabilitiesRequest())
+    assert answer.p4runtime_api_version == "1.4.0"
+
+
+def test_before_a_pipeline_there_is_nothing_to_work_on(primary):
+    for call in (primary.get_pipeline, primary.write, lambda: primary.read(table_entry=p4r.TableEntry())):
+        code, details = code_of(call)
+        assert code == "FAILED_PRECONDITION"
+        assert "No forwarding pipeline config" in details
+
+
+def test_commit_runs_a_pipeline_and_all_of_it_is_read_back(primary, config, device):
+    assert device.switch is None
+    primary.set_pipeline(config)
+    assert "MatchEverything.route" in device.switch.tables
+    assert primary.get_pipeline() == config
+    cookie_only = primary.get_pipeline("COOKIE_ONLY")
+    assert cookie_only == p4r.ForwardingPipelineConfig(cookie=config.cookie)
+    p4info = primary.get_pipeline("P4INFO_AND_COOKIE")
+    assert (p4info.p4info, p4info.p4_device_config, p4info.cookie) == (config.p4info, b"", config.cookie)
+    blob = primary.get_pipeline("DEVICE_CONFIG_AND_COOKIE")
+    assert (blob.HasField("p4info"), blob.p4_device_config) == (False, config.p4_device_config)
+
+
+def test_committing_again_starts_afresh(client, schema, config):
+    client.update("INSERT", table_entry=route(schema))
+    client.set_pipeline(config)
+    assert client.read(table_entry=p4r.TableEntry(table_id=schema.tables["route"].id)) == []
+
+
+def test_verify_changes_nothing(primary, config, device):
+    primary.set_pipeline(config, "VERIFY")
+    assert device.switch is None
+    assert code_of(primary.get_pipeline)[0] == "FAILED_PRECONDITION"
+
+
+def test_a_saved_pipeline_takes_writes_and_runs_once_committed(client, schema, config, device):
+    running = device.switch
+    client.set_pipeline(config, "VERIFY_AND_SAVE")
+    client.update("INSERT", table_entry=route(schema))
+    assert device.switch is running
+    assert running.tables["MatchEverything.route"].entries() == []
+    client.set_pipeline(None, "COMMIT")
+    assert device.switch is not running
+    assert len(device.switch.tables["MatchEverything.route"].entries()) == 1
+    assert code_of(lambda: client.set_pipeline(None, "COMMIT"))[0] == "FAILED_PRECONDITION"
+
+
+def test_reconcile_keeps_the_same_pipeline_and_its_state(client, schema, config, device):
+    running = device.switch
+    client.update("INSERT", table_entry=route(schema))
+    config.cookie.cookie = 99
+    client.set_pipeline(config, "RECONCILE_AND_COMMIT")
+    assert device.switch is running
+    assert client.get_pipeline("COOKIE_ONLY").cookie.cookie == 99
+
+
+def test_reconcile_carries_the_forwarding_state_over(client, schema, config, device):
+    entry = route(schema)
+    client.update("INSERT", table_entry=entry)
+    default = Entry("route", action=Action("drop"), is_default_action=True).encode_entry(schema)
+    client.update("MODIFY", table_entry=default)
+    group = p4r.MulticastGroupEntry(multicast_group_id=3, replicas=[p4r.Replica(port=b"\4")])
+    replication = p4r.PacketReplicationEngineEntry(multicast_group_entry=group)
+    client.update("INSERT", packet_replication_engine_entry=replication)
+    running = device.switch
+    config.p4_device_config += b"\n"
+    client.set_pipeline(config, "RECONCILE_AND_COMMIT")
+    assert device.switch is not running
+    assert client.read(table_entry=entry) == [entry]
+    assert device.switch.tables["MatchEverything.route"].default == ("MatchEverything.drop", ())
+    assert client.read(packet_replication_engine_entry=replication) == [replication]
+
+
+def test_reconcile_refuses_what_it_cannot_keep(client, schema, device):
+    client.update("INSERT", table_entry=route(schema))
+    running = device.switch
+    files = pipeline(32)
+    other = P4Schema(files.p4info_path, files.json_path.read_bytes()).get_pipeline_config()
+    assert code_of(lambda: client.set_pipeline(other, "RECONCILE_AND_COMMIT"))[0] == "INVALID_ARGUMENT"
+    assert device.switch is running
+
+
+def _without_json(config):
+    config.p4_device_config = b""
+
+
+def _broken_json(config):
+    config.p4_device_config = config.p4_device_config[:-10]
+
+
+def _other_json(config):
+    config.p4_device_config = b"[]"
+
+
+def _foreign_json(config):
+    config.p4_device_config = pipeline(32).json_path.read_bytes()
+
+
+def _deep_json(config):
+    config.p4_device_config = b"[" * 100_000
+
+
+def _undeclared_action(config):
+    config.p4info.tables[0].action_refs[0].id = 1
+
+
+def _id_twice(config):
+    config.p4info.actions.add().CopyFrom(config.p4info.actions[0])
+
+
+def _no_id(config):
+    config.p4info.tables[0].preamble.id = 0
+
+
+def _other_width(config):
+    config.p4info.tables[0].match_fields[0].bitwidth = 47
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _without_json,
+        _broken_json,
+        _other_json,
+        _foreign_json,
+        _deep_json,
+        _undeclared_action,
+        _id_twice,
+        _no_id,
+        _other_width,
+    ],
+)
+def test_bad_configurations_are_refused_and_change_nothing(client, config, device, spoil):
+    running = device.switch
+    spoil(config)
+    code, details = code_of(lambda: client.set_pipeline(config))
+    assert code == "INVALID_ARGUMENT"
+    assert "\n" not in details
+    assert device.switch is running
+
+
+def test_unsupported_p4info_is_refused_by_name(primary, config):
+    config.p4info.meters.add().preamble.name = "Ingress.police"
+    code, details = code_of(lambda: primary.set_pipeline(config))
+    assert (code, details.split(":")[0]) == ("UNIMPLEMENTED", "meter Ingress.police")
+
+
+def test_unsupported_programs_are_refused_by_name(primary, config):
+    config.p4_device_config = config.p4_device_config.replace(
+        b'"meter_arrays" : []', b'"meter_arrays" : [{"name": "police", "id": 0}]'
+    )
+    code, details = code_of(lambda: primary.set_pipeline(config))
+    assert code == "UNIMPLEMENTED"
+    assert "police" in details
+
+
+@pytest.mark.parametrize("action", ["UNSPECIFIED", "COMMIT"])
+def test_actions_that_do_not_go_with_a_config(primary, config, action):
+    assert code_of(lambda: primary.set_pipeline(config, action))[0] == "INVALID_ARGUMENT"
+
+
+def test_actions_that_need_a_config(primary):
+    assert code_of(lambda: primary.set_pipeline(None, "VERIFY"))[0] == "INVALID_ARGUMENT"
+
+
+def test_another_device_is_not_here(connect):
+    request = p4r.GetForwardingPipelineConfigRequest(device_id=2)
+    assert code_of(lambda: connect().stub.GetForwardingPipelineConfig(request))[0] == "NOT_FOUND"

@@ -1,0 +1,157 @@
+"""Whatever arrives, the server answers with a status and goes on; and it frees what it took."""
+
+import contextlib
+import random
+import socket
+
+import grpc
+import pytest
+from finsy.proto import U128, p4r, rpc_code
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from p4runtime_client import WAIT_S, Client, outcomes
+
+from peelsum.target.device import Device
+from peelsum.target.p4runtime import serve
+
+#: Numbers and bytes that mean something now and then; random ones hardly ever would.
+INTEGERS = [0, 1, 2, 3, 7, 255, 1 << 31, (1 << 63) - 1, -1, -5]
+CODES_OF_BUGS = {"INTERNAL", "UNKNOWN"}
+
+
+def fill(message, pick, depth=0):
+    """Set random fields of a message, by its descriptor; identifiers are often those that exist."""
+    for field in message.DESCRIPTOR.fields:
+        if pick.random() < 0.45 or depth > 6:
+            continue
+        if field.is_repeated:
+            if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+                for _ in range(pick.randint(0, 3)):
+                    fill(getattr(message, field.name).add(), pick, depth + 1)
+        elif field.message_type is not None:
+            child = getattr(message, field.name)
+            child.SetInParent()
+            fill(child, pick, depth + 1)
+        else:
+            setattr(message, field.name, scalar(field, pick))
+
+
+def scalar(field, pick):
+    match field.type:
+        case field.TYPE_BYTES:
+            return pick.choice([b"", b"\0", b"\1", b"\0\5", pick.randbytes(4), pick.randbytes(40)])
+        case field.TYPE_STRING:
+            return pick.choice(["", "x", "x" * 2000])
+        case field.TYPE_BOOL:
+            return pick.random() < 0.5
+        case field.TYPE_ENUM:
+            return pick.randint(0, 5)
+    value = pick.choice([*INTEGERS, *pick.ids]) if field.name.endswith("id") else pick.choice(INTEGERS)
+    low, high = LIMITS[field.type]
+    return min(max(value, low), high)
+
+
+_F = p4r.Entity.DESCRIPTOR.fields[0]
+LIMITS = {
+    _F.TYPE_INT32: (-(1 << 31), (1 << 31) - 1),
+    _F.TYPE_UINT32: (0, (1 << 32) - 1),
+    _F.TYPE_INT64: (-(1 << 63), (1 << 63) - 1),
+    _F.TYPE_UINT64: (0, (1 << 64) - 1),
+}
+
+
+@pytest.fixture
+def ids(schema):
+    things = (schema.tables, schema.actions, schema.counters, schema.registers)
+    return [thing.id for kind in things for thing in kind]
+
+
+def error_of(call):
+    """The RpcError that a call ends with, if it does."""
+    with contextlib.suppress(EOFError):
+        try:
+            call()
+        except grpc.RpcError as error:
+            return error
+    return None
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 1 << 32))
+def test_random_entities_get_a_status_that_is_no_bug(client, ids, seed):
+    pick = random.Random(seed)
+    pick.ids = ids
+    request = p4r.WriteRequest(device_id=1, election_id=U128.encode(1))
+    for _ in range(pick.randint(1, 4)):
+        change = request.updates.add(type=pick.randint(0, 4))
+        fill(change.entity, pick)
+    error = error_of(lambda: client.stub.Write(request, timeout=WAIT_S))
+    if error is not None:
+        # A Write's own status is UNKNOWN whenever updates failed; each says why.
+        assert error.code().name == "UNKNOWN"
+        assert rpc_code.INTERNAL not in {code for code, _ in outcomes(error)}, outcomes(error)
+    wanted = p4r.ReadRequest(device_id=1, entities=[change.entity for change in request.updates])
+    error = error_of(lambda: list(client.stub.Read(wanted, timeout=WAIT_S)))
+    assert error is None or error.code().name not in CODES_OF_BUGS, error.details()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 1 << 32))
+def test_random_pipelines_get_a_status_that_is_no_bug(client, schema, ids, seed):
+    pick = random.Random(seed)
+    pick.ids = ids
+    config = p4r.ForwardingPipelineConfig(p4_device_config=schema.p4blob)
+    fill(config.p4info, pick)
+    error = error_of(lambda: client.set_pipeline(config, "VERIFY"))
+    # None: a P4Info that declares nothing goes with every program.
+    assert error is None or error.code().name in ("INVALID_ARGUMENT", "UNIMPLEMENTED"), error.details()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 1 << 32))
+def test_random_stream_messages_do_not_harm_others(client, connect, ids, seed):
+    pick = random.Random(seed)
+    pick.ids = ids
+    message = p4r.StreamMessageRequest()
+    fill(message, pick)
+    if message.arbitration.election_id.high or message.arbitration.election_id.low:
+        message.arbitration.election_id.CopyFrom(U128.encode(1))  # held by the primary, who keeps it
+    stream = connect(0).stream()
+    stream._outgoing.put(message)
+    stream.close()
+    error = error_of(lambda: all(stream.receive() for _ in iter(int, 1)))
+    assert error is None or error.code().name not in CODES_OF_BUGS, error.details()
+    client.write()
+
+
+@pytest.mark.parametrize("method", ["Write", "SetForwardingPipelineConfig", "GetForwardingPipelineConfig"])
+def test_bytes_that_are_no_message_get_a_status(client, method):
+    call = client.channel.unary_unary(f"/p4.v1.P4Runtime/{method}")
+    with pytest.raises(grpc.RpcError):
+        call(b"\xff" * 50, timeout=WAIT_S)
+    client.write()
+
+
+def test_the_address_in_use_is_named(server, device):
+    with pytest.raises(OSError, match=server.address):
+        serve(device, server.address)
+
+
+@pytest.mark.parametrize("address", ["9559", "localhost:", ":9559", "127.0.0.1:port", "127.0.0.1:70000"])
+def test_malformed_addresses_are_refused(device, address):
+    with pytest.raises(ValueError, match="host:port"):
+        serve(device, address)
+
+
+def test_stopping_ends_streams_and_frees_the_port():
+    own = Device(mode="python")
+    server = serve(own, "127.0.0.1:0")
+    client = Client(server.address)
+    client.become_primary()
+    server.stop()
+    with pytest.raises(grpc.RpcError):
+        client.primary.receive()
+    client.channel.close()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", server.port))
+    own.close()

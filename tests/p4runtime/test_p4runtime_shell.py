@@ -1,0 +1,73 @@
+"""p4runtime-shell, a client that shares no code with us, drives the embedded target.
+
+It needs protobuf 3.20, so it runs in an environment of its own, built on first use and kept in the user's
+cache folder.
+"""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peelsum.target.artifacts import pipeline
+
+REQUIREMENTS = ("p4runtime-shell==0.0.6", "p4runtime==1.4.1", "protobuf==3.20.3")
+INSTALL_LIMIT_S = 300
+
+
+def _cache_folder():
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Path(base) / "peelsum" / f"p4runtime-shell-0.0.6-py{version}"
+
+
+@pytest.fixture(scope="session")
+def shell_python():
+    """The Python of an environment that has p4runtime-shell. Skips where PyPI cannot be reached."""
+    folder = _cache_folder()
+    complete = folder / "complete"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not complete.exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", folder / "env"], check=True)
+            install = [folder / "env" / "bin" / "python", "-m", "pip", "install", "-q", "--retries", "1"]
+            done = subprocess.run(
+                [*install, *REQUIREMENTS], capture_output=True, text=True, timeout=INSTALL_LIMIT_S
+            )
+            if done.returncode:
+                pytest.skip(f"p4runtime-shell could not be installed from PyPI: {done.stderr.strip()[-300:]}")
+            complete.touch()
+    return folder / "env" / "bin" / "python"
+
+
+def test_the_shell_loads_writes_and_reads(shell_python, server, device):
+    files = pipeline(32)
+    script = Path(__file__).parent / "shell_session.py"
+    command = [shell_python, script, server.address, files.p4info_path, files.json_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert {name.rsplit(".", 1)[-1] for name in said["tables"]} >= {
+        "jobs",
+        "members",
+        "return_paths",
+        "limits",
+    }
+    assert said["entries"] == 1
+    assert said["match"] == {"job_id": "07", "sender": "03"}
+    assert said["port"] == "04"
+    assert said["replicas"] == [[1, 1], [2, 1], [4, 1]]
+    assert "ALREADY_EXISTS" in said["again"]
+    assert said["counted"] == [0]
+
+    # The switch itself agrees.
+    tables = {name.rsplit(".", 1)[-1]: table for name, table in device.switch.tables.items()}
+    (row,) = tables["return_paths"].entries()
+    assert (row.keys, row.params) == ((7, 3), (4,))
+    assert list(device.switch.groups.get(7)) == [(1, 1), (2, 1), (4, 1)]
+    assert tables["limits"].default[1] == (1000,)

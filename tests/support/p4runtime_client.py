@@ -1,0 +1,136 @@
+"""A bare P4Runtime client that can misbehave, and a data plane that runs when told to."""
+
+import queue
+import select
+from threading import Thread
+
+import grpc
+import numpy as np
+from finsy.proto import U128, p4r, p4r_grpc, rpc_status
+
+from peelsum.target import Frames
+from peelsum.wire import CPU_PORT
+
+WAIT_S = 20.0
+
+
+class Stream:
+    """A client's end of StreamChannel."""
+
+    def __init__(self, stub):
+        self._outgoing = queue.SimpleQueue()
+        self._incoming = queue.SimpleQueue()
+        self._call = stub.StreamChannel(iter(self._outgoing.get, None))
+        Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self):
+        try:
+            for response in self._call:
+                self._incoming.put(response)
+            self._incoming.put(EOFError())
+        except grpc.RpcError as error:
+            self._incoming.put(error)
+
+    def send(self, **update):
+        self._outgoing.put(p4r.StreamMessageRequest(**update))
+
+    def receive(self):
+        """The next message; raises the RpcError that ended the stream, EOFError if it ended well."""
+        item = self._incoming.get(timeout=WAIT_S)
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def bid(self, election_id, device_id=1):
+        """Bid and return the answer."""
+        self.send(
+            arbitration=p4r.MasterArbitrationUpdate(device_id=device_id, election_id=U128.encode(election_id))
+        )
+        return self.receive().arbitration
+
+    def close(self):
+        """Half-close; the server then ends the stream."""
+        self._outgoing.put(None)
+
+
+class Client:
+    """All RPCs, with an election id that is sent whether or not it was won."""
+
+    def __init__(self, address, election_id=1):
+        self.channel = grpc.insecure_channel(address)
+        self.stub = p4r_grpc.P4RuntimeStub(self.channel)
+        self.election_id = U128.encode(election_id)
+        #: The stream that made this client the primary, if one did.
+        self.primary = None
+
+    def stream(self):
+        return Stream(self.stub)
+
+    def become_primary(self):
+        self.primary = self.stream()
+        assert self.primary.bid(U128.decode(self.election_id)).status.code == 0
+
+    def set_pipeline(self, config, action="VERIFY_AND_COMMIT"):
+        request = p4r.SetForwardingPipelineConfigRequest(
+            device_id=1,
+            election_id=self.election_id,
+            action=p4r.SetForwardingPipelineConfigRequest.Action.Value(action),
+            config=config,
+        )
+        self.stub.SetForwardingPipelineConfig(request, timeout=WAIT_S)
+
+    def get_pipeline(self, response_type="ALL"):
+        kind = p4r.GetForwardingPipelineConfigRequest.ResponseType.Value(response_type)
+        request = p4r.GetForwardingPipelineConfigRequest(device_id=1, response_type=kind)
+        return self.stub.GetForwardingPipelineConfig(request, timeout=WAIT_S).config
+
+    def write(self, *updates, **fields):
+        request = p4r.WriteRequest(device_id=1, election_id=self.election_id, updates=updates, **fields)
+        self.stub.Write(request, timeout=WAIT_S)
+
+    def update(self, kind, **entity):
+        """One update: `kind` is INSERT, MODIFY or DELETE, the entity goes by its name."""
+        self.write(update(kind, **entity))
+
+    def read(self, **entity):
+        """What one entity selects, as messages of its kind."""
+        request = p4r.ReadRequest(device_id=1, entities=[p4r.Entity(**entity)])
+        (name,) = entity
+        parts = self.stub.Read(request, timeout=WAIT_S)
+        return [getattr(found, name) for part in parts for found in part.entities]
+
+
+def update(kind, **entity):
+    return p4r.Update(type=p4r.Update.Type.Value(kind), entity=p4r.Entity(**entity))
+
+
+def outcomes(error):
+    """Canonical code and message of each update, from a failed Write's trailing metadata."""
+    status = rpc_status.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+    found = []
+    for detail in status.details:
+        unpacked = p4r.Error()
+        assert detail.Unpack(unpacked)
+        found.append((unpacked.canonical_code, unpacked.message))
+    return found
+
+
+def forward(device, now_us=0):
+    """Run what controllers inject through the pipeline; returns (port, frame) of all that came out."""
+    frames = []
+    while not frames:  # a commit wakes too
+        assert select.select([device], [], [], WAIT_S)[0]
+        frames = device.take_injected()
+    return process(device, frames, now_us)
+
+
+def process(device, frames, now_us=0):
+    """One batch of frames from the CPU port; returns (port, frame) of all that came out."""
+    data = np.zeros((len(frames), max(map(len, frames), default=0)), np.uint8)
+    for row, frame in zip(data, frames, strict=True):
+        row[: len(frame)] = np.frombuffer(frame, np.uint8)
+    length = np.array([len(frame) for frame in frames], np.int32)
+    out = device.switch.process(Frames(data, length, np.full(len(frames), CPU_PORT, np.int32)), now_us)
+    left = [(int(p), row[:n].tobytes()) for row, n, p in zip(out.data, out.length, out.port, strict=True)]
+    device.deliver_to_cpu([frame for port, frame in left if port == CPU_PORT])
+    return left
