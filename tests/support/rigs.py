@@ -73,7 +73,7 @@ class EmbeddedRig(TableRig):
 
     def write(self, table, keys, action, params):
         entries = self._named(self.switch.tables, table)
-        action = next(name for name in entries.actions if name.rsplit(".", 1)[-1] == action)
+        action = next(a.name for a in self._program.actions.values() if a.name.rsplit(".", 1)[-1] == action)
         if keys is None:
             entries.set_default(action, params)
         elif (table, keys) in self._written:

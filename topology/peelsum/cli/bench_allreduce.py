@@ -164,6 +164,8 @@ def _rows(cases: Sequence[Case], workers: int, lanes: int, settings: dict[str, A
             if case.density == 1 and case.form == "dense":
                 dense_s = max(one.time_s for one in measured)
             yield _row(case, measured, dense_s, lanes)
+        for child in children:
+            child.next_line(_PATIENCE_S)  # they leave the job together, before the switch goes
 
 
 def _worker(seat: Seat, cases: Sequence[Case], settings: dict[str, Any]) -> Child:

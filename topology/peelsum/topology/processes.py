@@ -40,6 +40,7 @@ class Child:
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name=f"{name} output", daemon=True)
         self._reader.start()
+        self._last: dict[str, Any] = {}
 
     @classmethod
     def peelsum(cls, name: str, *arguments: str) -> Self:
@@ -66,6 +67,7 @@ class Child:
             raise ProcessError(f"{self.name}: no answer within {timeout_s:g} s") from None
         if line is None and self._process.wait(GRACE_S):
             raise ProcessError(f"{self.name}: {self._complaint()}")
+        self._last = line or self._last
         return line
 
     def ready(self, timeout_s: float = 60.0) -> dict[str, Any]:
@@ -90,13 +92,12 @@ class Child:
             self._process.kill()
             self._process.wait()
         self._reader.join(GRACE_S)
-        last: dict[str, Any] = {}
         while not self._lines.empty():
-            last = self._lines.get() or last
+            self._last = self._lines.get() or self._last
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
                 stream.close()
-        return last
+        return self._last
 
     def _read(self) -> None:
         assert self._process.stdout is not None

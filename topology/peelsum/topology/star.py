@@ -108,7 +108,8 @@ class Star:
         admission = self._controller(listening)
         self._server(listening, udp_ports[self._workers + 1], admission)
         self.seats = [
-            Seat(worker, listening["host"], udp_ports[worker + 1], admission) for worker in range(self._workers)
+            Seat(worker, listening["host"], udp_ports[worker + 1], admission)
+            for worker in range(self._workers)
         ]
 
     def _child(self, name: str, *arguments: str) -> dict[str, Any]:
@@ -117,7 +118,9 @@ class Star:
 
     def _switch(self) -> dict[str, Any]:
         loss = ("--loss", str(self._loss), "--seed", str(self._seed))
-        return self._child("switch", "switch", "run", "--ports", str(self._workers + 1), "--p4runtime", "127.0.0.1:0", *loss)
+        return self._child(
+            "switch", "switch", "run", "--ports", str(self._workers + 1), "--p4runtime", "127.0.0.1:0", *loss
+        )
 
     def _controller(self, listening: Mapping[str, Any]) -> dict[str, Any]:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-")))

@@ -49,7 +49,8 @@ def command(
     workers: Annotated[int, typer.Option(min=2, max=8, help="Processes that train.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 40,
     loss: Annotated[
-        float, typer.Option(min=0.0, max=0.5, help="Share of datagrams that each switch port loses, each way.")
+        float,
+        typer.Option(min=0.0, max=0.5, help="Share of datagrams that each switch port loses, each way."),
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the model, the batches and the losses.")] = 0,
     json: Json = False,
@@ -99,7 +100,9 @@ def _follow(star: Star, children: list[Child], steps: int, progress: Progress, t
     started = time.monotonic()
     for _ in range(steps):
         tally.steps.append(_gather(star, children))
-        progress.update(task, advance=1, description=f"training, loss {tally.mean('loss', slice(-1, None)):.2f}")
+        progress.update(
+            task, advance=1, description=f"training, loss {tally.mean('loss', slice(-1, None)):.2f}"
+        )
     tally.seconds = time.monotonic() - started
     tally.totals = _gather(star, children)
 
@@ -161,8 +164,12 @@ def _print_table(values: dict[str, Any]) -> None:
     chunks = values["chunks_in_switch"] + values["chunks_at_server"]
     table = Table(show_header=False, title=f"{values['workers']} workers, {values['steps']} steps")
     table.add_row("loss", f"{values['loss_start']:.2f} -> {values['loss_end']:.2f} nats a word")
-    table.add_row("density of gradients", f"{values['density']:.1%} (embedding: {values['density_embedding']:.1%})")
-    table.add_row("sent per worker", f"{wire / 1e6:.1f} MB, frames and all; dense float32: {dense / 1e6:.1f} MB")
+    table.add_row(
+        "density of gradients", f"{values['density']:.1%} (embedding: {values['density_embedding']:.1%})"
+    )
+    table.add_row(
+        "sent per worker", f"{wire / 1e6:.1f} MB, frames and all; dense float32: {dense / 1e6:.1f} MB"
+    )
     table.add_row("summed in the switch", f"{values['chunks_in_switch']:,} of {chunks:,} chunks")
     table.add_row("summed by the server", f"{values['chunks_at_server']:,} (resends: {values['resends']:,})")
     times = (values[f"{part}_ms_per_step"] for part in ("encode", "network", "decode"))

@@ -109,7 +109,8 @@ def _costs(result: StepResult) -> dict[str, Any]:
 
 
 def _say_totals(summation: SwitchSummation) -> None:
-    say(sent_packets=summation.stats.packets_sent, resends=summation.stats.resends)
+    stats = summation.stats()
+    say(sent_packets=stats.contributions + stats.resends, resends=stats.resends)
 
 
 class GlooCheck:

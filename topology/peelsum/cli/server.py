@@ -1,0 +1,80 @@
+"""`peelsum server`: the aggregation server of a job."""
+
+from __future__ import annotations
+
+import json as json_
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from peelsum.cli.errors import reported
+from peelsum.cli.options import ChildOf, Json, address
+from peelsum.topology import end_with_parent, say
+
+app = typer.Typer(help="The aggregation server.", no_args_is_help=True)
+
+
+class AdmissionError(ValueError):
+    """What was given as a job's admission is none."""
+
+
+@app.command()
+def run(
+    switch: Annotated[str, typer.Option(help="The switch port to plug into, host:port (UDP).")],
+    admission: Annotated[str, typer.Option(help="What `peelsum job admit --json` printed, or a file of it.")],
+    json: Json = False,
+    child: ChildOf = False,
+) -> None:
+    """Serve a job until Ctrl-C, or until all its workers have finished."""
+    from peelsum.topology.seats import job_config
+    from peelsum.transport import AggregationService, Event, TransportError
+
+    if child:
+        end_with_parent()
+    host_and_port = address(switch, "the switch port")
+
+    def report(event: Event) -> None:
+        print(event, file=sys.stderr, flush=True)
+
+    with reported(TransportError, AdmissionError):
+        config = job_config(_admission(admission))
+        with AggregationService([config], host_and_port) as service:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: service.stop())
+            if json:
+                say(job_id=config.job_id, switch=switch)
+            else:
+                print(f"job {config.job_id}: serving at {switch}", flush=True)
+            (stats,) = service.run(None if json else report).values()
+    values = asdict(stats)
+    if json:
+        say(**values)
+    else:
+        print("\n".join(f"{name} = {value}" for name, value in values.items()))
+
+
+def _admission(text: str) -> dict[str, Any]:
+    """The object in `text`, or in the file that it names."""
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except OSError as error:
+            raise AdmissionError(
+                f"admission: {text}: {error.strerror}; give JSON or the path of a file"
+            ) from None
+    try:
+        values = json_.loads(text)
+        missing = {"job_id", "generation", "workers", "lanes", "window", "timeout_s"} - values.keys()
+    except (ValueError, AttributeError):
+        raise AdmissionError(
+            "admission: is no JSON object; give what `peelsum job admit --json` printed"
+        ) from None
+    if missing:
+        raise AdmissionError(
+            f"admission: {min(missing)} is missing; give what `peelsum job admit --json` printed"
+        )
+    return dict(values)
