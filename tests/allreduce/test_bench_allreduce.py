@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from peelsum.allreduce import LocalSummation, Part
 from peelsum.cli.bench_allreduce import BenchError, bench_allreduce, parse_size
 from peelsum.cli.bench_allreduce_worker import Case, Measurement, expected, measure, tensor_of
+from peelsum.wire import packet_bytes
 
 CASES = [
     Case(1000, 1.0, "dense"),
@@ -53,6 +55,29 @@ def test_one_wrong_bit_is_counted_where_it_arrived() -> None:
     group = LocalSummation.group(2)
     results = measured(CASES[1], [group[0], Corrupting(group[1])], iterations=1)
     assert [one.wrong for one in results] == [0, 1]
+
+
+def test_rows_over_a_real_switch(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_allreduce(
+        begin="8K",
+        end="8K",
+        iterations=2,
+        warmups=1,
+        workers=2,
+        densities=[0.1],
+        forms=["compact", "sketch"],
+        json=True,
+    )
+    dense, compact, sketch = json.loads(capsys.readouterr().out)
+    for row in (dense, compact, sketch):
+        assert row["elements"] == 2048
+        assert row["wrong"] == 0
+        assert row["algbw"] == row["busbw"] > 0
+        assert row["ratio_to_dense"] == pytest.approx(row["time_us"] / dense["time_us"], abs=1e-3)
+    assert [row["form"] for row in (dense, compact, sketch)] == ["dense", "compact", "sketch"]
+    assert dense["wire_bytes"] == (1 + 1 + 8) * packet_bytes(256)
+    assert compact["wire_bytes"] == (1 + 1 + 1) * packet_bytes(256)
+    assert sketch["wire_bytes"] == (1 + 1 + 3) * packet_bytes(256)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
