@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import socket
 
 import grpc
 import pytest
@@ -152,6 +151,5 @@ def test_stopping_ends_streams_and_frees_the_port():
     with pytest.raises(grpc.RpcError):
         client.primary.receive()
     client.channel.close()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", server.port))
+    serve(own, server.address).stop()
     own.close()

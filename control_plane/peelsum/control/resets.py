@@ -15,10 +15,10 @@ from peelsum.control.frames import acknowledged_slot, reset_frames
 from peelsum.control.session import Session
 from peelsum.wire import RESERVED_JOB_ID
 
-#: Requests on the way at once; a switch queues packets, but not any number of them.
-_WINDOW = 256
-_ATTEMPTS = 8
-_ATTEMPT_S = 1.0
+#: Requests on the way at once: BMv2 queues 64 packets at a port and drops the rest.
+_WINDOW = 64
+_ATTEMPTS = 20
+_ATTEMPT_S = 0.25
 _JOB_SHIFT = 24
 
 
