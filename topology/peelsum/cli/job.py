@@ -30,7 +30,7 @@ def admit(
     child: ChildOf = False,
 ) -> None:
     """Load the pipeline if the switch does not run it yet, and let a job in, in a new generation."""
-    from peelsum.control import Controller, ControlError, JobDescription
+    from peelsum.control import ControlError, Controller, JobDescription
     from peelsum.target import TargetError
     from peelsum.target.artifacts import pipeline
 
@@ -66,7 +66,7 @@ def evict(
     device_id: DeviceId = 1,
 ) -> None:
     """Let a job's packets in no more."""
-    from peelsum.control import Controller, ControlError
+    from peelsum.control import ControlError, Controller
 
     with reported(ControlError), Controller.connect(p4runtime, device_id) as controller:
         controller.evict(job_id)
@@ -74,7 +74,7 @@ def evict(
 
 def status(p4runtime: P4Runtime = "127.0.0.1:9559", device_id: DeviceId = 1, json: Json = False) -> None:
     """Show a switch's jobs, and what became of the packets that it met."""
-    from peelsum.control import Controller, ControlError
+    from peelsum.control import ControlError, Controller
 
     with reported(ControlError), Controller.connect(p4runtime, device_id) as controller:
         seen = controller.status()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-
 from importlib.metadata import version
 from typing import Annotated
 
-import click
 import typer
 
 from peelsum.cli import bench, demo, job, server, switch
@@ -48,11 +46,15 @@ def main() -> None:
     """Run the command line. A mistake in it is one line on stderr and exit status 2."""
     try:
         sys.exit(app(prog_name="peelsum", standalone_mode=False))
-    except click.exceptions.NoArgsIsHelpError as help_page:
-        help_page.show()
-        sys.exit(USER_ERROR)
-    except click.ClickException as error:
-        print(f"peelsum: {' '.join(error.format_message().split())}", file=sys.stderr)
-        sys.exit(USER_ERROR)
-    except click.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
+    except Exception as error:
+        # Typer brings its own copy of Click's exceptions, which it does not name in public.
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+        elif hasattr(error, "format_message"):
+            message = " ".join(error.format_message().split()).removeprefix("Invalid value: ")
+            print(f"peelsum: {message}", file=sys.stderr)
+        else:
+            raise
+        sys.exit(USER_ERROR)

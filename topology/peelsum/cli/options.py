@@ -10,6 +10,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 ChildOf = Annotated[bool, typer.Option("--child", hidden=True, help="End when standard input closes.")]
 
 
+def within(option: str, value: float, least: float, most: float) -> None:
+    """Raise typer.BadParameter naming `option` unless least <= value <= most."""
+    if not least <= value <= most:
+        raise typer.BadParameter(f"{option}: {value:g} is out of range; use {least:g} to {most:g}")
+
+
 def address(text: str, what: str) -> tuple[str, int]:
     """`host:port` as a pair. Raises typer.BadParameter naming `what`."""
     host, _, port = text.rpartition(":")

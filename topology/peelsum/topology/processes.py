@@ -29,7 +29,7 @@ class Child:
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115: closed in `stop`
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -1,7 +1,7 @@
-"""A star on one machine: one switch, a controller, an aggregation server and W workers' seats, over loopback.
+"""A star on one machine, over loopback: a switch, its controller, an aggregation server, seats for workers.
 
-Switch, controller and server are processes of their own; the workers are the caller's. Needs no privileges and
-takes only free ports.
+Switch, controller and server are processes of their own; the workers are the caller's. Needs no privileges
+and takes only free ports.
 """
 
 from __future__ import annotations

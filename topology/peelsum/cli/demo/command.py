@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peelsum.cli.errors import reported
-from peelsum.cli.options import Json
+from peelsum.cli.options import Json, within
 from peelsum.topology import Child, ProcessError, Star, TopologyError
 
 if TYPE_CHECKING:
@@ -46,19 +46,22 @@ class Tally:
 
 
 def command(
-    workers: Annotated[int, typer.Option(min=2, max=8, help="Processes that train.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 40,
+    workers: Annotated[int, typer.Option(help="Processes that train, 2 to 8.")] = 4,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 40,
     loss: Annotated[
-        float,
-        typer.Option(min=0.0, max=0.5, help="Share of datagrams that each switch port loses, each way."),
+        float, typer.Option(help="Share of datagrams that each switch port loses, each way, up to 0.3.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the model, the batches and the losses.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the model, the batches and the losses.")] = 0,
     json: Json = False,
 ) -> None:
     """Train a language model on several workers, their gradients summed by the switch program.
 
     Every sum is compared, bit for bit, with gloo's sum of the same integers.
     """
+    within("--workers", workers, 2, 8)
+    within("--steps", steps, 1, 1_000_000)
+    within("--loss", loss, 0, 0.3)
+    within("--seed", seed, 0, 2**31 - 1)
     with reported(TopologyError, MissingDependencyError):
         if find_spec("torch") is None:
             raise MissingDependencyError("torch: is not installed; run: pip install 'peelsum[demo]'")

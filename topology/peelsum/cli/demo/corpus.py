@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydoc_data.topics import topics
 
 WORD = re.compile(r"\w+|[^\w\s]|\n")
 UNKNOWN = 0
@@ -44,7 +44,7 @@ class Shard:
         self._position = seed % max(1, stream - length - 1)
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next words and the words that follow them, int64[batch, length] each; starts over at the end."""
+        """The next words and the words that follow them, int64[batch, length] each."""
         if self._position + self._length + 1 > self._streams.shape[1]:
             self._position = 0
         window = self._streams[:, self._position : self._position + self._length + 1]

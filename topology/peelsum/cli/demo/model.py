@@ -24,7 +24,7 @@ class LanguageModel(nn.Module):
         self.softmax = nn.Linear(width, vocabulary_size)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        """Scores of the next word, float32[batch, length, vocabulary], after each of `words`[batch, length]."""
+        """Scores float32[batch, length, vocabulary] of the word after each of `words`[batch, length]."""
         hidden, _ = self.lstm(self.embedding(words))
         return cast(torch.Tensor, self.softmax(hidden))
 

@@ -1,4 +1,4 @@
-"""One worker of the demo: trains its replica, sums gradients through the switch, checks every sum with gloo."""
+"""One worker of the demo: trains its replica, sums gradients by the switch, checks every sum with gloo."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from peelsum.allreduce import StepResult
+    from peelsum.allreduce.forms import RequestedForm
     from peelsum.cli.demo.corpus import Shard
     from peelsum.cli.demo.model import LanguageModel
     from peelsum.transport import SwitchSummation
@@ -63,8 +64,8 @@ def _train(seat: Mapping[str, Any], store: str, steps: int, seed: int) -> None:
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     check = GlooCheck(store, worker_id, workers)
     with plug_in(seat) as summation:
-        forms = {name: "compact" if name == SPARSE else "dense" for name, _ in network.named_parameters()}
-        allreduce = Allreduce(summation, forms=forms, average=True, seed=seed)
+        forms: dict[str, RequestedForm] = dict.fromkeys(dict(network.named_parameters()), "dense")
+        allreduce = Allreduce(summation, forms={**forms, SPARSE: "compact"}, average=True, seed=seed)
         say(ready=True)
         for _ in range(steps):
             loss = _backward(network, optimizer, shard)
