@@ -1,6 +1,7 @@
 """The loops of `peelsum.codec.cpu`, compiled by Numba at their first call and cached on disk.
 
-They allocate nothing and release the GIL. NumPy scalars fix the widths that Numba would widen.
+Public ones do what the kernel of the same name does, with the scale as a factor. They allocate nothing and
+release the GIL. NumPy scalars fix the widths that Numba would widen.
 """
 
 from __future__ import annotations
