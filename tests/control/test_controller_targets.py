@@ -1,42 +1,20 @@
 """One controller, every target: the same calls leave the same state behind."""
 
-import shutil
-import socket
-import subprocess
-
 import pytest
+from bmv2_process import running_bmv2
 
 from peelsum.control import Controller
 from peelsum.wire import Verdict
 
-BMV2 = "simple_switch_grpc"
-
-
-def _free_address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-@pytest.fixture
-def bmv2(tmp_path):
-    if shutil.which(BMV2) is None:
-        pytest.skip(f"{BMV2} is not on PATH")
-    address = _free_address()
-    command = [BMV2, "--no-p4", "--device-id", "1", "--", "--grpc-server-addr", address, "--cpu-port", "255"]
-    with (tmp_path / "bmv2.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    yield address
-    process.terminate()
-    process.wait(timeout=10)
-
 
 @pytest.fixture(params=["embedded", "bmv2"])
-def address(request):
+def address(request, tmp_path):
     if request.param == "bmv2":
-        return request.getfixturevalue("bmv2")
-    request.getfixturevalue("data_plane")
-    return request.getfixturevalue("server").address
+        with running_bmv2(tmp_path / "bmv2.log") as address:
+            yield address
+    else:
+        request.getfixturevalue("data_plane")
+        yield request.getfixturevalue("server").address
 
 
 def test_a_job_is_admitted_again_and_evicted(address, files, description):

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from bmv2_process import running_bmv2
 
 from peelsum.target.artifacts import pipeline
 
@@ -45,13 +46,17 @@ def shell_python():
     return folder / "env" / "bin" / "python"
 
 
-def test_the_shell_loads_writes_and_reads(shell_python, server, device):
+def session(python, address):
+    """What the shell says about a session with the switch at `address`."""
     files = pipeline(32)
     script = Path(__file__).parent / "shell_session.py"
-    command = [shell_python, script, server.address, files.p4info_path, files.json_path]
+    command = [python, script, address, files.p4info_path, files.json_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check(said):
     assert {name.rsplit(".", 1)[-1] for name in said["tables"]} >= {
         "jobs",
         "members",
@@ -65,9 +70,18 @@ def test_the_shell_loads_writes_and_reads(shell_python, server, device):
     assert "ALREADY_EXISTS" in said["again"]
     assert said["counted"] == [0]
 
+
+def test_the_shell_loads_writes_and_reads(shell_python, server, device):
+    check(session(shell_python, server.address))
+
     # The switch itself agrees.
     tables = {name.rsplit(".", 1)[-1]: table for name, table in device.switch.tables.items()}
     (row,) = tables["return_paths"].entries()
     assert (row.keys, row.params) == ((7, 3), (4,))
     assert list(device.switch.groups.get(7)) == [(1, 1), (2, 1), (4, 1)]
     assert tables["limits"].default[1] == (1000,)
+
+
+def test_bmv2_answers_the_shell_alike(shell_python, tmp_path):
+    with running_bmv2(tmp_path / "bmv2.log") as address:
+        check(session(shell_python, address))

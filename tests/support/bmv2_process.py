@@ -1,0 +1,31 @@
+"""BMv2's switch without ports, for what only needs its P4Runtime server."""
+
+import shutil
+import socket
+import subprocess
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+BMV2 = "simple_switch_grpc"
+
+
+@contextmanager
+def running_bmv2(log_file):
+    """The P4Runtime address of a fresh BMv2; skips the test where it is not installed."""
+    if shutil.which(BMV2) is None:
+        pytest.skip(f"{BMV2} is not on PATH")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [BMV2, "--no-p4", "--device-id", "1", "--", "--grpc-server-addr", address, "--cpu-port", "255"]
+    with log_file.open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        with grpc.insecure_channel(address) as channel:
+            grpc.channel_ready_future(channel).result(timeout=10)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
