@@ -1,0 +1,96 @@
+"""The main job, as a stranger runs it: real processes, a real model, every sum compared with gloo's."""
+
+import ipaddress
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+DEMO = [sys.executable, "-m", "peelsum.cli", "demo"]
+#: Names of the tensors that the demo's model has.
+TENSORS = 7
+
+
+@pytest.fixture
+def endless():
+    """A demo that would train for hours, once its five parts run: (process, the parts)."""
+    demo = subprocess.Popen([*DEMO, "--workers", "2", "--steps", "100000"], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while len(parts := psutil.Process(demo.pid).children(recursive=True)) < 5:
+        assert time.monotonic() < deadline, "switch, controller, server and two workers did not start"
+        assert demo.poll() is None, demo.stderr.read()
+        signal.sigtimedwait([signal.SIGUSR1], 0.05)
+    yield demo, parts
+    demo.kill()
+    demo.wait()
+    demo.stderr.close()
+    psutil.wait_procs(parts, timeout=30)
+
+
+def test_two_workers_with_loss_are_exact():
+    command = [*DEMO, "--workers", "2", "--steps", "3", "--loss", "0.02", "--seed", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["exact"] is True
+    assert seen["tensors_checked"] == 2 * 3 * TENSORS
+    assert (seen["workers"], seen["steps"]) == (2, 3)
+    assert seen["loss_end"] < seen["loss_start"]
+    assert 0 < seen["density_embedding"] < 0.2
+    assert seen["resends"] > 0
+    assert seen["chunks_at_server"] > 0
+    assert seen["chunks_in_switch"] > seen["chunks_at_server"]
+    assert seen["wire_bytes_per_worker"] < seen["dense_bytes_per_worker"]
+
+
+def test_ctrl_c_ends_every_process(endless):
+    demo, parts = endless
+    demo.send_signal(signal.SIGINT)
+    assert demo.wait(timeout=60) == 130
+    _, alive = psutil.wait_procs(parts, timeout=5)
+    assert not alive
+
+
+def test_killed_demo_takes_its_processes_along(endless):
+    demo, parts = endless
+    demo.kill()
+    _, alive = psutil.wait_procs(parts, timeout=30)
+    assert not alive
+
+
+def test_nothing_listens_beyond_loopback(endless):
+    _, parts = endless
+    local = {c.laddr.ip for part in parts for c in part.net_connections("inet") if c.laddr}
+    assert local
+    assert not [ip for ip in local if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--workers", "9"], "peelsum: --workers: 9 is out of range; use 2 to 8\n"),
+        (["--steps", "0"], "peelsum: --steps: 0 is out of range; use 1 to 1e+06\n"),
+        (["--loss", "1"], "peelsum: --loss: 1 is out of range; use 0 to 0.3\n"),
+    ],
+)
+def test_options_out_of_range(options, complaint):
+    done = subprocess.run([*DEMO, *options], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", complaint)
+
+
+def test_missing_torch_is_named(tmp_path):
+    """A module ahead of the real ones hides torch, as if it were not installed."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as util\n"
+        "found = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'torch' else found(name, *rest)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(DEMO, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 2
+    assert done.stderr == "peelsum: torch: is not installed; run: pip install 'peelsum[demo]'\n"
