@@ -93,6 +93,19 @@ def test_ports_that_are_ready_at_once_share_a_batch(rig: SimpleNamespace) -> Non
         assert [sorted(ports) for ports in switch.ports] == [[1, 1, 1, 2, 2]]
 
 
+def test_a_hello_right_behind_packets_is_answered_with_nothing_more_arriving(rig: SimpleNamespace) -> None:
+    rig.device.install(StubSwitch(crossed))
+    with host_at(rig, 1) as one, host_at(rig, 2) as two:
+        one.send(packets(2))
+        one.send_hello()
+        rig.plane.turn(1)
+        rig.plane.turn(0)
+        answer = one.receive()
+        assert answer is not None
+        assert answer.hello
+        assert two.receive() is not None
+
+
 def test_without_a_pipeline_hellos_are_answered_and_packets_dropped(rig: SimpleNamespace) -> None:
     with host_at(rig, 1) as one, host_at(rig, 2) as two:
         one.send(packets(2))

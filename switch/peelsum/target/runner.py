@@ -87,14 +87,16 @@ class DataPlane:
 
     def turn(self, timeout: float | None = None) -> None:
         """One batch, waited for up to `timeout` seconds (None: as long as it takes)."""
-        ready = [key.data for key, _ in self._selector.select(timeout) if key.data is not None]
+        ready = set(self._ports.holding())
+        events = self._selector.select(0 if ready else timeout)
+        ready.update(key.data for key, _ in events if key.data is not None)
         self._follow_pipeline()
         if CPU_PORT in ready:
             ready.remove(CPU_PORT)
             injected = self._device.take_injected()
             if injected:
                 self._process(Frames.of([(CPU_PORT, frame) for frame in injected]))
-        arrived = self._ports.receive(ready)
+        arrived = self._ports.receive(sorted(ready))
         if len(arrived):
             self._process(arrived)
 

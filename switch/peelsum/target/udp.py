@@ -179,6 +179,10 @@ class UdpPorts:
         """UDP port of each switch port."""
         return {number: port.socket.address[1] for number, port in self._ports.items()}
 
+    def holding(self) -> list[int]:
+        """Numbers of the ports that have read more than they have given up, which no select tells."""
+        return [number for number, port in self._ports.items() if port.socket.holding]
+
     def resize(self, packet_bytes: int) -> None:
         """Carry datagrams of `packet_bytes` from now on: the pipeline has changed."""
         self._size = packet_bytes

@@ -139,6 +139,11 @@ class BatchSocket:
                 return int(struct.unpack_from("=I", info, 4 * _MEMINFO_DROPS)[0])
         return 0
 
+    @property
+    def holding(self) -> bool:
+        """Whether a burst was read that no `receive` has returned yet; the descriptor does not tell."""
+        return self._held is not None
+
     def fileno(self) -> int:
         """For select, poll and epoll."""
         return self._sock.fileno()
@@ -190,7 +195,8 @@ class BatchSocket:
     def receive(self, limit: int | None = None) -> Burst | None:
         """What has arrived, up to about `limit` packets from one source; None where nothing has.
 
-        A hello is a burst of its own. Never blocks.
+        A hello is a burst of its own. Never blocks. Call it until it returns None, or `holding` is false,
+        before waiting for the descriptor.
         """
         limit = self._burst if limit is None else min(limit, self._burst)
         count, source = self._take_held()
