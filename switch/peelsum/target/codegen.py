@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from peelsum.target.bounds import largest_values
 from peelsum.target.emit_statements import Places
 from peelsum.target.emit_switch import Blocks, SwitchWriter, architecture_fields
+from peelsum.target.emitter import Emitter
 from peelsum.target.flow import parser_block, pipeline_block, walk
+from peelsum.target.lane_temporaries import see_through
 from peelsum.target.layout import TablePlan, plan_counters, plan_registers, plan_tables
 from peelsum.target.operations import AddHeader, CopyHeader
 from peelsum.target.program import Program
@@ -50,7 +53,7 @@ def generate(program: Program, roll: bool = True) -> Generated:
         pipeline_block(program, program.ingress),
         pipeline_block(program, program.egress),
     )
-    blocks = Blocks(*(roller.roll(block) for block in made.all())) if roll else made
+    blocks = Blocks(*see_through(program, [roller.roll(block) for block in made.all()])) if roll else made
     spans = roller.spans()
     registers = list(program.registers)
     banks = [registers[low : high + 1] for low, high in spans.ranges.get("", ())]
@@ -59,7 +62,9 @@ def generate(program: Program, roll: bool = True) -> Generated:
     places = Places(plan_registers(program, banks), counters, direct)
     tables = plan_tables(program)
     storage = Storage(program, blocks.all(), spans, architecture_fields(program))
-    source = SwitchWriter(program, storage, tables, places, blocks).source()
+    largest = largest_values(program, storage, tables, blocks.all())
+    emit = Emitter(program, storage, tables, largest)
+    source = SwitchWriter(emit, places, blocks).source()
     return Generated(source, tables, places, _growth(program, blocks))
 
 

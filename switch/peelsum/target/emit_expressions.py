@@ -167,8 +167,6 @@ class Expressions:
                 return self._shifted_left(self.value(left), right)
             case ">>":
                 return self._shifted_right(self.exact(left, "operator >>"), right)
-            case "/" | "%":
-                return self._divided(op, self.exact(left, f"operator {op}"), right)
             case "two_comp_mod" | "usat_cast" | "sat_cast":
                 return self._cast(op, self.value(left), _width(op, right))
         raise UnsupportedConstruct(
@@ -190,16 +188,6 @@ class Expressions:
         if isinstance(by, Const) and 0 <= by.value < 64:
             return Value(f"({value.text} >> {self._emit.constant(by.value)})", 0, value.high >> by.value)
         return Value(f"shr({value.text}, {self.exact(by, 'operator >>').text})", 0, value.high)
-
-    def _divided(self, op: str, value: Value, by: Expr) -> Value:
-        if not isinstance(by, Const) or not 0 < by.value < _TOP:
-            raise UnsupportedConstruct(
-                f"operator {op}: by something other than a constant; this target cannot"
-            )
-        divisor = self._emit.constant(by.value)
-        if op == "%":
-            return Value(f"({value.text} % {divisor})", 0, min(value.high, by.value - 1))
-        return Value(f"({value.text} // {divisor})", 0, value.high // by.value)
 
     def _cast(self, op: str, value: Value, bits: int) -> Value:
         half = 1 << bits - 1

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from peelsum.target.emit_packets import add_header, copy_header, extract, remove_header, stop_parser
 from peelsum.target.emitter import Emitter
-from peelsum.target.flow import Apply, Block, If, Leave, Repeat, Statement, walk
+from peelsum.target.flow import Apply, Block, If, Leave, Repeat, Statement, is_steady, walk
 from peelsum.target.layout import ROW_ENTRY, ROW_PARAMS, CounterPlan, RegisterPlan, TablePlan, limbs, words_of
 from peelsum.target.load_expressions import VALID
 from peelsum.target.operations import (
@@ -17,7 +17,6 @@ from peelsum.target.operations import (
     Const,
     CopyHeader,
     CountAt,
-    Element,
     Exit,
     Expr,
     FieldRef,
@@ -349,24 +348,11 @@ class Statements:
             self._emit.drop_lines(mark)
 
     def _steady_rows(self, part: Repeat) -> list[Row]:
-        """Rows of the loop's registers whose index nothing in the loop changes."""
-        if not all(isinstance(step, (Assign, ReadRegister, WriteRegister)) for step in part.body):
-            return []
-        written = [step.target for step in part.body if isinstance(step, (Assign, ReadRegister))]
+        """Rows of the loop's registers whose index is the same on every turn."""
         rows: dict[Row, None] = {}
-        for step in part.body:
-            if isinstance(step, (ReadRegister, WriteRegister)):
-                used = [node for node in walk(step.index) if isinstance(node, (FieldRef, Element))]
-                if not any(self._meets(node, place, part.count) for node in used for place in written):
-                    rows[self._row(step.register, step.index)] = None
+        for step in walk(part.body):
+            if isinstance(step, (ReadRegister, WriteRegister)) and is_steady(
+                self._emit.program, step.index, part
+            ):
+                rows[self._row(step.register, step.index)] = None
         return list(rows)
-
-    def _meets(self, used: Target, written: Target, count: int) -> bool:
-        """Whether a loop of `count` turns that writes one place may change what is read from another."""
-        if isinstance(used, Element) or used == written:
-            return True
-        if not isinstance(written, Element) or used.header != written.header:
-            return False
-        last = written.first + written.step * (count - 1)
-        low, high = min(written.first, last), max(written.first, last)
-        return low <= self._emit.field_number(used) <= high

@@ -12,7 +12,6 @@ from peelsum.target.emit_packets import checksum, clear_chunks, deparse
 from peelsum.target.emit_statements import DROP_PORT, Places, Statements
 from peelsum.target.emitter import CURRENT_SIZE, Emitter
 from peelsum.target.flow import Block, walk
-from peelsum.target.layout import TablePlan
 from peelsum.target.operations import (
     AddHeader,
     Assign,
@@ -26,7 +25,7 @@ from peelsum.target.operations import (
     Target,
 )
 from peelsum.target.program import Checksum, Program
-from peelsum.target.storage import Storage, Variable
+from peelsum.target.storage import Variable
 
 _HEAD = (
     "def run(data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, room, "
@@ -59,14 +58,12 @@ def architecture_fields(program: Program) -> list[FieldRef]:
 class SwitchWriter:
     """Writes the function of one program."""
 
-    def __init__(
-        self, program: Program, storage: Storage, tables: dict[str, TablePlan], places: Places, blocks: Blocks
-    ) -> None:
-        self._program = program
-        self._storage = storage
+    def __init__(self, emit: Emitter, places: Places, blocks: Blocks) -> None:
+        self._program = program = emit.program
+        self._storage = emit.storage
         self._blocks = blocks
-        self._emit = Emitter(program, storage, tables)
-        self._statements = Statements(self._emit, places)
+        self._emit = emit
+        self._statements = Statements(emit, places)
         self._packet_headers = [header.name for header in program.headers.values() if not header.metadata]
         # Which tables' hits are asked for must be known before code that applies them is written.
         for block in blocks.all():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from peelsum.target.emit_expressions import Expressions, Value, unsigned
@@ -19,13 +19,20 @@ CURRENT_SIZE = "current_size"
 class Emitter:
     """Collects source text. Where `copied` names variables, code uses copies: egress runs once per copy."""
 
-    def __init__(self, program: Program, storage: Storage, plans: dict[str, TablePlan]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        storage: Storage,
+        plans: dict[str, TablePlan],
+        largest: Mapping[FieldRef, int] | None = None,
+    ) -> None:
         self.program = program
         self.storage = storage
         self.plans = plans
         self.expressions = Expressions(self)
         self.lines: list[str] = []
         self.copied: frozenset[str] = frozenset()
+        self._largest = largest or {}
         self._depth = 0
         self._constants: dict[int, str] = {}
         self._temporaries = 0
@@ -147,9 +154,8 @@ class Emitter:
         else:
             declared = header.field(target.field)
             signed = declared is not None and declared.signed
-        return self.expressions.sign_extended(value.text, bits) if signed else value
-
-    def field_number(self, ref: FieldRef) -> int:
-        """A field's position in its header."""
-        fields = self.program.headers[ref.header].fields
-        return next(number for number, part in enumerate(fields) if part.name == ref.field)
+        if signed:
+            return self.expressions.sign_extended(value.text, bits)
+        if isinstance(target, FieldRef) and target in self._largest:
+            return Value(value.text, 0, self._largest[target])
+        return value

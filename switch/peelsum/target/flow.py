@@ -13,9 +13,13 @@ from typing import Any, TypeAlias, TypeVar
 from peelsum.target.errors import UnsupportedConstruct
 from peelsum.target.operations import (
     Action,
+    AddHeader,
+    Assign,
     Binary,
     Bool,
     Const,
+    CopyHeader,
+    Element,
     Exit,
     Expr,
     FieldRef,
@@ -23,8 +27,12 @@ from peelsum.target.operations import (
     Jump,
     JumpIfZero,
     Lookahead,
+    MarkToDrop,
     Param,
     Primitive,
+    ReadRegister,
+    RemoveHeader,
+    Target,
     Unary,
 )
 from peelsum.target.program import (
@@ -197,21 +205,21 @@ def _unjumped(action: Action) -> Block:
 
 def _with_params(block: Block, bind: Callable[[Param], Expr]) -> Block:
     return tuple(
-        _rebuilt(part, lambda node: bind(node) if isinstance(node, Param) else None) for part in block
+        rebuilt(part, lambda node: bind(node) if isinstance(node, Param) else None) for part in block
     )
 
 
-def _rebuilt(node: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of a statement or expression in which `change` has replaced nodes; None keeps one."""
+def rebuilt(node: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy of a statement or expression in which `change` has replaced nodes; it gives None to keep one."""
     changed = change(node)
     if changed is not None:
         return changed
     if isinstance(node, tuple):
-        return tuple(_rebuilt(part, change) for part in node)
+        return tuple(rebuilt(part, change) for part in node)
     if not is_dataclass(node) or isinstance(node, type):
         return node
     parts = {part.name: getattr(node, part.name) for part in fields(node)}
-    return type(node)(**{name: _rebuilt(value, change) for name, value in parts.items()})
+    return type(node)(**{name: rebuilt(value, change) for name, value in parts.items()})
 
 
 def walk(node: Any) -> Iterator[Any]:
@@ -306,3 +314,38 @@ def _matches(key: Sequence[FieldRef | Lookahead], values: Sequence[int], masks: 
         test = Binary("==", left, Const(value))
         condition = test if isinstance(condition, Bool) else Binary("and", condition, test)
     return condition
+
+
+# --- loops -----------------------------------------------------------------------------------------
+
+
+def written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | None:
+    """The (header, field number) pairs that a loop changes on any turn; None if that cannot be told."""
+    places: set[tuple[str, int]] = set()
+    for node in walk(loop.body):
+        if isinstance(node, (AddHeader, RemoveHeader, CopyHeader, MarkToDrop)):
+            return None
+        if isinstance(node, (Assign, ReadRegister)):
+            places |= places_of(program, node.target, loop.count)
+    return places
+
+
+def places_of(program: Program, target: Target, count: int) -> set[tuple[str, int]]:
+    """The (header, field number) pairs that a field or an element is over `count` turns."""
+    if isinstance(target, Element):
+        return {(target.header, target.first + target.step * turn) for turn in range(count)}
+    fields = program.headers[target.header].fields
+    return {(target.header, number) for number, part in enumerate(fields) if part.name == target.field}
+
+
+def is_steady(program: Program, value: Expr, loop: Repeat) -> bool:
+    """Whether an expression is the same on every turn of a loop."""
+    written = written_places(program, loop)
+    if written is None:
+        return False
+    for node in walk(value):
+        if isinstance(node, (Element, Lookahead)):
+            return False
+        if isinstance(node, FieldRef) and written & places_of(program, node, 1):
+            return False
+    return True
