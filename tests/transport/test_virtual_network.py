@@ -13,7 +13,7 @@ from peelsum.spec import NEVER
 from peelsum.transport import JobConfig, Op, Timers
 
 LANES, SLOTS = 4, 256
-TIMERS = Timers(first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, linger=3.0, stall=50.0)
+TIMERS = Timers(first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, need_most=0.1, linger=3.0, stall=50.0)
 SERVER_PORT = {1: 100, 2: 120}
 
 

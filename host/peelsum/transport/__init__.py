@@ -12,10 +12,13 @@ from peelsum.transport.errors import (
 )
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted
 from peelsum.transport.server import AggregationServer
+from peelsum.transport.service import AggregationService, serve
 from peelsum.transport.stats import Progress, ServerStats, WorkerStats
+from peelsum.transport.udp import SwitchSummation
 
 __all__ = [
     "AggregationServer",
+    "AggregationService",
     "Event",
     "JobConfig",
     "JobFinished",
@@ -24,6 +27,7 @@ __all__ = [
     "ServerStats",
     "Stalled",
     "StalledError",
+    "SwitchSummation",
     "SwitchUnreachableError",
     "TensorCompleted",
     "Timers",
@@ -31,4 +35,5 @@ __all__ = [
     "TransportError",
     "WorkerEndpoint",
     "WorkerStats",
+    "serve",
 ]

@@ -17,16 +17,18 @@ class Timers:
 
     `first_answer`: a worker's wait while nothing at all comes back: others may still be computing.
     `resend_least`, `resend_most`: bounds of a worker's measured resend timer; back-off stops at the latter.
-    `need`: how long the server leaves a chunk incomplete before it asks; doubles up to `resend_most`.
+    It may be short: when nothing comes back, a worker asks about one chunk only.
+    `need`, `need_most`: how long the server leaves a chunk incomplete before it asks, and its back-off's end.
     `reply_gap`: the server answers the same worker for the same chunk at most this often.
     `linger`: how long a worker that has all its results waits for the others before it leaves.
     `stall`: no progress for this long is reported as a stall.
     """
 
-    first_answer: float = 0.2
-    resend_least: float = 0.02
-    resend_most: float = 1.0
-    need: float = 0.02
+    first_answer: float = 0.1
+    resend_least: float = 0.002
+    resend_most: float = 0.1
+    need: float = 0.01
+    need_most: float = 0.5
     reply_gap: float = 0.001
     linger: float = 2.0
     stall: float = 30.0
@@ -38,11 +40,12 @@ class Timers:
                 raise TransportConfigError(
                     f"timers.{item.name}: {value} is no time to wait; give seconds above 0"
                 )
-        if self.resend_least > self.resend_most:
-            raise TransportConfigError(
-                f"timers.resend_least: {self.resend_least} s is above resend_most; "
-                f"give at most {self.resend_most} s"
-            )
+        for least, most in (("resend_least", "resend_most"), ("need", "need_most")):
+            if getattr(self, least) > getattr(self, most):
+                raise TransportConfigError(
+                    f"timers.{least}: {getattr(self, least)} s is above {most}; "
+                    f"give at most {getattr(self, most)} s"
+                )
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-LEAST = 4
-#: A window that lost more than one chunk in this many was sent too fast; less is taken for noise.
-TOLERATED_LOSS = 8
+#: Below this, overtaking could hardly show a loss any more, and every loss would wait for a timer.
+LEAST = 16
+#: A window that lost a larger share of its chunks was sent too fast; less is taken for noise.
+TOLERATED_LOSS = 0.5
 
 
 class CongestionWindow:
     """cwnd <= W_max, in chunks.
 
-    It halves on a congestion mark, on a resend timer that ran out, and when more than an eighth of a window
-    was lost, at most once per window of chunks; it grows by one per result below the last cut and by one per
-    window above it.
+    It halves when a result carries a congestion mark, and when more than half of a window was lost,
+    whether a timer ran out or later results overtook; at most once per window. It grows by one per result
+    below the last cut, and by one per window above it. A single loss does not cut it: a result takes all
+    workers' packets, so that each would pay for the others' noise.
     """
 
     def __init__(self, most: int, start: int) -> None:
@@ -29,20 +31,24 @@ class CongestionWindow:
         """Chunks that may be outstanding, at least 1."""
         return max(1, int(self._size))
 
-    def on_results(self, results: int, lost: int, marked: bool, base: int, end: int) -> None:
-        """`results` new answers came, `lost` chunks were found missing; the window is now [base, end)."""
+    def on_results(self, results: int, marked: bool, base: int, end: int) -> None:
+        """`results` new answers came, some of them `marked`; chunks [base, end) are outstanding."""
+        if marked:
+            self._cut(base, end)
+        else:
+            slow = self._size >= self._threshold
+            self._size = min(self._size + (results / self._size if slow else results), float(self._most))
+
+    def on_losses(self, lost: int, base: int, end: int) -> None:
+        """`lost` of the outstanding chunks [base, end) were found missing."""
         if base >= self._window_until:
             self._window_until, self._lost = end, 0
         self._lost += lost
-        if marked or self._lost * TOLERATED_LOSS > self._size:
-            self.cut(base, end)
-        elif self._size < self._threshold:
-            self._size = min(self._size + results, float(self._most))
-        else:
-            self._size = min(self._size + results / self._size, float(self._most))
+        if self._lost > TOLERATED_LOSS * self._size:
+            self._cut(base, end)
 
-    def cut(self, base: int, end: int) -> None:
-        """Halve, unless the chunks outstanding at the last cut are still on their way."""
+    def _cut(self, base: int, end: int) -> None:
+        """Halve, unless chunks that were outstanding at the last cut still are."""
         if base < self._cut_until:
             return
         self.cuts += 1

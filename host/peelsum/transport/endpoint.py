@@ -7,9 +7,10 @@ tensors in the order of submission. `base` is the oldest chunk without its resul
 |---|---|
 | chunk < base + cwnd, cwnd <= W | CONTRIBUTION, once |
 | nothing came back since the oldest chunk left, for `first_answer` | RESEND that chunk alone, backing off |
-| results flow, and a chunk's measured timer runs out | RESEND, backing off to a cap; cwnd halves |
-| a result 3 chunks later | RESEND, once |
-| RESULT of this generation, sent chunk, new | store, advance, cwnd grows (or halves on CE) |
+| results flow, and the oldest chunk's measured timer runs out | RESEND it; backing off; more when it helped |
+| the result of a chunk contributed 3 chunks after another was last sent | RESEND that other |
+| RESULT of this generation, sent chunk, new | store, advance, cwnd grows, or halves on CE |
+| more than half of a window was lost | cwnd halves |
 | NEED naming me, sent chunk >= base - W | RESEND, even if already answered |
 | always | contributions of [base - W, base + W) are kept |
 | finish() and all results are there | a FIN chunk; leave on its result or after `linger` |
@@ -131,9 +132,9 @@ class WorkerEndpoint:
         if not gained[Count.RESULTS]:
             return []
         self._moved_at = now if self.outstanding else None
-        self._window.on_results(
-            int(gained[Count.RESULTS]), int(gained[Count.LOST]), bool(gained[Count.MARKED]), *self._span()
-        )
+        self._window.on_results(int(gained[Count.RESULTS]), bool(gained[Count.MARKED]), *self._span())
+        if gained[Count.LOST]:
+            self._window.on_losses(int(gained[Count.LOST]), *self._span())
         return self._deliver(rows, at, now)
 
     def to_send(self, now: float, limit: int = BATCH) -> Batch:
@@ -153,8 +154,9 @@ class WorkerEndpoint:
         """Do what is due: queue resends, report a stall, leave. Call when `next_timer` has passed."""
         timers = self.config.timers
         events, self._pending = self._pending, []
-        if kernels.expire(self._state, now, timers.first_answer, timers.resend_most):
-            self._window.cut(*self._span())
+        losses = kernels.expire(self._state, now, timers.first_answer, timers.resend_most)
+        if losses:
+            self._window.on_losses(losses, *self._span())
         if self._leave_at is not None and now >= self._leave_at and not self.finished:
             self.finished = True
             events.append(JobFinished(self.config.job_id, confirmed=False))

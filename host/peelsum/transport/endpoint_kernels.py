@@ -31,8 +31,12 @@ from peelsum.transport.layout import (
 from peelsum.wire import Flag, Kind
 
 RESULT, NEED, RESEND, CE = int(Kind.RESULT), int(Kind.NEED), int(Kind.RESEND), int(Flag.CE)
-#: A chunk counts as lost once a chunk this much later has its result.
+#: A packet counts as lost once a chunk contributed this much later has its result.
 REORDERING = 3
+#: Doublings of a chunk's timer while other results flow: it is this chunk's packets that are lost.
+FLOWING_BACK_OFF = 3
+#: The resend timer, in usual round trips.
+TIMEOUT_RATIO = 4.0
 
 
 class Mark(IntEnum):
@@ -42,11 +46,12 @@ class Mark(IntEnum):
     BASE = 1  # the oldest chunk without its result
     NEXT = 2  # the next chunk to contribute
     HIGHEST = 3  # the newest chunk with its result
-    SCANNED = 4  # chunks below have been looked at for fast resend
-    QUEUE_HEAD = 5
-    QUEUE_TAIL = 6
-    NEEDED = 7  # the chunk of the last NEED, and
-    MISSING = 8  # the workers it named
+    QUEUE_HEAD = 4
+    QUEUE_TAIL = 5
+    NEEDED = 6  # the chunk of the last NEED, and
+    MISSING = 7  # the workers it named
+    PROBES = 8  # how many chunks the resend timer resends at once
+    RESULTS_BEFORE = 9  # results that had come when it last ran out
 
 
 class Count(IntEnum):
@@ -72,13 +77,12 @@ class Clock(IntEnum):
 
     LAST_RESULT = 0  # when a new result last came
     RESUMED = 1  # when results last came again after silence
-    SMOOTHED = 2  # RFC 6298's smoothed RTT, negative before the first sample, and
-    VARIATION = 3  # its mean deviation
-    TIMEOUT = 4  # the measured resend timer
-    RTT_LEAST = 5
-    RTT_MOST = 6
-    RTT_SUM = 7
-    RTT_SAMPLES = 8
+    USUAL = 2  # the RTT when no worker lags, negative before the first sample
+    TIMEOUT = 3  # the resend timer made from it
+    RTT_LEAST = 4
+    RTT_MOST = 5
+    RTT_SUM = 6
+    RTT_SAMPLES = 7
 
 
 class WorkerState(NamedTuple):
@@ -89,6 +93,7 @@ class WorkerState(NamedTuple):
     queued: NDArray[np.uint8]  # [rows]: OWN_DOUBT or NEEDED while in the queue
     tries: NDArray[np.int64]  # [rows]: resends so far
     sent_at: NDArray[np.float64]  # [rows]
+    overtaken_by: NDArray[np.int64]  # [rows]: the chunk whose result tells that the last packet was lost
     queue: NDArray[np.int64]  # [rows]: ring of positions to resend
     marks: NDArray[np.int64]  # [Mark]
     counts: NDArray[np.int64]  # [Count]
@@ -102,11 +107,12 @@ def new_state(window: int, lanes: int, first: int, timeout: float) -> WorkerStat
     """State of a worker that has sent nothing; `first` is a position, `timeout` holds until measured."""
     rows = 2 * window
     marks = np.zeros(len(Mark), np.int64)
-    marks[[Mark.FIRST, Mark.BASE, Mark.NEXT, Mark.SCANNED]] = first
+    marks[[Mark.FIRST, Mark.BASE, Mark.NEXT]] = first
     marks[[Mark.HIGHEST, Mark.NEEDED]] = first - 1
+    marks[Mark.PROBES] = 1
     clock = np.zeros(len(Clock))
     clock[[Clock.LAST_RESULT, Clock.RESUMED]] = -np.inf
-    clock[Clock.SMOOTHED] = -1.0
+    clock[Clock.USUAL] = -1.0
     clock[Clock.TIMEOUT] = timeout
     clock[Clock.RTT_LEAST] = np.inf
     return WorkerState(
@@ -115,6 +121,7 @@ def new_state(window: int, lanes: int, first: int, timeout: float) -> WorkerStat
         queued=np.zeros(rows, np.uint8),
         tries=np.zeros(rows, np.int64),
         sent_at=np.zeros(rows),
+        overtaken_by=np.zeros(rows, np.int64),
         queue=np.zeros(rows, np.int64),
         marks=marks,
         counts=np.zeros(len(Count), np.int64),
@@ -143,6 +150,7 @@ def contribute(state: WorkerState, header: Words, tensor: Words, offset: int, co
         state.queued[row] = 0
         state.tries[row] = 0
         state.sent_at[row] = now
+        state.overtaken_by[row] = position + REORDERING
     state.marks[Mark.NEXT] += count
     state.counts[Count.CONTRIBUTIONS] += count
 
@@ -183,7 +191,7 @@ def take(
                 _need(state, packet, position, window, identity[2])
             else:
                 counts[Count.UNEXPECTED_KIND] += 1
-    _advance(state)
+    _advance(state, now)
 
 
 @compiled
@@ -215,18 +223,24 @@ def _accept(
 
 @compiled
 def _sample(clock: NDArray[np.float64], rtt: float, limits: tuple[float, float]) -> None:
-    """One more measured round trip, into RFC 6298's estimator."""
-    if clock[Clock.SMOOTHED] < 0:
-        clock[Clock.SMOOTHED] = rtt
-        clock[Clock.VARIATION] = rtt / 2
-    else:
-        clock[Clock.VARIATION] += (abs(clock[Clock.SMOOTHED] - rtt) - clock[Clock.VARIATION]) / 4
-        clock[Clock.SMOOTHED] += (rtt - clock[Clock.SMOOTHED]) / 8
-    clock[Clock.TIMEOUT] = min(limits[1], max(limits[0], clock[Clock.SMOOTHED] + 4 * clock[Clock.VARIATION]))
+    """One more measured round trip, into the statistics and the resend timer.
+
+    A round trip here takes all workers: most of it may be spent waiting for one that lags. So the estimate
+    follows the quick ones, down at once and up slowly, and the timer is a multiple of it.
+    """
     clock[Clock.RTT_LEAST] = min(clock[Clock.RTT_LEAST], rtt)
     clock[Clock.RTT_MOST] = max(clock[Clock.RTT_MOST], rtt)
     clock[Clock.RTT_SUM] += rtt
     clock[Clock.RTT_SAMPLES] += 1
+    usual = clock[Clock.USUAL]
+    if usual < 0:
+        usual = rtt
+    elif rtt < usual:
+        usual += (rtt - usual) / 8
+    else:
+        usual += (min(rtt, 2 * usual) - usual) / 128
+    clock[Clock.USUAL] = usual
+    clock[Clock.TIMEOUT] = min(limits[1], max(limits[0], TIMEOUT_RATIO * usual))
 
 
 @compiled
@@ -259,19 +273,22 @@ def _enqueue(state: WorkerState, position: int, cause: int) -> None:
 
 
 @compiled
-def _advance(state: WorkerState) -> None:
-    """Move the window past answered chunks, and queue those that later results have overtaken."""
+def _advance(state: WorkerState, now: float) -> None:
+    """Move the window past answered chunks, and queue those that later results have overtaken.
+
+    Resends go through the server and may take longer than what is sent after them: they are given a round
+    trip's time before they count as lost.
+    """
     marks, rows = state.marks, state.answered.shape[0]
     while marks[Mark.BASE] < marks[Mark.NEXT] and state.answered[marks[Mark.BASE] % rows]:
         marks[Mark.BASE] += 1
-    scanned = max(marks[Mark.SCANNED], marks[Mark.BASE])
-    while scanned <= marks[Mark.HIGHEST] - REORDERING:
-        row = scanned % rows
-        if not state.answered[row] and state.tries[row] == 0:
-            _enqueue(state, scanned, OWN_DOUBT)
+    for position in range(marks[Mark.BASE], marks[Mark.HIGHEST] - REORDERING + 1):
+        row = position % rows
+        if state.answered[row] or state.queued[row] or state.overtaken_by[row] > marks[Mark.HIGHEST]:
+            continue
+        if state.tries[row] == 0 or now - state.sent_at[row] > state.clock[Clock.USUAL]:
+            _enqueue(state, position, OWN_DOUBT)
             state.counts[Count.LOST] += 1
-        scanned += 1
-    marks[Mark.SCANNED] = scanned
 
 
 @compiled
@@ -290,43 +307,50 @@ def store(rows: Words, at: NDArray[np.int64], start: int, stop: int, lanes: int,
 
 
 @compiled
-def due_at(state: WorkerState, position: int, patience: float, most: float) -> float:
-    """When the chunk is to be resent: infinity while it is answered, queued, or not to be asked about.
-
-    While nothing comes back at all, only the oldest chunk asks, and patiently: others may still be computing,
-    and a whole window of resends would take every partial sum out of the switch.
-    """
-    row = position % state.answered.shape[0]
-    if state.answered[row] or state.queued[row]:
-        return np.inf
-    sent = state.sent_at[row]
-    silence = state.clock[Clock.LAST_RESULT] <= sent
-    if silence and position != state.marks[Mark.BASE]:
-        return np.inf
-    wait = patience if silence else state.clock[Clock.TIMEOUT]
-    start = sent if silence else max(sent, state.clock[Clock.RESUMED])
-    return float(start + min(most, wait * 2.0 ** min(state.tries[row], 30)))
-
-
-@compiled
 def next_due(state: WorkerState, patience: float, most: float) -> float:
-    """The earliest time at which a chunk is to be resent, or infinity."""
-    earliest = np.inf
-    for position in range(state.marks[Mark.BASE], state.marks[Mark.NEXT]):
-        earliest = min(earliest, due_at(state, position, patience, most))
-    return earliest
+    """When the oldest chunk is to be resent; infinity without one, or while it is queued.
+
+    Only the oldest has a timer. The others may be waiting for a worker that lags, or computes: a window of
+    resends would take all its partial sums out of the switch. Their losses show when they are overtaken.
+    """
+    base = state.marks[Mark.BASE]
+    row = base % state.answered.shape[0]
+    if base == state.marks[Mark.NEXT] or state.queued[row]:
+        return np.inf
+    sent, tries = state.sent_at[row], state.tries[row]
+    silence = state.clock[Clock.LAST_RESULT] <= sent
+    if silence and tries == 0:
+        return float(sent + patience)
+    wait = state.clock[Clock.TIMEOUT] * 2.0 ** min(tries, 30 if silence else FLOWING_BACK_OFF)
+    return float(max(sent, state.clock[Clock.RESUMED]) + min(most, wait))
 
 
 @compiled
 def expire(state: WorkerState, now: float, patience: float, most: float) -> int:
-    """Queue every chunk whose time has come. Returns how many while results were flowing: losses."""
-    losses = 0
-    for position in range(state.marks[Mark.BASE], state.marks[Mark.NEXT]):
-        if due_at(state, position, patience, most) <= now:
-            losses += state.clock[Clock.LAST_RESULT] > state.sent_at[position % state.sent_at.shape[0]]
-            state.counts[Count.TIMEOUTS] += 1
+    """Queue the oldest chunk if its time has come, and some after it. Returns how many count as lost.
+
+    When all that came since the last time was what had been asked for, the tail of a window was lost: then
+    twice as many are asked for each time, the oldest first.
+    """
+    if next_due(state, patience, most) > now:
+        return 0
+    marks, clock = state.marks, state.clock
+    came = state.counts[Count.RESULTS] - marks[Mark.RESULTS_BEFORE]
+    marks[Mark.RESULTS_BEFORE] = state.counts[Count.RESULTS]
+    probes = 2 * marks[Mark.PROBES] if 0 < came <= 2 * marks[Mark.PROBES] else 1
+    marks[Mark.PROBES] = min(probes, state.answered.shape[0])
+    queued = lost = 0
+    for position in range(marks[Mark.BASE], marks[Mark.NEXT]):
+        row = position % state.answered.shape[0]
+        late = now - state.sent_at[row] >= clock[Clock.TIMEOUT] or position == marks[Mark.BASE]
+        if late and not state.answered[row] and not state.queued[row]:
+            lost += clock[Clock.LAST_RESULT] > state.sent_at[row]
             _enqueue(state, position, OWN_DOUBT)
-    return losses
+            queued += 1
+            if queued == marks[Mark.PROBES]:
+                break
+    state.counts[Count.TIMEOUTS] += queued
+    return lost
 
 
 @compiled
@@ -344,6 +368,7 @@ def resend(state: WorkerState, now: float, out: Words) -> int:
         put(out[filled], KIND, RESEND)
         state.tries[row] += 1
         state.sent_at[row] = now
+        state.overtaken_by[row] = marks[Mark.NEXT] + REORDERING - 1
         filled += 1
     state.counts[Count.RESENDS] += filled
     return filled

@@ -82,7 +82,7 @@ class AggregationServer:
     def expire(self, now: float) -> list[Event]:
         """Do what is due: ask for missing parts, report a stall. Call when `next_timer` has passed."""
         timers = self.config.timers
-        kernels.expire(self._state, now, self.config.window, timers.need, timers.resend_most)
+        kernels.expire(self._state, now, self.config.window, timers.need, timers.need_most)
         if now < self._report_at:
             return []
         incomplete, row = kernels.oldest_incomplete(self._state, self.config.window)

@@ -214,7 +214,7 @@ def _merge(state: JobState, row: int, packet: Words, expected: int, now: float, 
     state.have[row] = have | arrived
     put(kept, FLAGS, get(kept, FLAGS) | marked)
     if state.have[row] == expected:
-        _complete(state, row, arrived == expected, now)
+        _complete(state, row, arrived == expected)
     elif have == 0:
         state.deadline[row] = now + need
         state.since[row] = now
@@ -233,15 +233,15 @@ def _combine(kept: Words, packet: Words) -> None:
 
 
 @compiled
-def _complete(state: JobState, row: int, in_switch: bool, now: float) -> None:
+def _complete(state: JobState, row: int, in_switch: bool) -> None:
     """H is everybody: the packet becomes the RESULT, kept for whoever loses it."""
     marks, packet = state.marks, state.packets[row]
     put(packet, KIND, RESULT)
     put(packet, SENDER, EVERYONE)
+    put(packet, BITMAP, state.have[row])
     state.counts[Count.IN_SWITCH if in_switch else Count.AT_SERVER] += 1
     state.done[row] = True
     state.deadline[row] = np.inf
-    state.answered_at[row] = now
     marks[Mark.NEWEST] = max(marks[Mark.NEWEST], state.position[row])
     marks[Mark.ANCHOR] = marks[Mark.NEWEST]
     if get(packet, FLAGS) & FIN:

@@ -1,0 +1,144 @@
+"""A host's UDP link to its switch port: hello, batches in and out, waiting. Knows no protocol beyond hello.
+
+An empty datagram says 'I am here'; the switch answers with one. It is said again whenever nothing has come
+for a while, so that a switch process that was restarted learns who is behind its ports.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from contextlib import suppress
+from typing import Protocol, Self
+
+from peelsum.transport.errors import SwitchUnreachableError
+from peelsum.wire import Batch
+from peelsum.wire.datagrams import Address, BatchSocket
+
+#: Seconds between hellos that are not answered.
+_HELLO_GAP = 0.1
+#: Seconds without any datagram after which the switch may have forgotten us.
+_SILENCE = 1.0
+
+
+class Machine(Protocol):
+    """What sends: a worker's endpoint or an aggregation server."""
+
+    def to_send(self, now: float, limit: int = ...) -> Batch: ...
+
+
+class Link:
+    """A connected socket to one switch port. `address` is where the switch listens for it."""
+
+    def __init__(self, address: Address, packet_bytes: int, *, hello_s: float) -> None:
+        """Open the socket and say hello until answered.
+
+        Raises SwitchUnreachableError when nobody answers within `hello_s` seconds.
+        """
+        self._address = address
+        self._unsent: Batch | None = None
+        self._writing = False
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = socket.socketpair()
+        try:
+            self._socket = BatchSocket.bind(("0.0.0.0", 0), packet_bytes)
+        except OSError as error:
+            self._close_waiting()
+            raise SwitchUnreachableError(str(error)) from error
+        try:
+            self._socket.connect(address)
+            self._selector.register(self._socket, selectors.EVENT_READ)
+            self._selector.register(self._woken, selectors.EVENT_READ)
+            self._say_hello(hello_s)
+        except OSError as error:
+            self.close()
+            raise SwitchUnreachableError(
+                f"switch address {address[0]}:{address[1]}: {error.strerror or error}; check host and port"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self) -> Batch | None:
+        """Packets that have arrived, uint8[n, packet_bytes], valid until the next call; None without any."""
+        while (burst := self._socket.receive()) is not None:
+            self._heard_at = time.monotonic()
+            if not burst.hello:
+                return burst.packets
+        return None
+
+    def send_from(self, machine: Machine, now: float) -> None:
+        """Send what the machine has to send, as far as the kernel takes it; the rest goes first next time."""
+        while self._unsent is None or self._flushed():
+            batch = machine.to_send(now)
+            if not len(batch):
+                return
+            self._unsent = batch
+
+    def wait(self, until: float | None) -> None:
+        """Wait for a packet, for room to send what is left, for `wake`, or until that time."""
+        now = time.monotonic()
+        if now - self._heard_at >= _SILENCE:
+            self._heard_at = now
+            self._socket.send_hello()
+        latest = self._heard_at + _SILENCE
+        latest = latest if until is None else min(latest, until)
+        self._watch(writing=self._unsent is not None)
+        for key, _ in self._selector.select(max(0.0, latest - now)):
+            if key.fileobj is self._woken:
+                self._woken.recv(64)
+
+    def wake(self) -> None:
+        """Make `wait` return, from any thread or signal handler."""
+        with suppress(OSError):
+            self._waker.send(b"\0")
+
+    @property
+    def overruns(self) -> int:
+        """Packets the kernel dropped because they came faster than they were taken."""
+        return self._socket.overruns
+
+    def close(self) -> None:
+        """Free the port."""
+        self._close_waiting()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _close_waiting(self) -> None:
+        self._selector.close()
+        self._woken.close()
+        self._waker.close()
+
+    def _watch(self, *, writing: bool) -> None:
+        """Have the selector report room for sending too, or no longer."""
+        if writing != self._writing:
+            self._writing = writing
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
+            self._selector.modify(self._socket, events)
+
+    def _flushed(self) -> bool:
+        """Send what was kept back; whether all of it is gone."""
+        assert self._unsent is not None
+        left = self._unsent[self._socket.send(self._unsent) :]
+        self._unsent = left if len(left) else None
+        return self._unsent is None
+
+    def _say_hello(self, patience: float) -> None:
+        give_up_at = time.monotonic() + patience
+        while (now := time.monotonic()) < give_up_at:
+            self._socket.send_hello()
+            self._selector.select(min(_HELLO_GAP, give_up_at - now))
+            while (burst := self._socket.receive()) is not None:
+                if burst.hello:
+                    self._heard_at = time.monotonic()
+                    return
+        raise SwitchUnreachableError(
+            f"switch address {self._address[0]}:{self._address[1]}: no answer in {patience:g} s; "
+            "check that the switch runs and that this is the address of this host's port"
+        )

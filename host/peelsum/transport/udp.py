@@ -1,0 +1,149 @@
+"""A worker's way to sum over a switch reached by UDP: the endpoint joined to a socket and to the clock.
+
+No thread runs between two calls of `sum`, and none is needed: once this worker has a result, the server keeps
+it for whoever lost it, and what others lack for a later chunk they lack from this worker's next call. Only a
+server that loses its state while this worker computes makes others wait for that call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.transport.config import JobConfig
+from peelsum.transport.endpoint import Op, WorkerEndpoint
+from peelsum.transport.errors import StalledError, TransportError
+from peelsum.transport.events import Event, Stalled, TensorCompleted
+from peelsum.transport.link import Link
+from peelsum.transport.rehearsal import rehearse
+from peelsum.transport.stats import WorkerStats
+from peelsum.wire import packet_bytes
+from peelsum.wire.datagrams import Address
+
+Words = NDArray[np.uint32]
+
+
+class Part(Protocol):
+    """Words uint32[n] to be combined over all workers by `op`; `check` is called with their result.
+
+    `check` is called as soon as the result is complete, before later parts are waited for; what it raises
+    ends the call.
+    """
+
+    @property
+    def words(self) -> Words: ...
+    @property
+    def op(self) -> Op: ...
+    @property
+    def check(self) -> Callable[[Words], None] | None: ...
+
+
+class SwitchSummation:
+    """Sums of worker `worker_id`, over the switch port at `switch`. For one thread; a context manager.
+
+    `timeout_s`: how long nothing may move before `sum` gives up. `hello_s`: how long the switch may take to
+    answer at first. Raises TransportConfigError, or SwitchUnreachableError when the switch does not answer.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        worker_id: int,
+        switch: Address,
+        *,
+        timeout_s: float = 30.0,
+        hello_s: float = 10.0,
+    ) -> None:
+        config = replace(config, timers=replace(config.timers, stall=timeout_s))
+        self._endpoint = WorkerEndpoint(config, worker_id)
+        self._broken = False
+        self._closed = False
+        rehearse(config.lanes)
+        self._link = Link(switch, packet_bytes(config.lanes), hello_s=hello_s)
+
+    @property
+    def lanes(self) -> int:
+        """Words per chunk; each part is padded with zeros to whole chunks."""
+        return self._endpoint.config.lanes
+
+    @property
+    def workers(self) -> int:
+        """How many workers the job has."""
+        return self._endpoint.config.workers
+
+    @property
+    def worker_id(self) -> int:
+        """This worker's number, from 0."""
+        return self._endpoint.worker_id
+
+    def sum(self, parts: Sequence[Part]) -> list[Words]:
+        """The parts' results, each uint32 of its part's length, the caller's to keep.
+
+        All workers call this with equal lengths and ops in the same order. Blocks until all results are
+        there. Raises StalledError naming job, oldest chunk and missing workers; after an error the workers
+        may be out of step, so that only `close` is left.
+        """
+        if self._broken or self._closed:
+            state = "closed" if self._closed else "out of step after an earlier error"
+            raise TransportError(f"sum: this connection is {state}; restart the job under a new generation")
+        self._broken = True
+        tickets = [self._endpoint.submit(part.words, part.op) for part in parts]
+        checks = {ticket: part.check for ticket, part in zip(tickets, parts, strict=True)}
+        results: dict[int, Words] = {}
+        while len(results) < len(tickets):
+            for event in self._turn():
+                if isinstance(event, Stalled):
+                    raise StalledError(str(event))
+                if isinstance(event, TensorCompleted):
+                    results[event.ticket] = event.words
+                    check = checks[event.ticket]
+                    if check is not None:
+                        check(event.words)
+        self._broken = False
+        return [results[ticket] for ticket in tickets]
+
+    def stats(self) -> WorkerStats:
+        """What was counted since the beginning."""
+        return self._endpoint.stats()
+
+    @property
+    def overruns(self) -> int:
+        """Packets the kernel dropped because this process did not take them in time."""
+        return self._link.overruns
+
+    def close(self) -> None:
+        """Leave the job: wait, a bounded time, until every worker has every result; free the port."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if not self._broken:
+                self._endpoint.finish(time.monotonic())
+                while not self._endpoint.finished:
+                    self._turn()
+        finally:
+            self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._broken |= kind is not None
+        self.close()
+
+    def _turn(self) -> list[Event]:
+        """Send what can be sent, wait for packets or the next timer, take in what came."""
+        self._link.send_from(self._endpoint, time.monotonic())
+        batch = self._link.receive()
+        if batch is None:
+            self._link.wait(self._endpoint.next_timer())
+            batch = self._link.receive()
+        now = time.monotonic()
+        events = [] if batch is None else self._endpoint.receive(batch, now)
+        timer = self._endpoint.next_timer()
+        return events if timer is None or timer > now else events + self._endpoint.expire(now)

@@ -1,0 +1,206 @@
+"""Workers and servers over real sockets, against the specification's switch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from udp_switch import UdpSwitch
+
+from peelsum.transport import (
+    AggregationService,
+    JobConfig,
+    StalledError,
+    SwitchSummation,
+    SwitchUnreachableError,
+    Timers,
+    TransportConfigError,
+    TransportError,
+)
+from peelsum.wire.datagrams import BatchSocket
+
+PORT = 50
+CONFIG = JobConfig(
+    job_id=1, generation=4, workers=3, lanes=8, window=64, first_chunk=0xFFFFFFE0, timers=Timers(linger=1.0)
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    words: np.ndarray
+    op: str
+    check: Callable[[np.ndarray], None] | None = None
+
+
+def drawn(worker: int, step: int, length: int) -> np.ndarray:
+    return np.random.default_rng((worker, step)).integers(0, 1 << 32, length, dtype=np.uint32)
+
+
+def steps(summation: SwitchSummation, count: int) -> list[list[np.ndarray]]:
+    """Sum an ADD part, an empty one and an OR part, `count` times."""
+    return [
+        summation.sum(
+            [
+                Part(drawn(summation.worker_id, step, 1000 + step), "add"),
+                Part(drawn(0, 0, 0), "add"),
+                Part(drawn(summation.worker_id, step + 100, 33), "or"),
+            ]
+        )
+        for step in range(count)
+    ]
+
+
+def expected(workers: int, count: int) -> list[list[np.ndarray]]:
+    added = [
+        np.sum([drawn(w, step, 1000 + step) for w in range(workers)], 0, np.uint64).astype(np.uint32)
+        for step in range(count)
+    ]
+    united = [
+        np.bitwise_or.reduce([drawn(w, step + 100, 33) for w in range(workers)]) for step in range(count)
+    ]
+    return [[a, np.zeros(0, np.uint32), b] for a, b in zip(added, united, strict=True)]
+
+
+def work(switch: UdpSwitch, config: JobConfig, worker: int, count: int) -> list[list[np.ndarray]]:
+    with SwitchSummation(config, worker, switch.worker_address(config, PORT, worker), timeout_s=20) as summation:
+        return steps(summation, count)
+
+
+def assert_sums(got: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> None:
+    for ours, theirs in zip(got, wanted, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_sums_over_sockets_are_exact(loss: float) -> None:
+    with UdpSwitch(8, loss=loss, seed=7) as switch:
+        switch.admit(CONFIG, PORT)
+        with (
+            AggregationService([CONFIG], switch.server_address(PORT)) as service,
+            ThreadPoolExecutor() as pool,
+        ):
+            serving = pool.submit(service.run)
+            working = [pool.submit(work, switch, CONFIG, worker, 3) for worker in range(3)]
+            for one in working:
+                assert_sums(one.result(), expected(3, 3))
+            stats = serving.result()[1]
+    if not loss:
+        chunks = sum(-(-(1000 + step) // 8) + -(-33 // 8) for step in range(3)) + 1
+        assert stats.chunks_in_switch + stats.chunks_at_server == chunks
+
+
+def test_two_jobs_share_one_server_process_and_its_port() -> None:
+    other = replace(CONFIG, job_id=2, workers=2, first_chunk=5)
+    with UdpSwitch(8) as switch:
+        switch.admit(CONFIG, PORT)
+        switch.admit(other, PORT)
+        with (
+            AggregationService([CONFIG, other], switch.server_address(PORT)) as service,
+            ThreadPoolExecutor(8) as pool,
+        ):
+            serving = pool.submit(service.run)
+            first = [pool.submit(work, switch, CONFIG, worker, 2) for worker in range(3)]
+            second = [pool.submit(work, switch, other, worker, 2) for worker in range(2)]
+            for one in first:
+                assert_sums(one.result(), expected(3, 2))
+            for one in second:
+                assert_sums(one.result(), expected(2, 2))
+            assert sorted(serving.result()) == [1, 2]
+
+
+def test_a_missing_worker_is_named_by_the_others() -> None:
+    config = replace(CONFIG, timers=Timers(first_answer=0.01, need=0.005, resend_most=0.05, linger=0.1))
+    with UdpSwitch(8) as switch:
+        switch.admit(config, PORT)
+        with AggregationService([config], switch.server_address(PORT)) as service, ThreadPoolExecutor() as pool:
+            serving = pool.submit(service.run)
+
+            def wait_in_vain(worker: int) -> None:
+                address = switch.worker_address(config, PORT, worker)
+                with SwitchSummation(config, worker, address, timeout_s=0.5) as summation:
+                    with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
+                        summation.sum([Part(drawn(worker, 0, 5), "add")])
+                    with pytest.raises(TransportError, match="out of step"):
+                        summation.sum([])
+
+            for one in [pool.submit(wait_in_vain, worker) for worker in (0, 1)]:
+                one.result()
+            assert service.progress()[1].missing_workers == (2,)
+            service.stop()
+            serving.result()
+
+
+def test_without_a_server_the_stall_says_so() -> None:
+    config = replace(CONFIG, workers=1)
+    with UdpSwitch(8) as switch:
+        switch.admit(config, PORT)
+        address = switch.worker_address(config, PORT, 0)
+        with (
+            SwitchSummation(config, 0, address, timeout_s=0.2) as summation,
+            pytest.raises(StalledError, match="aggregation server has not answered"),
+        ):
+            summation.sum([Part(drawn(0, 0, 5), "add")])
+
+
+def test_what_a_check_raises_ends_the_sum() -> None:
+    config = replace(CONFIG, workers=1)
+    with UdpSwitch(8) as switch:
+        switch.admit(config, PORT)
+        with (
+            AggregationService([config], switch.server_address(PORT)) as service,
+            ThreadPoolExecutor() as pool,
+        ):
+            pool.submit(service.run)
+
+            def refuse(words: np.ndarray) -> None:
+                raise ValueError(f"{len(words)} words")
+
+            with SwitchSummation(config, 0, switch.worker_address(config, PORT, 0)) as summation:
+                with pytest.raises(ValueError, match="5 words"):
+                    summation.sum([Part(drawn(0, 0, 5), "add", refuse)])
+                with pytest.raises(TransportError, match="out of step"):
+                    summation.sum([])
+            service.stop()
+
+
+def test_a_switch_that_forgot_its_peers_meets_them_again() -> None:
+    with UdpSwitch(8) as switch:
+        switch.admit(CONFIG, PORT)
+        with (
+            AggregationService([CONFIG], switch.server_address(PORT)) as service,
+            ThreadPoolExecutor() as pool,
+        ):
+            serving = pool.submit(service.run)
+            met = threading.Barrier(3, action=switch.forget_peers)
+
+            def worker(number: int) -> list[list[np.ndarray]]:
+                address = switch.worker_address(CONFIG, PORT, number)
+                with SwitchSummation(CONFIG, number, address, timeout_s=20) as summation:
+                    first = steps(summation, 1)
+                    met.wait()
+                    return first + steps(summation, 1)
+
+            for one in [pool.submit(worker, number) for number in range(3)]:
+                assert_sums(one.result(), expected(3, 1) * 2)
+            serving.result()
+
+
+def test_nobody_at_the_switch_address() -> None:
+    with BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
+        started = time.monotonic()
+        with pytest.raises(SwitchUnreachableError, match=rf"127\.0\.0\.1:{silent.address[1]}: no answer in 0\.3 s"):
+            SwitchSummation(CONFIG, 0, silent.address, hello_s=0.3)
+        assert time.monotonic() - started < 5
+
+
+def test_jobs_that_cannot_share_a_server() -> None:
+    with pytest.raises(TransportConfigError, match="job_id"):
+        AggregationService([CONFIG, CONFIG], ("127.0.0.1", 9))
+    with pytest.raises(TransportConfigError, match="lanes"):
+        AggregationService([CONFIG, replace(CONFIG, job_id=2, lanes=4)], ("127.0.0.1", 9))
