@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from peelsum.codec import SUB_TABLES, CodecError, Kernels, SketchLayout, kernels
+from peelsum.codec import SUB_TABLES, CodecError, Kernels, SketchLayout, cpu, kernels
 from peelsum.codec.layout import MIX_STEP, mix
 
 Support = Callable[[np.random.Generator, int, int], NDArray[np.int64]]
@@ -103,6 +103,19 @@ def test_encoding_is_linear_over_the_union(ops: Kernels, support: Support, worke
     np.testing.assert_array_equal(added, encoded(ops, layout, union, total[union]))
     got, _ = decoded_with_left_over_round(ops, layout, added, union, total[union])
     np.testing.assert_array_equal(got, total[union])
+
+
+def test_numbers_of_cells_past_int32_decode_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    where = np.flatnonzero(rng.random(5000) < 0.1)
+    values = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
+    layout = SketchLayout.sized(where.size, 32, 1, 1.2)
+    sketch = encoded(kernels(), layout, where, values)
+    narrow, wide = np.empty_like(values), np.empty_like(values)
+    left = kernels().sketch_decode(layout, sketch, where, narrow)
+    monkeypatch.setattr(cpu, "_NARROW_CELLS", 0)
+    np.testing.assert_array_equal(kernels().sketch_decode(layout, sketch, where, wide), left)
+    np.testing.assert_array_equal(wide, narrow)
 
 
 @settings(deadline=None, derandomize=True)

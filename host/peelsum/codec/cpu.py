@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from peelsum.codec import cpu_loops as loops
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 
+#: Twice a cell's number fits an int32 below this.
+_NARROW_CELLS = 2**30
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -84,17 +86,15 @@ def sketch_decode(
     out: NDArray[np.int32],
 ) -> NDArray[np.int64]:
     """See `Kernels.sketch_decode`."""
-    cells = np.empty((positions.size, SUB_TABLES), np.int64)
-    signs = np.empty((positions.size, SUB_TABLES), np.uint32)
-    load = np.zeros(layout.cells, np.int64)
-    members = np.zeros(layout.cells, np.int64)
+    places = np.empty((positions.size, SUB_TABLES), np.int32 if layout.cells < _NARROW_CELLS else np.int64)
+    cells = np.empty((layout.cells, 2), np.uint32)
     seed = np.uint64(layout.seed)
-    loops.load(layout.lanes, layout.rows, seed, _frozen(positions), cells, signs, load, members)
-    waiting = np.empty(positions.size, np.int64)
-    done = np.zeros(positions.size, np.bool_)
+    loops.load(layout.lanes, layout.rows, seed, _frozen(positions), _frozen(sketch), places, cells)
+    left, before, count = np.arange(positions.size), -1, positions.size
     out[:] = 0
-    loops.peel(cells, signs, load, members, sketch.copy(), waiting, done, out.view(np.uint32))
-    return np.flatnonzero(~done)
+    while count != before:
+        before, count = count, loops.sweep(places, cells, left, count, out.view(np.uint32))
+    return left[:count]
 
 
 def _frozen(array: NDArray[_T]) -> NDArray[_T]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP, SUB_TABLES
 
+VALUE, LOAD = 0, 1  # columns of `cells`
 _BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
 _MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
 _ONE = np.uint32(1)
@@ -26,6 +27,7 @@ _Words = NDArray[np.uint32]
 _Integers = NDArray[np.int32]
 _Floats = NDArray[np.float32]
 _Numbers = NDArray[np.int64]
+_Places = NDArray[np.int32] | NDArray[np.int64]
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
@@ -168,57 +170,53 @@ def load(
     rows: int,
     seed: np.uint64,
     positions: _Numbers,
-    cells: _Numbers,
-    signs: _Words,
-    load: _Numbers,
-    members: _Numbers,
+    sketch: _Words,
+    places: _Places,
+    cells: _Words,
 ) -> None:
-    """Count candidates per cell and XOR their numbers: a pure cell then names its only member."""
+    """Lay cells[n, 2] out for peeling, value beside number of candidates, and note each candidate's places.
+
+    places[k, j] is twice the cell, plus 1 where the sign is negative.
+    """
+    for c in range(sketch.size):
+        cells[c, VALUE] = sketch[c]
+        cells[c, LOAD] = 0
     for k in range(positions.size):
         block = positions[k] // lanes
         lane = positions[k] - block * lanes
         for j in range(SUB_TABLES):
             cell, sign = _place(block, lane, j, lanes, rows, seed)
-            cells[k, j] = cell
-            signs[k, j] = sign
-            load[cell] += 1
-            members[cell] ^= k
+            places[k, j] = 2 * cell + (sign != _ONE)
+            cells[cell, LOAD] += _ONE
 
 
 @compiled
-def peel(
-    cells: _Numbers,
-    signs: _Words,
-    load: _Numbers,
-    members: _Numbers,
-    remaining: _Words,
-    waiting: _Numbers,
-    done: NDArray[np.bool_],
-    out: _Words,
-) -> None:
-    """Peel candidates off pure cells; a candidate waits once, from when its first cell becomes pure."""
-    end = 0
-    for k in range(cells.shape[0]):
+def sweep(places: _Places, cells: _Words, left: _Numbers, count: int, out: _Words) -> int:
+    """Peel, in ascending order, every candidate of left[:count] that lies in a pure cell by its turn.
+
+    The others move to the front of `left`, still ascending; returns how many. Neighbouring candidates have
+    neighbouring cells, so sweeps find them in the cache where a queue of pure cells would not.
+    """
+    kept = 0
+    for i in range(count):
+        k = left[i]
+        pure = -1
         for j in range(SUB_TABLES):
-            if load[cells[k, j]] == 1 and not done[k]:
-                done[k] = True
-                waiting[end] = k
-                end += 1
-    begin = 0
-    while begin < end:
-        k = waiting[begin]
-        begin += 1
-        pure = 0
-        while load[cells[k, pure]] != 1:
-            pure += 1
-        value = np.uint32(signs[k, pure] * remaining[cells[k, pure]])
+            if cells[places[k, j] >> 1, LOAD] == 1:
+                pure = j
+        if pure < 0:
+            left[kept] = k
+            kept += 1
+            continue
+        value = _signed(cells[places[k, pure] >> 1, VALUE], places[k, pure])
         out[k] = value
         for j in range(SUB_TABLES):
-            cell = cells[k, j]
-            remaining[cell] = np.uint32(remaining[cell] - np.uint32(signs[k, j] * value))
-            load[cell] -= 1
-            members[cell] ^= k
-            if load[cell] == 1 and not done[members[cell]]:
-                done[members[cell]] = True
-                waiting[end] = members[cell]
-                end += 1
+            cell = places[k, j] >> 1
+            cells[cell, VALUE] -= _signed(value, places[k, j])
+            cells[cell, LOAD] -= _ONE
+    return kept
+
+
+@compiled
+def _signed(value: np.uint32, place: int) -> np.uint32:
+    return np.uint32(-value) if place & 1 else value
