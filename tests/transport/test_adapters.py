@@ -67,7 +67,9 @@ def expected(workers: int, count: int) -> list[list[np.ndarray]]:
 
 
 def work(switch: UdpSwitch, config: JobConfig, worker: int, count: int) -> list[list[np.ndarray]]:
-    with SwitchSummation(config, worker, switch.worker_address(config, PORT, worker), timeout_s=20) as summation:
+    with SwitchSummation(
+        config, worker, switch.worker_address(config, PORT, worker), timeout_s=20
+    ) as summation:
         return steps(summation, count)
 
 
@@ -118,7 +120,10 @@ def test_a_missing_worker_is_named_by_the_others() -> None:
     config = replace(CONFIG, timers=Timers(first_answer=0.01, need=0.005, resend_most=0.05, linger=0.1))
     with UdpSwitch(8) as switch:
         switch.admit(config, PORT)
-        with AggregationService([config], switch.server_address(PORT)) as service, ThreadPoolExecutor() as pool:
+        with (
+            AggregationService([config], switch.server_address(PORT)) as service,
+            ThreadPoolExecutor() as pool,
+        ):
             serving = pool.submit(service.run)
 
             def wait_in_vain(worker: int) -> None:
@@ -194,7 +199,9 @@ def test_a_switch_that_forgot_its_peers_meets_them_again() -> None:
 def test_nobody_at_the_switch_address() -> None:
     with BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
         started = time.monotonic()
-        with pytest.raises(SwitchUnreachableError, match=rf"127\.0\.0\.1:{silent.address[1]}: no answer in 0\.3 s"):
+        with pytest.raises(
+            SwitchUnreachableError, match=rf"127\.0\.0\.1:{silent.address[1]}: no answer in 0\.3 s"
+        ):
             SwitchSummation(CONFIG, 0, silent.address, hello_s=0.3)
         assert time.monotonic() - started < 5
 

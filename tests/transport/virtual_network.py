@@ -103,13 +103,20 @@ class VirtualNetwork:
     # -- running ---------------------------------------------------------------------------------------
 
     def run_until(self, done: Callable[[], bool], *, seconds: float, packets: int) -> None:
-        """Let time pass until `done()`. AssertionError when it takes more virtual time or packets."""
-        while not done():
+        """Let time pass until `done()`. AssertionError when it takes more virtual time or packets.
+
+        Whatever happens, happens because of a packet or a timer: events are bounded with the packets, so that
+        a timer that is always due fails too.
+        """
+        for _ in range(10 * packets):
+            if done():
+                return
             assert self._events, f"nothing will ever happen again at {self.now:.3f} s"
             self.now, _, action = heapq.heappop(self._events)
             assert self.now <= seconds, f"not done after {seconds} virtual seconds"
             assert self.packets <= packets, f"not done after {packets} packets"
             action()
+        raise AssertionError(f"not done after {10 * packets} events")
 
     def poke(self, actor: Actor) -> None:
         """Send all that an actor has to send, and see to its next timer."""
@@ -149,7 +156,7 @@ class VirtualNetwork:
 
     def _at_actor(self, actor: Actor, payload: bytes) -> None:
         if actor.alive:
-            batch = np.frombuffer(payload, np.uint8)[None, :]
+            batch = np.frombuffer(bytearray(payload), np.uint8)[None, :]
             self._note(actor, actor.machine.receive(batch, self.now))
             self.poke(actor)
 

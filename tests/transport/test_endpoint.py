@@ -1,0 +1,299 @@
+"""The worker's end of the protocol, row by row of its table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from peelsum.transport import (
+    JobConfig,
+    JobFinished,
+    Stalled,
+    TensorCompleted,
+    Timers,
+    TransportConfigError,
+    WorkerEndpoint,
+)
+from peelsum.wire import EVERYONE, Flag, Kind, pack, unpack
+
+LANES = 4
+CONFIG = JobConfig(job_id=9, generation=77, workers=3, lanes=LANES, window=8, first_chunk=0xFFFFFFFE)
+
+
+def all_of(endpoint: WorkerEndpoint, now: float = 0.0) -> list[np.void]:
+    """Every packet the endpoint would send now, unpacked."""
+    packets: list[np.void] = []
+    while len(batch := endpoint.to_send(now)):
+        packets.extend(unpack(batch.copy(), LANES))
+    return packets
+
+
+def result(chunk: int, value: int = 0, *, kind: Kind = Kind.RESULT, **fields: int) -> np.ndarray:
+    header = {"job_id": 9, "generation": 77, "sender": EVERYONE, "bitmap": 7, "chunk_id": chunk & 0xFFFFFFFF}
+    return pack(np.full((1, LANES), value, np.uint32), kind=kind, **{**header, **fields})
+
+
+def test_contributions_carry_identity_lanes_and_padding_across_the_chunk_id_wrap() -> None:
+    endpoint = WorkerEndpoint(CONFIG, 2)
+    words = np.arange(10, dtype=np.uint32) + 0x01020304
+    endpoint.submit(words, "or")
+    packets = all_of(endpoint)
+    assert [int(p["chunk_id"]) for p in packets] == [0xFFFFFFFE, 0xFFFFFFFF, 0]
+    np.testing.assert_array_equal(np.concatenate([p["lanes"] for p in packets]), [*words, 0, 0])
+    for packet in packets:
+        assert (packet["kind"], packet["flags"], packet["job_id"]) == (Kind.CONTRIBUTION, Flag.OR, 9)
+        assert (packet["generation"], packet["sender"], packet["bitmap"]) == (77, 2, 4)
+    assert all_of(endpoint) == []
+
+
+def test_tensors_complete_in_any_order_and_only_once() -> None:
+    endpoint = WorkerEndpoint(CONFIG, 0)
+    first = endpoint.submit(np.zeros(5, np.uint32), "add")
+    second = endpoint.submit(np.zeros(3, np.uint32), "add")
+    assert len(all_of(endpoint)) == 3
+    assert endpoint.receive(result(-2, 10), 1.0) == []
+    (event,) = endpoint.receive(result(0, 30), 1.0)
+    assert isinstance(event, TensorCompleted)
+    assert (event.ticket, event.words.tolist()) == (second, [30] * 3)
+    (event,) = endpoint.receive(np.concatenate([result(-1, 20)] * 2), 1.0)
+    assert isinstance(event, TensorCompleted)
+    assert (event.ticket, event.words.tolist()) == (first, [10, 10, 10, 10, 20])
+    assert endpoint.outstanding == 0
+    assert endpoint.stats().duplicates == 1
+    assert endpoint.next_timer() is None
+
+
+def test_an_empty_tensor_completes_without_a_packet() -> None:
+    endpoint = WorkerEndpoint(CONFIG, 0)
+    ticket = endpoint.submit(np.zeros(0, np.uint32), "add")
+    assert all_of(endpoint) == []
+    assert endpoint.next_timer() == 0.0
+    (event,) = endpoint.expire(0.0)
+    assert isinstance(event, TensorCompleted)
+    assert (event.ticket, len(event.words)) == (ticket, 0)
+
+
+def test_no_more_than_the_window_is_outstanding() -> None:
+    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint.submit(np.zeros(100 * LANES, np.uint32), "add")
+    assert len(all_of(endpoint)) == CONFIG.window
+    endpoint.receive(result(-1), 0.1)
+    assert all_of(endpoint) == []
+    endpoint.receive(result(-2), 0.1)
+    assert [int(p["chunk_id"]) for p in all_of(endpoint)] == [6, 7]
+
+
+@pytest.mark.parametrize(
+    ("packet", "reason"),
+    [
+        (result(-2, version=9), "malformed"),
+        (result(-2, job_id=8), "foreign_job"),
+        (result(-2, generation=76), "wrong_generation"),
+        (result(-2, kind=Kind.BYPASS), "unexpected_kind"),
+        (result(1), "out_of_window"),
+        (result(-2 - 8 - 1), "out_of_window"),
+        (result(1 << 31), "out_of_window"),
+    ],
+)
+def test_what_is_not_for_this_worker_is_dropped_and_counted(packet: np.ndarray, reason: str) -> None:
+    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint.submit(np.zeros(3 * LANES, np.uint32), "add")
+    all_of(endpoint)
+    assert endpoint.receive(packet, 0.1) == []
+    dropped = endpoint.stats().dropped
+    assert dropped[reason] == 1
+    assert sum(dropped.values()) == 1
+    assert endpoint.stats().results == 0
+
+
+def test_random_bytes_change_nothing() -> None:
+    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint.submit(np.zeros(3 * LANES, np.uint32), "add")
+    all_of(endpoint)
+    numbers = np.random.default_rng(3)
+    noise = numbers.integers(0, 256, (20_000, 16 + 4 * LANES), dtype=np.uint8)
+    noise[::2, 0] = 1
+    noise[::4, 1:6] = [Kind.RESULT, 0, 9, 0, 77]
+    noise[::4, 8:12] = numbers.integers(0, 256, (5000, 4)) & [0x7F, 255, 255, 254]
+    noise[::4, 8] |= 1
+    assert endpoint.receive(noise, 0.1) == []
+    assert sum(endpoint.stats().dropped.values()) == 20_000
+    assert all_of(endpoint) == []
+
+
+def test_while_all_is_silent_only_the_oldest_chunk_asks() -> None:
+    endpoint = WorkerEndpoint(replace(CONFIG, timers=Timers(first_answer=0.5)), 1)
+    endpoint.submit(np.zeros(5 * LANES, np.uint32), "add")
+    all_of(endpoint, 10.0)
+    assert endpoint.next_timer() == 10.5
+    assert endpoint.expire(10.4) == []
+    assert all_of(endpoint, 10.4) == []
+    endpoint.expire(10.5)
+    (packet,) = all_of(endpoint, 10.5)
+    assert (packet["kind"], packet["chunk_id"], packet["bitmap"]) == (Kind.RESEND, 0xFFFFFFFE, 2)
+    again = endpoint.next_timer()
+    assert again is not None
+    assert again > 10.5
+
+
+def test_back_off_ends_at_the_cap() -> None:
+    timers = Timers(first_answer=0.5, resend_most=0.8)
+    endpoint = WorkerEndpoint(replace(CONFIG, timers=timers), 1)
+    endpoint.submit(np.zeros(1, np.uint32), "add")
+    now, pauses = 0.0, []
+    for _ in range(12):
+        all_of(endpoint, now)
+        due = endpoint.next_timer()
+        assert due is not None
+        pauses.append(due - now)
+        now = due
+        endpoint.expire(now)
+    assert np.diff(pauses).min() > -1e-9
+    assert pauses[0] < 0.6
+    assert pauses[-1] == pytest.approx(0.8)
+
+
+def test_a_chunk_overtaken_by_three_is_resent_at_once() -> None:
+    endpoint = WorkerEndpoint(CONFIG, 0)
+    words = np.arange(8 * LANES, dtype=np.uint32)
+    endpoint.submit(words, "add")
+    all_of(endpoint)
+    endpoint.receive(np.concatenate([result(-1), result(0)]), 0.001)
+    assert all_of(endpoint, 0.001) == []
+    endpoint.receive(result(1), 0.001)
+    (packet,) = all_of(endpoint, 0.001)
+    assert (packet["kind"], packet["chunk_id"]) == (Kind.RESEND, 0xFFFFFFFE)
+    np.testing.assert_array_equal(packet["lanes"], words[:LANES])
+    endpoint.receive(result(2), 0.001)
+    assert all_of(endpoint, 0.001) == [], "the resend has had no time to be answered"
+
+
+def test_need_is_heeded_even_for_an_answered_chunk_but_only_if_it_names_me() -> None:
+    endpoint = WorkerEndpoint(CONFIG, 1)
+    words = np.arange(3 * LANES, dtype=np.uint32)
+    endpoint.submit(words, "add")
+    all_of(endpoint)
+    endpoint.receive(np.concatenate([result(chunk) for chunk in (-2, -1, 0)]), 0.1)
+    endpoint.receive(result(-1, kind=Kind.NEED, bitmap=0b101), 0.2)
+    assert all_of(endpoint) == []
+    endpoint.receive(np.concatenate([result(-1, kind=Kind.NEED, bitmap=0b010)] * 2), 0.2)
+    (packet,) = all_of(endpoint)
+    assert (packet["kind"], packet["chunk_id"], packet["sender"]) == (Kind.RESEND, 0xFFFFFFFF, 1)
+    np.testing.assert_array_equal(packet["lanes"], words[LANES : 2 * LANES])
+    endpoint.receive(result(1, kind=Kind.NEED, bitmap=0b010), 0.2)
+    assert all_of(endpoint) == [], "never sent"
+
+
+def test_contributions_are_kept_a_window_behind_and_no_further() -> None:
+    endpoint = WorkerEndpoint(replace(CONFIG, first_chunk=0), 0)
+    words = np.arange(20 * LANES, dtype=np.uint32)
+    endpoint.submit(words, "add")
+    for chunk in range(20):
+        all_of(endpoint)
+        endpoint.receive(result(chunk), 0.1)
+    endpoint.receive(np.concatenate([result(chunk, kind=Kind.NEED, bitmap=1) for chunk in range(20)]), 0.2)
+    packets = all_of(endpoint)
+    assert [int(p["chunk_id"]) for p in packets] == list(range(12, 20))
+    np.testing.assert_array_equal(np.concatenate([p["lanes"] for p in packets]), words[12 * LANES :])
+
+
+def test_a_stall_names_job_chunk_and_the_workers_the_server_misses() -> None:
+    endpoint = WorkerEndpoint(replace(CONFIG, timers=Timers(stall=2.0)), 0)
+    endpoint.submit(np.zeros(1, np.uint32), "add")
+    all_of(endpoint, 5.0)
+    assert endpoint.expire(6.9) == []
+    endpoint.receive(result(-2, kind=Kind.NEED, bitmap=0b110), 6.9)
+    (event,) = endpoint.expire(7.0)
+    assert event == Stalled(9, 0xFFFFFFFE, (1, 2), 2.0)
+    assert "job 9" in str(event)
+    assert "4294967294" in str(event)
+    assert "worker 1, 2" in str(event)
+    assert endpoint.expire(7.1) == []
+
+
+def test_finish_waits_for_the_results_then_for_the_fin_chunk() -> None:
+    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint.submit(np.zeros(LANES, np.uint32), "add")
+    all_of(endpoint)
+    endpoint.finish(0.1)
+    assert all_of(endpoint) == []
+    (event,) = endpoint.receive(result(-2), 0.2)
+    assert isinstance(event, TensorCompleted)
+    (fin,) = all_of(endpoint, 0.2)
+    assert (fin["kind"], fin["flags"], fin["chunk_id"]) == (Kind.CONTRIBUTION, Flag.FIN, 0xFFFFFFFF)
+    assert endpoint.receive(result(-1, flags=Flag.FIN), 0.3) == [JobFinished(9, confirmed=True)]
+    assert endpoint.finished
+    assert endpoint.next_timer() is None
+
+
+def test_finish_gives_up_after_a_bounded_wait() -> None:
+    endpoint = WorkerEndpoint(replace(CONFIG, timers=Timers(linger=3.0)), 0)
+    endpoint.finish(1.0)
+    all_of(endpoint, 1.0)
+    endpoint.expire(3.9)
+    assert not endpoint.finished
+    assert JobFinished(9, confirmed=False) in endpoint.expire(4.0)
+    assert endpoint.finished
+
+
+def test_congestion_marks_halve_the_window_once_per_window() -> None:
+    endpoint = WorkerEndpoint(replace(CONFIG, window=64, first_chunk=0), 0)
+    endpoint.submit(np.zeros(200 * LANES, np.uint32), "add")
+    assert len(all_of(endpoint)) == 64
+    marked = np.concatenate([result(chunk, flags=Flag.CE) for chunk in range(32)])
+    for packet in marked:
+        endpoint.receive(packet[None, :], 0.1)
+    assert (endpoint.stats().window, endpoint.stats().window_cuts, endpoint.stats().marked) == (32, 1, 32)
+    assert all_of(endpoint) == []
+    endpoint.receive(result(32), 0.1)
+    assert len(all_of(endpoint)) == 1
+
+
+def test_round_trips_of_resent_chunks_are_not_measured() -> None:
+    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint.submit(np.zeros(2 * LANES, np.uint32), "add")
+    all_of(endpoint, 0.0)
+    endpoint.expire(0.1)
+    all_of(endpoint, 0.1)
+    endpoint.receive(result(-2), 0.101)
+    assert endpoint.stats().rtt_mean is None
+    endpoint.receive(result(-1), 0.102)
+    assert endpoint.stats().rtt_mean == pytest.approx(0.102)
+
+
+def test_what_the_caller_can_get_wrong() -> None:
+    endpoint = WorkerEndpoint(CONFIG, 0)
+    with pytest.raises(TransportConfigError, match=r"worker_id: 3 .*0 to 2"):
+        WorkerEndpoint(CONFIG, 3)
+    with pytest.raises(TransportConfigError, match="op: 'max'"):
+        endpoint.submit(np.zeros(1, np.uint32), "max")
+    with pytest.raises(TransportConfigError, match="words: int32"):
+        endpoint.submit(np.zeros(1, np.int32), "add")
+    endpoint.finish(0.0)
+    with pytest.raises(TransportConfigError, match="submit before finish"):
+        endpoint.submit(np.zeros(1, np.uint32), "add")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("job_id", 0),
+        ("generation", 1 << 16),
+        ("workers", 33),
+        ("lanes", 0),
+        ("window", 0),
+        ("first_chunk", -1),
+    ],
+)
+def test_a_job_out_of_range_names_field_value_and_remedy(field: str, value: int) -> None:
+    with pytest.raises(TransportConfigError, match=rf"{field}: {value} .*give a number from"):
+        replace(CONFIG, **{field: value})
+
+
+def test_timers_are_checked() -> None:
+    with pytest.raises(TransportConfigError, match=r"timers\.linger: 0"):
+        Timers(linger=0)
+    with pytest.raises(TransportConfigError, match=r"timers\.need: 2 s is above need_most"):
+        Timers(need=2, need_most=1)

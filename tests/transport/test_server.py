@@ -1,0 +1,228 @@
+"""The aggregation server's table, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from peelsum.transport import AggregationServer, JobConfig, JobFinished, Stalled, Timers
+from peelsum.wire import EVERYONE, Flag, Kind, pack, unpack
+
+LANES = 4
+TIMERS = Timers(need=0.01, need_most=0.04, reply_gap=0.001, stall=5.0)
+CONFIG = JobConfig(job_id=9, generation=77, workers=3, lanes=LANES, window=8, timers=TIMERS)
+
+
+def sent(server: AggregationServer, now: float = 0.0) -> list[np.void]:
+    """Every packet the server would send now, unpacked."""
+    packets: list[np.void] = []
+    while len(batch := server.to_send(now, limit=2)):
+        packets.extend(unpack(batch.copy(), LANES))
+    return packets
+
+
+def partial(chunk: int, workers: int, value: int, **fields: int) -> np.ndarray:
+    header = {"kind": Kind.BYPASS, "job_id": 9, "generation": 77, "chunk_id": chunk & 0xFFFFFFFF}
+    return pack(np.full((1, LANES), value, np.uint32), bitmap=workers, **{**header, **fields})
+
+
+def test_a_complete_sum_becomes_everybody_s_result_untouched() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(5, 0b111, 0xDEADBEEF, sender=1), 0.0)
+    (packet,) = sent(server)
+    assert (packet["kind"], packet["sender"], packet["bitmap"]) == (Kind.RESULT, EVERYONE, 7)
+    assert (packet["job_id"], packet["generation"], packet["chunk_id"], packet["flags"]) == (9, 77, 5, 0)
+    assert packet["lanes"].tolist() == [0xDEADBEEF] * LANES
+    assert (server.stats().chunks_in_switch, server.stats().chunks_at_server) == (1, 0)
+    assert server.next_timer() is None
+
+
+def test_disjoint_parts_are_added_modulo_two_to_the_32() -> None:
+    server = AggregationServer(CONFIG)
+    for worker, value in enumerate([0xFFFFFFFF, 5, 0x80000000]):
+        server.receive(partial(0, 1 << worker, value, sender=worker), 0.0)
+    (packet,) = sent(server)
+    assert packet["lanes"].tolist() == [0x80000004] * LANES
+    assert (server.stats().chunks_in_switch, server.stats().chunks_at_server) == (0, 1)
+
+
+def test_a_part_that_contains_the_sum_replaces_it() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b001, 100), 0.0)
+    server.receive(partial(0, 0b011, 11), 0.0)
+    server.receive(partial(0, 0b100, 1), 0.0)
+    (packet,) = sent(server)
+    assert packet["lanes"].tolist() == [12] * LANES
+
+
+def test_a_part_already_in_the_sum_is_dropped() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b011, 11), 0.0)
+    server.receive(partial(0, 0b001, 1), 0.0)
+    server.receive(partial(0, 0b011, 11), 0.0)
+    server.receive(partial(0, 0b100, 1), 0.0)
+    (packet,) = sent(server)
+    assert packet["lanes"].tolist() == [12] * LANES
+    assert server.stats().duplicates == 2
+
+
+def test_overlapping_sums_are_not_added_but_are_united() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b011, 3), 0.0)
+    server.receive(partial(0, 0b110, 6), 0.0)
+    assert sent(server) == []
+    assert server.stats().overlaps == 1
+    server.receive(partial(1, 0b011, 3, flags=Flag.OR), 0.0)
+    server.receive(partial(1, 0b110, 6, flags=Flag.OR), 0.0)
+    (packet,) = sent(server)
+    assert (packet["chunk_id"], packet["flags"], packet["lanes"].tolist()) == (1, Flag.OR, [7] * LANES)
+
+
+def test_a_congestion_mark_on_any_part_is_echoed() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b001, 1, flags=Flag.CE), 0.0)
+    server.receive(partial(0, 0b011, 3), 0.0)
+    server.receive(partial(0, 0b100, 4), 0.0)
+    (packet,) = sent(server)
+    assert (packet["flags"], packet["lanes"].tolist()) == (Flag.CE, [7] * LANES)
+
+
+def test_a_late_packet_gets_its_sender_the_kept_result_at_a_limited_rate() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b111, 42), 0.0)
+    assert len(sent(server)) == 1
+    for now in (0.001, 0.0015, 0.0025):
+        server.receive(partial(0, 0b010, 1, sender=1), now)
+    server.receive(partial(0, 0b100, 1, sender=2), 0.0025)
+    server.receive(partial(0, 0b100, 1, sender=EVERYONE), 0.0025)
+    packets = sent(server)
+    assert [int(p["sender"]) for p in packets] == [1, 2]
+    assert all(p["kind"] == Kind.RESULT and p["lanes"].tolist() == [42] * LANES for p in packets)
+    server.receive(partial(0, 0b010, 1, sender=1), 0.0035)
+    assert [int(p["sender"]) for p in sent(server)] == [1]
+    assert (server.stats().replies, server.stats().replies_withheld) == (3, 1)
+
+
+def test_what_is_missing_is_asked_of_the_switch_and_then_of_everybody() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(3, 0b010, 1, flags=Flag.CE, sender=1), 1.0)
+    assert server.next_timer() == 1.01
+    server.expire(1.009)
+    assert sent(server) == []
+    server.expire(1.01)
+    (packet,) = sent(server)
+    assert (packet["kind"], packet["bitmap"], packet["sender"]) == (Kind.RESEND, 0, EVERYONE)
+    assert packet["flags"] == 0
+    server.expire(1.02)
+    ask, need = sent(server)
+    assert (ask["kind"], need["kind"]) == (Kind.RESEND, Kind.NEED)
+    assert (need["bitmap"], need["sender"], need["chunk_id"]) == (0b101, EVERYONE, 3)
+    pauses = []
+    for _ in range(4):
+        due = server.next_timer()
+        assert due is not None
+        pauses.append(due - 1.02)
+        server.expire(due)
+    assert np.diff(pauses).max() == pytest.approx(0.04)
+    server.receive(partial(3, 0b101, 1), 2.0)
+    assert [int(p["kind"]) for p in sent(server)] == [Kind.RESULT]
+    assert server.next_timer() is None
+
+
+def test_chunk_ids_wrap() -> None:
+    server = AggregationServer(CONFIG)
+    for chunk in range(-20, 20):
+        server.receive(partial(chunk, 0b111, chunk + 100), 0.0)
+    assert sorted(int(p["lanes"][0]) for p in sent(server)) == [chunk + 100 for chunk in range(4, 20)]
+    server.receive(partial(-1, 0b001, 0), 0.0)
+    assert server.stats().dropped["out_of_window"] == 1
+
+
+def test_results_leave_before_their_rows_are_needed_again() -> None:
+    server = AggregationServer(CONFIG)
+    got = []
+    for chunk in range(-20, 20):
+        server.receive(partial(chunk, 0b111, chunk + 100), 0.0)
+        got += [int(p["lanes"][0]) for p in sent(server)]
+    assert got == [chunk + 100 for chunk in range(-20, 20)]
+
+
+def test_an_older_chunk_does_not_take_a_newer_one_s_row_after_a_restart() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(30, 0b011, 1), 0.0)
+    server.receive(partial(30 - 16, 0b111, 99), 0.0)
+    server.receive(partial(30, 0b100, 1), 0.0)
+    (packet,) = sent(server)
+    assert (packet["chunk_id"], packet["lanes"].tolist()) == (30, [2] * LANES)
+    assert server.stats().dropped["out_of_window"] == 1
+
+
+def test_a_revived_old_chunk_is_forgotten_not_asked_for() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(1, 0b001, 1), 0.0)
+    server.receive(partial(12, 0b111, 1), 0.001)
+    assert len(sent(server)) == 1
+    server.expire(0.01)
+    assert sent(server) == []
+    assert server.next_timer() is None
+    assert server.progress().oldest_chunk is None
+
+
+def test_progress_and_stall_name_the_oldest_chunk_and_who_is_missing() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b111, 1), 0.0)
+    server.receive(partial(2, 0b100, 1), 1.0)
+    server.receive(partial(1, 0b010, 1), 2.0)
+    progress = server.progress()
+    assert (progress.oldest_chunk, progress.missing_workers, progress.chunks_incomplete) == (1, (0, 2), 2)
+    assert "oldest 1 waits for worker 0, 2" in str(progress)
+    assert server.expire(6.9) == []
+    assert server.expire(7.0) == [Stalled(9, 1, (0, 2), 5.0)]
+    assert server.expire(7.1) == []
+
+
+def test_the_fin_chunk_finishes_the_job_once() -> None:
+    server = AggregationServer(CONFIG)
+    assert server.receive(partial(0, 0b111, 0, flags=Flag.FIN), 0.0) == [JobFinished(9, confirmed=True)]
+    assert [int(p["flags"]) for p in sent(server)] == [Flag.FIN]
+    assert server.receive(partial(0, 0b001, 0, flags=Flag.FIN), 0.1) == []
+    assert [int(p["sender"]) for p in sent(server)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("packet", "reason"),
+    [
+        (partial(0, 7, 1, version=0), "malformed"),
+        (partial(0, 7, 1, job_id=8), "foreign_job"),
+        (partial(0, 7, 1, generation=78), "wrong_generation"),
+        (partial(0, 7, 1, kind=Kind.CONTRIBUTION), "unexpected_kind"),
+        (partial(0, 0b1000, 1), "foreign_worker"),
+        (partial(0, 0, 1), "foreign_worker"),
+    ],
+)
+def test_what_is_not_for_this_job_is_dropped_and_counted(packet: np.ndarray, reason: str) -> None:
+    server = AggregationServer(CONFIG)
+    assert server.receive(packet, 0.0) == []
+    assert sent(server) == []
+    dropped = server.stats().dropped
+    assert dropped[reason] == 1
+    assert sum(dropped.values()) == 1
+
+
+def test_random_bytes_never_raise_and_memory_stays_bounded() -> None:
+    server = AggregationServer(replace(CONFIG, workers=32))
+    numbers = np.random.default_rng(4)
+    for step in range(20):
+        noise = numbers.integers(0, 256, (1000, 16 + 4 * LANES), dtype=np.uint8)
+        noise[:, 0] = 1
+        noise[::2, 1:6] = [Kind.BYPASS, 0, 9, 0, 77]
+        server.receive(noise, float(step))
+        server.expire(float(step))
+        while len(server.to_send(float(step))):
+            pass
+    stats = server.stats()
+    assert stats.packets == 20_000
+    assert 0 < sum(stats.dropped.values()) < 20_000
+    assert len(sent(server)) == 0
