@@ -203,6 +203,20 @@ def test_an_overrun_receiver_is_counted() -> None:
             assert into.overruns > 0
 
 
+@pytest.mark.parametrize("offload", [None, False])
+@pytest.mark.parametrize("size", [144, 1040])
+def test_as_much_as_there_is_room_for_is_kept(size: int, offload: bool | None) -> None:
+    with BatchSocket.bind(("127.0.0.1", 0), size, offload=offload) as out:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind(("127.0.0.1", 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 100_000)
+        with BatchSocket(sock, size, buffer_bytes=0, offload=offload) as into:
+            for share in np.array_split(batch_of(into.room, size), 8):
+                out.send(share, into.address)
+            assert sum(len(burst.packets) for burst in drain(into)) == into.room
+            assert into.overruns == 0
+
+
 def test_a_peer_that_is_gone_stops_neither_direction() -> None:
     gone = BatchSocket.bind(("127.0.0.1", 0), 100)
     with BatchSocket.bind(("127.0.0.1", 0), 100) as sock:

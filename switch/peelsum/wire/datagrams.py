@@ -31,6 +31,9 @@ MAX_DATAGRAM = 65507
 #: Segments in one send: what kernels since 6.9 take, and what all with UDP_SEGMENT do.
 _MAX_SEGMENTS = 128
 _SAFE_SEGMENTS = 64
+#: What the kernel's accounting adds to each packet in a buffer: segmented bursts share one bookkeeping.
+_OVERHEAD_IN_BURSTS = 100
+_OVERHEAD_ALONE = 1280
 _CMSG_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
 _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 #: How a kernel or a network device says that it will not segment after all.
@@ -138,6 +141,16 @@ class BatchSocket:
             if len(info) >= 4 * (_MEMINFO_DROPS + 1):
                 return int(struct.unpack_from("=I", info, 4 * _MEMINFO_DROPS)[0])
         return 0
+
+    @property
+    def room(self) -> int:
+        """About how many packets the receive buffer holds while nobody reads: more on the way may be lost.
+
+        A peer on this machine got as much from the same kernel, so this bounds what to send it unanswered.
+        """
+        granted = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        overhead = _OVERHEAD_IN_BURSTS if self._gro and self.offload else _OVERHEAD_ALONE
+        return max(1, granted // (self._size + overhead))
 
     @property
     def holding(self) -> bool:
