@@ -30,7 +30,7 @@ def test_a_packet_to_the_controller_brings_its_header_along(client, device):
 
 
 def test_bad_packets_are_reported_and_the_stream_goes_on(client, device):
-    for packet in (packet_out(m1=b"\xff\xff"), packet_out(m9=b"\1"), packet_out(m1=b"")):
+    for packet in (packet_out(m1=b"\xff\xff"), packet_out(m9=b"\1"), packet_out(bytes(65536))):
         client.primary.send(packet=packet)
         error = client.primary.receive().error
         assert error.canonical_code == rpc_code.INVALID_ARGUMENT

@@ -1,3 +1,5 @@
+import json
+
 import grpc
 import pytest
 from finsy.p4entity import P4TableAction as Action
@@ -182,9 +184,9 @@ def test_unsupported_p4info_is_refused_by_name(primary, config):
 
 
 def test_unsupported_programs_are_refused_by_name(primary, config):
-    config.p4_device_config = config.p4_device_config.replace(
-        b'"meter_arrays" : []', b'"meter_arrays" : [{"name": "police", "id": 0}]'
-    )
+    program = json.loads(config.p4_device_config)
+    program["meter_arrays"].append({"name": "police", "id": 0})
+    config.p4_device_config = json.dumps(program).encode()
     code, details = code_of(lambda: primary.set_pipeline(config))
     assert code == "UNIMPLEMENTED"
     assert "police" in details

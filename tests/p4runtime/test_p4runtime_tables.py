@@ -196,7 +196,7 @@ BAD = {
     ),
     "indirect action": lambda s: changed(s, ROUTE, action=p4r.TableAction(action_profile_member_id=1)),
     "meter config": lambda s: changed(s, ROUTE, meter_config=p4r.MeterConfig(cir=1)),
-    "counter of a table without": lambda s: changed(s, ROUTE, counter_data=p4r.CounterData(packet_count=1)),
+    "counter of a table without": lambda s: changed(s, EXACT, counter_data=p4r.CounterData(packet_count=1)),
     "inserted default": lambda s: changed(s, Entry("route", action=Action("drop"), is_default_action=True)),
 }
 
@@ -256,3 +256,38 @@ def test_only_the_default_atomicity(client):
     with pytest.raises(grpc.RpcError) as error:
         client.write(atomicity=p4r.WriteRequest.ROLLBACK_ON_ERROR)
     assert error.value.code().name == "UNIMPLEMENTED"
+
+
+def test_direct_counters_come_and_go_with_their_entries(client, schema, device):
+    entry = changed(schema, ROUTE, counter_data=p4r.CounterData(packet_count=3, byte_count=300))
+    client.update("INSERT", table_entry=entry)
+    assert device.switch.tables["MatchEverything.route"].read_counter(((0x0A010000, 16),)) == (3, 300)
+    query = p4r.TableEntry(table_id=entry.table_id)
+    (found,) = client.read(table_entry=query)
+    assert not found.HasField("counter_data")
+    query.counter_data.SetInParent()
+    assert client.read(table_entry=query) == [entry]
+
+    plain = entity(ROUTE, schema)
+    data = p4r.CounterData(packet_count=9, byte_count=1)
+    counter = p4r.DirectCounterEntry(table_entry=plain, data=data)
+    client.update("MODIFY", direct_counter_entry=counter)
+    assert client.read(direct_counter_entry=p4r.DirectCounterEntry(table_entry=plain)) == [counter]
+    assert client.read(direct_counter_entry=p4r.DirectCounterEntry()) == [counter]
+    client.update("DELETE", table_entry=plain)
+    assert client.read(direct_counter_entry=p4r.DirectCounterEntry()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry", "code"),
+    [
+        ("INSERT", ROUTE, "INVALID_ARGUMENT"),
+        ("MODIFY", EXACT, "INVALID_ARGUMENT"),
+        ("MODIFY", ROUTE, "NOT_FOUND"),
+    ],
+    ids=["inserted", "table without", "entry that is not there"],
+)
+def test_what_direct_counters_refuse(client, schema, kind, entry, code):
+    counter = p4r.DirectCounterEntry(table_entry=entity(entry, schema), data=p4r.CounterData())
+    ((found, _),) = refused(client, update(kind, direct_counter_entry=counter))
+    assert rpc_code.Code.Name(found) == code

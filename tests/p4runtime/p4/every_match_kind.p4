@@ -80,6 +80,7 @@ control NoVerification(inout headers_t hdr, inout metadata_t meta) {
 
 control MatchEverything(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard_metadata) {
     counter(16, CounterType.packets_and_bytes) seen;
+    direct_counter(CounterType.packets_and_bytes) routed;
     register<bit<24>>(8) notes;
 
     action drop() {
@@ -117,6 +118,7 @@ control MatchEverything(inout headers_t hdr, inout metadata_t meta, inout standa
         key = { hdr.ipv4.dst: lpm; }
         actions = { forward; drop; NoAction; }
         default_action = NoAction();
+        counters = routed;
         size = 64;
     }
 

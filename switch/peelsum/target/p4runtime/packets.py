@@ -15,13 +15,18 @@ from peelsum.target.p4runtime.status import invalid
 from peelsum.target.p4runtime.values import to_bytes, to_int
 
 Header = Sequence[PacketFieldInfo]
+#: As long as an IPv4 packet can be, and more than any link takes.
+_LONGEST_PAYLOAD = 0xFFFF
 
 
 def to_frame(packet: p4r.PacketOut, info: PipelineInfo) -> bytes:
     """The frame that enters the pipeline: the `packet_out` header, if the program has one, and the payload.
 
-    A field the controller leaves out is zero. Raises RequestError for metadata the header does not have.
+    A field the controller leaves out is zero. Raises RequestError for metadata the header does not have, and
+    for payloads that no frame is as long as.
     """
+    if len(packet.payload) > _LONGEST_PAYLOAD:
+        raise invalid(f"packet_out: {len(packet.payload)} bytes are more than {_LONGEST_PAYLOAD}")
     given = {item.metadata_id: item.value for item in packet.metadata}
     if len(given) != len(packet.metadata):
         raise invalid("packet_out: a metadata field is given twice")
