@@ -177,8 +177,19 @@ def test_real_hosts_get_their_addresses(controller, device, description, data_pl
     assert rows(device, "hosts") == wanted
     controller.admit(JobDescription.parse(text))
     assert rows(device, "hosts") == wanted
-    with pytest.raises(DescriptionError, match=r"hosts\.4: has another address"):
+    # Another job may use the same host, and only where it is.
+    other = text.replace("id=3", "id=4")
+    controller.admit(JobDescription.parse(other))
+    with pytest.raises(
+        DescriptionError, match=r"hosts\.4: has another address for job 4; evict that job first"
+    ):
         controller.admit(JobDescription.parse(text.replace("2:0:0:0:0:4", "2:0:0:0:0:5")))
+    controller.evict(4)
+    assert rows(device, "hosts") == wanted
+    controller.admit(JobDescription.parse(text.replace("2:0:0:0:0:4", "2:0:0:0:0:5")))
+    assert rows(device, "hosts")[0][1][1] == 0x020000000005
+    controller.evict(3)
+    assert rows(device, "hosts") == []
 
 
 @pytest.mark.parametrize(("limit_ms", "ticks"), [(0, 0), (64, 1000), (float("inf"), 1 << 30)])
@@ -200,6 +211,16 @@ def test_what_the_pipeline_cannot_hold_is_refused(controller, device, descriptio
     assert rows(device, "jobs") == []
 
 
+def test_an_observer_sees_and_changes_nothing(server, controller, description):
+    admission = controller.admit(description)
+    with Controller.observe(server.address) as observer:
+        (job,) = observer.status().jobs
+        assert (job.job_id, job.generation) == (3, admission.generation)
+        with pytest.raises(SwitchError, match="refused writing"):
+            observer.evict(3)
+    assert controller.status().jobs == (job,)
+
+
 def test_nobody_there():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -210,10 +231,13 @@ def test_nobody_there():
             Controller.connect(address, timeout_s=0.3)
 
 
-def test_one_controller_at_a_time(server, controller):
-    for election_id in (1, 0):
-        with pytest.raises(SwitchError, match=r"another controller is in charge .* \(election id 1\)"):
-            Controller.connect(server.address, election_id=election_id)
+def test_one_controller_at_a_time(server):
+    with Controller.connect(server.address, election_id=5):
+        for election_id in (5, 3):
+            with pytest.raises(SwitchError, match=r"another controller is in charge .* \(election id 5\)"):
+                Controller.connect(server.address, election_id=election_id)
+    with pytest.raises(ControlError, match="election_id: 0: must be 1 or more"):
+        Controller.connect(server.address, election_id=0)
 
 
 def test_a_greater_election_id_takes_over(server, controller):

@@ -61,7 +61,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class AdmittedJob:
-    """A job as the switch's tables have it. A port is None where a half-made admission lacks it."""
+    """A job as the switch's tables have it; `worker_ports` is by worker id."""
 
     job_id: int
     generation: int
@@ -94,10 +94,15 @@ class Controller:
 
     @classmethod
     def connect(
-        cls, address: str, device_id: int = 1, *, election_id: int = 1, timeout_s: float = 5.0
+        cls, address: str, device_id: int = 1, *, election_id: int = 1, timeout_s: float = 10.0
     ) -> Controller:
         """Take charge of a switch. Raises SwitchError if it cannot be reached or has another controller."""
         return cls(Session(address, device_id, election_id=election_id, timeout_s=timeout_s))
+
+    @classmethod
+    def observe(cls, address: str, device_id: int = 1, *, timeout_s: float = 10.0) -> Controller:
+        """Look at a switch beside whoever is in charge of it; all that changes something is refused."""
+        return cls(Session(address, device_id, election_id=None, timeout_s=timeout_s))
 
     def __enter__(self) -> Controller:
         return self
@@ -175,24 +180,18 @@ class Controller:
         """
         lanes, slots = self.lanes(), self.slots()
         _check_fits(description, lanes, slots)
-        job_id = description.job.id
-        self._refuse_shared_ports(description)
-        generation = self._next_generation(job_id)
-        left_nothing = self._fresh and job_id not in self._seen
-        self._remove(job_id)
-        self._seen.add(job_id)
-        if not left_nothing:
-            reset(self._session, slots_to_reset(self._session, job_id, slots), lanes)
+        self._refuse_moved_hosts(description)
+        job, switch, ports = description.job, description.switch, description.ports
+        generation = self._next_generation(job.id)
+        self._remove(job.id)
+        self._free_slots(job.id)
         self._set_hosts(description)
         self._session.write([+entry for entry in participant_entries(description)])
         self._session.write([+group_entry(description)])
-        self.set_limits(
-            age_limit_ms=description.switch.age_limit_ms, queue_depth=description.switch.queue_depth
-        )
+        self.set_limits(age_limit_ms=switch.age_limit_ms, queue_depth=switch.queue_depth)
         self._session.write([+job_entry(description, generation)])
-        job, ports = description.job, description.ports
         return Admission(
-            job_id, generation, job.workers, job.window, lanes, slots, ports.server, ports.workers
+            job.id, generation, job.workers, job.window, lanes, slots, ports.server, ports.workers
         )
 
     def evict(self, job_id: int) -> None:
@@ -202,18 +201,34 @@ class Controller:
             raise ControlError(f"job: {job_id}: is not admitted; admitted: {admitted}")
         self._remove(job_id)
 
-    def _refuse_shared_ports(self, description: JobDescription) -> None:
+    def _refuse_moved_hosts(self, description: JobDescription) -> None:
         """Two jobs may share a port, as the switch tells them apart by their id; two hosts may not."""
-        if not description.hosts:
-            return
+        others = self._ports_in_use(besides=description.job.id)
         wanted = {int(name): host for name, host in description.hosts.items()}
-        for entry in self._entries("hosts"):
-            host = wanted.get(entry["egress_port"])
-            action = entry.action
-            if host is not None and isinstance(action, P4TableAction) and action.args["dst_mac"] != host.mac:
+        for entry in self._entries("hosts") if wanted else ():
+            port, action = entry["egress_port"], entry.action
+            host = wanted.get(port)
+            if host is None or port not in others or not isinstance(action, P4TableAction):
+                continue
+            if (action.args["dst_mac"], action.args["dst_ip"]) != (host.mac, host.ip):
                 raise DescriptionError(
-                    f"hosts.{entry['egress_port']}: has another address already; evict what uses it first"
+                    f"hosts.{port}: has another address for job {others[port]}; evict that job first"
                 )
+
+    def _ports_in_use(self, besides: int) -> dict[int, int]:
+        """The ports of all jobs but one, and a job that uses each."""
+        return {
+            entry["ingress_port"]: entry["job_id"]
+            for entry in self._entries("members")
+            if entry["job_id"] != besides
+        }
+
+    def _free_slots(self, job_id: int) -> None:
+        """Whatever an earlier generation left; after a fresh commit there is none."""
+        left_nothing = self._fresh and job_id not in self._seen
+        self._seen.add(job_id)
+        if not left_nothing:
+            reset(self._session, slots_to_reset(self._session, job_id, self.slots()), self.lanes())
 
     def _next_generation(self, job_id: int) -> int:
         for job in self._jobs():
@@ -226,6 +241,8 @@ class Controller:
         stale: list[P4TableEntry] = []
         for table in ("jobs", "members", "return_paths"):
             stale += [entry for entry in self._entries(table) if entry["job_id"] == job_id]
+        others = self._ports_in_use(besides=job_id)
+        stale += [entry for entry in self._entries("hosts") if entry["egress_port"] not in others]
         for entry in stale:
             entry.action = None
         self._session.write([-entry for entry in stale])

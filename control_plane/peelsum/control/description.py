@@ -76,8 +76,8 @@ class SwitchSection(_Section):
     """`[switch]`: where P4Runtime listens, and what shall run there.
 
     `age_limit_ms` is how long a slot that nobody touches keeps its chunk; `queue_depth`, if given, is
-    how many packets may queue at a port before those behind them are marked; `address` is what packets
-    to real hosts carry as their source.
+    how many packets may queue at a port before those behind them are marked; both hold for the whole
+    switch, as the last admitted job has them. `address` is what packets to real hosts carry as source.
     """
 
     p4runtime: str = Field(default="127.0.0.1:9559", pattern=r"^.+:\d{1,5}$")

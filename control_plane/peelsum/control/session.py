@@ -19,7 +19,7 @@ from finsy.p4entity import P4Entity, P4MulticastGroupEntry, P4TableEntry
 from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, p4r_grpc, rpc_code
 
-from peelsum.control.errors import SwitchError, UnsupportedError
+from peelsum.control.errors import ControlError, SwitchError, UnsupportedError
 
 #: A pipeline may take seconds to compile on the target before it answers.
 _PIPELINE_TIMEOUT_S = 120.0
@@ -33,18 +33,21 @@ _Set = p4r.SetForwardingPipelineConfigRequest
 
 
 class Session:
-    """A primary controller's connection. Close it, or use it as a context manager."""
+    """A controller's connection. Close it, or use it as a context manager."""
 
     def __init__(
-        self, address: str, device_id: int = 1, *, election_id: int = 1, timeout_s: float = 5.0
+        self, address: str, device_id: int = 1, *, election_id: int | None = 1, timeout_s: float = 10.0
     ) -> None:
         """Connect and become the primary. Raises SwitchError if nobody answers or another controller is.
 
+        election_id: what to bid; None only looks on, beside whoever is the primary.
         timeout_s: how long the switch may take for any answer but a pipeline's.
         """
+        if election_id is not None and election_id <= 0:
+            raise ControlError(f"election_id: {election_id}: must be 1 or more")
         self.address = address
         self._device_id = device_id
-        self._election_id = election_id
+        self._election_id = election_id or 0
         self._timeout_s = timeout_s
         #: What the switch runs; None before a pipeline is there.
         self.schema: P4Schema | None = None
@@ -55,8 +58,9 @@ class Session:
         self._incoming: queue.SimpleQueue[p4r.StreamMessageResponse | SwitchError] = queue.SimpleQueue()
         try:
             self._await_channel()
-            self._open_stream()
-            self._become_primary()
+            if election_id is not None:
+                self._open_stream()
+                self._become_primary()
             self._learn_schema()
         except BaseException:
             self.close()
