@@ -76,7 +76,7 @@ def status(p4runtime: P4Runtime = "127.0.0.1:9559", device_id: DeviceId = 1, jso
     """Show a switch's jobs, and what became of the packets that it met."""
     from peelsum.control import ControlError, Controller
 
-    with reported(ControlError), Controller.connect(p4runtime, device_id) as controller:
+    with reported(ControlError), Controller.observe(p4runtime, device_id) as controller:
         seen = controller.status()
     if json:
         say(**{**asdict(seen), "verdicts": _named(seen.verdicts)})
