@@ -37,11 +37,26 @@ def expected(op, small, odd, shift, a, b, c, d, tail):
         r["word"] = min((a & 2**32 - 1) + (b & 2**32 - 1), 2**32 - 1)
         r |= {"signed": clamped(c_ - d_, -(2**31), 2**31 - 1), "seven": max((a & 127) - (b & 127), 0)}
     elif op == 2:
-        r |= {"wide": (a ^ b) | ~a, "word": a >> 16 & b, "mac": (a & 2**32 - 1) << 16 | b & 0xFFFF, "seven": odd >> 6}
+        r |= {
+            "wide": (a ^ b) | ~a,
+            "word": a >> 16 & b,
+            "mac": (a & 2**32 - 1) << 16 | b & 0xFFFF,
+            "seven": odd >> 6,
+        }
     elif op == 3:
-        r |= {"wide": a << (shift & 255), "word": b >> (shift & 127), "mac": (a & 2**48 - 1) >> 5, "seven": small << 4}
+        r |= {
+            "wide": a << (shift & 255),
+            "word": b >> (shift & 127),
+            "mac": (a & 2**48 - 1) >> 5,
+            "seven": small << 4,
+        }
     elif op == 4:
-        r |= {"word": 1 if a > b else 2, "signed": c_ if c_ < d_ else -d_, "flag": c_ <= 0, "wide": (a & 255) << 8}
+        r |= {
+            "word": 1 if a > b else 2,
+            "signed": c_ if c_ < d_ else -d_,
+            "flag": c_ <= 0,
+            "wide": (a & 255) << 8,
+        }
         if odd == 77 or small == 3:
             r["path"] = 1
         elif c_ >= d_ and a != b:
@@ -56,7 +71,15 @@ def expected(op, small, odd, shift, a, b, c, d, tail):
     if size > 60 and op != 5:
         r["path"] = r["path"] + 128 & 255
     word = 0
-    for name, bits in (("wide", 64), ("word", 32), ("signed", 32), ("seven", 7), ("flag", 1), ("mac", 48), ("path", 8)):
+    for name, bits in (
+        ("wide", 64),
+        ("word", 32),
+        ("signed", 32),
+        ("seven", 7),
+        ("flag", 1),
+        ("mac", 48),
+        ("path", 8),
+    ):
         word = word << bits | r[name] & (1 << bits) - 1
     return frame + word.to_bytes(24, "big") + tail
 

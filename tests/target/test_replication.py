@@ -17,7 +17,12 @@ def flat(kind, group=0, port=9, value=1000):
 def tagged(frame, port, instance, kind, added):
     """`frame` as `tag` in the program makes it."""
     value = struct.unpack(">I", frame[5:9])[0] + added
-    return struct.pack(">HHII", instance, port << 7, len(frame), kind) + frame[:5] + struct.pack(">I", value) + b"tail"
+    return (
+        struct.pack(">HHII", instance, port << 7, len(frame), kind)
+        + frame[:5]
+        + struct.pack(">I", value)
+        + b"tail"
+    )
 
 
 @pytest.fixture
@@ -33,7 +38,9 @@ def send(switch, *frames):
 
 def test_every_copy_starts_from_what_ingress_left(switch):
     frame = flat(MULTICAST, 3)
-    expected = [(port, tagged(frame, port, rid, REPLICATION, 1001)) for port, rid in ((1, 10), (2, 20), (1, 30))]
+    expected = [
+        (port, tagged(frame, port, rid, REPLICATION, 1001)) for port, rid in ((1, 10), (2, 20), (1, 30))
+    ]
     assert send(switch, frame) == expected
 
 
@@ -77,7 +84,7 @@ def test_the_larger_priority_wins(switch):
 
 
 def test_outputs_follow_the_order_of_inputs_and_outgrow_the_batch(switch):
-    """Far more copies than frames came in: the batch is resumed with more room, nothing is lost or repeated."""
+    """Far more copies than frames: the batch is resumed with more room, nothing is lost or repeated."""
     switch.groups.set(5, [(port, 0) for port in range(40)])
     frames = [flat(MULTICAST, 5, value=value) for value in range(50)]
     got = send(switch, flat(UNICAST), *frames, flat(UNICAST))

@@ -21,7 +21,9 @@ def internet_checksum(header):
     return ~total & 0xFFFF
 
 
-def ipv4(dst="10.1.2.3", src="192.168.0.2", *, ttl=64, dport=5000, protocol=17, version=0x45, wrong=0, vlan=None):
+def ipv4(
+    dst="10.1.2.3", src="192.168.0.2", *, ttl=64, dport=5000, protocol=17, version=0x45, wrong=0, vlan=None
+):
     """An Ethernet frame with an IPv4 packet in it, and eight bytes of payload beyond the ports."""
     to, frm = (bytes(map(int, address.split("."))) for address in (dst, src))
     head = struct.pack(">BBHHHBBH", version, 7, 40, 99, 0x4001, ttl, protocol, 0) + frm + to
@@ -29,7 +31,13 @@ def ipv4(dst="10.1.2.3", src="192.168.0.2", *, ttl=64, dport=5000, protocol=17, 
     head = head[:10] + sum_.to_bytes(2, "big") + head[12:]
     tag = b"" if vlan is None else b"\x81\0" + vlan.to_bytes(2, "big")
     return (
-        mac(ROUTER_MAC) + mac(HOST_MAC) + tag + b"\x08\0" + head + struct.pack(">HH", 4000, dport) + b"PAYLOAD!"
+        mac(ROUTER_MAC)
+        + mac(HOST_MAC)
+        + tag
+        + b"\x08\0"
+        + head
+        + struct.pack(">HH", 4000, dport)
+        + b"PAYLOAD!"
     )
 
 
@@ -116,7 +124,7 @@ def test_a_verify_that_fails_ends_the_pipeline_with_exit(router):
 
 
 def test_a_frame_shorter_than_its_headers_is_seen_as_far_as_it_parsed(router):
-    """PacketTooShort while IPv4 is missing: no table fits, the frame is dropped, but registers still see it."""
+    """PacketTooShort before IPv4: no table fits and the frame is dropped, but registers still see it."""
     assert router.send(ipv4()[:20]) == []
     assert router.switch.registers["RouterIngress.last_source"].read(5) == HOST_MAC
 
@@ -176,6 +184,8 @@ def test_lookahead_past_the_end_is_too_short(router):
 def test_switching_on_the_action_that_ran(router):
     other = mac(ROUTER_MAC) + mac(HOST_MAC) + b"\x88\xb5" + b"anything"
     assert router.send(other) == []
-    router.switch.tables["RouterIngress.by_port"].insert((5, ROUTER_MAC, 0x88B5), "RouterIngress.permit", (3,))
+    router.switch.tables["RouterIngress.by_port"].insert(
+        (5, ROUTER_MAC, 0x88B5), "RouterIngress.permit", (3,)
+    )
     assert router.send(other) == [(7, other)]
     assert router.send(other, port=6) == []

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from peelsum.target.errors import BadProgram, UnsupportedConstruct
+from peelsum.target.flow import walk
 from peelsum.target.load_actions import load_action, load_parser
 from peelsum.target.load_expressions import Scope
 from peelsum.target.load_tables import load_pipeline
-from peelsum.target.operations import FieldRef
+from peelsum.target.operations import CountAt, FieldRef, ReadRegister, WriteRegister
 from peelsum.target.program import (
     Checksum,
     CounterArray,
@@ -205,3 +206,29 @@ def _check(program: Program) -> None:
     for header in program.headers.values():
         if not header.metadata and header.bits % 8:
             raise UnsupportedConstruct(f"header {header.name}: {header.bits} bits are no whole bytes; pad it")
+    _check_state(program)
+    _check_tables(program)
+
+
+def _check_state(program: Program) -> None:
+    parser = tuple(op for state in program.parser.states.values() for op in state.ops)
+    for node in walk((parser, *(action.body for action in program.actions.values()))):
+        if isinstance(node, (ReadRegister, WriteRegister)) and node.register not in program.registers:
+            raise BadProgram(f"register {node.register}: is not declared; compile the program again")
+        if isinstance(node, CountAt) and node.counter not in program.counters:
+            raise BadProgram(f"counter {node.counter}: is not declared; compile the program again")
+
+
+def _check_tables(program: Program) -> None:
+    for name, table in program.tables.items():
+        used = [(table.default_action, table.default_params)]
+        used += [(entry.action, entry.params) for entry in table.const_entries or ()]
+        for number in (*table.actions, *(action for action, _ in used)):
+            if number not in program.actions:
+                raise BadProgram(f"table {name}: action {number} is not declared; compile the program again")
+        for number, params in used:
+            action = program.actions[number]
+            if len(params) != len(action.params):
+                raise BadProgram(
+                    f"table {name}: {len(params)} parameters for {action.name}; compile it again"
+                )

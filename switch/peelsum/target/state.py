@@ -41,6 +41,11 @@ class Register:
         with self._lock:
             self._cells[_checked(self.name, index, self.size)] = value
 
+    def values(self) -> NDArray[np.uint32 | np.uint64]:
+        """All cells at one instant, copied."""
+        with self._lock:
+            return self._cells.copy()
+
     def __len__(self) -> int:
         return self.size
 
@@ -64,6 +69,11 @@ class Counter:
         """Set a cell. Raises InvalidEntry past the end."""
         with self._lock:
             self._cells[_checked(self.name, index, self.size)] = packets & _WORD, octets & _WORD
+
+    def values(self) -> NDArray[np.uint64]:
+        """All cells at one instant, copied: uint64[size, 2] of packets and bytes."""
+        with self._lock:
+            return self._cells.copy()
 
     def __len__(self) -> int:
         return self.size

@@ -99,6 +99,11 @@ class Switch:
                     return room.frames(sent, out_stride)
                 room.grow(sent, max(2 * room.rows, sent + self.groups.most_copies), out_stride)
 
+    def direct_counts(self) -> NDArray[np.uint64]:
+        """Every counter's cells, those bound to table entries included, at one instant and copied."""
+        with self.lock:
+            return self._counts.copy()
+
     @property
     def source(self) -> str:
         """The Python text that runs the program."""

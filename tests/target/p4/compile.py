@@ -18,7 +18,9 @@ def compiled(source):
     """The BMv2 JSON text of a P4 program, without positions and paths."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        subprocess.run(["p4c-bm2-ss", "--Wdisable", "-o", str(out), source.name], cwd=source.parent, check=True)
+        subprocess.run(
+            ["p4c-bm2-ss", "--Wdisable", "-o", str(out), source.name], cwd=source.parent, check=True
+        )
         return json.dumps(without_source_info(json.loads(out.read_text())), separators=(",", ":")) + "\n"
 
 
