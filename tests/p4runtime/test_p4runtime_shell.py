@@ -26,24 +26,34 @@ def _cache_folder():
     return Path(base) / "peelsum" / f"p4runtime-shell-0.0.6-py{version}"
 
 
+def _install(environment):
+    """Why the environment could not be made; None if it was."""
+    subprocess.run([sys.executable, "-m", "venv", "--clear", environment], check=True)
+    pip = [environment / "bin" / "python", "-m", "pip", "install", "-q", "--retries", "1", *REQUIREMENTS]
+    try:
+        done = subprocess.run(pip, capture_output=True, text=True, timeout=INSTALL_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return f"pip took longer than {INSTALL_LIMIT_S} s"
+    return done.stderr.strip()[-300:] if done.returncode else None
+
+
 @pytest.fixture(scope="session")
-def shell_python():
+def shell_python(tmp_path_factory):
     """The Python of an environment that has p4runtime-shell. Skips where PyPI cannot be reached."""
     folder = _cache_folder()
-    complete = folder / "complete"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = tmp_path_factory.mktemp("shell")
+    complete, python = folder / "complete", folder / "env" / "bin" / "python"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not complete.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", folder / "env"], check=True)
-            install = [folder / "env" / "bin" / "python", "-m", "pip", "install", "-q", "--retries", "1"]
-            done = subprocess.run(
-                [*install, *REQUIREMENTS], capture_output=True, text=True, timeout=INSTALL_LIMIT_S
-            )
-            if done.returncode:
-                pytest.skip(f"p4runtime-shell could not be installed from PyPI: {done.stderr.strip()[-300:]}")
+        if not (complete.exists() and python.exists()):
+            problem = _install(folder / "env")
+            if problem:
+                pytest.skip(f"p4runtime-shell could not be installed from PyPI: {problem}")
             complete.touch()
-    return folder / "env" / "bin" / "python"
+    return python
 
 
 def session(python, address):

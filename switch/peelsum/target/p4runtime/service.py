@@ -7,6 +7,7 @@ statuses. What requests mean is the business of the modules it calls.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from threading import BoundedSemaphore, RLock, Thread
 from typing import NoReturn
@@ -90,8 +91,6 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             found = (entity for wanted in request.entities for entity in entities.read(wanted))
             while chunk := list(islice(found, _ENTITIES_PER_RESPONSE)):
                 yield p4r.ReadResponse(entities=chunk)
-        except GeneratorExit:
-            raise
         except Exception as error:
             _abort(context, error)
 
@@ -188,14 +187,13 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def _listen(self, stream: ControllerStream, requests: Iterable[p4r.StreamMessageRequest]) -> None:
         """Take a client's messages on a thread of their own."""
         ending: RequestError | None = None
-        try:
+        with suppress(grpc.RpcError):  # the client broke off: nobody hears how the stream ends
             for request in requests:
-                self._message(stream, request)
-        except RequestError as error:
-            ending = error
-        except Exception as error:
-            # Cancelled or broken streams end here too; then nobody reads the status any more.
-            ending = from_bug(error)
+                try:
+                    self._message(stream, request)
+                except Exception as error:
+                    ending = error if isinstance(error, RequestError) else from_bug(error)
+                    break
         stream.end(ending)
 
     def _message(self, stream: ControllerStream, request: p4r.StreamMessageRequest) -> None:

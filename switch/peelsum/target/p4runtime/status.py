@@ -5,6 +5,7 @@ Owns the shape of error statuses on the wire. Knows nothing of what was asked.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import grpc
@@ -13,6 +14,7 @@ from finsy.proto import p4r, rpc_status
 from peelsum.target.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull, TargetError
 
 Code = grpc.StatusCode
+_LOG = logging.getLogger(__name__)
 #: Trailing metadata that carries a serialised google.rpc.Status, by gRPC's convention.
 DETAILS_KEY = "grpc-status-details-bin"
 #: Clients refuse trailing metadata beyond 8 KiB unless told otherwise.
@@ -88,7 +90,8 @@ def from_target(error: TargetError) -> RequestError:
 
 
 def from_bug(error: Exception) -> RequestError:
-    """An error nobody expected, so that it ends one request and not the server."""
+    """An error nobody expected, so that it ends one request and not the server; logged for who repairs it."""
+    _LOG.error("request failed by a bug", exc_info=error)
     return RequestError(Code.INTERNAL, f"{type(error).__name__}: {one_line(error)}")
 
 
