@@ -94,13 +94,13 @@ class Controller:
 
     @classmethod
     def connect(
-        cls, address: str, device_id: int = 1, *, election_id: int = 1, timeout_s: float = 10.0
+        cls, address: str, device_id: int = 1, *, election_id: int = 1, timeout_s: float = 4.0
     ) -> Controller:
         """Take charge of a switch. Raises SwitchError if it cannot be reached or has another controller."""
         return cls(Session(address, device_id, election_id=election_id, timeout_s=timeout_s))
 
     @classmethod
-    def observe(cls, address: str, device_id: int = 1, *, timeout_s: float = 10.0) -> Controller:
+    def observe(cls, address: str, device_id: int = 1, *, timeout_s: float = 4.0) -> Controller:
         """Look at a switch beside whoever is in charge of it; all that changes something is refused."""
         return cls(Session(address, device_id, election_id=None, timeout_s=timeout_s))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -44,6 +45,8 @@ def options(
 
 def main() -> None:
     """Run the command line. A mistake in it is one line on stderr and exit status 2."""
+    # gRPC writes its own lines to stderr about what we report as an error already.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         sys.exit(app(prog_name="peelsum", standalone_mode=False))
     except (typer.Abort, KeyboardInterrupt):

@@ -73,11 +73,14 @@ def command(
 
 
 def _run(workers: int, steps: int, loss: float, seed: int) -> dict[str, Any]:
+    from peelsum.codec import warm_up
+
     with ExitStack() as stack:
         progress = stack.enter_context(_progress())
         starting = progress.add_task("starting switch, controller, server", total=None)
         star = stack.enter_context(Star(workers, loss=loss, seed=seed))
         progress.update(starting, description=f"starting {workers} workers")
+        warm_up()  # once here, so that the workers find the codec compiled
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))
         children = _start_workers(stack, star, Path(folder) / "gloo", steps, seed)
         tally = Tally()
@@ -170,9 +173,7 @@ def _print_table(values: dict[str, Any]) -> None:
     table.add_row(
         "density of gradients", f"{values['density']:.1%} (embedding: {values['density_embedding']:.1%})"
     )
-    table.add_row(
-        "sent per worker", f"{wire / 1e6:.1f} MB, frames and all; dense float32: {dense / 1e6:.1f} MB"
-    )
+    table.add_row("sent per worker", f"{wire / 1e6:.1f} MB in frames; dense float32: {dense / 1e6:.1f} MB")
     table.add_row("summed in the switch", f"{values['chunks_in_switch']:,} of {chunks:,} chunks")
     table.add_row("summed by the server", f"{values['chunks_at_server']:,} (resends: {values['resends']:,})")
     times = (values[f"{part}_ms_per_step"] for part in ("encode", "network", "decode"))

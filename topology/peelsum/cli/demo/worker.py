@@ -53,6 +53,7 @@ def _train(seat: Mapping[str, Any], store: str, steps: int, seed: int) -> None:
 
     from peelsum.allreduce import Allreduce
     from peelsum.cli.demo import corpus, model
+    from peelsum.codec import warm_up
     from peelsum.topology.seats import plug_in
 
     torch.set_num_threads(1)
@@ -62,6 +63,7 @@ def _train(seat: Mapping[str, Any], store: str, steps: int, seed: int) -> None:
     network = model.LanguageModel(text.vocabulary_size)
     shard = corpus.Shard(text, worker_id, workers, batch=BATCH, length=LENGTH, seed=seed)
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
+    warm_up()
     check = GlooCheck(store, worker_id, workers)
     with plug_in(seat) as summation:
         forms: dict[str, RequestedForm] = dict.fromkeys(dict(network.named_parameters()), "dense")

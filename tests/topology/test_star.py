@@ -1,0 +1,105 @@
+"""Sums over a real star of processes: what goes right, and what every worker is told when it does not."""
+
+import threading
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from peelsum.allreduce import Allreduce, PlanMismatchError
+from peelsum.topology import Star
+from peelsum.topology.seats import plug_in
+from peelsum.transport import StalledError
+
+WORKERS = 3
+
+
+def on_every_worker(star, work, workers=range(WORKERS)):
+    """What `work(worker_id, summation)` returned or raised, by worker."""
+    outcomes = {}
+
+    def run(seat):
+        try:
+            with plug_in(asdict(seat)) as summation:
+                outcomes[seat.worker_id] = work(seat.worker_id, summation)
+        except Exception as error:
+            outcomes[seat.worker_id] = error
+
+    threads = [threading.Thread(target=run, args=(seat,)) for seat in star.seats if seat.worker_id in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    return outcomes
+
+
+def tensor_of(worker, elements=100_000, share=0.02):
+    """A worker's sparse float32 tensor, seeded."""
+    rng = np.random.default_rng(worker)
+    values = rng.standard_normal(elements).astype(np.float32)
+    values[rng.random(elements) > share] = 0
+    return values
+
+
+def expected_total(results, elements=100_000):
+    """The int32 sum of what the workers say they put in, in Python's order of workers, as int64."""
+    return sum(r["t"].quantized.astype(np.int64) for r in results)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+@pytest.mark.parametrize("form", ["dense", "compact", "sketch"])
+def test_sums_are_exact(form, loss):
+    with Star(WORKERS, loss=loss, seed=3) as star:
+        outcomes = on_every_worker(
+            star, lambda w, summation: [Allreduce(summation, forms=form).sum({"t": tensor_of(w)})]
+        )
+    results = [outcomes[worker][0] for worker in range(WORKERS)]
+    expected = expected_total(results)
+    for worker, result in enumerate(results):
+        np.testing.assert_array_equal(result["t"].total, expected)
+        scaled = np.rint(tensor_of(worker).astype(np.float64) * 2.0 ** result["t"].scale)
+        np.testing.assert_array_equal(result["t"].quantized, scaled)
+        assert result["t"].values.tobytes() == results[0]["t"].values.tobytes()
+    lost = sum(port["lost_in"] + port["lost_out"] for port in star.report.ports.values())
+    assert (lost > 0) == (loss > 0)
+    assert star.report.server["chunks_in_switch"] > 0
+
+
+def test_not_a_number_on_one_worker_reaches_all():
+    def work(worker, summation):
+        values = tensor_of(worker)
+        if worker == 1:
+            values[17] = np.nan
+        return Allreduce(summation).sum({"t": values, "u": tensor_of(worker)})
+
+    with Star(WORKERS) as star:
+        outcomes = on_every_worker(star, work)
+    for result in outcomes.values():
+        assert np.isnan(result["t"].values).all()
+        assert np.isfinite(result["u"].values).all()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [np.zeros(99, np.float32), np.zeros((10, 10), np.float32), np.zeros(100, np.float64)],
+    ids=["length", "shape", "dtype"],
+)
+def test_workers_that_differ_all_raise_the_same_error(other):
+    tensors = {0: np.zeros(100, np.float32), 1: other, 2: np.zeros(100, np.float32)}
+    with Star(WORKERS) as star:
+        outcomes = on_every_worker(star, lambda w, summation: Allreduce(summation).sum([tensors[w]]))
+    assert {type(outcome) for outcome in outcomes.values()} == {PlanMismatchError}
+
+
+def test_worker_that_never_arrives_is_named_by_the_others():
+    with Star(WORKERS, timeout_s=1.5) as star:
+        outcomes = on_every_worker(
+            star, lambda w, summation: Allreduce(summation).sum({"t": tensor_of(w)}), workers=(0, 2)
+        )
+    assert {type(outcome) for outcome in outcomes.values()} == {StalledError}
+    for outcome in outcomes.values():
+        message = str(outcome)
+        assert "job 1" in message
+        assert "chunk 0" in message
+        assert "1" in message.partition("worker")[2]
