@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import pickle
 import platform
 import sys
 import tempfile
@@ -38,10 +39,9 @@ def through_numba(generated: Generated, cache: Path | None = None) -> Callable[.
     text = _module_text(generated)
     folder = _usable(cache if cache is not None else _user_cache())
     if folder is not None:
-        try:
+        # A cache that is broken, full or cannot be locked costs time, nothing else.
+        with suppress(OSError, EOFError, ImportError, RuntimeError, pickle.UnpicklingError):
             return _imported(_written(folder, text)).run  # type: ignore[no-any-return]
-        except (OSError, EOFError, ImportError):
-            pass  # a cache that is broken or full only costs time
     names: dict[str, Any] = {}
     exec(compile(text.replace("CACHED = True", "CACHED = False"), "<generated>", "exec"), names)
     return names["run"]  # type: ignore[no-any-return]
@@ -53,19 +53,24 @@ def _module_text(generated: Generated) -> str:
     return f"from peelsum.target.native import {wanted}, compiler\n\n{generated.source}\n\n{foot}"
 
 
-def _user_cache() -> Path:
+def _user_cache() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME")
     if not base or not Path(base).is_absolute():
         base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else None
-    return (Path(base) if base else Path.home() / ".cache") / "peelsum" / "compiled"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "peelsum" / "compiled"
+    except RuntimeError:  # nobody's home
+        return None
 
 
-def _usable(folder: Path) -> Path | None:
+def _usable(folder: Path | None) -> Path | None:
     """The folder, made if need be; None unless it is ours alone to write: it holds code that we run."""
+    if folder is None:
+        return None
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.stat()
-    except (OSError, RuntimeError):
+    except OSError:
         return None
     if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o022):
         return None

@@ -12,6 +12,8 @@ from peelsum.target.operations import Element, FieldRef, Param, Target
 from peelsum.target.program import Program
 from peelsum.target.storage import Array, Storage
 
+#: Python takes 100 levels of indentation.
+_DEPTH_LIMIT = 90
 #: The variable with the packet's length as add_header and remove_header change it.
 CURRENT_SIZE = "current_size"
 
@@ -49,6 +51,8 @@ class Emitter:
         """A head line and what is written inside, one level deeper; `pass` if that is nothing."""
         self.line(head)
         self._depth += 1
+        if self._depth > _DEPTH_LIMIT:
+            raise UnsupportedConstruct("control flow: branches nested too deeply; make tables of them")
         before = len(self.lines)
         yield
         if len(self.lines) == before:

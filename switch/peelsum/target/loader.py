@@ -63,15 +63,20 @@ def parse(document: Any, name: str) -> Program:
     """The program in a BMv2 JSON document; raises as `load` does."""
     from peelsum.target.codegen import generate
 
+    version = document.get("__meta__", {}).get("version", [2]) if isinstance(document, dict) else None
+    if version is not None and version[0] != 2:
+        raise UnsupportedConstruct(f"{name}: BMv2 JSON version {version}; this target reads version 2")
     if not isinstance(document, dict) or "pipelines" not in document:
         raise BadProgram(
             f"{name}: has no pipelines, so it is no BMv2 JSON; compile the program with p4c-bm2-ss"
         )
     try:
         program = _program(document, name)
-    except (KeyError, TypeError, IndexError) as error:
+        generate(program)  # refuses what only the way to code finds out
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise BadProgram(f"{name}: incomplete BMv2 JSON ({error!r}); compile the program again") from error
-    generate(program)  # refuses what only the way to code finds out
+    except RecursionError:
+        raise UnsupportedConstruct(f"{name}: branches nested too deeply; make tables of them") from None
     return program
 
 

@@ -47,8 +47,10 @@ class Entry:
     priority: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Held:
+    """An entry with its number (that of its direct counter), rank and row."""
+
     entry: Entry
     number: int
     order: tuple[int, int, int]
@@ -73,8 +75,9 @@ class Table:
         self._needs_priority = any(key.kind in ("ternary", "range") for key in self._spec.keys)
         self._counts: NDArray[np.uint64] | None = None
         self._put_default(default, self._spec.default_params)
-        for const in self._spec.const_entries or ():
-            last = max(entry.priority for entry in self._spec.const_entries or ())
+        const_entries = self._spec.const_entries or ()
+        last = max((entry.priority for entry in const_entries), default=0)
+        for const in const_entries:
             priority = last + 1 - const.priority if self._needs_priority else 0
             self._insert(Entry(const.keys, program.actions[const.action].name, const.params, priority))
 
@@ -123,10 +126,10 @@ class Table:
         with self._lock:
             self._refuse_if_const()
             held = self._find(tuple(keys), priority)
-            del self._held[self._identity(held.entry)]
-            self._in_order.remove(held)
+            position = self._in_order.index(held)
+            del self._held[self._identity(held.entry)], self._in_order[position]
             self._free_numbers.append(held.number)
-            self._rewrite(None)
+            self._take_out(position)
 
     def entries(self) -> list[Entry]:
         """All entries, in the order in which they are tried."""
@@ -201,7 +204,7 @@ class Table:
         insort(self._in_order, held, key=lambda other: other.order)
         if self._counts is not None:
             self._counts[2 * number : 2 * number + 2] = 0
-        self._rewrite(held)
+        self._place(held)
 
     def _find(self, keys: Match, priority: int) -> _Held:
         self._check_keys(keys)
@@ -269,24 +272,40 @@ class Table:
             words += [values[number], masks[number]]
         return words
 
-    def _rewrite(self, changed: _Held | None) -> None:
-        """Bring the memory up to date after `changed` came or changed; None after something went."""
-        if not self._plan.exact:
-            self._rewrite_list()
-        elif changed is None:
-            plan = self._plan
-            self._memory[plan.region : plan.region + plan.capacity * plan.row_words] = 0
-            for held in self._held.values():
-                self._put_hashed(held)
-        else:
-            self._put_hashed(changed)
+    def _place(self, held: _Held) -> None:
+        """Put a new entry into the memory."""
+        if self._plan.exact:
+            self._put_hashed(held)
+            return
+        position = self._in_order.index(held)
+        rows = self._rows(len(self._in_order))
+        rows[position + 1 :] = rows[position:-1].copy()
+        rows[position] = held.words
+        self._memory[self._plan.region] = len(self._in_order)
 
-    def _rewrite_list(self) -> None:
-        plan = self._plan
-        self._memory[plan.region] = len(self._in_order)
-        if self._in_order:
-            rows = np.array([held.words for held in self._in_order], np.uint64).reshape(-1)
-            self._memory[plan.region + 1 : plan.region + 1 + rows.size] = rows
+    def _rewrite(self, held: _Held) -> None:
+        """Bring a changed entry's row up to date."""
+        if self._plan.exact:
+            self._put_hashed(held)
+        else:
+            self._rows(len(self._in_order))[self._in_order.index(held)] = held.words
+
+    def _take_out(self, position: int) -> None:
+        """Bring the memory up to date after the entry at `position` went."""
+        plan, count = self._plan, len(self._in_order)
+        if not plan.exact:
+            rows = self._rows(count + 1)
+            rows[position:-1] = rows[position + 1 :].copy()
+            self._memory[plan.region] = count
+            return
+        # Open addressing: what collided with the entry may have to move, so all are put anew.
+        self._memory[plan.region : plan.region + plan.capacity * plan.row_words] = 0
+        for held in self._in_order:
+            self._put_hashed(held)
+
+    def _rows(self, count: int) -> NDArray[np.uint64]:
+        first, words = self._plan.region + 1, self._plan.row_words
+        return self._memory[first : first + count * words].reshape(count, words)
 
     def _put_hashed(self, held: _Held) -> None:
         plan = self._plan
