@@ -21,13 +21,20 @@ from peelsum.transport import (
     Timers,
     TransportConfigError,
     TransportError,
+    endpoint_kernels,
+    server_kernels,
 )
+from peelsum.transport.rehearsal import rehearse
 from peelsum.wire.datagrams import BatchSocket
 
 PORT = 50
 CONFIG = JobConfig(
     job_id=1, generation=4, workers=3, lanes=8, window=64, first_chunk=0xFFFFFFE0, timers=Timers(linger=1.0)
 )
+LOOPS = {
+    endpoint_kernels: ["contribute", "take", "store", "next_due", "expire", "resend"],
+    server_kernels: ["take", "next_due", "expire", "send"],
+}
 
 
 @dataclass(frozen=True)
@@ -211,3 +218,21 @@ def test_jobs_that_cannot_share_a_server() -> None:
         AggregationService([CONFIG, CONFIG], ("127.0.0.1", 9))
     with pytest.raises(TransportConfigError, match="lanes"):
         AggregationService([CONFIG, replace(CONFIG, job_id=2, lanes=4)], ("127.0.0.1", 9))
+
+
+def test_after_the_rehearsal_nothing_is_compiled_any_more() -> None:
+    config = replace(CONFIG, workers=1)
+    rehearse(config.lanes)
+    loops = [getattr(module, name) for module, names in LOOPS.items() for name in names]
+    before = [len(loop.signatures) for loop in loops]
+    with UdpSwitch(8, loss=0.1, seed=3) as switch:
+        switch.admit(config, PORT)
+        with (
+            AggregationService([config], switch.server_address(PORT)) as service,
+            ThreadPoolExecutor() as pool,
+        ):
+            serving = pool.submit(service.run)
+            assert_sums(pool.submit(work, switch, config, 0, 1).result(), expected(1, 1))
+            serving.result()
+    assert [len(loop.signatures) for loop in loops] == before
+    assert min(before) > 0

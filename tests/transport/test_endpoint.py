@@ -295,5 +295,5 @@ def test_a_job_out_of_range_names_field_value_and_remedy(field: str, value: int)
 def test_timers_are_checked() -> None:
     with pytest.raises(TransportConfigError, match=r"timers\.linger: 0"):
         Timers(linger=0)
-    with pytest.raises(TransportConfigError, match=r"timers\.need: 2 s is above need_most"):
+    with pytest.raises(TransportConfigError, match=r"timers\.need: 2\.0 s is above need_most"):
         Timers(need=2, need_most=1)

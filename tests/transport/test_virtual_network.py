@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -128,6 +128,33 @@ def test_sums_are_exact_when_server_and_switch_restart(block: int) -> None:
 def test_sums_are_exact_when_two_jobs_share_the_slots(block: int) -> None:
     for seed in range(2000 + block * 10, 2000 + block * 10 + 10):
         run(seed, worst=0.3, jobs=2)
+
+
+def rejoin(seed: int, *, reset: bool) -> None:
+    """A job is cut off in the middle and starts again, under the next generation, at the same chunk."""
+    random = Random(seed)
+    faults = Faults.drawn(random, 0.3)
+    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=faults, age_limit=NEVER)
+    old = drawn_config(random, 1, first_chunk=7)
+    play(network, network.admit(old, SERVER_PORT[1]), drawn_rounds(random, old.workers))
+    over = []
+    network.at(random.uniform(0, 0.03), lambda: over.append(True))
+    network.run_until(lambda: bool(over), seconds=1.0, packets=20_000)
+    for actor in network.actors.values():
+        actor.alive = False
+    actors = network.admit(replace(old, generation=(old.generation + 1) & 0xFFFF), SERVER_PORT[1])
+    if reset:
+        network.reset_slots()
+    rounds = drawn_rounds(random, old.workers)
+    play(network, actors, rounds)
+    network.run_until(lambda: not any(actor.alive for actor in actors), seconds=30.0, packets=20_000)
+    check(actors, rounds)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_a_new_generation_is_not_touched_by_the_old_one_s_packets(block: int) -> None:
+    for seed in range(3000 + block * 10, 3000 + block * 10 + 10):
+        rejoin(seed, reset=True)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from peelsum.spec import SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, JobFinished, TensorCompleted, WorkerEndpoint
-from peelsum.wire import EVERYONE
+from peelsum.wire import CPU_PORT, EVERYONE, Kind, pack
 
 Words = NDArray[np.uint32]
 HOP = 50e-6
@@ -89,6 +89,14 @@ class VirtualNetwork:
         """Do something at a virtual time."""
         self._numbered += 1
         heapq.heappush(self._events, (time, self._numbered, action))
+
+    def reset_slots(self) -> None:
+        """Free every slot in-band, as a controller does when it raises a job's generation."""
+        reset = pack(
+            np.zeros((self.slots, self.lanes), np.uint32), kind=Kind.RESET, chunk_id=range(self.slots)
+        )
+        for packet in reset:
+            assert self.switch.process(CPU_PORT, packet.tobytes(), int(self.now * 1e6))
 
     def restart_server(self, port: int) -> None:
         """The server loses all it knew."""

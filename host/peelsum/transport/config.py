@@ -40,6 +40,8 @@ class Timers:
                 raise TransportConfigError(
                     f"timers.{item.name}: {value} is no time to wait; give seconds above 0"
                 )
+            # Whole numbers too become floats: the loops would be compiled anew for integers.
+            object.__setattr__(self, item.name, float(value))
         for least, most in (("resend_least", "resend_most"), ("need", "need_most")):
             if getattr(self, least) > getattr(self, most):
                 raise TransportConfigError(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol, Self
 
 from peelsum.transport.errors import SwitchUnreachableError
@@ -47,25 +48,22 @@ class Link:
             self._close_waiting()
             raise SwitchUnreachableError(str(error)) from error
         try:
-            self._socket.connect(address)
-            self._selector.register(self._socket, selectors.EVENT_READ)
-            self._selector.register(self._woken, selectors.EVENT_READ)
-            self._say_hello(hello_s)
-        except OSError as error:
-            self.close()
-            raise SwitchUnreachableError(
-                f"switch address {address[0]}:{address[1]}: {error.strerror or error}; check host and port"
-            ) from error
+            with self._blaming_the_network():
+                self._socket.connect(address)
+                self._selector.register(self._socket, selectors.EVENT_READ)
+                self._selector.register(self._woken, selectors.EVENT_READ)
+                self._say_hello(hello_s)
         except BaseException:
             self.close()
             raise
 
     def receive(self) -> Batch | None:
         """Packets that have arrived, uint8[n, packet_bytes], valid until the next call; None without any."""
-        while (burst := self._socket.receive()) is not None:
-            self._heard_at = time.monotonic()
-            if not burst.hello:
-                return burst.packets
+        with self._blaming_the_network():
+            while (burst := self._socket.receive()) is not None:
+                self._heard_at = time.monotonic()
+                if not burst.hello:
+                    return burst.packets
         return None
 
     def send_from(self, machine: Machine, now: float) -> None:
@@ -110,6 +108,17 @@ class Link:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @contextmanager
+    def _blaming_the_network(self) -> Iterator[None]:
+        """Raise what the operating system complains of as a SwitchUnreachableError that names the address."""
+        try:
+            yield
+        except OSError as error:
+            where = f"{self._address[0]}:{self._address[1]}"
+            raise SwitchUnreachableError(
+                f"switch address {where}: {error.strerror or error}; check host and port"
+            ) from error
+
     def _close_waiting(self) -> None:
         self._selector.close()
         self._woken.close()
@@ -125,7 +134,8 @@ class Link:
     def _flushed(self) -> bool:
         """Send what was kept back; whether all of it is gone."""
         assert self._unsent is not None
-        left = self._unsent[self._socket.send(self._unsent) :]
+        with self._blaming_the_network():
+            left = self._unsent[self._socket.send(self._unsent) :]
         self._unsent = left if len(left) else None
         return self._unsent is None
 
