@@ -56,3 +56,10 @@ def test_without_a_usable_cache_code_is_compiled_anyway(tmp_path, program_of, br
     switch = Switch(program_of("replicate"), cache=cache)
     assert [port for port, _ in switch.process(Frames.of([(0, FRAME)]), 0).pairs()] == [5]
     assert broken != "others may write there" or not any(cache.iterdir())
+
+
+def test_a_broken_cache_costs_time_only(tmp_path):
+    assert start(tmp_path).communicate(timeout=120)[0] == "5\n"
+    for path in [*tmp_path.rglob("*.nbc"), *tmp_path.rglob("*.nbi")]:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert start(tmp_path).communicate(timeout=120)[0] == "5\n"

@@ -189,3 +189,26 @@ def test_a_missing_file_says_what_to_give():
 def test_modes_have_names(program_of):
     with pytest.raises(TargetError, match="mode: 'llvm'"):
         Switch(program_of("replicate"), "llvm")
+
+
+def test_another_version_of_the_format_is_refused(document):
+    document["__meta__"]["version"] = [3, 0]
+    with pytest.raises(UnsupportedConstruct, match="version"):
+        parse(document, "x")
+
+
+def test_branches_nested_too_deeply_are_refused(document):
+    conditions = [
+        {
+            "name": f"deep_{n}",
+            "expression": {"type": "bool", "value": True},
+            "true_next": f"deep_{n + 1}",
+            "false_next": None,
+        }
+        for n in range(2000)
+    ]
+    conditions[-1]["true_next"] = "RouterIngress.acl"
+    pipeline(document).update(init_table="deep_0")
+    pipeline(document)["conditionals"] += conditions
+    with pytest.raises(UnsupportedConstruct, match="nested too deeply"):
+        parse(document, "x")
