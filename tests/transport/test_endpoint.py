@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from peelsum.transport import (
+    AggregationServer,
     JobConfig,
     JobFinished,
     Stalled,
@@ -16,7 +17,7 @@ from peelsum.transport import (
     TransportConfigError,
     WorkerEndpoint,
 )
-from peelsum.wire import EVERYONE, Flag, Kind, pack, unpack
+from peelsum.wire import EVERYONE, Flag, Kind, fields_of, pack, unpack
 
 LANES = 4
 CONFIG = JobConfig(job_id=9, generation=77, workers=3, lanes=LANES, window=8, first_chunk=0xFFFFFFFE)
@@ -297,3 +298,20 @@ def test_timers_are_checked() -> None:
         Timers(linger=0)
     with pytest.raises(TransportConfigError, match=r"timers\.need: 2\.0 s is above need_most"):
         Timers(need=2, need_most=1)
+
+
+def test_window_stays_within_what_the_sockets_hold() -> None:
+    """A limit below the job's window caps what is outstanding, however well the sums come back."""
+    config = JobConfig(job_id=1, generation=1, workers=1, lanes=4, window=64, initial_window=64)
+    worker, server = WorkerEndpoint(config, 0), AggregationServer(config)
+    worker.limit_window(10)
+    worker.submit(np.arange(4 * 200, dtype=np.uint32), "add")
+    sent = 0
+    while worker.outstanding:
+        batch = worker.to_send(0.0).copy()
+        assert 0 < len(batch) <= 10
+        sent += len(batch)
+        fields_of(batch, 4)["kind"] = Kind.BYPASS
+        server.receive(batch, 0.0)
+        worker.receive(server.to_send(0.0), 0.0)
+    assert sent == 200

@@ -26,6 +26,11 @@ class CongestionWindow:
         self._lost = 0
         self.cuts = 0
 
+    def limit(self, most: int) -> None:
+        """Never grow beyond `most` chunks from now on."""
+        self._most = min(self._most, most)
+        self._size = min(self._size, float(most))
+
     @property
     def size(self) -> int:
         """Chunks that may be outstanding, at least 1."""

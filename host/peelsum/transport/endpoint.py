@@ -85,6 +85,10 @@ class WorkerEndpoint:
         self._finishing = False
         self.finished = False
 
+    def limit_window(self, chunks: int) -> None:
+        """Keep at most `chunks` outstanding, though the job allows more: what the sockets on the way hold."""
+        self._window.limit(chunks)
+
     def submit(self, words: NDArray[np.uint32], op: Op) -> int:
         """Have uint32[n] summed ("add", modulo 2**32) or united ("or") with the other workers' tensors.
 

@@ -93,6 +93,11 @@ class Link:
             self._waker.send(b"\0")
 
     @property
+    def room(self) -> int:
+        """About how many packets the kernel holds for a socket like this one while nobody reads."""
+        return self._socket.room
+
+    @property
     def overruns(self) -> int:
         """Packets the kernel dropped because they came faster than they were taken."""
         return self._socket.overruns

@@ -65,6 +65,7 @@ class SwitchSummation:
         self._closed = False
         rehearse(config.lanes)
         self._link = Link(switch, packet_bytes(config.lanes), hello_s=hello_s)
+        self._endpoint.limit_window(self._link.room)
 
     @property
     def lanes(self) -> int:
