@@ -216,9 +216,11 @@ class SwitchWriter:
             emit.line(f"egress_rid = groups[replica + {one}]")
             emit.line(f"replica = replica + {two}")
             emit.line(f"instance = {emit.constant(_REPLICA)}")
+        rid = self._program.intrinsic("intrinsic_metadata.egress_rid")
         with emit.block("else:"):
             emit.line("egress_port = unicast_port")
-            emit.line(f"egress_rid = {zero}")
+            kept = emit.place(rid) if rid is not None and self._storage.has(rid) else zero
+            emit.line(f"egress_rid = {kept}")
             emit.line(f"instance = {zero}")
         emit.copied = self._copied_names()
         self._take_copies()

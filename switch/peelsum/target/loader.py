@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from peelsum.target.codegen import generate
 from peelsum.target.errors import BadProgram, UnsupportedConstruct
 from peelsum.target.flow import walk
 from peelsum.target.load_actions import load_action, load_parser
@@ -61,8 +62,6 @@ def load(path: str | PathLike[str]) -> Program:
 
 def parse(document: Any, name: str) -> Program:
     """The program in a BMv2 JSON document; raises as `load` does."""
-    from peelsum.target.codegen import generate
-
     version = document.get("__meta__", {}).get("version", [2]) if isinstance(document, dict) else None
     if version is not None and version[0] != 2:
         raise UnsupportedConstruct(f"{name}: BMv2 JSON version {version}; this target reads version 2")
