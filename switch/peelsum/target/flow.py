@@ -6,9 +6,9 @@ refused. Nothing here knows how a statement is written down.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from peelsum.target.errors import UnsupportedConstruct
 from peelsum.target.operations import (
@@ -84,8 +84,6 @@ class Repeat:
 
 Statement: TypeAlias = If | Apply | Leave | Repeat | Extract | Require | Verify | Advance | Primitive
 Block: TypeAlias = tuple[Statement, ...]
-
-Node = TypeVar("Node", bound=Hashable)
 
 #: A graph this much larger once written as blocks is refused: its branches share too much.
 _GROWTH_LIMIT = 20

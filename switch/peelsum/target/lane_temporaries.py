@@ -16,11 +16,12 @@ from peelsum.target.program import Program
 
 
 class _Uses:
-    """Which fields code names, and how often loops name elements."""
+    """Which fields code, tables and checksums name, and how often loops name elements."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, program: Program, blocks: Sequence[Block]) -> None:
         self.loops: list[Repeat] = []
-        self._refs: set[FieldRef] = set()
+        self._refs = {key.target for table in program.tables.values() for key in table.keys}
+        self._refs |= {ref for item in program.checksums for ref, _, _ in item.inputs if ref is not None}
         self.elements: Counter[Element] = Counter()
         for block in blocks:
             for node in walk(block):
@@ -44,7 +45,7 @@ class _Uses:
 
 def see_through(program: Program, blocks: Sequence[Block]) -> list[Block]:
     """The blocks with such temporaries replaced by what they hold."""
-    uses = _Uses(blocks)
+    uses = _Uses(program, blocks)
     return [
         tuple(
             rebuilt(part, lambda node: _settled(program, uses, node) if isinstance(node, Repeat) else None)
