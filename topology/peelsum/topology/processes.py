@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 from peelsum.topology.errors import ProcessError
@@ -46,6 +47,13 @@ class Child:
     def peelsum(cls, name: str, *arguments: str) -> Self:
         """A `peelsum` subcommand under the interpreter that runs this."""
         return cls(name, [sys.executable, "-m", "peelsum.cli", *arguments])
+
+    def tell(self, **values: object) -> None:
+        """Send the child one object, which it gets from `hear`. A child that has ended hears nothing."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(values).encode() + b"\n")
+            self._process.stdin.flush()
 
     def has_line(self, timeout_s: float) -> bool:
         """Whether `next_line` would return or raise at once, after at most `timeout_s`."""
@@ -116,6 +124,14 @@ class Child:
 def say(**values: object) -> None:
     """Print one object to whoever started this process."""
     print(json.dumps(values), flush=True)
+
+
+def hear() -> dict[str, Any]:
+    """The next object that whoever started this process told it. Ends the process if there is nobody."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        raise SystemExit
+    return dict(json.loads(line))
 
 
 def end_with_parent() -> None:

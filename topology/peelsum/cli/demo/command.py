@@ -77,28 +77,36 @@ def _run(workers: int, steps: int, loss: float, seed: int) -> dict[str, Any]:
 
     with ExitStack() as stack:
         progress = stack.enter_context(_progress())
-        starting = progress.add_task("starting switch, controller, server", total=None)
+        starting = progress.add_task(f"starting switch, controller, server, {workers} workers", total=None)
+        store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))) / "gloo"
+        options = (
+            "--workers",
+            str(workers),
+            "--store",
+            str(store),
+            "--steps",
+            str(steps),
+            "--seed",
+            str(seed),
+        )
+        children = [_start_worker(stack, worker, options) for worker in range(workers)]
         star = stack.enter_context(Star(workers, loss=loss, seed=seed))
-        progress.update(starting, description=f"starting {workers} workers")
         warm_up()  # once here, so that the workers find the codec compiled
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))
-        children = _start_workers(stack, star, Path(folder) / "gloo", steps, seed)
-        tally = Tally()
+        for child, seat in zip(children, star.seats, strict=True):
+            child.tell(**asdict(seat))
         _gather(star, children)
         progress.remove_task(starting)
+        tally = Tally()
         _follow(star, children, steps, progress, tally)
         star.close()
     return _summary(workers, star, tally)
 
 
-def _start_workers(stack: ExitStack, star: Star, store: Path, steps: int, seed: int) -> list[Child]:
-    children = []
-    for seat in star.seats:
-        options = ["--seat", json_.dumps(asdict(seat)), "--store", str(store), "--steps", str(steps)]
-        child = Child.peelsum(f"worker {seat.worker_id}", "demo-worker", *options, "--seed", str(seed))
-        stack.callback(child.stop)
-        children.append(child)
-    return children
+def _start_worker(stack: ExitStack, worker_id: int, options: Sequence[str]) -> Child:
+    """Start a worker, which gets its model ready while the star starts."""
+    child = Child.peelsum(f"worker {worker_id}", "demo-worker", "--worker-id", str(worker_id), *options)
+    stack.callback(child.stop)
+    return child
 
 
 def _follow(star: Star, children: list[Child], steps: int, progress: Progress, tally: Tally) -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from peelsum.cli.errors import reported
-from peelsum.topology import end_with_parent, say
+from peelsum.topology import end_with_parent, hear, say
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
     from numpy.typing import NDArray
 
     from peelsum.allreduce import StepResult
     from peelsum.allreduce.forms import RequestedForm
-    from peelsum.cli.demo.corpus import Shard
-    from peelsum.cli.demo.model import LanguageModel
     from peelsum.transport import SwitchSummation
 
 BATCH, LENGTH = 8, 20
@@ -33,71 +29,77 @@ class InexactSumError(Exception):
 
 
 def command(
-    seat: Annotated[str, typer.Option(help="Where to plug in, as JSON.")],
+    worker_id: Annotated[int, typer.Option()],
+    workers: Annotated[int, typer.Option()],
     store: Annotated[str, typer.Option(help="File through which gloo's processes find each other.")],
     steps: Annotated[int, typer.Option()],
     seed: Annotated[int, typer.Option()],
 ) -> None:
-    """Train as one worker of the demo; started by `peelsum demo`."""
-    end_with_parent()
-    plugged = json.loads(seat)
+    """Train as one worker of the demo; `peelsum demo` starts it, and tells it its seat when there is one."""
     from peelsum.allreduce import AllreduceError
     from peelsum.transport import TransportError
 
     with reported(InexactSumError, AllreduceError, TransportError):
-        _train(plugged, store, steps, seed)
+        replica = Replica(worker_id, workers, seed)
+        seat = hear()
+        end_with_parent()
+        _train(replica, seat, GlooCheck(store, worker_id, workers), steps, seed)
 
 
-def _train(seat: Mapping[str, Any], store: str, steps: int, seed: int) -> None:
-    import torch
+class Replica:
+    """One worker's copy of the model, its share of the text, and its optimizer."""
 
+    def __init__(self, worker_id: int, workers: int, seed: int) -> None:
+        import torch
+
+        from peelsum.cli.demo import corpus, model
+
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        text = corpus.load(model.VOCABULARY_SIZE)
+        self.network = model.LanguageModel(text.vocabulary_size)
+        self._shard = corpus.Shard(text, worker_id, workers, batch=BATCH, length=LENGTH, seed=seed)
+        self._optimizer = torch.optim.Adam(self.network.parameters(), lr=LEARNING_RATE)
+        self._loss_of = model.loss_of
+
+    def backward(self) -> float:
+        """Compute the next batch's gradients; its loss."""
+        self._optimizer.zero_grad()
+        loss = self._loss_of(self.network, *self._shard.next())
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item()
+
+    def gradients(self) -> dict[str, NDArray[np.float32]]:
+        """Every parameter's gradient by name, sharing memory."""
+        named = self.network.named_parameters()
+        return {name: parameter.grad.numpy() for name, parameter in named if parameter.grad is not None}
+
+    def apply(self, result: StepResult) -> None:
+        """Take a step along the averaged gradients."""
+        import torch
+
+        for name, parameter in self.network.named_parameters():
+            parameter.grad = torch.from_numpy(result[name].values)
+        self._optimizer.step()
+
+
+def _train(replica: Replica, seat: Mapping[str, Any], check: GlooCheck, steps: int, seed: int) -> None:
     from peelsum.allreduce import Allreduce
-    from peelsum.cli.demo import corpus, model
     from peelsum.codec import warm_up
     from peelsum.topology.seats import plug_in
 
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    worker_id, workers = seat["worker_id"], seat["admission"]["workers"]
-    text = corpus.load(model.VOCABULARY_SIZE)
-    network = model.LanguageModel(text.vocabulary_size)
-    shard = corpus.Shard(text, worker_id, workers, batch=BATCH, length=LENGTH, seed=seed)
-    optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     warm_up()
-    check = GlooCheck(store, worker_id, workers)
     with plug_in(seat) as summation:
-        forms: dict[str, RequestedForm] = dict.fromkeys(dict(network.named_parameters()), "dense")
+        forms: dict[str, RequestedForm] = dict.fromkeys(dict(replica.network.named_parameters()), "dense")
         allreduce = Allreduce(summation, forms={**forms, SPARSE: "compact"}, average=True, seed=seed)
         say(ready=True)
         for _ in range(steps):
-            loss = _backward(network, optimizer, shard)
-            result = allreduce.sum(gradients_of(network))
+            loss = replica.backward()
+            result = allreduce.sum(replica.gradients())
             check.compare(result)
-            _apply(network, optimizer, result)
+            replica.apply(result)
             say(loss=loss, checked=len(result), **_costs(result))
     _say_totals(summation)
-
-
-def _backward(network: LanguageModel, optimizer: torch.optim.Optimizer, shard: Shard) -> float:
-    from peelsum.cli.demo.model import loss_of
-
-    optimizer.zero_grad()
-    loss = loss_of(network, *shard.next())
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.item()
-
-
-def gradients_of(network: torch.nn.Module) -> dict[str, NDArray[np.float32]]:
-    """Every parameter's gradient by name, sharing memory."""
-    return {name: p.grad.numpy() for name, p in network.named_parameters() if p.grad is not None}
-
-
-def _apply(network: LanguageModel, optimizer: torch.optim.Optimizer, result: StepResult) -> None:
-    import torch
-
-    for name, parameter in network.named_parameters():
-        parameter.grad = torch.from_numpy(result[name].values)
-    optimizer.step()
 
 
 def _costs(result: StepResult) -> dict[str, Any]:
