@@ -146,9 +146,12 @@ class Link:
 
     def _say_hello(self, patience: float) -> None:
         give_up_at = time.monotonic() + patience
+        say_at = 0.0
         while (now := time.monotonic()) < give_up_at:
-            self._socket.send_hello()
-            self._selector.select(min(_HELLO_GAP, give_up_at - now))
+            if now >= say_at:
+                self._socket.send_hello()
+                say_at = now + _HELLO_GAP
+            self._selector.select(min(say_at, give_up_at) - now)
             while (burst := self._socket.receive()) is not None:
                 if burst.hello:
                     self._heard_at = time.monotonic()
