@@ -1,9 +1,12 @@
-"""Every test that takes `rig` runs on the specification, the embedded target in both modes, and BMv2."""
+"""Fixtures for conftest.py to import: a test that takes `rig` runs on the specification, the embedded
+target in both modes, and BMv2.
+"""
 
 import os
 import shutil
 
 import pytest
+from rigs import EmbeddedRig, SpecRig
 
 from peelsum.target import load
 from peelsum.target.artifacts import pipeline
@@ -26,7 +29,7 @@ TARGETS = [
 
 
 @pytest.fixture(scope="session")
-def _rigs(tmp_path_factory):
+def made_rigs(tmp_path_factory):
     """Rigs by target, made when first asked for."""
     made = {}
     yield made
@@ -36,8 +39,6 @@ def _rigs(tmp_path_factory):
 
 
 def make_rig(target, log_folder):
-    from rigs import EmbeddedRig, SpecRig
-
     if target == "spec":
         return SpecRig(LANES, slots=4096)
     if target == "bmv2":
@@ -55,11 +56,11 @@ def _fresh_rig(target, rigs, tmp_path_factory):
 
 
 @pytest.fixture(params=TARGETS)
-def rig(request, _rigs, tmp_path_factory):
-    return _fresh_rig(request.param, _rigs, tmp_path_factory)
+def rig(request, made_rigs, tmp_path_factory):
+    return _fresh_rig(request.param, made_rigs, tmp_path_factory)
 
 
 @pytest.fixture(params=TARGETS[1:])
-def frame_rig(request, _rigs, tmp_path_factory):
+def frame_rig(request, made_rigs, tmp_path_factory):
     """A rig that takes whole frames: all but the specification, which begins at UDP payload."""
-    return _fresh_rig(request.param, _rigs, tmp_path_factory)
+    return _fresh_rig(request.param, made_rigs, tmp_path_factory)

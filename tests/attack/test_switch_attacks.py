@@ -1,0 +1,234 @@
+"""Attackers behind ports of the switch, on every target: no sum of another's changes, and each is counted.
+
+The victim is job 1. Mallory sits behind a port of job 2, behind a port of no job, or is a worker of the
+victim's own job who wants to speak for another.
+"""
+
+import pytest
+from peelsum_packets import CE, FIN, OR, Job, lanes_of
+
+from peelsum.spec import NEVER, Packet
+from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
+
+SERVER, CHUNK = 8, 5
+#: Where Mallory may sit: no member of any job, and worker and server of another job.
+FOREIGN_PORTS = {"nobody": 6, "other-worker": 4, "other-server": 7}
+
+
+@pytest.fixture
+def victim(rig):
+    rig.set_age_limit(NEVER)
+    Job(rig, job_id=2, ports=(4, 5), server_port=FOREIGN_PORTS["other-server"], generation=7)
+    return Job(rig, job_id=1, ports=(1, 2, 3), server_port=SERVER, generation=7)
+
+
+def attack(victim, port, **fields):
+    """One forged packet in at `port`, and all that came of it; the verdict it was counted under."""
+    before = victim.verdicts()
+    outputs = victim.rig.process(port, victim.packet(**fields))
+    after = victim.verdicts()
+    (verdict,) = [v for v in after if after[v] != before.get(v, 0)]
+    return verdict, [(at, Packet.parse(payload, victim.rig.lanes)) for at, payload in outputs]
+
+
+def finish(victim, *values, worker=2, chunk=CHUNK):
+    """The last worker contributes: the sum must be that of `values`, of everybody, and unmarked."""
+    ((port, packet),) = victim.contribute(worker, chunk, values[worker])
+    assert port == victim.server_port
+    assert (packet.kind, packet.bitmap, packet.chunk_id, packet.flags) == (Kind.BYPASS, 0b111, chunk, 0)
+    assert packet.lanes == lanes_of(*values, like=packet)
+
+
+def start(victim, chunk=CHUNK):
+    """Two of three workers are in."""
+    assert victim.contribute(0, chunk, 10) == []
+    assert victim.contribute(1, chunk, 20) == []
+
+
+GARBAGE = [0xDEADBEEF] * 32
+
+
+@pytest.mark.parametrize("flags", [0, OR, CE, FIN])
+@pytest.mark.parametrize("kind", [k for k in Kind if k is not Kind.RESET])
+@pytest.mark.parametrize("seat", FOREIGN_PORTS)
+def test_another_job_s_packets_are_refused(victim, seat, kind, flags):
+    """Whatever the kind, and whoever Mallory says to be: contributions, results, resends and needs."""
+    start(victim)
+    for sender in (0, 2, EVERYONE):
+        verdict, outputs = attack(
+            victim,
+            FOREIGN_PORTS[seat],
+            kind=kind,
+            chunk=CHUNK,
+            lanes=GARBAGE,
+            flags=flags,
+            sender=sender,
+            bitmap=0b111,
+        )
+        assert (verdict, outputs) == (Verdict.FOREIGN_PORT, [])
+    finish(victim, 10, 20, 30)
+
+
+@pytest.mark.parametrize("port", [1, 4, 6, 7, SERVER])
+@pytest.mark.parametrize("job_id", [0, 1, 2])
+def test_a_reset_from_the_network_frees_nothing(victim, port, job_id):
+    start(victim)
+    slot = victim.slot_of(CHUNK)
+    verdict, outputs = attack(victim, port, kind=Kind.RESET, chunk=slot, job_id=job_id, sender=EVERYONE)
+    assert (verdict, outputs) == (Verdict.FOREIGN_PORT, [])
+    finish(victim, 10, 20, 30)
+
+
+@pytest.mark.parametrize("kind", [Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS])
+def test_a_worker_that_names_another_worker_is_refused(victim, kind):
+    start(victim)
+    for sender in (1, 2, 3, EVERYONE):
+        verdict, outputs = attack(
+            victim, victim.ports[0], kind=kind, chunk=CHUNK, lanes=GARBAGE, sender=sender, bitmap=0b100
+        )
+        assert (verdict, outputs) == (Verdict.WRONG_SENDER, [])
+    finish(victim, 10, 20, 30)
+
+
+@pytest.mark.parametrize("bitmap", [0, 0b010, 0b100, 0b111, 0xFFFFFFFF])
+@pytest.mark.parametrize("kind", [Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS])
+def test_a_worker_that_claims_others_masks_speaks_for_itself_only(victim, kind, bitmap):
+    """What leaves the switch names Mallory alone, or the slot's workers and Mallory."""
+    start(victim)
+    verdict, outputs = attack(
+        victim, victim.ports[0], kind=kind, chunk=CHUNK, lanes=GARBAGE, sender=0, bitmap=bitmap
+    )
+    expected = {
+        Kind.CONTRIBUTION: (Verdict.DUPLICATE, []),
+        Kind.RESEND: (Verdict.RESENT, [0b011]),
+        Kind.BYPASS: (Verdict.BYPASSED, [0b001]),
+    }[kind]
+    assert (verdict, [packet.bitmap for _, packet in outputs]) == expected
+    if kind == Kind.RESEND:
+        ((_, packet),) = outputs
+        assert packet.lanes == lanes_of(10, 20, like=packet)  # Mallory's new lanes are not believed
+    else:
+        finish(victim, 10, 20, 30)
+
+
+@pytest.mark.parametrize("kind", [Kind.RESULT, Kind.NEED])
+@pytest.mark.parametrize("worker", [0, 2])
+def test_a_worker_cannot_forge_what_only_the_server_sends(victim, kind, worker):
+    start(victim)
+    for sender in (worker, EVERYONE):
+        verdict, outputs = attack(
+            victim, victim.ports[worker], kind=kind, chunk=CHUNK, lanes=GARBAGE, sender=sender, bitmap=0b111
+        )
+        assert (verdict, outputs) == (Verdict.FOREIGN_PORT, [])
+    finish(victim, 10, 20, 30)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_server_cannot_act_on_another_job(victim, kind):
+    """The other job's server, in the victim's name: neither its slots nor its workers hear of it."""
+    start(victim)
+    verdict, outputs = attack(
+        victim, FOREIGN_PORTS["other-server"], kind=kind, chunk=CHUNK, lanes=GARBAGE, sender=EVERYONE
+    )
+    assert (verdict, outputs) == (Verdict.FOREIGN_PORT, [])
+    finish(victim, 10, 20, 30)
+
+
+@pytest.mark.parametrize("generation", [0, 6, 8, 0xFFFF])
+@pytest.mark.parametrize("kind", [k for k in Kind if k is not Kind.RESET])
+def test_another_generation_is_refused_from_the_rightful_ports_too(victim, kind, generation):
+    start(victim)
+    downwards = kind in (Kind.RESULT, Kind.NEED)
+    verdict, outputs = attack(
+        victim,
+        SERVER if downwards else victim.ports[2],
+        kind=kind,
+        chunk=CHUNK,
+        lanes=GARBAGE,
+        sender=EVERYONE if downwards else 2,
+        generation=generation,
+    )
+    assert (verdict, outputs) == (Verdict.WRONG_GENERATION, [])
+    finish(victim, 10, 20, 30)
+
+
+@pytest.mark.parametrize("job_id", [0, 3, 255])
+def test_a_job_that_is_not_there_is_unknown(victim, job_id):
+    start(victim)
+    verdict, outputs = attack(victim, 1, kind=Kind.CONTRIBUTION, chunk=CHUNK, sender=0, job_id=job_id)
+    assert (verdict, outputs) == (Verdict.UNKNOWN_JOB, [])
+    finish(victim, 10, 20, 30)
+
+
+def test_a_chunk_of_another_job_in_the_same_slot_is_passed_by(victim):
+    """Mallory's job may take slots, but not the victim's: its own packet goes on to its own server, alone."""
+    start(victim)
+    verdict, outputs = attack(
+        victim, 4, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=GARBAGE, sender=0, job_id=2, bitmap=0b111
+    )
+    ((port, packet),) = outputs
+    assert (verdict, port, packet.job_id, packet.bitmap) == (Verdict.COLLIDED, 7, 2, 0b01)
+    finish(victim, 10, 20, 30)
+
+
+def test_slots_that_mallory_squats_on_cost_the_victim_the_switch_not_the_sum(victim):
+    """All that the victim sends goes up alone, each under its own bit: the server can add it up."""
+    attack(victim, 4, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=GARBAGE, sender=0, job_id=2)
+    for worker, value in enumerate((10, 20, 30)):
+        ((port, packet),) = victim.contribute(worker, CHUNK, value)
+        assert (port, packet.bitmap) == (SERVER, 1 << worker)
+        assert packet.lanes == lanes_of(value, like=packet)
+    assert victim.verdicts()[Verdict.COLLIDED] == 3
+
+
+def test_a_foreign_server_cannot_release_or_empty_the_victim_s_slot(victim):
+    """Its results and resends are good for its own job, whose chunk of the same number lives elsewhere."""
+    start(victim)
+    for kind, verdict in ((Kind.RESULT, Verdict.RESULT_RETURNED), (Kind.RESEND, Verdict.NOTHING_HELD)):
+        found, outputs = attack(victim, 7, kind=kind, chunk=CHUNK, sender=EVERYONE, job_id=2)
+        assert found == verdict
+        assert {port for port, _ in outputs} <= {4, 5}
+    finish(victim, 10, 20, 30)
+
+
+def test_a_replayed_contribution_is_a_duplicate_while_its_chunk_is_in_the_slot(victim):
+    start(victim)
+    for _ in range(3):
+        verdict, outputs = attack(
+            victim, 1, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=GARBAGE, sender=0, bitmap=1
+        )
+        assert (verdict, outputs) == (Verdict.DUPLICATE, [])
+    finish(victim, 10, 20, 30)
+
+
+def test_a_chunk_replayed_after_its_result_occupies_a_slot_but_enters_no_other_sum(victim):
+    """The switch has forgotten the chunk, and the slot may serve again: the tag keeps the sums apart."""
+    start(victim)
+    finish(victim, 10, 20, 30)
+    victim.result(CHUNK, 60)
+    verdict, outputs = attack(victim, 1, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=GARBAGE, sender=0)
+    assert (verdict, outputs) == (Verdict.ABSORBED, [])
+    later = CHUNK + victim.slots
+    for worker, value in enumerate((11, 21, 31)):
+        ((_, packet),) = victim.contribute(worker, later, value)
+        assert (packet.chunk_id, packet.bitmap) == (later, 1 << worker)
+        assert packet.lanes == lanes_of(value, like=packet)
+
+
+def test_a_replay_across_a_restart_is_refused(victim):
+    """The packets of the generation before, recorded and sent again once the job has started anew."""
+    start(victim)
+    old = [
+        (1, victim.packet(Kind.CONTRIBUTION, CHUNK, lanes=GARBAGE, sender=0)),
+        (3, victim.packet(Kind.RESEND, CHUNK, lanes=GARBAGE, sender=2)),
+        (SERVER, victim.packet(Kind.RESULT, CHUNK, lanes=GARBAGE, bitmap=0b111)),
+        (SERVER, victim.packet(Kind.RESEND, CHUNK, lanes=GARBAGE)),
+    ]
+    victim.rig.process(CPU_PORT, victim.packet(Kind.RESET, victim.slot_of(CHUNK), job_id=0))
+    victim.raise_generation()
+    start(victim)
+    before = victim.verdicts().get(Verdict.WRONG_GENERATION, 0)
+    for port, packet in old:
+        assert victim.rig.process(port, packet) == []
+    assert victim.verdicts()[Verdict.WRONG_GENERATION] - before == len(old)
+    finish(victim, 10, 20, 30)
