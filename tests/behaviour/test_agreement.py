@@ -6,17 +6,17 @@ from frames import frame, payload_of
 from peelsum_packets import Job
 from rigs import SpecRig
 
-from peelsum.spec import NEVER, Packet
+from peelsum.spec import NEVER, Level, Packet
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
 
 PACKETS = 400
-SEEDS = range(6)
+SEEDS = range(3)
 
 
-def admit_two_jobs(rig, age_limit):
+def admit_two_jobs(rig, age_limit, level):
     rig.set_age_limit(age_limit)
     return [
-        Job(rig, job_id=1, ports=(1, 2, 3), server_port=8),
+        Job(rig, job_id=1, ports=(1, 2, 3), server_port=8, level=level),
         Job(rig, job_id=2, ports=(4, 5), server_port=7, salt=3),
     ]
 
@@ -27,9 +27,9 @@ def random_packet(rng, jobs, slots, lanes):
     kind = rng.choice(list(Kind), p=[0.5, 0.15, 0.05, 0.2, 0.05, 0.05])
     chunk = int(rng.integers(3)) + slots * int(rng.integers(2))
     worker = int(rng.integers(len(job.ports)))
-    port, sender = job.ports[worker], worker
+    port, sender = job.ports[worker], job.sender_of(worker)
     if kind in (Kind.RESULT, Kind.NEED) or rng.random() < 0.1:
-        port, sender = job.server_port, EVERYONE if rng.random() < 0.7 else worker
+        port, sender = job.server_port, EVERYONE if rng.random() < 0.7 else sender
     elif kind == Kind.RESET:
         port = CPU_PORT
     packet = Packet(
@@ -52,12 +52,13 @@ def random_packet(rng, jobs, slots, lanes):
 
 
 @pytest.mark.parametrize("age_limit", [0, NEVER])
+@pytest.mark.parametrize("level", list(Level))
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_packets(rig, seed, age_limit):
+def test_random_packets(rig, seed, level, age_limit):
     rng = np.random.default_rng(seed)
     spec = SpecRig(rig.lanes, rig.slots)
-    jobs = admit_two_jobs(rig, age_limit)
-    admit_two_jobs(spec, age_limit)
+    jobs = admit_two_jobs(rig, age_limit, level)
+    admit_two_jobs(spec, age_limit, level)
     for step in range(PACKETS):
         port, packet = random_packet(rng, jobs, rig.slots, rig.lanes)
         assert rig.process(port, packet) == spec.process(port, packet), f"packet {step}"

@@ -121,7 +121,11 @@ class Bmv2Rig(TableRig):
         chosen = self._by_alias("actions", action)
         entry = p4r.TableEntry(table_id=info.preamble.id, is_default_action=keys is None)
         for field, value in zip(info.match_fields, keys or (), strict=True):
-            entry.match.add(field_id=field.id).exact.value = _bytes(value)
+            match = entry.match.add(field_id=field.id)
+            if field.match_type == p4i.MatchField.LPM:
+                match.lpm.value, match.lpm.prefix_len = _bytes(value[0]), value[1]
+            else:
+                match.exact.value = _bytes(value)
         entry.action.action.action_id = chosen.preamble.id
         for param, value in zip(chosen.params, params, strict=True):
             entry.action.action.params.add(param_id=param.id, value=_bytes(value))

@@ -1,9 +1,9 @@
 """A job as tests speak of it: workers, chunks and values instead of packets and tables."""
 
-from peelsum.spec import Packet
+from peelsum.spec import Level, Packet
 from peelsum.wire import EVERYONE, Flag, Kind
 
-ADD, OR, CE, FIN = (int(flag) for flag in (Flag.NONE, Flag.OR, Flag.CE, Flag.FIN))
+ADD, OR, SPINE, CE, FIN = (int(f) for f in (Flag.NONE, Flag.OR, Flag.SPINE, Flag.CE, Flag.FIN))
 
 
 def pattern(value: int, lanes: int) -> list[int]:
@@ -18,18 +18,25 @@ def lanes_of(*values: int, like: Packet) -> list[int]:
 
 
 class Job:
-    """A job admitted to a rig; worker w sits behind `ports[w]`."""
+    """A job admitted to a rig; member w, a worker or under a spine a rack, sits behind `ports[w]`."""
 
-    def __init__(self, rig, job_id, ports, server_port, generation=7, salt=0):
+    def __init__(self, rig, job_id, ports, server_port, generation=7, salt=0, level=Level.ONLY):
         self.rig, self.job_id, self.ports, self.server_port = rig, job_id, ports, server_port
-        self.generation, self.salt, self.slots = generation, salt, rig.slots
+        self.generation, self.salt, self.slots, self.level = generation, salt, rig.slots, level
         self.expected_mask = (1 << len(ports)) - 1
         rig.set_group(job_id, list(ports))
-        for worker, port in enumerate(ports):
-            rig.admit_worker(job_id, port, worker_mask=1 << worker, worker_id=worker)
-            rig.return_to(job_id, worker, port)
+        for member, port in enumerate(ports):
+            if level is Level.SPINE:
+                rig.admit_rack(job_id, port, rack_mask=1 << member, first_worker=32 * member)
+            else:
+                rig.admit_worker(job_id, port, worker_mask=1 << member, worker_id=member)
+            rig.return_to(job_id, self.sender_of(member), port)
         rig.admit_server(job_id, server_port)
         self._admit()
+
+    def sender_of(self, member: int) -> int:
+        """A worker's own number, or that of some worker of a rack."""
+        return 32 * member + 5 if self.level is Level.SPINE else member
 
     def _admit(self):
         self.rig.admit_job(
@@ -39,6 +46,7 @@ class Job:
             expected_mask=self.expected_mask,
             up_port=self.server_port,
             group=self.job_id,
+            level=self.level,
         )
 
     def raise_generation(self):
@@ -66,7 +74,8 @@ class Job:
     def send(self, worker, kind, chunk, value, flags=ADD):
         """A worker's packet; OR-ed lanes all hold `value`, added ones `pattern(value)`."""
         lanes = [value] * self.rig.lanes if flags & OR else pattern(value, self.rig.lanes)
-        packet = self.packet(kind, chunk, lanes=lanes, flags=flags, sender=worker, bitmap=1 << worker)
+        sender = self.sender_of(worker)
+        packet = self.packet(kind, chunk, lanes=lanes, flags=flags, sender=sender, bitmap=1 << worker)
         return self._parsed(self.rig.process(self.ports[worker], packet))
 
     def contribute(self, worker, chunk, value, flags=ADD):
@@ -75,8 +84,9 @@ class Job:
     def resend(self, worker, chunk, value, flags=ADD):
         return self.send(worker, Kind.RESEND, chunk, value, flags)
 
-    def send_from_server(self, kind, chunk, *, value=0, sender=EVERYONE, bitmap=0):
-        packet = self.packet(kind, chunk, lanes=[value] * self.rig.lanes, sender=sender, bitmap=bitmap)
+    def send_from_server(self, kind, chunk, *, value=0, sender=EVERYONE, bitmap=0, flags=ADD):
+        lanes = [value] * self.rig.lanes
+        packet = self.packet(kind, chunk, lanes=lanes, sender=sender, bitmap=bitmap, flags=flags)
         return self._parsed(self.rig.process(self.server_port, packet))
 
     def result(self, chunk, value, sender=EVERYONE):
@@ -84,8 +94,8 @@ class Job:
             Kind.RESULT, chunk, value=value, sender=sender, bitmap=self.expected_mask
         )
 
-    def give_up(self, chunk):
-        return self.send_from_server(Kind.RESEND, chunk)
+    def give_up(self, chunk, flags=ADD):
+        return self.send_from_server(Kind.RESEND, chunk, flags=flags)
 
     def verdicts(self):
         """Packets counted since the rig was made ready, by verdict."""

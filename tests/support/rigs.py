@@ -7,7 +7,7 @@ rig's business. `fresh()` makes it as good as new.
 import numpy as np
 from frames import frame, payload_of
 
-from peelsum.spec import SpecSwitch
+from peelsum.spec import Level, SpecSwitch
 from peelsum.target import Frames, Switch
 from peelsum.wire import Verdict
 
@@ -24,7 +24,9 @@ class SpecRig:
 
     def fresh(self):
         self._switch = SpecSwitch(self.lanes, self.slots)
-        for name in ("admit_job", "admit_worker", "admit_server", "return_to", "set_group", "set_age_limit"):
+        for name in ("admit_job", "admit_worker", "admit_rack", "admit_server"):
+            setattr(self, name, getattr(self._switch, name))
+        for name in ("return_to", "set_group", "set_age_limit"):
             setattr(self, name, getattr(self._switch, name))
 
     def process(self, port, payload, now_us=0):
@@ -37,11 +39,14 @@ class SpecRig:
 class TableRig:
     """A rig whose tables are written by alias: `write(table, keys, action, params)` is the subclass's."""
 
-    def admit_job(self, job_id, *, generation, salt, expected_mask, up_port, group):
-        self.write("jobs", (job_id,), "admit_job", (generation, salt, expected_mask, up_port, group))
+    def admit_job(self, job_id, *, generation, salt, expected_mask, up_port, group, level=Level.ONLY):
+        self.write("jobs", (job_id,), level.value, (generation, salt, expected_mask, up_port, group))
 
     def admit_worker(self, job_id, port, *, worker_mask, worker_id):
         self.write("members", (job_id, port), "admit_worker", (worker_mask, worker_id))
+
+    def admit_rack(self, job_id, port, *, rack_mask, first_worker):
+        self.write("members", (job_id, port), "admit_rack", (rack_mask, first_worker))
 
     def admit_server(self, job_id, port):
         self.write("members", (job_id, port), "admit_server", ())

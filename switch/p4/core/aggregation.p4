@@ -6,11 +6,13 @@
 //            +----------+   +-----------+   +-------------------+   +----------+
 //                 |               |                   |                   |
 //                 +---------------+---- verdict ------+-------------------+----> counted once, dropped if no way
+//                 +--> Forwarding: what is not ours
 
 #include "validity.p4"
 #include "admission.p4"
 #include "slot.p4"
 #include "delivery.p4"
+#include "forwarding.p4"
 #include "readdress.p4"
 
 control Aggregation(inout headers_t hdr, inout ingress_metadata_t ig_md) {
@@ -18,6 +20,7 @@ control Aggregation(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     Admission() admission;
     Slot() slot;
     Delivery() delivery;
+    Forwarding() forwarding;
 
     apply {
         validity.apply(hdr, ig_md);
@@ -30,6 +33,8 @@ control Aggregation(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         if (ig_md.verdict == VERDICT_UNDECIDED) {
             slot.apply(hdr, ig_md);
             delivery.apply(hdr, ig_md);
+        } else if (ig_md.verdict == VERDICT_NOT_PEELSUM) {
+            forwarding.apply(hdr, ig_md);
         }
     }
 }

@@ -23,8 +23,16 @@ control Delivery(inout headers_t hdr, inout ingress_metadata_t ig_md) {
 
     apply {
         if (ig_md.way == WAY_UP) {
-            hdr.peelsum.kind = KIND_BYPASS;
+            if (ig_md.verdict == VERDICT_COMPLETED) {
+                hdr.peelsum.kind = ig_md.sum_kind;
+                hdr.peelsum.flag_spine = ig_md.sum_spine;
+            } else {
+                hdr.peelsum.kind = KIND_BYPASS;
+                hdr.peelsum.flag_spine = ig_md.spine;
+            }
             hdr.peelsum.bitmap = ig_md.worker_bitmap;
+            ig_md.egress_port = ig_md.up_port;
+        } else if (ig_md.way == WAY_THROUGH) {
             ig_md.egress_port = ig_md.up_port;
         } else if (ig_md.way == WAY_BACK) {
             ig_md.egress_port = CPU_PORT;

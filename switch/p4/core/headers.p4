@@ -55,6 +55,10 @@ struct ingress_metadata_t {
     bit<32>     slot_tag;
     port_t      up_port;
     bit<16>     group;
+    kind_t      sum_kind;       // a complete sum's, on its way up
+    bit<1>      sum_spine;      // and its scope
+    bit<1>      spine;          // this switch's slots hold racks
+    bit<1>      for_racks;      // a spine is to pass this on to its racks
     owner_op_t  owner_op;
     // From the slot.
     bit<1>      tag_equal;

@@ -57,33 +57,37 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
             ig_md.held_this     : ternary @name("held_this");
             ig_md.complete      : ternary @name("complete");
             hdr.peelsum.flag_or : ternary @name("flag_or");
+            ig_md.for_racks     : ternary @name("for_racks");
         }
         actions = { leave_summed; absorb; pass; }
         const entries = {
             // A tombstone: the sum has left already.
-            (_, KIND_CONTRIBUTION, 1, _, 1, _, _, _) : pass(WAY_UP, VERDICT_TOMBSTONED);
-            (_, KIND_CONTRIBUTION, 1, _, 0, 1, _, _) : pass(WAY_NOWHERE, VERDICT_DUPLICATE);
+            (_, KIND_CONTRIBUTION, 1, _, 1, _, _, _, _) : pass(WAY_UP, VERDICT_TOMBSTONED);
+            (_, KIND_CONTRIBUTION, 1, _, 0, 1, _, _, _) : pass(WAY_NOWHERE, VERDICT_DUPLICATE);
             // One more worker, perhaps the last.
-            (_, KIND_CONTRIBUTION, 1, _, 0, 0, 0, 0) : absorb(LANES_ADD);
-            (_, KIND_CONTRIBUTION, 1, _, 0, 0, 0, 1) : absorb(LANES_OR);
-            (_, KIND_CONTRIBUTION, 1, _, 0, 0, 1, 0) : leave_summed(LANES_ADD, VERDICT_COMPLETED);
-            (_, KIND_CONTRIBUTION, 1, _, 0, 0, 1, 1) : leave_summed(LANES_OR, VERDICT_COMPLETED);
+            (_, KIND_CONTRIBUTION, 1, _, 0, 0, 0, 0, _) : absorb(LANES_ADD);
+            (_, KIND_CONTRIBUTION, 1, _, 0, 0, 0, 1, _) : absorb(LANES_OR);
+            (_, KIND_CONTRIBUTION, 1, _, 0, 0, 1, 0, _) : leave_summed(LANES_ADD, VERDICT_COMPLETED);
+            (_, KIND_CONTRIBUTION, 1, _, 0, 0, 1, 1, _) : leave_summed(LANES_OR, VERDICT_COMPLETED);
             // A claim, complete at once where the job has one worker.
-            (_, KIND_CONTRIBUTION, 0, 1, _, _, 0, _) : absorb(LANES_SET);
-            (_, KIND_CONTRIBUTION, 0, 1, _, _, 1, _) : leave_summed(LANES_SET, VERDICT_COMPLETED);
+            (_, KIND_CONTRIBUTION, 0, 1, _, _, 0, _, _) : absorb(LANES_SET);
+            (_, KIND_CONTRIBUTION, 0, 1, _, _, 1, _, _) : leave_summed(LANES_SET, VERDICT_COMPLETED);
             // Another chunk lives here.
-            (_, KIND_CONTRIBUTION, 0, 0, _, _, _, _) : pass(WAY_UP, VERDICT_COLLIDED);
+            (_, KIND_CONTRIBUTION, 0, 0, _, _, _, _, _) : pass(WAY_UP, VERDICT_COLLIDED);
+            // What a rack's switch passed up stays as it is; what the server asks of the racks goes down to them.
+            (ROLE_RACK, KIND_BYPASS, _, _, _, _, _, _, _)    : pass(WAY_THROUGH, VERDICT_BYPASSED);
+            (ROLE_SERVER, KIND_RESEND, _, _, _, _, _, _, 1)  : pass(WAY_DOWN, VERDICT_RESEND_FORWARDED);
             // A resend takes what there is with it. The server (in no bitmap) reads; so does who is in already.
-            (ROLE_SERVER, KIND_RESEND, _, _, 1, _, _, _) : pass(WAY_NOWHERE, VERDICT_NOTHING_HELD);
-            (_, KIND_RESEND, _, _, 1, _, _, _)           : pass(WAY_UP, VERDICT_RESEND_PASSED);
-            (ROLE_SERVER, KIND_RESEND, _, _, 0, _, _, _) : leave_summed(LANES_READ, VERDICT_RESENT);
-            (_, KIND_RESEND, _, _, 0, 1, _, _)           : leave_summed(LANES_READ, VERDICT_RESENT);
-            (_, KIND_RESEND, _, _, 0, 0, _, 0)           : leave_summed(LANES_ADD, VERDICT_RESENT);
-            (_, KIND_RESEND, _, _, 0, 0, _, 1)           : leave_summed(LANES_OR, VERDICT_RESENT);
-            (_, KIND_BYPASS, _, _, _, _, _, _) : pass(WAY_UP, VERDICT_BYPASSED);
-            (_, KIND_RESULT, _, _, _, _, _, _) : pass(WAY_DOWN, VERDICT_RESULT_RETURNED);
-            (_, KIND_NEED,   _, _, _, _, _, _) : pass(WAY_DOWN, VERDICT_NEED_PASSED);
-            (_, KIND_RESET,  _, _, _, _, _, _) : pass(WAY_BACK, VERDICT_RESET_DONE);
+            (ROLE_SERVER, KIND_RESEND, _, _, 1, _, _, _, _) : pass(WAY_NOWHERE, VERDICT_NOTHING_HELD);
+            (_, KIND_RESEND, _, _, 1, _, _, _, _)           : pass(WAY_UP, VERDICT_RESEND_PASSED);
+            (ROLE_SERVER, KIND_RESEND, _, _, 0, _, _, _, _) : leave_summed(LANES_READ, VERDICT_RESENT);
+            (_, KIND_RESEND, _, _, 0, 1, _, _, _)           : leave_summed(LANES_READ, VERDICT_RESENT);
+            (_, KIND_RESEND, _, _, 0, 0, _, 0, _)           : leave_summed(LANES_ADD, VERDICT_RESENT);
+            (_, KIND_RESEND, _, _, 0, 0, _, 1, _)           : leave_summed(LANES_OR, VERDICT_RESENT);
+            (_, KIND_BYPASS, _, _, _, _, _, _, _) : pass(WAY_UP, VERDICT_BYPASSED);
+            (_, KIND_RESULT, _, _, _, _, _, _, _) : pass(WAY_DOWN, VERDICT_RESULT_RETURNED);
+            (_, KIND_NEED,   _, _, _, _, _, _, _) : pass(WAY_DOWN, VERDICT_NEED_PASSED);
+            (_, KIND_RESET,  _, _, _, _, _, _, _) : pass(WAY_BACK, VERDICT_RESET_DONE);
         }
         // Not reached: admission lets no other kind through.
         const default_action = pass(WAY_NOWHERE, VERDICT_FOREIGN_PORT);

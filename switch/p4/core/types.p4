@@ -25,6 +25,7 @@ const role_t ROLE_NOBODY = 0;
 const role_t ROLE_WORKER = 1;
 const role_t ROLE_SERVER = 2;
 const role_t ROLE_CONTROLLER = 3;
+const role_t ROLE_RACK = 4;
 
 // What a packet does to the owner of its slot.
 typedef bit<8> owner_op_t;
@@ -55,3 +56,5 @@ const way_t WAY_NOWHERE = 0;
 const way_t WAY_UP = 1;
 const way_t WAY_DOWN = 2;
 const way_t WAY_BACK = 3;
+const way_t WAY_THROUGH = 4;  // up, untouched
+const way_t WAY_ACROSS = 5;   // other traffic

@@ -36,6 +36,8 @@ const verdict_t VERDICT_BYPASSED = 18;
 const verdict_t VERDICT_RESULT_RETURNED = 19;
 const verdict_t VERDICT_NEED_PASSED = 20;
 const verdict_t VERDICT_RESET_DONE = 21;
+const verdict_t VERDICT_RESEND_FORWARDED = 22;
+const verdict_t VERDICT_FORWARDED = 23;
 
 header peelsum_h {
     bit<8> version;

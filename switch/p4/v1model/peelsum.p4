@@ -88,10 +88,12 @@ control PeelsumEgress(inout headers_t hdr, inout metadata_t md, inout standard_m
 
     apply {
         congestion.apply();
-        if (standard_metadata.deq_qdepth >= marked_depth) {
+        if (hdr.peelsum.isValid() && standard_metadata.deq_qdepth >= marked_depth) {
             hdr.peelsum.flag_ce = 1;
         }
-        readdress.apply(hdr, standard_metadata.egress_port);
+        if (hdr.peelsum.isValid()) {
+            readdress.apply(hdr, standard_metadata.egress_port);
+        }
     }
 }
 

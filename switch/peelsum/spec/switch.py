@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from peelsum.spec.packet import Packet
-from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict, WireError, slot_index, slot_tag
+from peelsum.wire import CPU_PORT, EVERYONE, Flag, Kind, Verdict, WireError, slot_index, slot_tag
 
 WORD = 0xFFFFFFFF
 #: One tick of the slots' clock, in microseconds.
@@ -20,6 +21,8 @@ TICK_US = 64
 EPOCH_TICKS = 1 << 30
 #: The age limit that never expires.
 NEVER = 1 << 30
+#: Bits of a worker's number that tell it from others of its rack.
+RACK_BITS = 31
 
 Outputs = list[tuple[int, bytes]]
 
@@ -35,9 +38,18 @@ class Slot:
     lanes: list[int] = field(default_factory=list)
 
 
+class Level(Enum):
+    """Where a switch stands for a job: the action of its row in `jobs`."""
+
+    ONLY = "admit_job"  # slots hold workers, sums go to the server
+    LEAF = "admit_leaf"  # slots hold a rack's workers, sums are contributions to a spine
+    SPINE = "admit_spine"  # slots hold racks, sums go to the server
+
+
 class Job(NamedTuple):
     """A row of table `jobs`."""
 
+    level: Level
     generation: int
     salt: int
     expected_mask: int
@@ -46,17 +58,22 @@ class Job(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A row of table `members`: who is behind a port. The server has `worker_mask` 0."""
+    """A row of table `members`: who is behind a port, and what bit it has in a slot.
 
+    A rack's worker_id is that of its first worker. The server has no bit.
+    """
+
+    role: str
     worker_mask: int
     worker_id: int
 
 
-SERVER = Member(worker_mask=0, worker_id=EVERYONE)
+SERVER = Member("server", worker_mask=0, worker_id=EVERYONE)
 
 #: Which kinds each role may send. Everything else is refused as coming from a foreign port.
 MAY_SEND = {
     "worker": {Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS},
+    "rack": {Kind.CONTRIBUTION, Kind.BYPASS},
     "server": {Kind.RESULT, Kind.NEED, Kind.RESEND},
 }
 
@@ -77,14 +94,26 @@ class SpecSwitch:
     # -- control plane ---------------------------------------------------------------------------------
 
     def admit_job(
-        self, job_id: int, *, generation: int, salt: int, expected_mask: int, up_port: int, group: int
+        self,
+        job_id: int,
+        *,
+        generation: int,
+        salt: int,
+        expected_mask: int,
+        up_port: int,
+        group: int,
+        level: Level = Level.ONLY,
     ) -> None:
         """Write a row of `jobs`, replacing the one before."""
-        self.jobs[job_id] = Job(generation, salt, expected_mask, up_port, group)
+        self.jobs[job_id] = Job(level, generation, salt, expected_mask, up_port, group)
 
     def admit_worker(self, job_id: int, port: int, *, worker_mask: int, worker_id: int) -> None:
         """Bind a worker to the port behind which it lives."""
-        self.members[job_id, port] = Member(worker_mask, worker_id)
+        self.members[job_id, port] = Member("worker", worker_mask, worker_id)
+
+    def admit_rack(self, job_id: int, port: int, *, rack_mask: int, first_worker: int) -> None:
+        """Bind a rack, workers `first_worker` (a multiple of 32) to + 31, to the port of its switch."""
+        self.members[job_id, port] = Member("rack", rack_mask, first_worker)
 
     def admit_server(self, job_id: int, port: int) -> None:
         """Bind the job's aggregation server to its port."""
@@ -123,8 +152,13 @@ class SpecSwitch:
         match packet.kind:
             case Kind.CONTRIBUTION:
                 return self._contribute(job, member, packet, slot, tag, now, deadline)
+            case Kind.RESEND if job.level is Level.SPINE and not packet.flags & Flag.SPINE:
+                return self._down(job, packet, Verdict.RESEND_FORWARDED)
             case Kind.RESEND:
                 return self._resend(job, member, packet, slot, tag)
+            case Kind.BYPASS if member.role == "rack":
+                self._count(Verdict.BYPASSED)
+                return [(job.up_port, packet.build())]
             case Kind.BYPASS:
                 packet.bitmap = member.worker_mask
                 return self._up(job, packet, Verdict.BYPASSED)
@@ -142,10 +176,10 @@ class SpecSwitch:
         if packet.generation != job.generation:
             return Verdict.WRONG_GENERATION
         member = self.members.get((packet.job_id, port))
-        role = "server" if member is SERVER else "worker"
-        if member is None or packet.kind not in MAY_SEND[role]:
+        if member is None or packet.kind not in MAY_SEND[member.role]:
             return Verdict.FOREIGN_PORT
-        if role == "worker" and packet.sender != member.worker_id:
+        of_rack = RACK_BITS if member.role == "rack" else 0
+        if member.role != "server" and packet.sender & ~of_rack != member.worker_id:
             return Verdict.WRONG_SENDER
         return None
 
@@ -207,7 +241,11 @@ class SpecSwitch:
 
     def _up(self, job: Job, packet: Packet, verdict: Verdict) -> Outputs:
         self._count(verdict)
-        packet.kind = Kind.BYPASS
+        summed_at_leaf = job.level is Level.LEAF and verdict is Verdict.COMPLETED
+        packet.kind = Kind.CONTRIBUTION if summed_at_leaf else Kind.BYPASS
+        packet.flags &= ~int(Flag.SPINE)
+        if summed_at_leaf or job.level is Level.SPINE:
+            packet.flags |= Flag.SPINE
         return [(job.up_port, packet.build())]
 
     def _down(self, job: Job, packet: Packet, verdict: Verdict) -> Outputs:

@@ -1,4 +1,4 @@
-"""The switch process: a data plane over UDP ports beside a P4Runtime server, from start to clean stop.
+"""The switch process: a data plane over its ports beside a P4Runtime server, from start to clean stop.
 
 Owns the loop that moves frames between ports, pipeline and controller, and the clock that the pipeline sees.
 Refuses to know what the pipeline does or what a controller writes into it.
@@ -12,10 +12,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from typing import Literal, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,11 @@ from peelsum.target.switch import Switch
 from peelsum.target.udp import PortCounts, UdpPorts
 from peelsum.wire import CPU_PORT, packet_bytes
 
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
+
+    from peelsum.target.packets import InterfaceCounts
+
 _LANE_REGISTER = re.compile(r"(?:^|\.)lane_\d+$")
 _CLOCK_MASK = (1 << 48) - 1
 _LAST_UDP_PORT = 0xFFFF
@@ -39,11 +44,38 @@ class StartError(TargetError):
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a running switch is reached: P4Runtime's TCP port, and the UDP port of each switch port."""
+    """Where a running switch is reached: P4Runtime's TCP port, and what each switch port is made of.
+
+    udp_ports: by switch port, where it listens on `host`; interfaces: by switch port. One of them is empty.
+    """
 
     host: str
     grpc_port: int
     udp_ports: Mapping[int, int]
+    interfaces: Mapping[int, str] = field(default_factory=dict)
+
+
+class Port(Protocol):
+    """One switch port, as the data plane sees it."""
+
+    @property
+    def socket(self) -> HasFileno: ...
+    @property
+    def counts(self) -> PortCounts | InterfaceCounts: ...
+
+
+class Ports(Protocol):
+    """All ports of a switch, whatever they are made of: `UdpPorts`, `InterfacePorts`."""
+
+    @property
+    def ports(self) -> Mapping[int, Port]: ...
+    @property
+    def listening(self) -> dict[int, int]: ...
+    def holding(self) -> list[int]: ...
+    def resize(self, packet_bytes: int) -> None: ...
+    def receive(self, ready: Sequence[int]) -> Frames: ...
+    def send(self, frames: Frames) -> None: ...
+    def close(self) -> None: ...
 
 
 class DataPlane:
@@ -56,7 +88,7 @@ class DataPlane:
     While no pipeline runs, hellos are answered and packets are dropped.
     """
 
-    def __init__(self, device: Device, ports: UdpPorts) -> None:
+    def __init__(self, device: Device, ports: Ports) -> None:
         self._device = device
         self._ports = ports
         self._switch: Switch | None = None
@@ -141,39 +173,62 @@ def run(
     grpc_address: str = "127.0.0.1:9559",
     udp_host: str = "127.0.0.1",
     udp_base: int | None = None,
+    interfaces: Mapping[int, str] | None = None,
     loss: float = 0.0,
     seed: int = 0,
     device_id: int = 1,
     mode: Literal["numba", "python"] = "numba",
     announce: Callable[[Listening], None] = lambda listening: None,
-) -> Mapping[int, PortCounts]:
+) -> Mapping[int, PortCounts | InterfaceCounts]:
     """Be a switch with ports 1 to `ports` until SIGINT or SIGTERM (or `Ctrl-C`); then free every address.
 
     grpc_address: where P4Runtime listens, host:port; port 0 takes a free one.
     udp_base: switch port p listens on UDP port udp_base + p; None takes any free ones.
-    loss: share of datagrams that each port loses in each direction, decided by `seed`; 0 to 1.
+    interfaces: names by switch port; be on these instead of UDP ports, and `ports` says nothing.
+    loss: share of datagrams that each UDP port loses in each direction, decided by `seed`; 0 to 1.
     announce: called once everything listens.
     Returns each port's counts. Raises StartError naming what is out of range or taken.
     """
-    if not 1 <= ports < CPU_PORT:
-        raise StartError(f"ports: {ports} is out of range; use 1 to {CPU_PORT - 1}")
-    if udp_base is not None and not 0 <= udp_base <= _LAST_UDP_PORT - ports:
-        raise StartError(f"udp_base: {udp_base} is out of range; use 0 to {_LAST_UDP_PORT - ports}")
     with ExitStack() as stack:
         try:
-            udp = UdpPorts(range(1, ports + 1), host=udp_host, base=udp_base, loss=loss, seed=seed)
-            stack.callback(udp.close)
+            opened = (
+                _interface_ports(interfaces, loss)
+                if interfaces
+                else _udp_ports(ports, udp_host, udp_base, loss, seed)
+            )
+            stack.callback(opened.close)
             device = Device(device_id, mode=mode)
             stack.callback(device.close)
             server = serve(device, grpc_address)
             stack.callback(server.stop)
         except (OSError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
-        plane = stack.enter_context(DataPlane(device, udp))
+        plane = stack.enter_context(DataPlane(device, opened))
         with _stopped_by_signals(plane.stop):
-            announce(Listening(udp_host, server.port, udp.listening))
+            announce(Listening(udp_host, server.port, opened.listening, interfaces or {}))
             plane.run()
-        return {number: port.counts for number, port in udp.ports.items()}
+        return {number: port.counts for number, port in opened.ports.items()}
+
+
+def _udp_ports(ports: int, host: str, base: int | None, loss: float, seed: int) -> Ports:
+    if not 1 <= ports < CPU_PORT:
+        raise StartError(f"ports: {ports} is out of range; use 1 to {CPU_PORT - 1}")
+    if base is not None and not 0 <= base <= _LAST_UDP_PORT - ports:
+        raise StartError(f"udp_base: {base} is out of range; use 0 to {_LAST_UDP_PORT - ports}")
+    return UdpPorts(range(1, ports + 1), host=host, base=base, loss=loss, seed=seed)
+
+
+def _interface_ports(interfaces: Mapping[int, str], loss: float) -> Ports:
+    from peelsum.target.packets import InterfacePorts
+
+    if loss:
+        raise StartError(f"loss: {loss:g} is for UDP ports; lose packets on the link of an interface")
+    for port, name in interfaces.items():
+        if not 1 <= port < CPU_PORT:
+            raise StartError(
+                f"interface: {port}@{name}: port {port} is out of range; use 1 to {CPU_PORT - 1}"
+            )
+    return InterfacePorts(interfaces)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ ALL_FLAGS = Flag.OR | Flag.SPINE | Flag.CE | Flag.FIN
 class Verdict(IntEnum):
     """What became of a packet at the switch. Every packet counts under exactly one of these."""
 
-    NOT_PEELSUM = 0  # no IPv4/UDP datagram to UDP_PORT
+    NOT_PEELSUM = 0  # no IPv4/UDP datagram to UDP_PORT, and nowhere to forward it
     SHORT_PACKET = 1  # the frame ends before the last lane
     BAD_LENGTH = 2  # the UDP length is not that of a packet with LANES lanes
     BAD_VERSION = 3
@@ -95,6 +95,8 @@ class Verdict(IntEnum):
     RESULT_RETURNED = 19  # a RESULT went down
     NEED_PASSED = 20  # a NEED went down
     RESET_DONE = 21  # a slot was freed and the packet handed back to the controller
+    RESEND_FORWARDED = 22  # a spine passed the server's RESEND on to the racks
+    FORWARDED = 23  # other traffic, bridged or routed
 
 
 #: Verdicts under which a packet is dropped, and not because its lanes were absorbed.

@@ -1,0 +1,47 @@
+// Other traffic: the switch is still a switch. IPv4 is routed where there is a route, everything else is bridged.
+
+control Forwarding(inout headers_t hdr, inout ingress_metadata_t ig_md) {
+    action forward(port_t port) {
+        ig_md.way = WAY_ACROSS;
+        ig_md.verdict = VERDICT_FORWARDED;
+        ig_md.egress_port = port;
+    }
+
+    // To every port of a multicast group: ARP's broadcasts.
+    action flood(bit<16> group) {
+        ig_md.way = WAY_ACROSS;
+        ig_md.verdict = VERDICT_FORWARDED;
+        ig_md.group = group;
+        ig_md.multicast = 1;
+    }
+
+    action route(port_t port, mac_t src_mac, mac_t dst_mac) {
+        forward(port);
+        hdr.ethernet.src_mac = src_mac;
+        hdr.ethernet.dst_mac = dst_mac;
+        hdr.ipv4.ttl = hdr.ipv4.ttl - 1;
+    }
+
+    table routes {
+        key = { hdr.ipv4.dst_ip : lpm @name("dst_ip"); }
+        actions = { route; @defaultonly NoAction; }
+        const default_action = NoAction();
+        size = 1024;
+    }
+
+    table bridge {
+        key = { hdr.ethernet.dst_mac : exact @name("dst_mac"); }
+        actions = { forward; flood; @defaultonly NoAction; }
+        const default_action = NoAction();
+        size = 1024;
+    }
+
+    apply {
+        if (hdr.ipv4.isValid() && hdr.ipv4.ttl > 1) {
+            routes.apply();
+        }
+        if (ig_md.way == WAY_NOWHERE && hdr.ethernet.isValid()) {
+            bridge.apply();
+        }
+    }
+}
