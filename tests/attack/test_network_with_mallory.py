@@ -1,0 +1,146 @@
+"""Mallory overhears everything and injects at will: the victim's workers still get the exact sums.
+
+Behind a port of her own job she sends forged copies of the victim's packets, and squats on its slots in
+her own job's name. Behind every rightful port she replays, verbatim and later, what came through it before.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from rigs import EmbeddedRig
+from virtual_network import Actor, Faults, VirtualNetwork
+
+from peelsum.spec import NEVER, SpecSwitch
+from peelsum.target import load
+from peelsum.target.artifacts import pipeline
+from peelsum.transport import AggregationServer, JobConfig, Timers
+from peelsum.wire import EVERYONE, Kind, fields_of
+
+VICTIM, HERS = 1, 2
+SERVER_PORT = {VICTIM: 100, HERS: 120}
+HER_PORTS = (120, 121, 122, 140)
+LANES = 32
+UPWARDS = [Kind.CONTRIBUTION, Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS]
+TIMERS = Timers(
+    first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, need_most=0.1, linger=1.0, stall=50.0
+)
+
+
+class BuggedNetwork(VirtualNetwork):
+    """Keeps what reaches the switch, and lets Mallory in beside it."""
+
+    def __init__(self, seed: int, switch: SpecSwitch | EmbeddedRig, faults: Faults) -> None:
+        super().__init__(seed, lanes=LANES, slots=switch.slots, faults=faults, age_limit=NEVER)
+        self.switch = switch
+        self.mallory = Random(seed + 1)
+        self.overheard: list[tuple[int, bytes]] = []
+        self.injected = 0
+
+    def _at_switch(self, port: int, payload: bytes) -> None:
+        self.overheard.append((port, payload))
+        super()._at_switch(port, payload)
+        if self.mallory.random() < 0.4:
+            self.injected += 1
+            super()._at_switch(*self._attack())
+
+    def _attack(self) -> tuple[int, bytes]:
+        """Port and packet of the next injection; what it brings about travels like anything else."""
+        port, payload = self.mallory.choice(self.overheard[-200:])
+        if self.mallory.random() < 0.5:
+            return port, payload
+        port = self.mallory.choice(HER_PORTS)
+        return port, self._forged(payload, port)
+
+    def _forged(self, payload: bytes, port: int) -> bytes:
+        """Something like `payload`, half the time such that the switch lets it in as her own job's."""
+        batch = np.frombuffer(bytearray(payload), np.uint8)[None]
+        (fields,) = fields_of(batch, LANES)
+        draw = self.mallory
+        fields["lanes"] = draw.randrange(1 << 32)
+        if draw.random() < 0.5:
+            fields["job_id"] = HERS
+            fields["sender"] = max(0, port - SERVER_PORT[HERS] - 1)
+            fields["kind"] = draw.choice([Kind.RESULT, Kind.RESEND] if port == SERVER_PORT[HERS] else UPWARDS)
+            return batch.tobytes()
+        fields["job_id"] = draw.choice([VICTIM, HERS])
+        fields["kind"] = draw.choice([int(fields["kind"]), *Kind])
+        fields["sender"] = draw.choice([int(fields["sender"]), 0, 1, EVERYONE])
+        fields["bitmap"] = draw.choice([int(fields["bitmap"]), 0, 7])
+        fields["generation"] = (int(fields["generation"]) + draw.choice([0, 0, 0, 1, -1])) & 0xFFFF
+        fields["chunk_id"] = (int(fields["chunk_id"]) + draw.choice([0, 0, 1, self.slots])) & 0xFFFFFFFF
+        return batch.tobytes()
+
+
+def admit_hers(network: BuggedNetwork, generation: int) -> None:
+    """Mallory's own job: its hosts are her, so nothing of it is ever answered."""
+    config = JobConfig(job_id=HERS, generation=generation, workers=2, lanes=LANES, timers=TIMERS)
+    for actor in network.admit(config, SERVER_PORT[HERS]):
+        actor.alive = False
+    network.actors[SERVER_PORT[HERS]].alive = False
+
+
+def play(network: BuggedNetwork, workers: list[Actor], tensors: int) -> list[np.ndarray]:
+    """Every worker submits the same number of tensors; what must come of each."""
+    numbers = np.random.default_rng(network.random.randrange(1 << 32))
+    expected = []
+    for _ in range(tensors):
+        size = int(numbers.integers(1, 12 * LANES))
+        inputs = numbers.integers(0, 1 << 32, (len(workers), size), dtype=np.uint32)
+        expected.append(inputs.astype(np.uint64).sum(axis=0).astype(np.uint32))
+        for worker, words in zip(workers, inputs, strict=True):
+            worker.machine.submit(words, "add")
+    for worker in workers:
+        network.poke(worker)
+    return expected
+
+
+def withstand(seed: int, switch: SpecSwitch | EmbeddedRig) -> BuggedNetwork:
+    """Play the victim's job on a network with Mallory in it, and compare every worker's sums."""
+    switch.set_age_limit(NEVER)
+    random = Random(seed)
+    network = BuggedNetwork(seed, switch, Faults.drawn(random, 0.1))
+    generation = random.randrange(1, 1 << 16)
+    config = JobConfig(
+        job_id=VICTIM,
+        generation=generation,
+        workers=3,
+        lanes=LANES,
+        window=random.choice([4, 16]),
+        first_chunk=random.choice([0, 2**32 - 5]),
+        timers=TIMERS,
+    )
+    workers = network.admit(config, SERVER_PORT[VICTIM])
+    admit_hers(network, generation)
+    expected = play(network, workers, 6)
+    network.run_until(
+        lambda: all(len(worker.sums) == len(expected) for worker in workers), seconds=30.0, packets=50_000
+    )
+    for worker in workers:
+        for ticket, words in enumerate(expected):
+            np.testing.assert_array_equal(worker.sums[ticket], words)
+    assert network.injected > 20
+    return network
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_sums_stay_exact(seed: int) -> None:
+    switch = SpecSwitch(LANES, 256)
+    network = withstand(seed, switch)
+    server = network.actors[SERVER_PORT[VICTIM]].machine
+    assert isinstance(server, AggregationServer)
+    dropped = server.stats().dropped
+    assert dropped["foreign_job"] == dropped["wrong_generation"] == dropped["foreign_worker"] == 0
+
+
+@pytest.fixture(scope="module")
+def embedded() -> EmbeddedRig:
+    return EmbeddedRig(load(pipeline(LANES).json_path), "numba")
+
+
+@pytest.mark.parametrize("seed", range(25, 33))
+def test_sums_stay_exact_through_the_compiled_pipeline(seed: int, embedded: EmbeddedRig) -> None:
+    embedded.fresh()
+    withstand(seed, embedded)
