@@ -15,7 +15,7 @@ from pathlib import Path
 
 import grpc
 from finsy.proto import p4i, p4r, p4r_grpc
-from frames import frame, payload_of
+from frames import FRAME_HEADER_BYTES, frame, payload_of
 from google.protobuf import text_format
 from rigs import PORTS, TableRig
 
@@ -194,7 +194,8 @@ class Bmv2Rig(TableRig):
             raw, (_, _, packet_type, *_) = sock.recvfrom(65536)
             if packet_type == socket.PACKET_OUTGOING:
                 continue
-            if payload_of(raw)[3:] == marker[3:]:  # all but version, kind and flags, which may be marked
+            # All but version, kind and flags, which may be marked.
+            if raw[FRAME_HEADER_BYTES + 3 :] == marker[3:]:
                 return found
             found.append((port, raw))
         raise TimeoutError(f"port {port}: no marker; is simple_switch_grpc alive?")

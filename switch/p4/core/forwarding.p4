@@ -1,4 +1,5 @@
-// Other traffic: the switch is still a switch. IPv4 is routed where there is a route, everything else is bridged.
+// Other traffic: the switch is still a switch. IPv4 is routed where there is a route, everything else is
+// bridged, but for VLAN-tagged frames and UDP behind IPv4 options.
 
 control Forwarding(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     action forward(port_t port) {
@@ -37,10 +38,20 @@ control Forwarding(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     }
 
     apply {
-        if (hdr.ipv4.isValid() && hdr.ipv4.ttl > 1) {
+        // A host would read UDP behind IPv4 options, and take a tag of VLAN 0 for none: what is of ours would
+        // reach it past admission. Options are not parsed, so what has them is not routed either, only bridged.
+        bit<1> veiled = 0;
+        if (hdr.ipv4.isValid() && hdr.ipv4.ihl != IPV4_WORDS) {
+            if (hdr.ipv4.protocol == PROTOCOL_UDP) {
+                veiled = 1;
+            }
+        } else if (hdr.ipv4.isValid() && hdr.ipv4.ttl > 1) {
             routes.apply();
         }
-        if (ig_md.way == WAY_NOWHERE && hdr.ethernet.isValid()) {
+        if (hdr.ethernet.ether_type == ETHERTYPE_VLAN || hdr.ethernet.ether_type == ETHERTYPE_SERVICE_VLAN) {
+            veiled = 1;
+        }
+        if (ig_md.way == WAY_NOWHERE && veiled == 0 && hdr.ethernet.isValid()) {
             bridge.apply();
         }
     }

@@ -1,6 +1,9 @@
 // Headers of a frame, and what the core notes about it on the way through ingress.
 
 const bit<16> ETHERTYPE_IPV4 = 0x0800;
+const bit<16> ETHERTYPE_VLAN = 0x8100;
+const bit<16> ETHERTYPE_SERVICE_VLAN = 0x88a8;
+const bit<4>  IPV4_WORDS = 5;  // without options
 const bit<8>  PROTOCOL_UDP = 17;
 
 header ethernet_h {
@@ -69,7 +72,7 @@ struct ingress_metadata_t {
     bit<1>      held_none;
     bit<1>      held_this;
     bit<1>      complete;
-    bit<1>      slot_ce;
+    marks_t     marks;          // this packet's, then the slot's with them
     lane_op_t   lane_op;
     // To the architecture.
     way_t       way;

@@ -100,7 +100,7 @@ control PeelsumEgress(inout headers_t hdr, inout metadata_t md, inout standard_m
 control PeelsumComputeChecksum(inout headers_t hdr, inout metadata_t md) {
     apply {
         update_checksum(
-            hdr.ipv4.isValid(),
+            hdr.ipv4.isValid() && hdr.ipv4.ihl == IPV4_WORDS,
             {
                 hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.dscp, hdr.ipv4.ecn, hdr.ipv4.total_length,
                 hdr.ipv4.identification, hdr.ipv4.flags, hdr.ipv4.fragment_offset, hdr.ipv4.ttl,

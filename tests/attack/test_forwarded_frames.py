@@ -1,0 +1,81 @@
+"""Other traffic is forwarded, but nothing that a host would read as a packet of ours, past admission."""
+
+import struct
+
+import pytest
+from frames import checksum, frame
+from peelsum_packets import Job
+
+from peelsum.spec import NEVER
+from peelsum.wire import EVERYONE, Kind, Verdict
+
+WORKER_MAC, WORKER_IP, WORKER_PORT = 0x020000000002, 0x0A000002, 3
+FOREIGN_PORT = 6
+
+
+@pytest.fixture
+def forged(frame_rig):
+    """A result for a worker of job 1, to a switch that bridges and routes to that worker."""
+    frame_rig.set_age_limit(NEVER)
+    job = Job(frame_rig, job_id=1, ports=(1, 2, WORKER_PORT), server_port=8)
+    frame_rig.write("bridge", (WORKER_MAC,), "forward", (WORKER_PORT,))
+    frame_rig.write("routes", ((WORKER_IP, 32),), "route", (WORKER_PORT, 1, WORKER_MAC))
+    return job.packet(Kind.RESULT, chunk=5, lanes=[99] * frame_rig.lanes, sender=EVERYONE, bitmap=0b111)
+
+
+def with_options(raw: bytes, options: bytes) -> bytes:
+    """The same frame with options in its IPv4 header."""
+    header = bytearray(raw[14:34] + options)
+    header[0] += len(options) // 4
+    header[2:4] = struct.pack("!H", struct.unpack("!H", header[2:4])[0] + len(options))
+    header[10:12] = bytes(2)
+    header[10:12] = struct.pack("!H", checksum(bytes(header)))
+    return raw[:14] + bytes(header) + raw[34:]
+
+
+def tagged(raw: bytes, ether_type: int, vlan: int) -> bytes:
+    """The same frame with a VLAN tag."""
+    return raw[:12] + struct.pack("!HH", ether_type, vlan) + raw[12:]
+
+
+def test_ours_from_a_foreign_port(frame_rig, forged):
+    assert frame_rig.process_frames([(FOREIGN_PORT, frame(forged))]) == []
+    assert frame_rig.verdicts() == {Verdict.FOREIGN_PORT: 1}
+
+
+@pytest.mark.parametrize("words", [1, 5, 10])
+def test_ours_behind_ip_options(frame_rig, forged, words):
+    """Hosts skip options that say nothing."""
+    raw = with_options(frame(forged), b"\x01" * (4 * words))
+    assert frame_rig.process_frames([(FOREIGN_PORT, raw)]) == []
+    assert frame_rig.verdicts() == {Verdict.NOT_PEELSUM: 1}
+
+
+@pytest.mark.parametrize("ether_type", [0x8100, 0x88A8])
+@pytest.mark.parametrize("vlan", [0, 0xE000])
+def test_ours_behind_a_priority_tag(frame_rig, forged, ether_type, vlan):
+    """Hosts take a tag of VLAN 0 for none."""
+    raw = tagged(frame(forged), ether_type, vlan)
+    assert frame_rig.process_frames([(FOREIGN_PORT, raw)]) == []
+    assert frame_rig.verdicts() == {Verdict.NOT_PEELSUM: 1}
+
+
+def test_ours_behind_two_tags(frame_rig, forged):
+    raw = tagged(tagged(frame(forged), 0x8100, 0), 0x88A8, 0)
+    assert frame_rig.process_frames([(FOREIGN_PORT, raw)]) == []
+
+
+def test_the_first_fragment_of_ours(frame_rig, forged):
+    """Without it a host puts nothing together: later fragments carry no port and may pass."""
+    raw = frame(forged[:64], udp_length=8 + len(forged), fragment=0x2000)
+    assert frame_rig.process_frames([(FOREIGN_PORT, raw)]) == []
+    assert frame_rig.verdicts() == {Verdict.SHORT_PACKET: 1}
+
+
+def test_others_later_fragments_and_options_without_udp_still_pass(frame_rig, forged):
+    fragment = frame(b"the rest of something", fragment=0x0008)
+    options = with_options(frame(b"hello", protocol=1), b"\x01" * 4)
+    outputs = frame_rig.process_frames([(FOREIGN_PORT, fragment), (FOREIGN_PORT, options)])
+    assert [port for port, _ in outputs] == [WORKER_PORT, WORKER_PORT]
+    assert outputs[1][1] == options  # bridged as it is: its checksum covers what the switch does not parse
+    assert frame_rig.verdicts() == {Verdict.FORWARDED: 2}
