@@ -250,6 +250,24 @@ def test_congestion_met_by_any_contribution_leaves_with_the_sum(job):
     assert packet.flags == ADD, "the mark is the chunk's, not the slot's"
 
 
+def test_a_worker_that_has_finished_shows_in_any_sum_that_it_is_in(job):
+    """Else a chunk that only some still send would be completed by the others' last, empty one."""
+    job.contribute(0, chunk=5, value=0, flags=FIN)
+    job.contribute(1, chunk=5, value=7)
+    ((_, packet),) = job.contribute(2, chunk=5, value=7)
+    assert packet.flags == FIN
+
+
+def test_freed_slot_is_free_under_a_longer_age_limit(job, rig):
+    """What a slot is released with has expired under every limit, also one that is set later."""
+    rig.set_age_limit(0)
+    job.contribute(0, chunk=5, value=1)
+    job.result(chunk=5, value=1)
+    rig.set_age_limit(NEVER)
+    assert job.contribute(0, chunk=5 + job.slots, value=1) == []
+    assert Verdict.COLLIDED not in job.verdicts()
+
+
 def test_one_worker_completes_at_once(rig):
     rig.set_age_limit(NEVER)
     lonely = Job(rig, job_id=7, ports=(4,), server_port=SERVER)

@@ -26,12 +26,13 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         const default_action = change_bitmap(BITMAP_NONE);
     }
 
-    // The packet goes up with the slot's lanes, and with any congestion that they met.
+    // The packet goes up with the slot's lanes, and with the marks of all that are in them.
     action leave_summed(lane_op_t lane_op, verdict_t verdict) {
         ig_md.lane_op = lane_op;
         ig_md.verdict = verdict;
         ig_md.way = WAY_UP;
-        hdr.peelsum.flag_ce = ig_md.slot_ce;
+        hdr.peelsum.flag_ce = ig_md.marks[0:0];
+        hdr.peelsum.flag_fin = ig_md.marks[1:1];
     }
 
     // The packet stays behind in the slot's lanes.
@@ -96,7 +97,13 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     apply {
         owner.apply(ig_md);
         arrivals.apply();
-        bitmap.apply(hdr.peelsum.flag_ce, ig_md);
+        if (hdr.peelsum.flag_ce == 1) {
+            ig_md.marks = ig_md.marks | MARK_CE;
+        }
+        if (hdr.peelsum.flag_fin == 1) {
+            ig_md.marks = ig_md.marks | MARK_FIN;
+        }
+        bitmap.apply(ig_md);
         ig_md.worker_bitmap = ig_md.held_bitmap | ig_md.worker_mask;
         if (ig_md.held_bitmap == 0) {
             ig_md.held_none = 1;

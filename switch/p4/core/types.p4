@@ -6,6 +6,11 @@ typedef bit<32> ipv4_t;
 
 const bit<2> ECN_CE = 3;
 
+// What a slot remembers of the packets that it took, besides their lanes.
+typedef bit<8> marks_t;
+const marks_t MARK_CE = 1;
+const marks_t MARK_FIN = 2;
+
 // The verdict of a packet that is still on its way.
 const verdict_t VERDICT_UNDECIDED = 255;
 
@@ -15,7 +20,7 @@ const bit<32> SLOTS = 1 << SLOT_BITS;
 const bit<32> SLOT_INDEX_MASK = (1 << SLOT_BITS) - 1;
 
 // The slots' clock ticks every 64 us (2^16 ns on Tofino). It starts a quarter turn ahead, so that a register
-// that was never written looks long expired.
+// that was never written looks long expired. No age limit is longer than that quarter.
 const bit<32> EPOCH_TICKS = 1 << 30;
 const bit<32> DEFAULT_AGE_TICKS = 15625;
 

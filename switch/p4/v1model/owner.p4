@@ -24,7 +24,7 @@ control Owner(inout ingress_metadata_t ig_md) {
                 }
             } else if (ig_md.owner_op == OWNER_RESET || (ig_md.owner_op == OWNER_RELEASE && ig_md.tag_equal == 1)) {
                 tag = 0;
-                stamp = ig_md.deadline;
+                stamp = ig_md.now - EPOCH_TICKS;  // expired under every limit
             }
             owner_tag.write(ig_md.slot_index, tag);
             owner_stamp.write(ig_md.slot_index, stamp);

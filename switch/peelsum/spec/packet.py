@@ -56,10 +56,6 @@ class Packet:
         """Whether congestion was met on the way."""
         return bool(self.flags & Flag.CE)
 
-    @ce.setter
-    def ce(self, value: bool) -> None:
-        self.flags = self.flags & ~int(Flag.CE) | int(Flag.CE) * value
-
     def combined_with(self, held: list[int]) -> list[int]:
         """This packet's lanes added to, or OR-ed with, the `held` ones, modulo 2**32."""
         if self.flags & Flag.OR:

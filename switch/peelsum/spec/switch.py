@@ -21,6 +21,8 @@ TICK_US = 64
 EPOCH_TICKS = 1 << 30
 #: The age limit that never expires.
 NEVER = 1 << 30
+#: Flags that a slot keeps of every packet that it takes.
+MARKS = int(Flag.CE | Flag.FIN)
 #: Bits of a worker's number that tell it from others of its rack.
 RACK_BITS = 31
 
@@ -34,7 +36,7 @@ class Slot:
     tag: int = 0
     stamp: int = 0
     worker_bitmap: int = 0
-    ecn: bool = False
+    marks: int = 0  # flags CE and FIN of any packet that it took
     lanes: list[int] = field(default_factory=list)
 
 
@@ -136,13 +138,12 @@ class SpecSwitch:
     def process(self, port: int, payload: bytes, now_us: int = 0) -> Outputs:
         """Take one packet in at `port`; return what leaves, as (port, payload) in order."""
         now = (now_us // TICK_US + EPOCH_TICKS) & WORD
-        deadline = (now - self.age_limit) & WORD
         try:
             packet = Packet.parse(payload, self.lanes)
         except WireError as error:
             return self._count(error.args[0])
         if packet.kind == Kind.RESET:
-            return self._reset(port, packet, deadline)
+            return self._reset(port, packet, now)
         refusal = self._refusal(port, packet)
         if refusal is not None:
             return self._count(refusal)
@@ -151,7 +152,7 @@ class SpecSwitch:
         tag = slot_tag(packet.job_id, packet.chunk_id, self.slots)
         match packet.kind:
             case Kind.CONTRIBUTION:
-                return self._contribute(job, member, packet, slot, tag, now, deadline)
+                return self._contribute(job, member, packet, slot, tag, now)
             case Kind.RESEND if job.level is Level.SPINE and not packet.flags & Flag.SPINE:
                 return self._down(job, packet, Verdict.RESEND_FORWARDED)
             case Kind.RESEND:
@@ -164,7 +165,7 @@ class SpecSwitch:
                 return self._up(job, packet, Verdict.BYPASSED)
             case Kind.RESULT:
                 if slot.tag == tag:
-                    slot.tag, slot.stamp = 0, deadline
+                    slot.tag, slot.stamp = 0, _long_ago(now)
                 return self._down(job, packet, Verdict.RESULT_RETURNED)
             case _:
                 return self._down(job, packet, Verdict.NEED_PASSED)
@@ -184,12 +185,12 @@ class SpecSwitch:
         return None
 
     def _contribute(
-        self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int, now: int, deadline: int
+        self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int, now: int
     ) -> Outputs:
         mine = member.worker_mask
         if slot.tag == tag:
             slot.stamp = now
-            slot.ecn |= packet.ce
+            slot.marks |= packet.flags & MARKS
             if slot.worker_bitmap == 0:
                 packet.bitmap = mine
                 return self._up(job, packet, Verdict.TOMBSTONED)
@@ -197,15 +198,16 @@ class SpecSwitch:
                 return self._count(Verdict.DUPLICATE)
             slot.worker_bitmap |= mine
             slot.lanes = packet.combined_with(slot.lanes)
-        elif _expired(slot.stamp, deadline):
+        elif _expired(slot.stamp, now - self.age_limit):
             slot.tag, slot.stamp, slot.worker_bitmap = tag, now, mine
-            slot.ecn, slot.lanes = packet.ce, packet.lanes
+            slot.marks, slot.lanes = packet.flags & MARKS, packet.lanes
         else:
             packet.bitmap = mine
             return self._up(job, packet, Verdict.COLLIDED)
         if slot.worker_bitmap != job.expected_mask:
             return self._count(Verdict.ABSORBED)
-        packet.bitmap, packet.ce, packet.lanes = slot.worker_bitmap, slot.ecn, slot.lanes
+        packet.bitmap, packet.lanes = slot.worker_bitmap, slot.lanes
+        packet.flags |= slot.marks
         return self._up(job, packet, Verdict.COMPLETED)
 
     def _resend(self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int) -> Outputs:
@@ -220,16 +222,17 @@ class SpecSwitch:
             )
         reads = mine == 0 or held & mine
         slot.lanes = slot.lanes if reads else packet.combined_with(slot.lanes)
-        slot.ecn |= packet.ce
-        packet.ce, packet.lanes = slot.ecn, slot.lanes
+        slot.marks |= packet.flags & MARKS
+        packet.flags |= slot.marks
+        packet.lanes = slot.lanes
         slot.worker_bitmap = 0
         return self._up(job, packet, Verdict.RESENT)
 
-    def _reset(self, port: int, packet: Packet, deadline: int) -> Outputs:
+    def _reset(self, port: int, packet: Packet, now: int) -> Outputs:
         if port != CPU_PORT:
             return self._count(Verdict.FOREIGN_PORT)
         slot = self.state[packet.chunk_id & (self.slots - 1)]
-        slot.tag, slot.stamp = 0, deadline
+        slot.tag, slot.stamp = 0, _long_ago(now)
         self._count(Verdict.RESET_DONE)
         return [(CPU_PORT, packet.build())]
 
@@ -257,6 +260,11 @@ class SpecSwitch:
             return self._count(Verdict.NO_RETURN_PATH)
         self._count(verdict)
         return [(back, packet.build())]
+
+
+def _long_ago(now: int) -> int:
+    """A stamp that has expired under every limit."""
+    return (now - EPOCH_TICKS) & WORD
 
 
 def _expired(stamp: int, deadline: int) -> bool:

@@ -63,8 +63,8 @@ class Flag(IntFlag):
     NONE = 0
     OR = 1  # combine lanes with bitwise OR; else add modulo 2**32
     SPINE = 2  # scope: `bitmap` counts complete racks; else workers of one rack
-    CE = 4  # congestion was met on the way (the IP header's CE, kept across hops)
-    FIN = 8  # the job's last chunk: its result says that every worker has every result
+    CE = 4  # congestion was met on the way (the IP header's CE); a sum has it if any part had
+    FIN = 8  # the job's last chunk: its result says that every worker has every result; sticks like CE
 
 
 ALL_FLAGS = Flag.OR | Flag.SPINE | Flag.CE | Flag.FIN
