@@ -9,8 +9,6 @@ from p4runtime_client import process
 
 from peelsum.control import Controller, JobDescription
 from peelsum.target.artifacts import pipeline
-from peelsum.target.device import Device
-from peelsum.target.p4runtime import serve
 
 DESCRIPTION = """
 [job]
@@ -29,20 +27,6 @@ workers = [4, 5]
 @pytest.fixture
 def description():
     return JobDescription.parse(DESCRIPTION)
-
-
-@pytest.fixture
-def device():
-    device = Device(mode="python")
-    yield device
-    device.close()
-
-
-@pytest.fixture
-def server(device):
-    server = serve(device, "127.0.0.1:0")
-    yield server
-    server.stop()
 
 
 @pytest.fixture

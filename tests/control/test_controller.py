@@ -127,7 +127,8 @@ def test_resets_that_nobody_acknowledges_are_an_error(controller, device, descri
     with pytest.raises(SwitchError, match=r"did not acknowledge freeing 2 of 2 slots \(first: 5\)"):
         controller.admit(description)
     # The job stays out rather than half in.
-    assert rows(device, "jobs") == []
+    assert controller.status().jobs == ()
+    assert rows(device, "members") == []
 
 
 def test_a_second_controller_finds_the_job_and_raises_its_generation(
@@ -157,11 +158,22 @@ def test_participants_may_change(controller, device, description, data_plane):
     assert [port for port, _ in device.switch.groups.get(3)] == [1, 2, 4]
 
 
-def test_eviction_leaves_nothing(controller, device, description):
-    controller.admit(description)
+def test_no_generation_comes_again_however_fast(controller, description, data_plane):
+    """The clock stands still; only what the switch remembers tells generations apart."""
+    controller._clock = lambda: 1_000_000.0
+    generations = [controller.admit(description).generation for _ in range(3)]
     controller.evict(3)
-    for table in ("jobs", "members", "return_paths"):
+    generations += [controller.admit(description).generation for _ in range(2)]
+    assert generations == [(4_000_000 + i) % (1 << 16) for i in range(5)]
+
+
+def test_eviction_leaves_nothing_but_the_generation(controller, device, description):
+    generation = controller.admit(description).generation
+    controller.evict(3)
+    for table in ("members", "return_paths"):
         assert rows(device, table) == []
+    assert rows(device, "jobs") == [((3,), (generation, 0, 0, 0, 0))]
+    assert controller.status().jobs == ()
     assert device.switch.groups.ids() == []
     with pytest.raises(ControlError, match="job: 3: is not admitted; admitted: none"):
         controller.evict(3)

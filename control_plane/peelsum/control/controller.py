@@ -27,6 +27,7 @@ from peelsum.control.description import JobDescription
 from peelsum.control.entries import (
     age_limit_entry,
     age_limit_ticks,
+    closed_job_entry,
     group_entry,
     group_of,
     host_entry,
@@ -175,7 +176,7 @@ class Controller:
     def admit(self, description: JobDescription) -> Admission:
         """Let a job in, in a new generation; whatever was left of an earlier one is gone.
 
-        The job's row goes first and comes last, so that no packet meets half an admission.
+        The job's row is closed first and opened last, so that no packet meets half an admission.
         Raises DescriptionError if the pipeline cannot hold the job, SwitchError if the switch refuses.
         """
         lanes, slots = self.lanes(), self.slots()
@@ -183,23 +184,24 @@ class Controller:
         self._refuse_moved_hosts(description)
         job, switch, ports = description.job, description.switch, description.ports
         generation = self._next_generation(job.id)
-        self._remove(job.id)
+        self._close(job.id, generation)
         self._free_slots(job.id)
         self._set_hosts(description)
         self._session.write([+entry for entry in participant_entries(description)])
         self._session.write([+group_entry(description)])
         self.set_limits(age_limit_ms=switch.age_limit_ms, queue_depth=switch.queue_depth)
-        self._session.write([+job_entry(description, generation)])
+        self._session.write([~job_entry(description, generation)])
         return Admission(
             job.id, generation, job.workers, job.window, lanes, slots, ports.server, ports.workers
         )
 
     def evict(self, job_id: int) -> None:
         """Let a job's packets in no more. Raises ControlError if there is no such job."""
-        if not self._entries("jobs", P4TableMatch(job_id=job_id)):
-            admitted = ", ".join(str(job.job_id) for job in self._jobs()) or "none"
-            raise ControlError(f"job: {job_id}: is not admitted; admitted: {admitted}")
-        self._remove(job_id)
+        admitted = {job.job_id: job.generation for job in self._jobs()}
+        if job_id not in admitted:
+            known = ", ".join(map(str, admitted)) or "none"
+            raise ControlError(f"job: {job_id}: is not admitted; admitted: {known}")
+        self._close(job_id, admitted[job_id])
 
     def _refuse_moved_hosts(self, description: JobDescription) -> None:
         """Two jobs may share a port, as the switch tells them apart by their id; two hosts may not."""
@@ -231,15 +233,21 @@ class Controller:
             reset(self._session, slots_to_reset(self._session, job_id, self.slots()), self.lanes())
 
     def _next_generation(self, job_id: int) -> int:
-        for job in self._jobs():
+        for job in self._jobs(closed=True):
             if job.job_id == job_id:
                 return (job.generation + 1) % _GENERATIONS
         return int(self._clock() / _GENERATION_S) % _GENERATIONS
 
-    def _remove(self, job_id: int) -> None:
-        """Take every row of a job out, the one that lets its packets in first."""
+    def _close(self, job_id: int, generation: int) -> None:
+        """Let a job's packets in no more. Its row in `jobs` stays, to remember the generation.
+
+        A generation that came again would let in what those send who were in it before.
+        """
+        closed = closed_job_entry(job_id, generation)
+        present = self._entries("jobs", P4TableMatch(job_id=job_id))
+        self._session.write([~closed if present else +closed])
         stale: list[P4TableEntry] = []
-        for table in ("jobs", "members", "return_paths"):
+        for table in ("members", "return_paths"):
             stale += [entry for entry in self._entries(table) if entry["job_id"] == job_id]
         others = self._ports_in_use(besides=job_id)
         stale += [entry for entry in self._entries("hosts") if entry["egress_port"] not in others]
@@ -281,7 +289,8 @@ class Controller:
             slots_in_use=self._slots_in_use(),
         )
 
-    def _jobs(self) -> list[AdmittedJob]:
+    def _jobs(self, *, closed: bool = False) -> list[AdmittedJob]:
+        """The jobs that are let in; with `closed`, those too that no longer are."""
         workers: dict[int, dict[int, int]] = {}
         for entry in self._entries("members"):
             action = entry.action
@@ -289,8 +298,8 @@ class Controller:
                 workers.setdefault(entry["job_id"], {})[action.args["worker_id"]] = entry["ingress_port"]
         jobs = []
         for entry in self._entries("jobs"):
-            if isinstance(entry.action, P4TableAction):
-                args = entry.action.args
+            args = entry.action.args if isinstance(entry.action, P4TableAction) else {}
+            if args and (closed or args["expected_mask"]):
                 ports = dict(sorted(workers.get(entry["job_id"], {}).items()))
                 jobs.append(
                     AdmittedJob(

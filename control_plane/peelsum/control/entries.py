@@ -44,6 +44,14 @@ def job_entry(description: JobDescription, generation: int) -> P4TableEntry:
     return P4TableEntry("jobs", match=P4TableMatch(job_id=job.id), action=action)
 
 
+def closed_job_entry(job_id: int, generation: int) -> P4TableEntry:
+    """The row of a job that is let in no more, or not yet: nobody is expected, and nobody is a member."""
+    action = P4TableAction(
+        "admit_job", generation=generation, job_salt=0, expected_mask=0, up_port=0, group=0
+    )
+    return P4TableEntry("jobs", match=P4TableMatch(job_id=job_id), action=action)
+
+
 def participant_entries(description: JobDescription) -> list[P4TableEntry]:
     """Who is behind which port, and the way back to each worker."""
     job_id = description.job.id
