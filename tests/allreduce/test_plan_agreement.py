@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peelsum.allreduce import InvalidRequestError, Plan, PlanMismatchError, TensorPlan
+from peelsum.allreduce import Allreduce, InvalidRequestError, Plan, PlanMismatchError, TensorPlan
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.codec import CodecError
 from peelsum.wire import packet_bytes
@@ -46,6 +46,35 @@ def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any
     other.reduces[1]._summation = group.summations[1]
     group.reduces[1] = other.reduces[1]
     assert [type(failure) for failure in group.failures([{"g": ONES}] * 2)] == [PlanMismatchError] * 2
+
+
+@pytest.mark.parametrize("form", ["dense", "compact", "sketch"])
+@pytest.mark.parametrize("steps_before", [1, 3])
+def test_a_worker_that_counts_steps_anew_stops_all(make_workers: Any, form: str, steps_before: int) -> None:
+    """A sketch's layout follows the step: one worker's new Allreduce would sum cells that do not match."""
+    group = make_workers(3, forms=form, timeout_s=10)
+    for _ in range(steps_before):
+        group.sum([{"g": ONES}] * 3)
+    group.reduces[1] = Allreduce(group.summations[1], forms=form)
+    failures = group.failures([{"g": ONES}] * 3)
+    assert [type(failure) for failure in failures] == [PlanMismatchError] * 3
+    assert f"in step {steps_before + 1}; " in str(failures[0])
+    assert "in step 1; " in str(failures[1])
+
+
+@pytest.mark.parametrize("form", ["dense", "sketch"])
+def test_all_workers_may_count_steps_anew(make_workers: Any, form: str) -> None:
+    group = make_workers(2, forms=form)
+    group.sum([{"g": ONES}] * 2)
+    group.reduces = [Allreduce(summation, forms=form) for summation in group.summations]
+    for result in group.sum([{"g": ONES}] * 2):
+        assert (result["g"].values == 2).all()
+
+
+def test_names_that_only_look_different_are_refused(make_workers: Any) -> None:
+    (failure,) = make_workers(1).failures([{1: ONES, "1": ONES}])
+    assert isinstance(failure, InvalidRequestError)
+    assert str(failure) == "tensors: '1' names two of them; give every tensor its own"
 
 
 def test_a_type_that_all_share_but_none_can_sum_is_refused_by_all(make_workers: Any) -> None:

@@ -3,7 +3,7 @@
 Theory of operation. One call of `Allreduce.sum` is one step, of these exchanges:
 
     exchange     op   words                                       when
-    agreement    OR   the plan's digest d and ~d                  always; alone if the plan is new
+    agreement    OR   a digest d of plan and step, and ~d         always; alone if the plan is new
     header       OR   per tensor: exponent, index if it has one   with the agreement, else after it
     values       ADD  per tensor: dense, compact or sketch        unless all is zero or not finite
     left-over    ADD  values that peeling did not recover         if there are any
@@ -87,13 +87,13 @@ class Allreduce:
 
     def _sum(self, tensors: Tensors) -> StepResult:
         named = _named(tensors)
+        self._steps += 1
         step = _Step(self._summation, self._clock)
         plan = self._plan(named)
         known = plan.digest in self._agreed
         if not known:
             self._agree(plan, step)
         exchanges = [self._exchange(tensor, named[tensor.name]) for tensor in plan.tensors]
-        self._steps += 1
         headers = [_Piece(x.header_words, x.write_header, x.read_header) for x in exchanges]
         step.exchange("or", headers, ahead=[self._agreement(plan)] if known else [])
         step.exchange("add", [_Piece(x.value_words, x.write_values, x.read_values) for x in exchanges])
@@ -130,11 +130,13 @@ class Allreduce:
         def check(words: Words) -> None:
             if not agreed(words):
                 raise PlanMismatchError(
-                    f"plan: not the same on every worker; worker {self._summation.worker_id} has {plan}; "
-                    "pass the same names, shapes, dtypes and settings, in the same order, on every worker"
+                    f"plan: not the same on every worker; worker {self._summation.worker_id} has {plan} "
+                    f"in step {self._steps}; pass the same names, shapes, dtypes and settings, in the same "
+                    "order, on every worker, and make a new Allreduce on all of them or on none"
                 )
 
-        return Part(agreement_words(plan.digest), "or", check)
+        # With the step: it seeds the sketches, and a worker that starts to count anew would sum nonsense.
+        return Part(agreement_words(plan.digest_at(self._steps)), "or", check)
 
     def _exchange(self, tensor: TensorPlan, array: NDArray[np.float32]) -> DenseExchange:
         common = (tensor.name, array, self._ops, self._summation.workers)
@@ -219,7 +221,12 @@ class _Step:
 
 def _named(tensors: Tensors) -> dict[str, NDArray[np.float32]]:
     pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
-    return {str(name): np.asarray(tensor) for name, tensor in pairs}
+    named: dict[str, NDArray[np.float32]] = {}
+    for name, tensor in pairs:
+        if str(name) in named:
+            raise InvalidRequestError(f"tensors: {str(name)!r} names two of them; give every tensor its own")
+        named[str(name)] = np.asarray(tensor)
+    return named
 
 
 def _sketch_seed(seed: int, step: int, name: str) -> int:

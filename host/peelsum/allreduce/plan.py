@@ -59,7 +59,11 @@ class Plan:
     @cached_property
     def digest(self) -> int:
         """64 bits that differ, but for a chance of 2**-64, when anything in the plan does."""
-        return int.from_bytes(hashlib.blake2b(repr(self).encode(), digest_size=_DIGEST_BYTES).digest())
+        return _digest(repr(self))
+
+    def digest_at(self, step: int) -> int:
+        """`digest` for one step of a worker: 64 bits that differ when the plan or the step does."""
+        return _digest(f"{self.digest}/{step}")
 
     def __str__(self) -> str:
         named = [str(tensor) for tensor in self.tensors[:_TENSORS_NAMED]]
@@ -69,6 +73,10 @@ class Plan:
         return (
             f"{self.digest:#018x} ({what} over {self.workers} workers of {', '.join(named) or 'no tensors'})"
         )
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest())
 
 
 def agreement_words(digest: int) -> Words:
