@@ -1,4 +1,4 @@
-"""Workers as threads over a sum in memory, and an independent computation of what they must get."""
+"""Workers as threads over a sum in poisoned memory, and an independent computation of what they must get."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from poison import poisoned_memory
 
 from peelsum.allreduce import Allreduce, LocalSummation
+
+__all__ = ["exact", "make_workers", "poisoned_memory"]
 
 T = TypeVar("T")
 
@@ -47,20 +50,6 @@ class Workers:
 def make_workers() -> Callable[..., Workers]:
     """The class above, for tests, which cannot import from here."""
     return Workers
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """np.empty hands out garbage, so that words which nobody writes are found out."""
-    honest = np.empty
-
-    def garbage(*args: Any, **kwargs: Any) -> NDArray[Any]:
-        array = honest(*args, **kwargs)
-        if array.flags.c_contiguous and array.nbytes:
-            array.reshape(-1).view(np.uint8)[:] = 0xA5
-        return array
-
-    monkeypatch.setattr(np, "empty", garbage)
 
 
 @pytest.fixture

@@ -1,13 +1,15 @@
-"""Supports of every kind that codec tests run over, and memory poisoned before kernels may write to it."""
+"""Supports of every kind that codec tests run over, in poisoned memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from poison import poisoned_memory
+
+__all__ = ["poisoned_memory", "support"]
 
 Support = Callable[[np.random.Generator, int, int], NDArray[np.int64]]
 
@@ -44,17 +46,3 @@ SUPPORTS: list[Support] = [uniform, rows, dead_columns, all_zero, all_dense, sin
 def support(request: pytest.FixtureRequest) -> Support:
     chosen: Support = request.param
     return chosen
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """np.empty hands out garbage, so that a kernel that forgets to write an element is found out."""
-    honest = np.empty
-
-    def garbage(*args: Any, **kwargs: Any) -> NDArray[Any]:
-        array = honest(*args, **kwargs)
-        if array.flags.c_contiguous and array.nbytes:
-            array.reshape(-1).view(np.uint8)[:] = 0xA5
-        return array
-
-    monkeypatch.setattr(np, "empty", garbage)

@@ -101,8 +101,9 @@ def test_encoding_is_linear_over_the_union(ops: Kernels, support: Support, worke
     parts = [encoded(ops, layout, where, row[where]) for row, where in zip(dense, supports, strict=True)]
     added = np.sum(parts, axis=0, dtype=np.uint32)
     np.testing.assert_array_equal(added, encoded(ops, layout, union, total[union]))
-    got, _ = decoded_with_left_over_round(ops, layout, added, union, total[union])
+    got, left = decoded_with_left_over_round(ops, layout, added, union, total[union])
     np.testing.assert_array_equal(got, total[union])
+    assert left.tolist() == two_core(layout, union)
 
 
 def test_numbers_of_cells_past_int32_decode_alike(monkeypatch: pytest.MonkeyPatch) -> None:

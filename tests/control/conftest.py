@@ -5,10 +5,13 @@ import socket
 from threading import Thread
 
 import pytest
+from embedded_server import device, server
 from p4runtime_client import process
 
 from peelsum.control import Controller, JobDescription
 from peelsum.target.artifacts import pipeline
+
+__all__ = ["controller", "data_plane", "description", "device", "files", "server"]
 
 DESCRIPTION = """
 [job]

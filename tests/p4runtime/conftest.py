@@ -3,27 +3,13 @@
 from pathlib import Path
 
 import pytest
+from embedded_server import device, server
 from finsy.p4schema import P4Schema
 from p4runtime_client import Client
 
-from peelsum.target.device import Device
-from peelsum.target.p4runtime import serve
+__all__ = ["client", "connect", "device", "schema", "server"]
 
 P4 = Path(__file__).parent / "p4"
-
-
-@pytest.fixture
-def device():
-    device = Device(mode="python")
-    yield device
-    device.close()
-
-
-@pytest.fixture
-def server(device):
-    server = serve(device, "127.0.0.1:0")
-    yield server
-    server.stop()
 
 
 @pytest.fixture

@@ -1,0 +1,20 @@
+"""A P4Runtime server over the embedded target in its Python mode, as fixtures for conftest.py to import."""
+
+import pytest
+
+from peelsum.target.device import Device
+from peelsum.target.p4runtime import serve
+
+
+@pytest.fixture
+def device():
+    device = Device(mode="python")
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def server(device):
+    server = serve(device, "127.0.0.1:0")
+    yield server
+    server.stop()
