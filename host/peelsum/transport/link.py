@@ -1,7 +1,9 @@
 """A host's UDP link to its switch port: hello, batches in and out, waiting. Knows no protocol beyond hello.
 
-An empty datagram says 'I am here'; the switch answers with one. It is said again whenever nothing has come
-for a while, so that a switch process that was restarted learns who is behind its ports.
+Where the switch port is a UDP socket (`udp-port`), an empty datagram says 'I am here'; the switch answers
+with one. It is said again whenever nothing has come for a while, so that a switch process that was restarted
+learns who is behind its ports. On a wire (`ethernet`), the switch knows who is behind its port: nothing is
+said, and the host takes the port number that results are sent to.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from peelsum.transport.errors import SwitchUnreachableError
-from peelsum.wire import Batch
+from peelsum.wire import UDP_PORT, Batch
 from peelsum.wire.datagrams import Address, BatchSocket
+
+#: What lies between a host and its switch port.
+Wire = Literal["udp-port", "ethernet"]
 
 #: Seconds between hellos that are not answered.
 _HELLO_GAP = 0.1
@@ -32,18 +37,23 @@ class Machine(Protocol):
 class Link:
     """A connected socket to one switch port. `address` is where the switch listens for it."""
 
-    def __init__(self, address: Address, packet_bytes: int, *, hello_s: float) -> None:
-        """Open the socket and say hello until answered.
+    def __init__(
+        self, address: Address, packet_bytes: int, *, hello_s: float, wire: Wire = "udp-port"
+    ) -> None:
+        """Open the socket and, unless on a wire, say hello until answered.
 
-        Raises SwitchUnreachableError when nobody answers within `hello_s` seconds.
+        Raises SwitchUnreachableError when nobody answers within `hello_s` seconds, or when another program
+        of this host has its end of the wire.
         """
         self._address = address
+        self._greets = wire == "udp-port"
+        self._heard_at = time.monotonic()
         self._unsent: Batch | None = None
         self._writing = False
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
         try:
-            self._socket = BatchSocket.bind(("0.0.0.0", 0), packet_bytes)
+            self._socket = self._bind(packet_bytes)
         except OSError as error:
             self._close_waiting()
             raise SwitchUnreachableError(str(error)) from error
@@ -52,7 +62,8 @@ class Link:
                 self._socket.connect(address)
                 self._selector.register(self._socket, selectors.EVENT_READ)
                 self._selector.register(self._woken, selectors.EVENT_READ)
-                self._say_hello(hello_s)
+                if self._greets:
+                    self._say_hello(hello_s)
         except BaseException:
             self.close()
             raise
@@ -79,7 +90,8 @@ class Link:
         now = time.monotonic()
         if now - self._heard_at >= _SILENCE:
             self._heard_at = now
-            self._socket.send_hello()
+            if self._greets:
+                self._socket.send_hello()
         latest = self._heard_at + _SILENCE
         latest = latest if until is None else min(latest, until)
         self._watch(writing=self._unsent is not None)
@@ -112,6 +124,12 @@ class Link:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _bind(self, packet_bytes: int) -> BatchSocket:
+        if self._greets:
+            return BatchSocket.bind(("0.0.0.0", 0), packet_bytes)
+        # Whole datagrams only: what a network interface does with segmented ones, not every switch bears.
+        return BatchSocket.bind(("0.0.0.0", UDP_PORT), packet_bytes, offload=False)
 
     @contextmanager
     def _blaming_the_network(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ import numpy as np
 from peelsum.transport.config import JobConfig
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event
-from peelsum.transport.link import Link
+from peelsum.transport.link import Link, Wire
 from peelsum.transport.rehearsal import rehearse
 from peelsum.transport.server import AggregationServer
 from peelsum.transport.stats import Progress, ServerStats
@@ -26,10 +26,12 @@ class AggregationService:
     """Serves the jobs of one switch port, at `switch`. A context manager; `stop` may come from any thread.
 
     Raises TransportConfigError for jobs that cannot share a port, SwitchUnreachableError when the switch does
-    not answer within `hello_s` seconds.
+    not answer within `hello_s` seconds. `wire` is as for `SwitchSummation`.
     """
 
-    def __init__(self, configs: Sequence[JobConfig], switch: Address, *, hello_s: float = 10.0) -> None:
+    def __init__(
+        self, configs: Sequence[JobConfig], switch: Address, *, hello_s: float = 10.0, wire: Wire = "udp-port"
+    ) -> None:
         if len({config.job_id for config in configs}) != len(configs) or not configs:
             raise TransportConfigError("job_id: serve at least one job, and each only once")
         lanes = {config.lanes for config in configs}
@@ -40,7 +42,7 @@ class AggregationService:
         self._linger = max(config.timers.linger for config in configs)
         self._stopping = False
         rehearse(self._lanes)
-        self._link = Link(switch, packet_bytes(self._lanes), hello_s=hello_s)
+        self._link = Link(switch, packet_bytes(self._lanes), hello_s=hello_s, wire=wire)
 
     def run(self, on_event: Callable[[Event], None] | None = None) -> dict[int, ServerStats]:
         """Serve until `stop`, or until every job has finished and been quiet for `linger`; the statistics.

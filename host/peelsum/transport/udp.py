@@ -19,7 +19,7 @@ from peelsum.transport.config import JobConfig
 from peelsum.transport.endpoint import Op, WorkerEndpoint
 from peelsum.transport.errors import StalledError, TransportError
 from peelsum.transport.events import Event, Stalled, TensorCompleted
-from peelsum.transport.link import Link
+from peelsum.transport.link import Link, Wire
 from peelsum.transport.rehearsal import rehearse
 from peelsum.transport.stats import WorkerStats
 from peelsum.wire import packet_bytes
@@ -47,7 +47,9 @@ class SwitchSummation:
     """Sums of worker `worker_id`, over the switch port at `switch`. For one thread; a context manager.
 
     `timeout_s`: how long nothing may move before `sum` gives up. `hello_s`: how long the switch may take to
-    answer at first. Raises TransportConfigError, or SwitchUnreachableError when the switch does not answer.
+    answer at first. `wire`: "udp-port" where the switch port is a UDP socket, "ethernet" where the switch is
+    on this host's wire and takes what is sent to the address `switch`. Raises TransportConfigError, or
+    SwitchUnreachableError when the switch does not answer.
     """
 
     def __init__(
@@ -58,13 +60,14 @@ class SwitchSummation:
         *,
         timeout_s: float = 30.0,
         hello_s: float = 10.0,
+        wire: Wire = "udp-port",
     ) -> None:
         config = replace(config, timers=replace(config.timers, stall=timeout_s))
         self._endpoint = WorkerEndpoint(config, worker_id)
         self._broken = False
         self._closed = False
         rehearse(config.lanes)
-        self._link = Link(switch, packet_bytes(config.lanes), hello_s=hello_s)
+        self._link = Link(switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire)
         self._endpoint.limit_window(self._link.room)
 
     @property

@@ -26,6 +26,9 @@ class AdmissionError(ValueError):
 def run(
     switch: Annotated[str, typer.Option(help="The switch port to plug into, host:port (UDP).")],
     admission: Annotated[str, typer.Option(help="What `peelsum job admit --json` printed, or a file of it.")],
+    ethernet: Annotated[
+        bool, typer.Option(help="The switch is on this host's wire, not a UDP socket that answers hellos.")
+    ] = False,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
@@ -42,7 +45,9 @@ def run(
 
     with reported(TransportError, AdmissionError):
         config = job_config(_admission(admission))
-        with AggregationService([config], host_and_port) as service:
+        with AggregationService(
+            [config], host_and_port, wire="ethernet" if ethernet else "udp-port"
+        ) as service:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: service.stop())
             if json:

@@ -25,6 +25,10 @@ def run(
         int | None, typer.Option(help="Port p listens on UDP port udp_base + p; by default on free ones.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address of the UDP ports.")] = "127.0.0.1",
+    interface: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PORT@NAME", help="A port on a network interface, instead of UDP; repeat it."),
+    ] = None,
     loss: Annotated[
         float, typer.Option(help="Share of datagrams that each port loses, each way, from 0 to 1.")
     ] = 0.0,
@@ -45,8 +49,11 @@ def run(
         print(f"P4Runtime at {p4runtime.rpartition(':')[0]}:{listening.grpc_port}")
         for port, udp in listening.udp_ports.items():
             print(f"port {port} at {listening.host}:{udp} (UDP)")
+        for port, name in listening.interfaces.items():
+            print(f"port {port} at {name}")
         sys.stdout.flush()
 
+    interfaces = _interfaces(interface or [])
     if child:
         end_with_parent()
     with reported(TargetError):
@@ -55,6 +62,7 @@ def run(
             grpc_address=p4runtime,
             udp_host=host,
             udp_base=udp_base,
+            interfaces=interfaces,
             loss=loss,
             seed=seed,
             device_id=device_id,
@@ -62,6 +70,19 @@ def run(
         )
     if json:
         say(ports={number: asdict(count) for number, count in counts.items()})
+
+
+def _interfaces(given: list[str]) -> dict[int, str]:
+    """Interface names by switch port."""
+    interfaces: dict[int, str] = {}
+    for text in given:
+        port, _, name = text.partition("@")
+        if not port.isdecimal() or not name:
+            raise typer.BadParameter(f"interface: {text}: give it as PORT@NAME, for example 1@eth0")
+        if int(port) in interfaces or name in interfaces.values():
+            raise typer.BadParameter(f"interface: {text}: is used twice; give every port its own interface")
+        interfaces[int(port)] = name
+    return interfaces
 
 
 @app.command("compile")

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from peelsum.topology.errors import TopologyError
+from peelsum.topology.namespaces import die_with_parent
 from peelsum.wire import CPU_PORT
 
 BINARY = "simple_switch_grpc"
@@ -37,7 +38,9 @@ def running(interfaces: Mapping[int, str], *, device_id: int = 1) -> Iterator[st
     for port, name in interfaces.items():
         command += ["-i", f"{port}@{name}"]
     command += ["--", "--grpc-server-addr", address, "--cpu-port", str(CPU_PORT)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent
+    )
     try:
         _await_listener(address, process)
         yield address

@@ -44,9 +44,9 @@ class Child:
         self._last: dict[str, Any] = {}
 
     @classmethod
-    def peelsum(cls, name: str, *arguments: str) -> Self:
-        """A `peelsum` subcommand under the interpreter that runs this."""
-        return cls(name, [sys.executable, "-m", "peelsum.cli", *arguments])
+    def peelsum(cls, name: str, *arguments: str, prefix: Sequence[str] = ()) -> Self:
+        """A `peelsum` subcommand under the interpreter that runs this; `prefix` runs it somewhere else."""
+        return cls(name, [*prefix, sys.executable, "-m", "peelsum.cli", *arguments])
 
     def tell(self, **values: object) -> None:
         """Send the child one object, which it gets from `hear`. A child that has ended hears nothing."""

@@ -24,4 +24,5 @@ def plug_in(seat: Mapping[str, Any]) -> SwitchSummation:
         seat["worker_id"],
         (seat["switch_host"], seat["switch_port"]),
         timeout_s=admission["timeout_s"],
+        wire=seat.get("wire", "udp-port"),
     )

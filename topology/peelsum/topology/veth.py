@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import shutil
 import socket
-import struct
 import subprocess
-from contextlib import suppress
-from pathlib import Path
 
+from peelsum.target.packets import without_offloads
 from peelsum.topology.errors import TopologyError
+from peelsum.topology.namespaces import quieten
 from peelsum.wire import Batch
 
 _CLONE_NEWNET = 0x40000000
-_SIOCETHTOOL = 0x8946
-#: ethtool commands that set: transmit checksum, TCP segmentation, generic segmentation, generic receive.
-_OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)
-_IPV6_OFF = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
 ETH_P_ALL = 3
 
 
@@ -39,8 +33,7 @@ def enter_own_namespace() -> None:
         reason = errno.errorcode.get(ctypes.get_errno(), "unknown error")
         raise TopologyError(f"network namespace: refused ({reason}); run as root")
     _ip("link", "set", "lo", "up")
-    with suppress(OSError):  # without it, neighbour discovery sends a few frames of its own
-        _IPV6_OFF.write_text("1")
+    quieten()
 
 
 def add_wire(switch_end: str, host_end: str) -> None:
@@ -48,16 +41,7 @@ def add_wire(switch_end: str, host_end: str) -> None:
     _ip("link", "add", switch_end, "type", "veth", "peer", "name", host_end)
     for name in (switch_end, host_end):
         _ip("link", "set", name, "mtu", "9000", "up")
-        _without_offloads(name)
-
-
-def _without_offloads(name: str) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        for command in _OFFLOADS:
-            value = ctypes.create_string_buffer(struct.pack("=II", command, 0))
-            request = struct.pack("16sP8x", name.encode(), ctypes.addressof(value))
-            with suppress(OSError):  # an offload that the device does not have is off
-                fcntl.ioctl(control, _SIOCETHTOOL, request)
+        without_offloads(name)
 
 
 def _ip(*arguments: str) -> None:

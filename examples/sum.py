@@ -1,0 +1,38 @@
+"""One worker of a network that `peelsum up` made: sums one sparse tensor with the others, and checks the sum.
+
+peelsum up star &
+for worker in 1 2 3 4; do peelsum exec h$worker -- python examples/sum.py & done; wait %2 %3 %4 %5
+"""
+
+import json
+import os
+import sys
+
+import numpy as np
+
+from peelsum.allreduce import Allreduce
+from peelsum.topology.seats import plug_in
+
+ELEMENTS = 100_000
+
+
+def gradient(worker_id: int) -> np.ndarray:
+    """A worker's sparse gradient, float32[ELEMENTS]: whole numbers, which floats add up exactly."""
+    rng = np.random.default_rng(worker_id)
+    values = rng.integers(-1000, 1000, ELEMENTS).astype(np.float32)
+    values[rng.random(ELEMENTS) > 0.02] = 0
+    return values
+
+
+def main() -> None:
+    seat = json.loads(os.environ["PEELSUM_SEAT"])
+    with plug_in(seat) as summation:
+        result = Allreduce(summation).sum({"gradient": gradient(seat["worker_id"])})["gradient"]
+    expected = sum(gradient(worker) for worker in range(seat["admission"]["workers"]))
+    exact = np.array_equal(result.values, expected)
+    print(f"worker {seat['worker_id']}: {'exact' if exact else 'WRONG'}")
+    sys.exit(not exact)
+
+
+if __name__ == "__main__":
+    main()

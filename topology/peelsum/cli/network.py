@@ -1,0 +1,150 @@
+"""`peelsum up`, `exec` and `down`: a network on this machine, commands in its hosts, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peelsum.cli.errors import reported
+from peelsum.cli.options import ChildOf, Json
+from peelsum.topology import TopologyError, end_with_parent, say
+
+if TYPE_CHECKING:
+    from peelsum.topology.network import Network
+
+_CHECK_EVERY_S = 0.5
+
+
+class SwitchKind(StrEnum):
+    """What plays the switches."""
+
+    EMBEDDED = "embedded"
+    BMV2 = "bmv2"
+
+
+class LinkKind(StrEnum):
+    """What plays the links."""
+
+    UDP = "udp"
+    VETH = "veth"
+
+
+def up(
+    topology: Annotated[
+        str, typer.Argument(help="star, two_racks, or a .toml or .json file that describes a network.")
+    ],
+    switch: Annotated[SwitchKind, typer.Option(help="What plays the switches.")] = SwitchKind.EMBEDDED,
+    links: Annotated[
+        LinkKind, typer.Option(help="Loopback UDP, or veth between network namespaces (needs root).")
+    ] = LinkKind.UDP,
+    json: Json = False,
+    child: ChildOf = False,
+) -> None:
+    """Have a network up until Ctrl-C or `peelsum down`. Then nothing of it is left."""
+    from peelsum.topology import description, records
+    from peelsum.topology.network import UdpNetwork, VethNetwork
+
+    if child:
+        end_with_parent()
+    with reported(TopologyError), records.only_one(), _interrupted_by_signals():
+        kind = VethNetwork if links is LinkKind.VETH else UdpNetwork
+        network = kind(description.read(topology), switch.value)
+        left_over = records.Record.read()
+        if left_over is not None:
+            records.end(left_over)
+        myself = records.Process.of(os.getpid())
+        assert myself is not None
+        # Before anything is started, so that whoever comes after a SIGKILL knows what to look for.
+        record = records.Record(network.name, myself)
+        record.write()
+        try:
+            with network:
+                records.Record(network.name, myself, network.places).write()
+                _announce(network, json)
+                while True:
+                    time.sleep(_CHECK_EVERY_S)
+                    if network.check():
+                        records.Record(network.name, myself, network.places).write()
+                        if not json:
+                            print("job: has finished; admitted again in a new generation", flush=True)
+        finally:
+            records.end(record)
+
+
+def exec_(
+    host: Annotated[str, typer.Argument(help="A host of the network, or a switch.")],
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments.")],
+) -> None:
+    """Run a command as a host of the network: in its namespace if it has one, with its seat if it has one."""
+    from peelsum.topology.namespaces import inside
+    from peelsum.topology.records import Record
+
+    words = command[1:] if command[0] == "--" else command
+    with reported(TopologyError):
+        record = Record.read()
+        if record is None or not record.up.running or not record.places:
+            raise TopologyError("exec: no network is up; start one with `peelsum up`")
+        place = record.places.get(host)
+        if place is None:
+            known = ", ".join(record.places)
+            raise TopologyError(f"exec: {host}: is no host of the network that is up; use one of {known}")
+        if place.namespace_of is not None:
+            words = inside(place.namespace_of.pid, *words)
+        try:
+            os.execvpe(words[0], words, {**os.environ, **place.environment})
+        except (OSError, IndexError) as error:
+            what = words[0] if words else "command"
+            reason = error.strerror if isinstance(error, OSError) else "is missing"
+            raise TopologyError(f"exec: {what}: {reason}; give a command") from None
+
+
+def down() -> None:
+    """End the network that is up, with everything that runs in it; or what is left of one that was killed."""
+    from peelsum.topology import records
+
+    with reported(TopologyError):
+        record = records.Record.read()
+        if record is None:
+            print("no network is up")
+            return
+        records.end(record)
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Have SIGTERM and a closed terminal do what Ctrl-C does; all three end the body, and are no error."""
+
+    def interrupt(number: int, frame: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)  # once is enough; cleaning up goes on
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+
+
+def _announce(network: Network, json: bool) -> None:
+    if json:
+        say(network=network.name, hosts=list(network.topology.hosts), p4runtime=network.p4runtime)
+        return
+    for name, address in network.p4runtime.items():
+        print(f"{name}: {network.switch}, P4Runtime at {address}")
+    job = network.topology.job
+    if job is not None:
+        print(f"job {job.id}: workers {', '.join(job.workers)}; server {job.server}")
+    example = next(iter(network.topology.hosts), "HOST")
+    print(f"run commands with `peelsum exec {example} -- ...`, end with Ctrl-C")
+    sys.stdout.flush()

@@ -1,0 +1,323 @@
+"""A network as data: hosts, switches, links and the job they do, as TOML or JSON.
+
+The shape is the one of p4lang/tutorials' topology.json (`links` as ["h1", "s1-p1", latency, bandwidth]), with
+a job and loss added. Owns every check that needs no kernel. Refuses to know how a network is realised.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections import Counter
+from functools import cached_property
+from ipaddress import IPv4Interface
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from peelsum.topology.errors import TopologyError
+from peelsum.wire import COMPILED_LANES, CPU_PORT, MAX_WORKERS, RESERVED_JOB_ID
+
+#: An interface is called `<switch>-p<port>`, and the kernel takes 15 characters.
+_SWITCH_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,8}")
+_HOST_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,30}")
+_SWITCH_PORT = re.compile(r"(?P<switch>[A-Za-z][A-Za-z0-9_]*)-p(?P<port>\d{1,3})")
+_MAC = re.compile(r"([0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}")
+_LATENCY = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s)?")
+_MILLISECONDS = {"us": 0.001, "ms": 1.0, "s": 1000.0, None: 1.0}
+
+
+class TopologyDescriptionError(TopologyError):
+    """A description that cannot be right; the message names source, field, value and remedy."""
+
+
+def _address(value: Any) -> Any:
+    try:
+        return str(IPv4Interface(value if "/" in str(value) else f"{value}/24"))
+    except ValueError:
+        raise ValueError("must be an IPv4 address with its prefix, as 10.0.0.1/24") from None
+
+
+def _mac(value: str) -> str:
+    if not _MAC.fullmatch(value):
+        raise ValueError("must be six bytes in hexadecimal, as 02:00:00:00:00:01")
+    return value.lower()
+
+
+def _milliseconds(value: Any) -> Any:
+    """Milliseconds of a tutorial's latency: a number, or a string with a unit."""
+    if not isinstance(value, str):
+        return value
+    found = _LATENCY.fullmatch(value.strip())
+    if not found:
+        raise ValueError("must be milliseconds, or a string as '5ms'")
+    return float(found[1]) * _MILLISECONDS[found[2]]
+
+
+Address = Annotated[str, BeforeValidator(_address)]
+Mac = Annotated[str, AfterValidator(_mac)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Host(_Section):
+    """A host's addresses, given by the topology where left out, and what it runs once when it is up."""
+
+    ip: Address | None = None
+    mac: Mac | None = None
+    commands: tuple[str, ...] = ()
+
+
+class SwitchNode(_Section):
+    """The source address of what a switch sends to its hosts, given by the topology where left out."""
+
+    ip: Address | None = None
+    mac: Mac | None = None
+
+
+class Link(_Section):
+    """A cable between two ends, each a host or a `<switch>-p<port>`; what it does, it does each way.
+
+    rate_mbit: None is as fast as the machine. loss: share of packets, 0 to 1.
+    """
+
+    ends: tuple[str, str]
+    latency_ms: Annotated[float, BeforeValidator(_milliseconds)] = Field(default=0.0, ge=0, le=60_000)
+    rate_mbit: float | None = Field(default=None, gt=0, le=34_000)
+    loss: float = Field(default=0.0, ge=0, lt=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_list(cls, value: Any) -> Any:
+        """The tutorials' form: two ends, then latency, then bandwidth in Mbit/s."""
+        if not isinstance(value, list | tuple):
+            return value
+        if not 2 <= len(value) <= 4:
+            raise ValueError('must be ["h1", "s1-p1"], optionally with latency and bandwidth')
+        more = dict(zip(("latency_ms", "rate_mbit"), value[2:], strict=False))
+        return {"ends": tuple(value[:2]), **more}
+
+    def __str__(self) -> str:
+        return " to ".join(self.ends)
+
+
+class JobNode(_Section):
+    """The job that the network does: hosts by role. Only what the transport must know is here."""
+
+    workers: tuple[str, ...] = Field(min_length=2, max_length=MAX_WORKERS)
+    server: str
+    id: int = Field(default=1, gt=RESERVED_JOB_ID, le=255)
+    window: int | None = Field(default=None, ge=1)
+    timeout_s: float = Field(default=30.0, gt=0)
+    lanes: int = COMPILED_LANES[-1]
+
+
+class Topology(_Section):
+    """A whole network. Every host has one link; every switch port at most one."""
+
+    hosts: dict[str, Host]
+    switches: dict[str, SwitchNode] = Field(min_length=1)
+    links: tuple[Link, ...]
+    job: JobNode | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Topology:
+        _check_names(self)
+        _check_links(self)
+        _check_addresses(self)
+        _check_job(self)
+        return self
+
+    @cached_property
+    def attachments(self) -> dict[str, tuple[str, int]]:
+        """The switch and its port that each host is plugged into."""
+        found = {}
+        for link in self.links:
+            for end, other in (link.ends, link.ends[::-1]):
+                if end in self.hosts and (port := switch_port(other)):
+                    found[end] = port
+        return found
+
+    def ports(self, switch: str) -> list[int]:
+        """A switch's ports that have a link, ascending."""
+        ends = [port for link in self.links for end in link.ends if (port := switch_port(end))]
+        return sorted(port for name, port in ends if name == switch)
+
+    def address_of(self, name: str) -> tuple[str, str]:
+        """A host's or switch's MAC and IPv4 address with its prefix; numbered where none was given."""
+        node = self.hosts.get(name) or self.switches[name]
+        number = list(self.hosts).index(name) + 1 if name in self.hosts else 0
+        last = number or 254 - list(self.switches).index(name)
+        high = 0 if number else 0xFF
+        return node.mac or f"02:00:00:00:{high:02x}:{last:02x}", node.ip or f"10.0.0.{last}/24"
+
+
+def switch_port(end: str) -> tuple[str, int] | None:
+    """The switch and port that a link's end names; None if it is no `<switch>-p<port>`."""
+    found = _SWITCH_PORT.fullmatch(end)
+    return (found["switch"], int(found["port"])) if found else None
+
+
+def star(workers: int = 4) -> Topology:
+    """One switch, the workers at ports 1 to n, the aggregation server behind them."""
+    names = [f"h{number}" for number in range(1, workers + 2)]
+    return Topology(
+        hosts={name: Host() for name in names},
+        switches={"s1": SwitchNode()},
+        links=tuple(Link(ends=(name, f"s1-p{port}")) for port, name in enumerate(names, 1)),
+        job=JobNode(workers=tuple(names[:-1]), server=names[-1]),
+    )
+
+
+def two_racks(workers_per_rack: int = 2) -> Topology:
+    """Two racks of workers, each with a switch, and a switch above them with one more host."""
+    racks = [[f"h{rack * workers_per_rack + n + 1}" for n in range(workers_per_rack)] for rack in range(2)]
+    top = f"h{2 * workers_per_rack + 1}"
+    links = [
+        Link(ends=(name, f"s{rack}-p{port}"))
+        for rack, names in enumerate(racks, 1)
+        for port, name in enumerate(names, 1)
+    ]
+    links += [Link(ends=(f"s{rack}-p{workers_per_rack + 1}", f"s3-p{rack}")) for rack in (1, 2)]
+    return Topology(
+        hosts={name: Host() for name in (*racks[0], *racks[1], top)},
+        switches={name: SwitchNode() for name in ("s1", "s2", "s3")},
+        links=(*links, Link(ends=(top, "s3-p3"))),
+    )
+
+
+BUILT_IN = {"star": star, "two_racks": two_racks}
+
+
+def read(source: str) -> Topology:
+    """A built-in topology by its name, or the one in a .toml or .json file.
+
+    Raises TopologyDescriptionError.
+    """
+    if source in BUILT_IN:
+        return BUILT_IN[source]()
+    path = Path(source)
+    if path.suffix not in (".toml", ".json"):
+        known = ", ".join(BUILT_IN)
+        raise TopologyDescriptionError(
+            f"topology: {source}: is none of {known} and no .toml or .json file; give one of these"
+        )
+    try:
+        return parse(path.read_text(encoding="utf-8"), source)
+    except OSError as error:
+        raise TopologyDescriptionError(f"{source}: {error.strerror}; give the path of a topology") from None
+    except UnicodeDecodeError as error:
+        raise TopologyDescriptionError(
+            f"{source}: is not UTF-8 (byte {error.start}); save it as such"
+        ) from None
+
+
+def parse(text: str, source: str) -> Topology:
+    """The topology in `text`: JSON where `source` ends in .json, else TOML.
+
+    Raises TopologyDescriptionError.
+    """
+    try:
+        values = json.loads(text) if source.endswith(".json") else tomllib.loads(text)
+        return Topology.model_validate(values)
+    except ValidationError as error:
+        raise TopologyDescriptionError(f"{source}: {_first_complaint(error)}") from None
+    except ValueError as error:  # what both decoders raise
+        raise TopologyDescriptionError(f"{source}: cannot be read: {error}; correct it there") from None
+
+
+def _check_names(topology: Topology) -> None:
+    for kind, names, form, example in (
+        ("hosts", topology.hosts, _HOST_NAME, "h1"),
+        ("switches", topology.switches, _SWITCH_NAME, "s1"),
+    ):
+        for name in names:
+            if not form.fullmatch(name):
+                raise ValueError(f"{kind}: {name!r}: must be a short word, as {example}; rename it")
+    both = topology.hosts.keys() & topology.switches.keys()
+    if both:
+        raise ValueError(f"hosts: {min(both)!r}: is a switch's name, too; rename one")
+
+
+def _check_links(topology: Topology) -> None:
+    for number, link in enumerate(topology.links):
+        for end in link.ends:
+            _check_end(topology, f"links.{number}", end)
+        if all(end in topology.hosts for end in link.ends):
+            raise ValueError(f"links.{number}: {link}: joins two hosts; put a switch between them")
+    uses = Counter(end for link in topology.links for end in link.ends)
+    for end, count in uses.items():
+        if count > 1:
+            raise ValueError(f"links: {end!r}: has {count} links; give it one")
+    for name in topology.hosts:
+        if not uses[name]:
+            raise ValueError(f"hosts: {name!r}: has no link; plug it into a switch")
+
+
+def _check_end(topology: Topology, field: str, end: str) -> None:
+    if end in topology.hosts:
+        return
+    port = switch_port(end)
+    if port is None or port[0] not in topology.switches:
+        raise ValueError(f"{field}: {end!r}: is no host and no port of a switch; use one, as h1 or s1-p1")
+    if not 1 <= port[1] < CPU_PORT:
+        raise ValueError(f"{field}: {end!r}: port {port[1]} is out of range; use 1 to {CPU_PORT - 1}")
+
+
+def _check_addresses(topology: Topology) -> None:
+    if len(topology.hosts) + len(topology.switches) > 254:
+        raise ValueError(f"hosts: {len(topology.hosts)}: are too many; use fewer than 250")
+    owners: dict[str, str] = {}
+    for name in (*topology.hosts, *topology.switches):
+        mac, ip = topology.address_of(name)
+        for address in (mac, ip.partition("/")[0]):
+            other = owners.setdefault(address, name)
+            if other != name:
+                raise ValueError(f"{name}: {address}: belongs to {other}, too; give each its own")
+
+
+def _check_job(topology: Topology) -> None:
+    job = topology.job
+    if job is None:
+        return
+    if job.lanes not in COMPILED_LANES:
+        raise ValueError(
+            f"job.lanes: {job.lanes}: is not compiled; use {' or '.join(map(str, COMPILED_LANES))}"
+        )
+    for name, count in Counter((*job.workers, job.server)).items():
+        if name not in topology.hosts:
+            raise ValueError(f"job: {name!r}: is no host; use one of {', '.join(topology.hosts)}")
+        if count > 1:
+            raise ValueError(f"job: {name!r}: has {count} roles; give each host one")
+    switches = {topology.attachments[name][0] for name in (*job.workers, job.server)}
+    if len(switches) > 1:
+        raise ValueError(
+            f"job: its hosts are behind {', '.join(sorted(switches))}; one switch sums a job: move them there"
+        )
+
+
+def _first_complaint(error: ValidationError) -> str:
+    """The first problem as `field: value: what would be right`."""
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    match problem["type"]:
+        case "missing":
+            return f"{where}: is missing; add it"
+        case "extra_forbidden":
+            return f"{where}: is no field of a topology; remove it or correct its name"
+        case "value_error" if not where:
+            return message
+    return f"{where}: {problem['input']!r}: {message[0].lower()}{message[1:]}"

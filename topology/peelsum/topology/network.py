@@ -1,0 +1,330 @@
+"""A described network, played on this machine: switches, the job's controller and server, places for hosts.
+
+Owns what is started in which order. How a link is made is either loopback UDP (`UdpNetwork`: no privileges)
+or virtual Ethernet between network namespaces (`VethNetwork`: root).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from peelsum.topology import bmv2, veth
+from peelsum.topology.description import JobNode, Link, Topology, switch_port
+from peelsum.topology.errors import ProcessError, TopologyError
+from peelsum.topology.losses import lose
+from peelsum.topology.namespaces import HostNetwork, Wires, hold_namespace, inside
+from peelsum.topology.processes import Child
+from peelsum.topology.records import MARKER, Place, Process
+from peelsum.wire import UDP_PORT
+
+SwitchKind = Literal["embedded", "bmv2"]
+#: The environment variable that holds a worker's seat, as JSON.
+SEAT = "PEELSUM_SEAT"
+#: BMv2's queues hold 64 packets a port by default; more chunks under way would be dropped there.
+_WINDOWS = {"embedded": 512, "bmv2": 64}
+_LOOPBACK = "127.0.0.1"
+_SERVER = "server"
+#: How long the last line of a process that has ended may take to arrive.
+_LAST_WORDS_S = 5.0
+
+
+class Network:
+    """Started on entry, ended on exit; how is up to the subclass.
+
+    name: unique for all time. places: where commands run, by host or switch. p4runtime: by switch.
+    """
+
+    def __init__(self, topology: Topology, switch: SwitchKind = "embedded") -> None:
+        self.topology = topology
+        self.switch = switch
+        self.name = uuid.uuid4().hex
+        self.places: dict[str, Place] = {}
+        self.p4runtime: dict[str, str] = {}
+        self._stack, self._job_stack = ExitStack(), ExitStack()
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        try:
+            with self._marked():
+                self._start()
+                self._start_job()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self) -> bool:
+        """Whether the job has finished and was admitted again, in a new generation: `places` has new seats.
+
+        Raises ProcessError if a part has ended by itself.
+        """
+        ended = [child for child in self._children if not child.running]
+        for child in ended:
+            while child.next_line(_LAST_WORDS_S) is not None:
+                pass
+        if not ended:
+            return False
+        if [child.name for child in ended] != [_SERVER]:
+            raise ProcessError(f"{ended[0].name}: ended by itself; see what it was told")
+        self._job_stack.close()
+        del self._children[-2:]
+        with self._marked():
+            self._start_job()
+        return True
+
+    def close(self) -> None:
+        """End every process, the ones that use others first."""
+        self._job_stack.close()
+        self._stack.close()
+        self._children.clear()
+
+    def _start(self) -> None:
+        """Start everything but the job."""
+        raise NotImplementedError
+
+    def _start_job(self) -> None:
+        """Have the job let in, if there is one, start its server, and fill `places`."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Whatever is started in the body inherits the network's marker."""
+        before = os.environ.get(MARKER)
+        os.environ[MARKER] = self.name
+        try:
+            yield
+        finally:
+            os.environ.pop(MARKER)
+            if before is not None:
+                os.environ[MARKER] = before
+
+    def _child(self, stack: ExitStack, name: str, *arguments: str, pid: int | None = None) -> dict[str, Any]:
+        """A `peelsum` command that is ready, in the namespace of `pid` if given; what it says.
+
+        It ends with `stack`.
+        """
+        prefix = () if pid is None else inside(pid)
+        child = Child.peelsum(name, *arguments, "--json", "--child", prefix=prefix)
+        self._children.append(child)
+        stack.callback(child.stop)
+        return child.ready()
+
+    def _admit(self, job: JobNode, addresses: str) -> dict[str, Any]:
+        """Have the job let in; `addresses` is what its description says of hosts, TOML."""
+        switch = self.topology.attachments[job.server][0]
+        folder = Path(self._job_stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-")))
+        path = folder / "job.toml"
+        device_id = list(self.topology.switches).index(switch) + 1
+        window = job.window or _WINDOWS[self.switch]
+        path.write_text(
+            f"[job]\nid = {job.id}\nworkers = {len(job.workers)}\nwindow = {window}\n"
+            f"timeout_s = {job.timeout_s}\n"
+            f"[ports]\nserver = {self._port_of(job.server)}\n"
+            f"workers = {[self._port_of(name) for name in job.workers]}\n"
+            f'[switch]\np4runtime = "{self.p4runtime[switch]}"\ndevice_id = {device_id}\n'
+            f"pipeline_lanes = {job.lanes}\n{addresses}"
+        )
+        return self._child(self._job_stack, "controller", "job", "admit", str(path), "--hold")
+
+    def _serve(self, switch: str, admission: Mapping[str, Any], *more: str, pid: int | None = None) -> None:
+        options = ("--switch", switch, "--admission", json.dumps(admission), *more)
+        self._child(self._job_stack, _SERVER, "server", "run", *options, pid=pid)
+
+    def _port_of(self, host: str) -> int:
+        return self.topology.attachments[host][1]
+
+    def _place(
+        self, host: str, address: tuple[str, int], wire: str, admission: Mapping[str, Any] | None
+    ) -> dict[str, str]:
+        """A host's environment: the marker, and the seat of a worker."""
+        environment = {MARKER: self.name}
+        job = self.topology.job
+        if admission is not None and job is not None and host in job.workers:
+            seat = {
+                "worker_id": job.workers.index(host),
+                "switch_host": address[0],
+                "switch_port": address[1],
+                "admission": admission,
+                "wire": wire,
+            }
+            environment[SEAT] = json.dumps(seat)
+        return environment
+
+
+class UdpNetwork(Network):
+    """Over loopback UDP: every switch a process, every port of it a UDP port, hosts wherever they like."""
+
+    def __init__(self, topology: Topology, switch: SwitchKind = "embedded") -> None:
+        super().__init__(topology, switch)
+        self._udp_ports: dict[str, dict[int, int]] = {}
+
+    def _start(self) -> None:
+        if self.switch != "embedded":
+            raise TopologyError(f"switch: {self.switch}: has no UDP ports; use --links veth with it")
+        for link in self.topology.links:
+            _check_udp(link)
+        for number, name in enumerate(self.topology.switches, 1):
+            self._udp_ports[name] = self._run(name, number)
+
+    def _start_job(self) -> None:
+        at = {
+            host: (_LOOPBACK, self._udp_ports[switch][port])
+            for host, (switch, port) in self.topology.attachments.items()
+        }
+        job, admission = self.topology.job, None
+        if job is not None:
+            admission = self._admit(job, "")
+            self._serve("{}:{}".format(*at[job.server]), admission)
+        for host, address in at.items():
+            self.places[host] = Place(None, self._place(host, address, "udp-port", admission))
+        for switch in self.topology.switches:
+            self.places[switch] = Place(None, {MARKER: self.name})
+
+    def _run(self, name: str, device_id: int) -> dict[int, int]:
+        """Start a switch; its UDP ports by switch port."""
+        losses = {link.loss for link in self.topology.links for end in link.ends if _switch_of(end) == name}
+        if len(losses) > 1:
+            raise TopologyError(
+                f"loss: links of {name} lose {sorted(losses)}: over UDP a switch has one share for all its "
+                "ports; give them the same, or use --links veth"
+            )
+        options = ["--ports", str(max(self.topology.ports(name), default=1)), "--device-id", str(device_id)]
+        options += ["--loss", str(max(losses, default=0.0)), "--p4runtime", f"{_LOOPBACK}:0"]
+        listening = self._child(self._stack, name, "switch", "run", *options)
+        self.p4runtime[name] = f"{_LOOPBACK}:{listening['grpc_port']}"
+        return {int(port): udp for port, udp in listening["udp_ports"].items()}
+
+
+class VethNetwork(Network):
+    """Over virtual Ethernet: a network namespace for each host, and one for all switches.
+
+    This process enters the latter for good. Hosts have addresses, and know each other's and the switches'.
+    """
+
+    def __init__(self, topology: Topology, switch: SwitchKind = "embedded") -> None:
+        super().__init__(topology, switch)
+        self._holders: dict[str, int] = {}
+
+    def _start(self) -> None:
+        if self.switch == "bmv2" and not bmv2.available():
+            raise TopologyError(f"switch: {bmv2.BINARY}: not found on PATH; install BMv2, or use embedded")
+        for tool in ("nsenter", "sleep"):
+            if shutil.which(tool) is None:
+                raise TopologyError(f"{tool}: not found on PATH; install util-linux and coreutils")
+        veth.enter_own_namespace()
+        for host in self.topology.hosts:
+            self._holders[host] = self._hold()
+        with Wires() as wires:
+            for link in self.topology.links:
+                _lay(wires, self.topology, link, self._holders)
+        for host, pid in self._holders.items():
+            self._configure(host, pid)
+        for number, name in enumerate(self.topology.switches, 1):
+            self.p4runtime[name] = self._run(name, number)
+        for host, pid in self._holders.items():
+            self._run_commands(host, pid)
+
+    def _hold(self) -> int:
+        holder = hold_namespace()
+        self._stack.callback(holder.wait)
+        self._stack.callback(holder.kill)
+        return holder.pid
+
+    def _configure(self, host: str, pid: int) -> None:
+        _, ip = self.topology.address_of(host)
+        link = next(link for link in self.topology.links if host in link.ends)
+        with HostNetwork(pid) as inner:
+            inner.bring_up(ip)
+            for name in (*self.topology.hosts, *self.topology.switches):
+                if name != host:
+                    mac, other = self.topology.address_of(name)
+                    inner.knows(other.partition("/")[0], mac)
+            inner.shape(rate_mbit=link.rate_mbit, latency_ms=link.latency_ms)
+
+    def _run(self, name: str, device_id: int) -> str:
+        """Start a switch on its interfaces; its P4Runtime address in the switches' namespace."""
+        interfaces = {port: f"{name}-p{port}" for port in self.topology.ports(name)}
+        if self.switch == "bmv2":
+            return self._stack.enter_context(bmv2.running(interfaces, device_id=device_id))
+        options = [option for port, end in interfaces.items() for option in ("--interface", f"{port}@{end}")]
+        options += ["--device-id", str(device_id), "--p4runtime", f"{_LOOPBACK}:0"]
+        return f"{_LOOPBACK}:{self._child(self._stack, name, 'switch', 'run', *options)['grpc_port']}"
+
+    def _start_job(self) -> None:
+        job, admission = self.topology.job, None
+        if job is not None:
+            switch = self._addressed(job.server)
+            admission = self._admit(job, self._addresses(job))
+            server = f"{switch[0]}:{switch[1]}"
+            self._serve(server, admission, "--ethernet", pid=self._holders[job.server])
+        for host, pid in self._holders.items():
+            environment = self._place(host, self._addressed(host), "ethernet", admission)
+            self.places[host] = Place(Process.of(pid), environment)
+        for switch_name in self.topology.switches:
+            self.places[switch_name] = Place(Process.of(os.getpid()), {MARKER: self.name})
+
+    def _addressed(self, host: str) -> tuple[str, int]:
+        """Where a host sends what its switch shall sum."""
+        switch = self.topology.attachments[host][0]
+        return self.topology.address_of(switch)[1].partition("/")[0], UDP_PORT
+
+    def _addresses(self, job: JobNode) -> str:
+        """What packets of the job carry as addresses, as TOML for its description."""
+        mac, ip = self.topology.address_of(self.topology.attachments[job.server][0])
+        text = f'address = {{ mac = "{mac}", ip = "{ip.partition("/")[0]}" }}\n'
+        for host in (*job.workers, job.server):
+            mac, ip = self.topology.address_of(host)
+            text += f'[hosts.{self._port_of(host)}]\nmac = "{mac}"\nip = "{ip.partition("/")[0]}"\n'
+        return text
+
+    def _run_commands(self, host: str, pid: int) -> None:
+        for command in self.topology.hosts[host].commands:
+            done = subprocess.run(
+                inside(pid, "sh", "-c", command), capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                reason = done.stderr.strip() or f"status {done.returncode}"
+                raise TopologyError(f"hosts.{host}.commands: {command!r}: {reason}; correct it")
+
+
+def _switch_of(end: str) -> str | None:
+    port = switch_port(end)
+    return port[0] if port else None
+
+
+def _check_udp(link: Link) -> None:
+    """Raise TopologyError for what loopback UDP cannot do."""
+    if all(switch_port(end) for end in link.ends):
+        raise TopologyError(f"links: {link}: joins two switches, which UDP ports cannot; use --links veth")
+    for what, asked in (("rate", link.rate_mbit), ("latency", link.latency_ms)):
+        if asked:
+            raise TopologyError(f"links: {link}: {what}: loopback UDP has none; use --links veth")
+
+
+def _lay(wires: Wires, topology: Topology, link: Link, holders: Mapping[str, int]) -> None:
+    """Make one link, and have it be as slow and as lossy as it is described."""
+    (one, other) = sorted(link.ends, key=lambda end: end in holders)  # the switch's end first
+    near, far = (one + "x", one + "y") if link.loss else (other, one)
+    if link.loss:
+        wires.join(one, near)
+    if other in holders:
+        wires.plug_in(far, holders[other], topology.address_of(other)[0])
+    else:
+        wires.join(far, other)
+    if link.loss:
+        wires.bridge(one + "b", near, far)
+        lose(link.loss, near, far)
+    for end in (end for end in link.ends if end not in holders):
+        wires.shape(end, rate_mbit=link.rate_mbit, latency_ms=link.latency_ms)
