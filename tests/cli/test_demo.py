@@ -4,6 +4,7 @@ import ipaddress
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,9 +18,13 @@ TENSORS = 7
 
 
 @pytest.fixture
-def endless():
+def endless(tmp_path):
     """A demo that would train for hours, once its five parts run: (process, the parts)."""
-    demo = subprocess.Popen([*DEMO, "--workers", "2", "--steps", "100000"], stderr=subprocess.PIPE)
+    command, environment = (
+        [*DEMO, "--workers", "2", "--steps", "100000"],
+        {**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    demo = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
     deadline = time.monotonic() + 60
     while len(parts := psutil.Process(demo.pid).children(recursive=True)) < 5:
         assert time.monotonic() < deadline, "switch, controller, server and two workers did not start"
@@ -38,6 +43,7 @@ def test_two_workers_with_loss_are_exact():
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert seen["exact"] is True
+    assert seen["tensors_exact"] == seen["tensors_checked"]
     assert seen["tensors_checked"] == 2 * 3 * TENSORS
     assert (seen["workers"], seen["steps"]) == (2, 3)
     assert seen["loss_end"] < seen["loss_start"]
@@ -48,12 +54,22 @@ def test_two_workers_with_loss_are_exact():
     assert seen["wire_bytes_per_worker"] < seen["dense_bytes_per_worker"]
 
 
-def test_ctrl_c_ends_every_process(endless):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_every_process_and_leaves_nothing(endless, tmp_path, number):
     demo, parts = endless
-    demo.send_signal(signal.SIGINT)
-    assert demo.wait(timeout=60) == 130
+    taken = [c for part in parts for c in part.net_connections("inet") if not c.raddr]
+    assert {c.type for c in taken} == {socket.SOCK_STREAM, socket.SOCK_DGRAM}
+    assert list(tmp_path.iterdir())
+    demo.send_signal(number)
+    assert demo.wait(timeout=60) == 128 + number
+    assert demo.stderr.read() == b""
     _, alive = psutil.wait_procs(parts, timeout=5)
     assert not alive
+    assert not list(tmp_path.iterdir())
+    for connection in taken:
+        with socket.socket(connection.family, connection.type) as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, connection.type == socket.SOCK_STREAM)
+            free.bind(tuple(connection.laddr))
 
 
 def test_killed_demo_takes_its_processes_along(endless):
@@ -74,7 +90,7 @@ def test_nothing_listens_beyond_loopback(endless):
     ("options", "complaint"),
     [
         (["--workers", "9"], "peelsum: --workers: 9 is out of range; use 2 to 8\n"),
-        (["--steps", "0"], "peelsum: --steps: 0 is out of range; use 1 to 1e+06\n"),
+        (["--steps", "0"], "peelsum: --steps: 0 is out of range; use 1 to 1000000\n"),
         (["--loss", "1"], "peelsum: --loss: 1 is out of range; use 0 to 0.3\n"),
     ],
 )

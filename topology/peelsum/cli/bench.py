@@ -7,6 +7,7 @@ from typing import Annotated, get_args
 import typer
 
 from peelsum.cli.errors import reported
+from peelsum.cli.interrupts import Interruption
 from peelsum.cli.options import Json
 from peelsum.topology import TopologyError
 
@@ -24,7 +25,7 @@ def switch(
     from peelsum.target import TargetError
     from peelsum.wire import COMPILED_LANES
 
-    with reported(TopologyError, TargetError):
+    with reported(TopologyError, TargetError), Interruption():
         bench_switch(json=json, lanes=lanes or COMPILED_LANES, seconds=seconds)
 
 
@@ -48,7 +49,7 @@ def allreduce(
     from peelsum.transport import TransportError
 
     chosen: list[Form] = [known for name in form or ["compact"] for known in get_args(Form) if known == name]
-    with reported(BenchError, TopologyError, AllreduceError, TransportError):
+    with reported(BenchError, TopologyError, AllreduceError, TransportError), Interruption():
         if len(chosen) != len(form or ["compact"]):
             raise BenchError(f"--form: {form} is not among {', '.join(get_args(Form))}")
         bench_allreduce(

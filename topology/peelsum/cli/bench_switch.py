@@ -8,6 +8,7 @@ from __future__ import annotations
 import json as json_format
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -91,7 +92,9 @@ def _note(reason: str) -> None:
 def _row(ports: str, lanes: int, seconds: float) -> Row:
     """One measurement in a process of its own, which ends with what it set up."""
     measure = {"memory": rates.in_memory, "udp": rates.over_udp, "veth": rates.bmv2_over_veth}[ports]
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+    quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; this process answers it
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=signal.signal, initargs=quiet) as process:
         rate = process.submit(measure, lanes, seconds).result()
     target = "bmv2" if ports == "veth" else "embedded"
     return Row(target, ports, lanes, round(rate.packets_per_s), lost_chunks=rate.lost_chunks)

@@ -13,7 +13,14 @@ ChildOf = Annotated[bool, typer.Option("--child", hidden=True, help="End when st
 def within(option: str, value: float, least: float, most: float) -> None:
     """Raise typer.BadParameter naming `option` unless least <= value <= most."""
     if not least <= value <= most:
-        raise typer.BadParameter(f"{option}: {value:g} is out of range; use {least:g} to {most:g}")
+        raise typer.BadParameter(
+            f"{option}: {_plain(value)} is out of range; use {_plain(least)} to {_plain(most)}"
+        )
+
+
+def _plain(value: float) -> str:
+    """The number as one would type it: no exponent, no point that says nothing."""
+    return str(int(value)) if float(value).is_integer() else str(value)
 
 
 def address(text: str, what: str) -> tuple[str, int]:

@@ -94,6 +94,7 @@ class Child:
         """End the child and return the last object that it printed, {} if there is none."""
         if self.running:
             self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGCONT)  # a stopped process takes nothing else in
         try:
             self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:

@@ -1,30 +1,30 @@
-"""`peelsum demo`: starts the star and the workers, shows progress, and sums up."""
+"""`peelsum demo`: shows the progress of a crew that trains, and sums up what it reported."""
 
 from __future__ import annotations
 
 import json as json_
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from peelsum.cli.demo.crew import Crew, Reports
 from peelsum.cli.errors import reported
+from peelsum.cli.interrupts import Interruption
 from peelsum.cli.options import Json, within
-from peelsum.topology import Child, ProcessError, Star, TopologyError
+from peelsum.topology import Star, TopologyError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 #: Bytes of Ethernet, IPv4 and UDP headers around a packet.
 FRAME_BYTES = 42
-POLL_S = 0.05
+#: How long any worker may be silent, in seconds. The first time, Numba may have everything to compile.
+PATIENCE_S = 120.0
 
 
 class MissingDependencyError(Exception):
@@ -35,14 +35,18 @@ class MissingDependencyError(Exception):
 class Tally:
     """What the workers reported, step by step; lists have one entry a step, of all workers."""
 
-    steps: list[list[dict[str, Any]]] = field(default_factory=list)
-    totals: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[Reports] = field(default_factory=list)
+    totals: Reports = field(default_factory=list)
     seconds: float = 0.0
 
     def mean(self, name: str, steps: slice = slice(None)) -> float:
         """The mean of a value over steps and workers."""
         values = [report[name] for step in self.steps[steps] for report in step]
         return float(sum(values) / len(values))
+
+    def sum(self, name: str) -> int:
+        """The sum of a count over steps and workers."""
+        return sum(report[name] for step in self.steps for report in step)
 
 
 def command(
@@ -62,87 +66,53 @@ def command(
     within("--steps", steps, 1, 1_000_000)
     within("--loss", loss, 0, 0.3)
     within("--seed", seed, 0, 2**31 - 1)
-    with reported(TopologyError, MissingDependencyError):
+    with reported(TopologyError, MissingDependencyError), Interruption() as interruption:
         if find_spec("torch") is None:
             raise MissingDependencyError("torch: is not installed; run: pip install 'peelsum[demo]'")
-        values = _run(workers, steps, loss, seed)
+        with ExitStack() as stack:
+            crew = Crew(stack, interruption, PATIENCE_S)
+            values = run(crew, workers, steps, loss, seed)
     if json:
         print(json_.dumps(values))
     else:
         _print_table(values)
+    if not values["exact"]:
+        raise SystemExit(1)
 
 
-def _run(workers: int, steps: int, loss: float, seed: int) -> dict[str, Any]:
-    from peelsum.codec import warm_up
-
-    with ExitStack() as stack:
-        progress = stack.enter_context(_progress())
+def run(crew: Crew, workers: int, steps: int, loss: float, seed: int) -> dict[str, Any]:
+    """Train; what came of it, as `--json` prints it."""
+    with _progress() as progress:
         starting = progress.add_task(f"starting switch, controller, server, {workers} workers", total=None)
-        store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))) / "gloo"
-        options = (
-            "--workers",
-            str(workers),
-            "--store",
-            str(store),
-            "--steps",
-            str(steps),
-            "--seed",
-            str(seed),
-        )
-        children = [_start_worker(stack, worker, options) for worker in range(workers)]
-        star = stack.enter_context(Star(workers, loss=loss, seed=seed))
-        warm_up()  # once here, so that the workers find the codec compiled
-        for child, seat in zip(children, star.seats, strict=True):
-            child.tell(**asdict(seat))
-        _gather(star, children)
+        star = crew.start(workers, steps, loss, seed)
         progress.remove_task(starting)
-        tally = Tally()
-        _follow(star, children, steps, progress, tally)
+        tally = _follow(crew, steps, progress)
         star.close()
     return _summary(workers, star, tally)
 
 
-def _start_worker(stack: ExitStack, worker_id: int, options: Sequence[str]) -> Child:
-    """Start a worker, which gets its model ready while the star starts."""
-    child = Child.peelsum(f"worker {worker_id}", "demo-worker", "--worker-id", str(worker_id), *options)
-    stack.callback(child.stop)
-    return child
-
-
-def _follow(star: Star, children: list[Child], steps: int, progress: Progress, tally: Tally) -> None:
+def _follow(crew: Crew, steps: int, progress: Progress) -> Tally:
+    tally = Tally()
     task = progress.add_task("training", total=steps)
     started = time.monotonic()
     for _ in range(steps):
-        tally.steps.append(_gather(star, children))
-        progress.update(
-            task, advance=1, description=f"training, loss {tally.mean('loss', slice(-1, None)):.2f}"
-        )
+        tally.steps.append(crew.gather())
+        described = f"training, loss {tally.mean('loss', slice(-1, None)):.2f}"
+        progress.update(task, advance=1, description=described)
     tally.seconds = time.monotonic() - started
-    tally.totals = _gather(star, children)
-
-
-def _gather(star: Star, children: Sequence[Child]) -> list[dict[str, Any]]:
-    """The next report of every worker. Raises ProcessError as soon as any process has failed."""
-    lines: dict[str, dict[str, Any]] = {}
-    while len(lines) < len(children):
-        star.check()
-        for child in children:
-            if child.name not in lines and child.has_line(POLL_S):
-                line = child.next_line(0)
-                if line is None:
-                    raise ProcessError(f"{child.name}: ended early")
-                lines[child.name] = line
-    return [lines[child.name] for child in children]
+    tally.totals = crew.gather()
+    return tally
 
 
 def _summary(workers: int, star: Star, tally: Tally) -> dict[str, Any]:
     assert star.report is not None
-    tensors_checked = sum(report["checked"] for step in tally.steps for report in step)
+    checked, equal = tally.sum("tensors"), tally.sum("equal")
     packet_bytes = FRAME_BYTES + 16 + 4 * star.seats[0].admission["lanes"]
     last = tally.steps[-1][0]
     return {
-        "exact": True,  # a sum that is not has ended the run
-        "tensors_checked": tensors_checked,
+        "exact": equal == checked,
+        "tensors_checked": checked,
+        "tensors_exact": equal,
         "workers": workers,
         "steps": len(tally.steps),
         "loss_start": round(tally.mean("loss", slice(0, 1)), 4),
@@ -187,6 +157,6 @@ def _print_table(values: dict[str, Any]) -> None:
     times = (values[f"{part}_ms_per_step"] for part in ("encode", "network", "decode"))
     table.add_row("encode / network / decode", " / ".join(f"{ms:.1f}" for ms in times) + " ms a step")
     table.add_row("time", f"{values['seconds']:.1f} s")
-    checked = values["tensors_checked"]
-    table.add_row("exact", f"{checked:,} of {checked:,} sums equal gloo's, bit for bit")
+    exact, checked = values["tensors_exact"], values["tensors_checked"]
+    table.add_row("exact", f"{exact:,} of {checked:,} sums equal gloo's, bit for bit")
     Console().print(table)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,8 +25,16 @@ LEARNING_RATE = 4e-3
 SPARSE = "embedding.weight"
 
 
+#: For gloo to find all workers and to sum. More than the demo's patience, which names who is silent.
+GLOO_TIMEOUT_S = 300.0
+
+
 class InexactSumError(Exception):
     """The switch's sum is not gloo's."""
+
+
+class GlooError(Exception):
+    """gloo could not sum: another worker is missing or has ended."""
 
 
 def command(
@@ -37,10 +46,14 @@ def command(
 ) -> None:
     """Train as one worker of the demo; `peelsum demo` starts it, and tells it its seat when there is one."""
     from peelsum.allreduce import AllreduceError
+    from peelsum.codec import warm_up
     from peelsum.transport import TransportError
 
-    with reported(InexactSumError, AllreduceError, TransportError):
+    with reported(InexactSumError, GlooError, AllreduceError, TransportError):
         replica = Replica(worker_id, workers, seed)
+        if worker_id == 0:
+            warm_up()  # the other workers find the codec compiled
+        say(prepared=True)
         seat = hear()
         end_with_parent()
         _train(replica, seat, GlooCheck(store, worker_id, workers), steps, seed)
@@ -96,9 +109,9 @@ def _train(replica: Replica, seat: Mapping[str, Any], check: GlooCheck, steps: i
         for _ in range(steps):
             loss = replica.backward()
             result = allreduce.sum(replica.gradients())
-            check.compare(result)
+            equal = check.compare(result)
             replica.apply(result)
-            say(loss=loss, checked=len(result), **_costs(result))
+            say(loss=loss, tensors=len(result), equal=equal, **_costs(result))
     _say_totals(summation)
 
 
@@ -121,29 +134,52 @@ def _say_totals(summation: SwitchSummation) -> None:
 class GlooCheck:
     """An independent path: the same int32 values, summed by gloo over its own connections."""
 
-    def __init__(self, store: str, worker_id: int, workers: int) -> None:
+    def __init__(self, store: str, worker_id: int, workers: int, timeout_s: float = GLOO_TIMEOUT_S) -> None:
         import os
+        from datetime import timedelta
 
         import torch.distributed as dist
 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        self._worker_id = worker_id
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=worker_id, world_size=workers)
+        with self._translated():
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{store}",
+                rank=worker_id,
+                world_size=workers,
+                timeout=timedelta(seconds=timeout_s),
+            )
 
-    def compare(self, result: StepResult) -> None:
-        """Raise InexactSumError naming worker, tensor and element where a sum differs in a bit."""
+    def compare(self, result: StepResult) -> int:
+        """How many of the step's tensors are equal to gloo's sum, which is all of them.
+
+        Raises InexactSumError naming tensor and element where a sum differs in a bit, GlooError if there is
+        no such sum. Whoever started the worker says which one it is.
+        """
         import numpy as np
         import torch
         import torch.distributed as dist
 
         flat = torch.from_numpy(np.concatenate([tensor.quantized.ravel() for tensor in result.tensors]))
-        dist.all_reduce(flat)
+        with self._translated():
+            dist.all_reduce(flat)
         expected = np.split(flat.numpy(), np.cumsum([tensor.elements for tensor in result.tensors])[:-1])
+        equal = 0
         for tensor, gloo in zip(result.tensors, expected, strict=True):
             ours = tensor.total.ravel()
             wrong = np.flatnonzero(ours != gloo)
             if wrong.size:
                 raise InexactSumError(
-                    f"worker {self._worker_id}: tensor {tensor.name}, element {wrong[0]}: "
+                    f"tensor {tensor.name}, element {wrong[0]}: "
                     f"the switch summed to {ours[wrong[0]]}, gloo to {gloo[wrong[0]]}"
                 )
+            equal += 1
+        return equal
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise GlooError(f"gloo: {reason}; see which worker is stopped or has ended") from error

@@ -1,0 +1,112 @@
+"""What ends the demo, and what it says then: a sum that is not gloo's, a worker that stops, a missing one."""
+
+import os
+import re
+import signal
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+import torch.distributed
+
+from peelsum.allreduce import Allreduce, LocalSummation
+from peelsum.cli.demo import command, crew
+from peelsum.cli.demo.worker import GlooCheck, GlooError, InexactSumError
+from peelsum.cli.interrupts import Interruption
+from peelsum.topology import Child, ProcessError, Star
+
+#: A worker whose gloo gets one bit wrong.
+ONE_BIT_WRONG = """\
+import sys
+import torch.distributed
+from peelsum.cli.main import main
+
+honest = torch.distributed.all_reduce
+
+def broken(values):
+    honest(values)
+    values[7] ^= 1 << 4
+
+torch.distributed.all_reduce = broken
+main()
+"""
+
+
+@pytest.fixture
+def gloo(tmp_path):
+    """The check of a job that has this process as its only worker."""
+    yield GlooCheck(str(tmp_path / "store"), 0, 1)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def step():
+    """The result of a step of one worker: tensors of 6 and 4 elements."""
+    (summation,) = LocalSummation.group(1)
+    tensors = {"first": np.arange(1, 7, dtype=np.float32).reshape(2, 3), "second": np.ones(4, np.float32)}
+    return Allreduce(summation, forms={"first": "compact"}).sum(tensors)
+
+
+def flipped(step, name, element, bit):
+    """The step with one bit of one total changed."""
+    total = step[name].total.copy().ravel()
+    total[element] ^= np.int32(1) << bit
+    wrong = replace(step[name], total_at=total)
+    return replace(step, tensors=tuple(wrong if tensor.name == name else tensor for tensor in step.tensors))
+
+
+def test_equal_sums_are_counted(gloo, step):
+    assert gloo.compare(step) == 2
+
+
+@pytest.mark.parametrize(("name", "element", "bit"), [("first", 0, 0), ("first", 5, 31), ("second", 3, 12)])
+def test_one_wrong_bit_is_named(gloo, step, name, element, bit):
+    right = int(step[name].total.ravel()[element])
+    with pytest.raises(InexactSumError) as raised:
+        gloo.compare(flipped(step, name, element, bit))
+    wrong = int(np.int32(right) ^ np.int32(1) << bit)
+    assert str(raised.value) == (
+        f"tensor {name}, element {element}: the switch summed to {wrong}, gloo to {right}"
+    )
+
+
+def test_a_worker_that_gloo_does_not_find_is_one_line(tmp_path):
+    with pytest.raises(GlooError, match=r"^gloo: .*; see which worker is stopped or has ended$"):
+        GlooCheck(str(tmp_path / "store"), 0, 2, timeout_s=0.2)
+
+
+def test_a_wrong_sum_ends_the_demo(monkeypatch, capsys):
+    def start(name, *arguments):
+        if name == "worker 1":
+            return Child(name, [sys.executable, "-c", ONE_BIT_WRONG, *arguments])
+        return Child(name, [sys.executable, "-m", "peelsum.cli", *arguments])
+
+    monkeypatch.setattr(crew.Child, "peelsum", start)
+    with pytest.raises(SystemExit) as ended:
+        command(workers=2, steps=3, loss=0.0, seed=0, json=True)
+    assert ended.value.code == 2
+    out, complaint = capsys.readouterr()
+    assert out == ""
+    summed, gloo = re.fullmatch(
+        r"peelsum: worker 1: tensor embedding\.weight, element 7: the switch summed to (-?\d+), "
+        r"gloo to (-?\d+)\n",
+        complaint,
+    ).groups()
+    assert int(summed) ^ int(gloo) == 1 << 4
+
+
+def test_a_worker_stopped_while_starting_is_named(monkeypatch):
+    def stop_worker_1(*arguments, **settings):
+        (worker,) = (
+            child for child in psutil.Process().children() if "--worker-id 1 " in " ".join(child.cmdline())
+        )
+        os.kill(worker.pid, signal.SIGSTOP)
+        return Star(*arguments, **settings)
+
+    monkeypatch.setattr(crew, "Star", stop_worker_1)
+    expected = r"^worker 1: no answer within 6 s; see whether it is stopped, or give this machine fewer"
+    with ExitStack() as stack, pytest.raises(ProcessError, match=expected):
+        crew.Crew(stack, Interruption(), 6.0).start(2, 3, 0.0, 0)

@@ -1,0 +1,89 @@
+"""Ctrl-C, SIGTERM and a closed terminal, at the moments at which they are easily lost."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from peelsum.cli.interrupts import SIGNALS, Interrupted, Interruption
+
+DEMO = [sys.executable, "-m", "peelsum.cli", "demo", "--workers", "2", "--steps", "100000"]
+#: Put ahead of everything else in a process: Ctrl-C when the command line's own imports begin.
+WHILE_IMPORTING = """\
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *rest):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+"""
+#: Ctrl-C for the demo when llvmlite calls back into Python, in whichever process loads compiled code first.
+WHILE_LOADING_CODE = """\
+import os, signal, sys
+from llvmlite.binding.executionengine import ExecutionEngine
+
+if "demo" in sys.orig_argv:
+    os.environ["DEMO_PID"] = str(os.getpid())
+
+def interrupting(callback):
+    def called_back(*arguments):
+        os.kill(int(os.environ["DEMO_PID"]), signal.SIGINT)
+        return callback(*arguments)
+    return called_back
+
+honest = ExecutionEngine.set_object_cache
+ExecutionEngine.set_object_cache = lambda self, *callbacks: honest(self, *map(interrupting, callbacks))
+"""
+
+
+def interrupted_demo(tmp_path, how):
+    (tmp_path / "sitecustomize.py").write_text(how)
+    (folder := tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(folder)}
+    done = subprocess.run(DEMO, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return done.returncode, done.stdout, done.stderr, list(folder.iterdir())
+
+
+def test_ctrl_c_while_importing_shows_no_traceback(tmp_path):
+    assert interrupted_demo(tmp_path, WHILE_IMPORTING) == (-signal.SIGINT, "", "", [])
+
+
+def test_ctrl_c_while_compiled_code_is_loaded_ends_the_demo(tmp_path):
+    assert interrupted_demo(tmp_path, WHILE_LOADING_CODE) == (130, "", "", [])
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_raises_and_later_ones_leave_the_clean_up_alone(number):
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with Interruption():
+        with pytest.raises(Interrupted) as raised:
+            signal.raise_signal(number)
+        for later in SIGNALS:
+            signal.raise_signal(later)
+    assert raised.value.status == 128 + number
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_c_has_swallowed_is_raised_again():
+    with Interruption() as interruption:
+        interruption.check()
+        ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGTERM))()
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            interruption.check()
+
+
+def test_ignored_signals_stay_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption() as interruption:
+            signal.raise_signal(signal.SIGHUP)
+            interruption.check()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

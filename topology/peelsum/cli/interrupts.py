@@ -1,0 +1,48 @@
+"""Ctrl-C, SIGTERM and a closed terminal: one exception for all three, and a second look for lost ones."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(KeyboardInterrupt):
+    """One of SIGNALS came. `status` is the exit status by which shells tell which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number
+
+
+class Interruption:
+    """While entered, the first of SIGNALS raises Interrupted; those after it cannot disturb the clean-up.
+
+    What a handler raises is lost where C calls back into Python. So code that goes on for long calls
+    `check`, which raises it again. Signals that were ignored before, as by nohup, stay so.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has come."""
+        if self._number:
+            raise Interrupted(self._number)
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        if not self._number:
+            self._number = number
+            raise Interrupted(number)
