@@ -177,10 +177,23 @@ def test_progress_and_stall_name_the_oldest_chunk_and_who_is_missing() -> None:
     server.receive(partial(1, 0b010, 1), 2.0)
     progress = server.progress()
     assert (progress.oldest_chunk, progress.missing_workers, progress.chunks_incomplete) == (1, (0, 2), 2)
-    assert "oldest 1 waits for worker 0, 2" in str(progress)
+    assert "oldest 1 waits for worker 0 (last seen 2.0 s ago), 2 (last seen 1.0 s ago)" in str(progress)
     assert server.expire(6.9) == []
-    assert server.expire(7.0) == [Stalled(9, 1, (0, 2), 5.0)]
+    (stall,) = server.expire(7.0)
+    assert stall == Stalled(9, 1, (0, 2), 5.0, last_seen=(7.0, 6.0))
+    assert "still waiting for worker 0 (last seen 7.0 s ago), 2 (last seen 6.0 s ago)" in str(stall)
     assert server.expire(7.1) == []
+
+
+def test_who_was_never_heard_of_is_said_to_be_so() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b010, 1), 1.0)
+    server.receive(partial(0, 0b001, 1), 2.0)
+    assert server.progress(5.0).last_seen == (None,)
+    assert str(server.progress(5.0)).endswith("waits for worker 2 (never seen)")
+    server.receive(partial(1, 0b001, 1), 3.0)
+    server.receive(partial(0, 0b100, 1), 4.0)
+    assert (server.progress(5.0).missing_workers, server.progress(5.0).last_seen) == ((1, 2), (4.0, 1.0))
 
 
 def test_the_fin_chunk_finishes_the_job_once() -> None:

@@ -26,14 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.transport import endpoint_kernels as kernels
-from peelsum.transport.config import JobConfig, workers_in
+from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.congestion import CongestionWindow
 from peelsum.transport.endpoint_kernels import Clock, Count, Mark
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted
 from peelsum.transport.layout import SERIAL_BASE, Words, header_row, rows_of
 from peelsum.transport.stats import WorkerStats
-from peelsum.wire import Batch, Flag, Kind, malformed, packet_bytes
+from peelsum.wire import MAX_WORKERS, Batch, Flag, Kind, malformed, packet_bytes
 
 Op = Literal["add", "or"]
 #: Packets per call that a batch socket sends in one go.
@@ -62,17 +62,19 @@ class _Tensor:
 
 
 class WorkerEndpoint:
-    """Worker `worker_id` of the job. All workers submit tensors of equal length and op in the same order."""
+    """Worker number `worker_id` of the job. All submit tensors of equal length and op in the same order."""
 
     def __init__(self, config: JobConfig, worker_id: int) -> None:
-        if not 0 <= worker_id < config.workers:
-            raise TransportConfigError(
-                f"worker_id: {worker_id} is not one of the job's workers; give 0 to {config.workers - 1}"
-            )
+        if worker_id not in config.worker_ids:
+            have = ", ".join(map(str, config.worker_ids)) if config.racks else f"0 to {config.workers - 1}"
+            raise TransportConfigError(f"worker_id: {worker_id} is not one of the job's workers; give {have}")
         self.config = config
         self.worker_id = worker_id
-        first = SERIAL_BASE + config.first_chunk
-        self._state = kernels.new_state(config.window, config.lanes, first, config.timers.first_answer)
+        first, racks = SERIAL_BASE + config.first_chunk, len(config.rack_masks)
+        rack, place = divmod(worker_id, MAX_WORKERS)
+        self._mask = 1 << place
+        self._identity = (config.job_id, config.generation, rack if config.racks else -1, self._mask)
+        self._state = kernels.new_state(config.window, config.lanes, racks, first, config.timers.first_answer)
         self._end = first
         self._tensors: deque[_Tensor] = deque()
         self._unpacked: deque[_Tensor] = deque()
@@ -126,7 +128,7 @@ class WorkerEndpoint:
             state,
             rows,
             malformed(batch, self.config.lanes),
-            (self.config.job_id, self.config.generation, 1 << self.worker_id),
+            self._identity,
             self.config.window,
             now,
             (timers.resend_least, timers.resend_most),
@@ -192,9 +194,10 @@ class WorkerEndpoint:
         """The report of a stall as it stands: what is waited for, and since when."""
         marks = self._state.marks
         known = marks[Mark.NEEDED] >= marks[Mark.BASE]
-        missing = workers_in(int(marks[Mark.MISSING])) if known else ()
+        missing = numbers_of(self._state.missing) if known else ()
         waited = 0.0 if self._moved_at is None else now - self._moved_at
-        return Stalled(self.config.job_id, int(marks[Mark.BASE]) & 0xFFFFFFFF, missing, waited)
+        oldest, racks = int(marks[Mark.BASE]) & 0xFFFFFFFF, len(self.config.racks)
+        return Stalled(self.config.job_id, oldest, missing, waited, racks=racks)
 
     def stats(self) -> WorkerStats:
         """What was counted since the beginning."""
@@ -227,7 +230,7 @@ class WorkerEndpoint:
             job_id=self.config.job_id,
             generation=self.config.generation,
             sender=self.worker_id,
-            bitmap=1 << self.worker_id,
+            bitmap=self._mask,
         )
         tensor = _Tensor(
             self._tickets, self._end, self._end + chunks, header, words, np.empty_like(words), chunks

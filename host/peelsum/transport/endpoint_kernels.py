@@ -30,7 +30,8 @@ from peelsum.transport.layout import (
 )
 from peelsum.wire import Flag, Kind
 
-RESULT, NEED, RESEND, CE = int(Kind.RESULT), int(Kind.NEED), int(Kind.RESEND), int(Flag.CE)
+RESULT, NEED, RESEND = int(Kind.RESULT), int(Kind.NEED), int(Kind.RESEND)
+CE, SPINE = int(Flag.CE), int(Flag.SPINE)
 #: A packet counts as lost once a chunk contributed this much later has its result.
 REORDERING = 3
 #: Doublings of a chunk's timer while other results flow: it is this chunk's packets that are lost.
@@ -48,10 +49,9 @@ class Mark(IntEnum):
     HIGHEST = 3  # the newest chunk with its result
     QUEUE_HEAD = 4
     QUEUE_TAIL = 5
-    NEEDED = 6  # the chunk of the last NEED, and
-    MISSING = 7  # the workers it named
-    PROBES = 8  # how many chunks the resend timer resends at once
-    RESULTS_BEFORE = 9  # results that had come when it last ran out
+    NEEDED = 6  # the chunk of the last NEED
+    PROBES = 7  # how many chunks the resend timer resends at once
+    RESULTS_BEFORE = 8  # results that had come when it last ran out
 
 
 class Count(IntEnum):
@@ -95,6 +95,7 @@ class WorkerState(NamedTuple):
     sent_at: NDArray[np.float64]  # [rows]
     overtaken_by: NDArray[np.int64]  # [rows]: the chunk whose result tells that the last packet was lost
     queue: NDArray[np.int64]  # [rows]: ring of positions to resend
+    missing: NDArray[np.int64]  # [racks]: the workers that the last NEED named
     marks: NDArray[np.int64]  # [Mark]
     counts: NDArray[np.int64]  # [Count]
     clock: NDArray[np.float64]  # [Clock]
@@ -103,8 +104,11 @@ class WorkerState(NamedTuple):
 OWN_DOUBT, NEEDED = 1, 2
 
 
-def new_state(window: int, lanes: int, first: int, timeout: float) -> WorkerState:
-    """State of a worker that has sent nothing; `first` is a position, `timeout` holds until measured."""
+def new_state(window: int, lanes: int, racks: int, first: int, timeout: float) -> WorkerState:
+    """State of a worker that has sent nothing; `first` is a position, `timeout` holds until measured.
+
+    `racks` is 1 where there is one level.
+    """
     rows = 2 * window
     marks = np.zeros(len(Mark), np.int64)
     marks[[Mark.FIRST, Mark.BASE, Mark.NEXT]] = first
@@ -123,6 +127,7 @@ def new_state(window: int, lanes: int, first: int, timeout: float) -> WorkerStat
         sent_at=np.zeros(rows),
         overtaken_by=np.zeros(rows, np.int64),
         queue=np.zeros(rows, np.int64),
+        missing=np.zeros(racks, np.int64),
         marks=marks,
         counts=np.zeros(len(Count), np.int64),
         clock=clock,
@@ -160,7 +165,7 @@ def take(
     state: WorkerState,
     rows: Words,
     bad: NDArray[np.bool_],
-    identity: tuple[int, int, int],
+    identity: tuple[int, int, int, int],
     window: int,
     now: float,
     limits: tuple[float, float],
@@ -168,8 +173,9 @@ def take(
 ) -> None:
     """Take a batch in: rows uint32[n, words], bad bool[n] for malformed ones.
 
-    identity = (job_id, generation, worker_mask); limits = (least, most) of the resend timer. Sets at[i] to
-    the position of the chunk whose result packet i brings, or to -1 where there is nothing to store.
+    identity = (job_id, generation, rack, worker_mask), rack = -1 where there is one level; limits = (least,
+    most) of the resend timer. Sets at[i] to the position of the chunk whose result packet i brings, or to -1
+    where there is nothing to store.
     """
     counts, marks = state.counts, state.marks
     for i in range(rows.shape[0]):
@@ -187,8 +193,8 @@ def take(
             if kind == RESULT:
                 if _accept(state, packet, position, window, now, limits):
                     at[i] = position
-            elif kind == NEED:
-                _need(state, packet, position, window, identity[2])
+            elif kind == NEED and (get(packet, FLAGS) & SPINE != 0) == (identity[2] >= 0):
+                _need(state, packet, position, window, identity[2], identity[3])
             else:
                 counts[Count.UNEXPECTED_KIND] += 1
     _advance(state, now)
@@ -244,17 +250,27 @@ def _sample(clock: NDArray[np.float64], rtt: float, limits: tuple[float, float])
 
 
 @compiled
-def _need(state: WorkerState, packet: Words, position: int, window: int, worker_mask: int) -> None:
+def _need(
+    state: WorkerState, packet: Words, position: int, window: int, own_rack: int, worker_mask: int
+) -> None:
     """Heed a NEED: remember whom the server misses, and resend if it misses us."""
     counts, marks = state.counts, state.marks
-    missing = get(packet, BITMAP)
     counts[Count.NEEDS] += 1
     if position >= marks[Mark.BASE]:
         marks[Mark.NEEDED] = position
-        marks[Mark.MISSING] = missing
+        for rack in range(state.missing.shape[0]):
+            state.missing[rack] = _missing(packet, rack)
     least = max(marks[Mark.FIRST], marks[Mark.BASE] - window)
-    if missing & worker_mask and least <= position < marks[Mark.NEXT]:
+    if _missing(packet, max(0, own_rack)) & worker_mask and least <= position < marks[Mark.NEXT]:
         _enqueue(state, position, NEEDED)
+
+
+@compiled
+def _missing(packet: Words, rack: int) -> int:
+    """The workers of a rack that a NEED names: in the bitmap, in two levels in the rack's lane."""
+    if get(packet, FLAGS) & SPINE:
+        return int(swap(packet[HEADER_WORDS + rack])) if get(packet, BITMAP) >> rack & 1 else 0
+    return get(packet, BITMAP)
 
 
 @compiled

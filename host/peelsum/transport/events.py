@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from peelsum.wire import MAX_WORKERS
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,17 +19,38 @@ class TensorCompleted:
     words: NDArray[np.uint32]
 
 
+def named(workers: Sequence[int], last_seen: Sequence[float | None], racks: int) -> str:
+    """Workers as a list for people: numbers, racks where there are any, and when each was last seen."""
+    ages: Sequence[float | str | None] = last_seen or [""] * len(workers)
+    return ", ".join(_named(worker, age, racks) for worker, age in zip(workers, ages, strict=True))
+
+
+def _named(worker: int, age: float | str | None, racks: int) -> str:
+    notes = [f"rack {worker // MAX_WORKERS}"] if racks else []
+    if age is None:
+        notes.append("never seen")
+    elif isinstance(age, float):
+        notes.append(f"last seen {age:.1f} s ago")
+    return f"{worker} ({', '.join(notes)})" if notes else str(worker)
+
+
 @dataclass(frozen=True)
 class Stalled:
-    """Nothing moved for `seconds`. `missing_workers` is empty while the server has not named any."""
+    """Nothing moved for `seconds`. `missing_workers` is empty while the server has not named any.
+
+    `last_seen`: at the server, how many seconds ago something of each missing worker's last came, None for
+    never; empty at workers, who don't know. `racks`: how many racks the job has, 0 with one level.
+    """
 
     job_id: int
     oldest_chunk: int
     missing_workers: tuple[int, ...]
     seconds: float
+    last_seen: tuple[float | None, ...] = ()
+    racks: int = 0
 
     def __str__(self) -> str:
-        who = ", ".join(map(str, self.missing_workers))
+        who = named(self.missing_workers, self.last_seen, self.racks)
         reason = (
             f"still waiting for worker {who}; see whether it is running"
             if self.missing_workers

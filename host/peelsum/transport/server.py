@@ -1,10 +1,11 @@
 """The aggregation server of one job, without socket or clock: it completes what the switch could not.
 
-Theory of operation. H is who is in a chunk's sum so far, acc the sum, P the workers in an arriving packet.
+Theory of operation. H is who is in a chunk's sum so far, acc the sum, P the workers in an arriving packet:
+with SPINE whole racks, without it workers of the sender's rack. The rules are the same for one level and two.
 
 | packet or time | what the server does |
 |---|---|
-| malformed; another job, generation or kind; workers the job does not have | drop, count |
+| malformed; another job, generation or kind; workers, racks or a level the job does not have | drop, count |
 | chunk is complete and kept | RESULT to the sender, at most once per `reply_gap` |
 | chunk <= newest complete - W, or its row serves a newer chunk | drop, count |
 | P and H disjoint | acc += d (or \\|= d), H \\|= P |
@@ -13,8 +14,9 @@ Theory of operation. H is who is in a chunk's sum so far, acc the sum, P the wor
 | overlap, OR | acc \\|= d, H \\|= P |
 | overlap, ADD | drop, count |
 | H is everybody | keep as the result (2 W are kept), RESULT to all; CE of any part is echoed |
-| H incomplete for `need`, then backing off | RESEND to the switch: give up what you hold; from the second
-  time on also NEED to all, naming the missing workers, so that those who wait can name them too |
+| H incomplete for `need`, then backing off | RESEND to the switch, in two levels to the spine and to each
+  incomplete rack's: give up what you hold; from the second time on also NEED to all, naming the missing
+  workers, so that those who wait can name them too |
 
 A server that lost its state starts as a fresh object of the same generation: workers resend what it lacks.
 """
@@ -24,12 +26,12 @@ from __future__ import annotations
 import numpy as np
 
 from peelsum.transport import server_kernels as kernels
-from peelsum.transport.config import JobConfig, workers_in
+from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.events import Event, JobFinished, Stalled
 from peelsum.transport.layout import rows_of
-from peelsum.transport.server_kernels import Count, Mark
+from peelsum.transport.server_state import Count, Mark, new_state
 from peelsum.transport.stats import Progress, ServerStats
-from peelsum.wire import Batch, malformed, packet_bytes
+from peelsum.wire import Batch, Flag, malformed, packet_bytes
 
 BATCH = 64
 _DROPS = (
@@ -47,19 +49,22 @@ class AggregationServer:
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
-        self._state = kernels.new_state(config.window, config.lanes, config.workers)
+        complete = (config.expected_mask, int(Flag.SPINE) if config.racks else 0)
+        self._state = new_state(config.window, config.lanes, config.rack_masks, complete)
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
         self._report_at = -np.inf
+        self._now = -np.inf
         self.finished = False
 
     def receive(self, batch: Batch, now: float) -> list[Event]:
         """Take in packets uint8[n, packet_bytes], whatever their bytes; what they brought about."""
         config, timers = self.config, self.config.timers
+        self._now = now
         kernels.take(
             self._state,
             rows_of(batch),
             malformed(batch, config.lanes),
-            (config.job_id, config.generation, config.expected_mask),
+            (config.job_id, config.generation),
             config.window,
             now,
             (timers.need, timers.reply_gap),
@@ -76,12 +81,13 @@ class AggregationServer:
         """
         if limit > len(self._scratch):
             self._scratch = np.zeros((limit, self._scratch.shape[1]), np.uint32)
-        count = kernels.send(self._state, self.config.expected_mask, self._scratch[:limit])
+        count = kernels.send(self._state, self._scratch[:limit])
         return self._scratch[:count].view(np.uint8)
 
     def expire(self, now: float) -> list[Event]:
         """Do what is due: ask for missing parts, report a stall. Call when `next_timer` has passed."""
         timers = self.config.timers
+        self._now = now
         kernels.expire(self._state, now, self.config.window, timers.need, timers.need_most)
         if now < self._report_at:
             return []
@@ -90,25 +96,40 @@ class AggregationServer:
         if waited < timers.stall:
             return []
         self._report_at = now + timers.stall
-        stand = self.progress()
-        return [Stalled(self.config.job_id, stand.oldest_chunk or 0, stand.missing_workers, float(waited))]
+        stand = self.progress(now)
+        return [
+            Stalled(
+                self.config.job_id,
+                stand.oldest_chunk or 0,
+                stand.missing_workers,
+                float(waited),
+                last_seen=stand.last_seen,
+                racks=len(self.config.racks),
+            )
+        ]
 
     def next_timer(self) -> float | None:
         """When to call `expire` if nothing arrives before; None: not at all."""
         due = kernels.next_due(self._state)
         return due if due < np.inf else None
 
-    def progress(self) -> Progress:
-        """Where the job stands: the oldest chunk that is incomplete here, and who is missing from it."""
+    def progress(self, now: float | None = None) -> Progress:
+        """Where the job stands: the oldest chunk that is incomplete here, who is missing from it, and when
+        something of theirs last came: before `now`, or before the last packet or timer if that is left out.
+        """
         state = self._state
         incomplete, row = kernels.oldest_incomplete(state, self.config.window)
-        missing = workers_in(self.config.expected_mask & ~int(state.have[row])) if incomplete else ()
+        missing = numbers_of(state.expected & ~state.have[row]) if incomplete else ()
         return Progress(
             job_id=self.config.job_id,
             chunks_complete=self._complete(),
             chunks_incomplete=incomplete,
             oldest_chunk=int(state.position[row]) & 0xFFFFFFFF if incomplete else None,
             missing_workers=missing,
+            last_seen=tuple(
+                self._unseen_for(worker, self._now if now is None else now) for worker in missing
+            ),
+            racks=len(self.config.racks),
         )
 
     def stats(self) -> ServerStats:
@@ -128,6 +149,11 @@ class AggregationServer:
             needs=int(counts[Count.NEEDS]),
             dropped={reason.name.lower(): int(counts[reason]) for reason in _DROPS},
         )
+
+    def _unseen_for(self, worker: int, now: float) -> float | None:
+        """Seconds since something of a worker's last came; None if nothing ever did."""
+        seen_at = float(max(self._state.heard_at[worker], self._state.heard_at[-1]))
+        return max(0.0, now - seen_at) if seen_at > -np.inf else None
 
     def _complete(self) -> int:
         counts = self._state.counts

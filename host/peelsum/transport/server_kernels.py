@@ -1,14 +1,12 @@
-"""The aggregation server's state as arrays, and the compiled loops over batches that change it.
+"""The compiled loops over batches that change the aggregation server's state.
 
-Chunk `p` (a position, see `layout.unwrap`) lives in row `p % rows`, rows = 2 * window. A newer chunk takes
-its row over: a worker gets that far ahead only when every worker has the older chunk's result. A row's packet
-is kept as the RESULT it will become, in wire order, so that a sum complete on arrival is only copied.
+A newer chunk takes an older one's row over: a worker gets that far ahead only when every worker has the older
+chunk's result. A row's packet is kept as the RESULT it will become, in wire order, so that a sum complete on
+arrival is only copied. What differs between one level and two is in the packets: with SPINE, bits are whole
+racks; without, they are workers of the sender's rack.
 """
 
 from __future__ import annotations
-
-from enum import IntEnum
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,88 +23,23 @@ from peelsum.transport.layout import (
     Words,
     compiled,
     get,
+    inlined,
     put,
     swap,
     unwrap,
 )
+from peelsum.transport.server_state import Count, JobState, Mark
 from peelsum.wire import EVERYONE as EVERYONE_ID
 from peelsum.wire import MAX_WORKERS, Flag, Kind
 
 BYPASS, RESULT, RESEND, NEED = int(Kind.BYPASS), int(Kind.RESULT), int(Kind.RESEND), int(Kind.NEED)
-OR, CE, FIN = int(Flag.OR), int(Flag.CE), int(Flag.FIN)
+OR, CE, FIN, SPINE = int(Flag.OR), int(Flag.CE), int(Flag.FIN), int(Flag.SPINE)
 EVERYONE = int(EVERYONE_ID)
-#: Bits of `JobState.owed`: below these, one bit per worker that is owed the result.
-OWE_ALL, OWE_RESEND, OWE_NEED = 1 << MAX_WORKERS, 2 << MAX_WORKERS, 4 << MAX_WORKERS
-
-
-class Mark(IntEnum):
-    """Positions the loops keep, in `JobState.marks`."""
-
-    ANCHOR = 0  # chunk ids are unwrapped near this; 0 before anything was heard
-    NEWEST = 1  # the newest complete chunk; 0 before the first
-    QUEUE_HEAD = 2
-    QUEUE_TAIL = 3
-    FINISHED = 4  # 1 once the FIN chunk is complete
-
-
-class Count(IntEnum):
-    """What the loops count, in `JobState.counts`."""
-
-    IN_SWITCH = 0
-    AT_SERVER = 1
-    PACKETS = 2
-    MERGED = 3
-    DUPLICATES = 4
-    OVERLAPS = 5
-    RESULTS = 6
-    REPLIES = 7
-    WITHHELD = 8
-    RESENDS = 9
-    NEEDS = 10
-    MALFORMED = 11
-    FOREIGN_JOB = 12
-    WRONG_GENERATION = 13
-    UNEXPECTED_KIND = 14
-    FOREIGN_WORKER = 15
-    OUT_OF_WINDOW = 16
-
-
-class JobState(NamedTuple):
-    """One array per property of a chunk, one row per chunk kept."""
-
-    packets: NDArray[np.uint32]  # [rows, words]: the RESULT to be: acc, in wire order
-    position: NDArray[np.int64]  # [rows]: whose row it is, 0 for nobody's
-    have: NDArray[np.int64]  # [rows]: H, the workers whose contributions are in
-    done: NDArray[np.bool_]  # [rows]
-    deadline: NDArray[np.float64]  # [rows]: when to ask for what is missing; infinity when complete
-    since: NDArray[np.float64]  # [rows]: when the first part came
-    asked: NDArray[np.int64]  # [rows]: how often it was asked for
-    answered_at: NDArray[np.float64]  # [rows, workers]: when the worker was last sent the result
-    owed: NDArray[np.int64]  # [rows]: what is to be sent: OWE_* and workers' bits
-    queued: NDArray[np.bool_]  # [rows]
-    queue: NDArray[np.int64]  # [rows]: ring of rows that owe something
-    marks: NDArray[np.int64]  # [Mark]
-    counts: NDArray[np.int64]  # [Count]
-
-
-def new_state(window: int, lanes: int, workers: int) -> JobState:
-    """State of a server that has heard nothing."""
-    rows = 2 * window
-    return JobState(
-        packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
-        position=np.zeros(rows, np.int64),
-        have=np.zeros(rows, np.int64),
-        done=np.zeros(rows, np.bool_),
-        deadline=np.full(rows, np.inf),
-        since=np.zeros(rows),
-        asked=np.zeros(rows, np.int64),
-        answered_at=np.full((rows, workers), -np.inf),
-        owed=np.zeros(rows, np.int64),
-        queued=np.zeros(rows, np.bool_),
-        queue=np.zeros(rows, np.int64),
-        marks=np.zeros(len(Mark), np.int64),
-        counts=np.zeros(len(Count), np.int64),
-    )
+#: In place of a rack: what is counted is racks.
+RACKS = -1
+#: Bits of `JobState.owed`: below these, one bit per worker of the rack that is owed the result.
+OWE_ALL, OWE_RESEND = 1 << MAX_WORKERS, 2 << MAX_WORKERS
+OWE_SPINE_RESEND, OWE_NEED = 4 << MAX_WORKERS, 8 << MAX_WORKERS
 
 
 @compiled
@@ -114,19 +47,21 @@ def take(
     state: JobState,
     rows: Words,
     bad: NDArray[np.bool_],
-    identity: tuple[int, int, int],
+    identity: tuple[int, int],
     window: int,
     now: float,
     waits: tuple[float, float],
 ) -> None:
     """Take a batch in: rows uint32[n, words], bad bool[n] for malformed ones.
 
-    identity = (job_id, generation, expected_mask); waits = (need, reply_gap) in seconds.
+    identity = (job_id, generation); waits = (need, reply_gap) in seconds.
     """
-    counts = state.counts
+    counts, two_levels = state.counts, state.marks[Mark.SUM_FLAG] != 0
     counts[Count.PACKETS] += rows.shape[0]
     for i in range(rows.shape[0]):
         packet = rows[i]
+        bitmap = get(packet, BITMAP)
+        rack = _rack_of(packet, two_levels)
         if bad[i]:
             counts[Count.MALFORMED] += 1
         elif get(packet, JOB_ID) != identity[0]:
@@ -135,7 +70,7 @@ def take(
             counts[Count.WRONG_GENERATION] += 1
         elif get(packet, KIND) != BYPASS:
             counts[Count.UNEXPECTED_KIND] += 1
-        elif get(packet, BITMAP) == 0 or get(packet, BITMAP) & ~identity[2]:
+        elif not bitmap or bitmap & ~_known(state.expected, state.marks, rack):
             counts[Count.FOREIGN_WORKER] += 1
         else:
             row = _row_of(state, get(packet, CHUNK_ID), window)
@@ -144,10 +79,34 @@ def take(
             elif state.done[row]:
                 _answer(state, row, get(packet, SENDER), now, waits[1])
             else:
-                _merge(state, row, packet, identity[2], now, waits[0])
+                _merge(state, row, packet, (bitmap, rack), now, waits[0])
 
 
 @compiled
+def _rack_of(packet: Words, two_levels: bool) -> int:
+    """The rack whose workers a packet's bitmap counts; RACKS where it counts racks."""
+    if get(packet, FLAGS) & SPINE:
+        return RACKS
+    return get(packet, SENDER) // MAX_WORKERS if two_levels else 0
+
+
+@compiled
+def _known(expected: NDArray[np.int64], marks: NDArray[np.int64], rack: int) -> int:
+    """Everybody that a bitmap may count there: a rack's workers, or the racks of a job that has any."""
+    if rack == RACKS:
+        return int(marks[Mark.SUM_BITMAP]) if marks[Mark.SUM_FLAG] else 0
+    return int(expected[rack]) if rack < expected.shape[0] else 0
+
+
+@compiled
+def _part(who: tuple[int, int], rack: int, expected: int) -> int:
+    """Those of one rack, whose workers are `expected`, that are in the set `who` = (bitmap, rack)."""
+    if who[1] == RACKS:
+        return expected if who[0] >> rack & 1 else 0
+    return who[0] if who[1] == rack else 0
+
+
+@inlined
 def _row_of(state: JobState, chunk_id: int, window: int) -> int:
     """The chunk's row, taken over from an older chunk if need be; -1 for a chunk nobody can need any more."""
     marks = state.marks
@@ -173,19 +132,20 @@ def _answer(state: JobState, row: int, sender: int, now: float, gap: float) -> N
     """Somebody still works on a complete chunk: send it the result, if that did not just happen."""
     counts = state.counts
     counts[Count.DUPLICATES] += 1
-    if sender >= state.answered_at.shape[1]:
+    rack, worker = divmod(sender, MAX_WORKERS)
+    if rack >= state.expected.shape[0] or not state.expected[rack] >> worker & 1:
         return
     if now - state.answered_at[row, sender] < gap:
         counts[Count.WITHHELD] += 1
         return
     state.answered_at[row, sender] = now
-    owe(state, row, 1 << sender)
+    owe(state, row, rack, 1 << worker)
 
 
 @compiled
-def owe(state: JobState, row: int, what: int) -> None:
-    """Queue the row for sending, once, whatever it owes."""
-    state.owed[row] |= what
+def owe(state: JobState, row: int, rack: int, what: int) -> None:
+    """Queue the row for sending, once, whatever it owes; what concerns no rack is booked with any."""
+    state.owed[row, rack] |= what
     if not state.queued[row]:
         rows = state.queue.shape[0]
         state.queue[state.marks[Mark.QUEUE_TAIL] % rows] = row
@@ -193,31 +153,72 @@ def owe(state: JobState, row: int, what: int) -> None:
         state.queued[row] = True
 
 
-@compiled
-def _merge(state: JobState, row: int, packet: Words, expected: int, now: float, need: float) -> None:
-    """Merge a sum, complete or partial, of workers P into the chunk's H and acc."""
-    arrived, have = get(packet, BITMAP), state.have[row]
+@inlined
+def _merge(state: JobState, row: int, packet: Words, who: tuple[int, int], now: float, need: float) -> None:
+    """Merge a sum, complete or partial, of workers P into the chunk's H and acc. `who` is P, see `_part`."""
+    have, expected = state.have[row], state.expected
+    begun, disjoint, contains, contained = _compare(have, expected, who)
     kept = state.packets[row]
     marked = get(packet, FLAGS) & CE
-    if have == 0 or (arrived != have and arrived & have == have):
-        marked |= get(kept, FLAGS) & CE if have else 0
+    if contains and not contained:
+        marked |= get(kept, FLAGS) & CE if begun else 0
         kept[:] = packet
-    elif arrived & have == arrived:
+    elif contained:
         state.counts[Count.DUPLICATES] += 1
         return
-    elif arrived & have and not get(packet, FLAGS) & OR:
+    elif not disjoint and not get(packet, FLAGS) & OR:
         state.counts[Count.OVERLAPS] += 1  # sums of some workers cannot be taken apart again
         return
     else:
         _combine(kept, packet)
         state.counts[Count.MERGED] += 1
-    state.have[row] = have | arrived
     put(kept, FLAGS, get(kept, FLAGS) | marked)
-    if state.have[row] == expected:
-        _complete(state, row, arrived == expected)
-    elif have == 0:
+    complete, complete_on_arrival = _unite(have, expected, who, state.heard_at, now)
+    if complete:
+        _complete(state, row, complete_on_arrival)
+    elif not begun:
         state.deadline[row] = now + need
         state.since[row] = now
+
+
+@inlined
+def _compare(
+    have: NDArray[np.int64], expected: NDArray[np.int64], who: tuple[int, int]
+) -> tuple[bool, bool, bool, bool]:
+    """Whether a chunk's H has anybody, P and H are disjoint, P contains H, H contains P."""
+    begun, disjoint, contains, contained = False, True, True, True
+    for rack in range(expected.shape[0]):
+        arrived = _part(who, rack, expected[rack])
+        begun = begun or have[rack] != 0
+        disjoint = disjoint and arrived & have[rack] == 0
+        contains = contains and arrived & have[rack] == have[rack]
+        contained = contained and arrived & have[rack] == arrived
+    return begun, disjoint, contains, contained
+
+
+@inlined
+def _unite(
+    have: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    who: tuple[int, int],
+    heard_at: NDArray[np.float64],
+    now: float,
+) -> tuple[bool, bool]:
+    """H |= P, and remember when P came; whether H is everybody now, and whether P was."""
+    complete = complete_on_arrival = True
+    for rack in range(expected.shape[0]):
+        arrived = _part(who, rack, expected[rack])
+        have[rack] |= arrived
+        complete = complete and have[rack] == expected[rack]
+        complete_on_arrival = complete_on_arrival and arrived == expected[rack]
+    if complete_on_arrival:
+        heard_at[-1] = now
+        return True, True
+    for number in range(heard_at.shape[0] - 1):
+        rack = number // MAX_WORKERS
+        if _part(who, rack, expected[rack]) >> (number % MAX_WORKERS) & 1:
+            heard_at[number] = now
+    return complete, False
 
 
 @compiled
@@ -232,13 +233,14 @@ def _combine(kept: Words, packet: Words) -> None:
             left[lane] = swap(np.uint32(swap(left[lane]) + swap(right[lane])))
 
 
-@compiled
+@inlined
 def _complete(state: JobState, row: int, in_switch: bool) -> None:
     """H is everybody: the packet becomes the RESULT, kept for whoever loses it."""
     marks, packet = state.marks, state.packets[row]
     put(packet, KIND, RESULT)
     put(packet, SENDER, EVERYONE)
-    put(packet, BITMAP, state.have[row])
+    put(packet, BITMAP, state.marks[Mark.SUM_BITMAP])
+    put(packet, FLAGS, get(packet, FLAGS) & ~SPINE | state.marks[Mark.SUM_FLAG])
     state.counts[Count.IN_SWITCH if in_switch else Count.AT_SERVER] += 1
     state.done[row] = True
     state.deadline[row] = np.inf
@@ -246,7 +248,7 @@ def _complete(state: JobState, row: int, in_switch: bool) -> None:
     marks[Mark.ANCHOR] = marks[Mark.NEWEST]
     if get(packet, FLAGS) & FIN:
         marks[Mark.FINISHED] = 1
-    owe(state, row, OWE_ALL)
+    owe(state, row, 0, OWE_ALL)
 
 
 @compiled
@@ -257,14 +259,20 @@ def next_due(state: JobState) -> float:
 
 @compiled
 def expire(state: JobState, now: float, window: int, need: float, most: float) -> None:
-    """Ask for what is missing from every chunk whose time has come: first the switch, then workers too."""
+    """Ask for what is missing from every chunk whose time has come: first the switches, then workers too."""
+    racks = state.expected.shape[0]
     for row in range(state.position.shape[0]):
         if state.deadline[row] > now:
             continue
         if state.position[row] <= state.marks[Mark.NEWEST] - window:
             state.deadline[row] = np.inf  # an old packet revived it; nobody waits for it
             continue
-        owe(state, row, OWE_RESEND | OWE_NEED if state.asked[row] else OWE_RESEND)
+        if state.marks[Mark.SUM_FLAG]:
+            owe(state, row, 0, OWE_SPINE_RESEND)
+        for rack in range(racks):
+            owe(state, row, rack, OWE_RESEND)
+        if state.asked[row]:
+            owe(state, row, racks - 1, OWE_NEED)
         state.deadline[row] = now + min(most, need * 2.0 ** min(state.asked[row], 30))
         state.asked[row] += 1
 
@@ -275,7 +283,7 @@ def oldest_incomplete(state: JobState, window: int) -> tuple[int, int]:
     incomplete, oldest = 0, -1
     for row in range(state.position.shape[0]):
         current = state.position[row] > max(0, state.marks[Mark.NEWEST] - window)
-        if current and not state.done[row] and state.have[row]:
+        if current and not state.done[row] and state.have[row].any():
             incomplete += 1
             if oldest < 0 or state.position[row] < state.position[oldest]:
                 oldest = row
@@ -283,40 +291,69 @@ def oldest_incomplete(state: JobState, window: int) -> tuple[int, int]:
 
 
 @compiled
-def send(state: JobState, expected: int, out: Words) -> int:
+def send(state: JobState, out: Words) -> int:
     """Fill out uint32[limit, words] with what rows owe, oldest debt first; returns how many."""
     marks, rows, filled = state.marks, state.queue.shape[0], 0
     while marks[Mark.QUEUE_HEAD] < marks[Mark.QUEUE_TAIL]:
         row = state.queue[marks[Mark.QUEUE_HEAD] % rows]
-        while state.owed[row]:
-            if filled == out.shape[0]:
-                return filled
-            debt = state.owed[row] & -state.owed[row]
-            state.owed[row] ^= debt
-            filled += _pay(state, row, debt, expected, out[filled])
+        for rack in range(state.expected.shape[0]):
+            while state.owed[row, rack]:
+                if filled == out.shape[0]:
+                    return filled
+                debt = state.owed[row, rack] & -state.owed[row, rack]
+                state.owed[row, rack] ^= debt
+                filled += _pay(state, row, rack, debt, out[filled])
         state.queued[row] = False
         marks[Mark.QUEUE_HEAD] += 1
     return filled
 
 
+@inlined
+def _pay(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
+    """Write the one packet that pays one debt; 0 if it was settled since: what came made asking needless."""
+    if debt in (OWE_RESEND, OWE_SPINE_RESEND, OWE_NEED):
+        return _ask(state, row, rack, debt, packet)
+    packet[:] = state.packets[row]
+    if debt != OWE_ALL:
+        put(packet, SENDER, rack * MAX_WORKERS + _lowest_bit(debt))
+    state.counts[Count.RESULTS if debt == OWE_ALL else Count.REPLIES] += 1
+    return 1
+
+
 @compiled
-def _pay(state: JobState, row: int, debt: int, expected: int, packet: Words) -> int:
-    """Write the one packet that pays one debt; 0 if the chunk was completed since and nobody needs it."""
-    asks = debt in (OWE_RESEND, OWE_NEED)
-    if asks and state.done[row]:
+def _ask(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
+    """Write a RESEND to a switch or a NEED to the workers; 0 if nothing is missing there any more."""
+    if state.done[row] or (debt == OWE_RESEND and state.have[row, rack] == state.expected[rack]):
         return 0
     packet[:] = state.packets[row]
-    if not asks:
-        if debt != OWE_ALL:
-            put(packet, SENDER, _lowest_bit(debt))
-        state.counts[Count.RESULTS if debt == OWE_ALL else Count.REPLIES] += 1
-        return 1
-    put(packet, KIND, RESEND if debt == OWE_RESEND else NEED)
+    put(packet, KIND, NEED if debt == OWE_NEED else RESEND)
     put(packet, SENDER, EVERYONE)
-    put(packet, FLAGS, get(packet, FLAGS) & ~CE)
-    put(packet, BITMAP, 0 if debt == OWE_RESEND else expected & ~state.have[row])
-    state.counts[Count.RESENDS if debt == OWE_RESEND else Count.NEEDS] += 1
+    put(packet, FLAGS, get(packet, FLAGS) & ~(CE | SPINE))
+    put(packet, BITMAP, 0)
+    if debt == OWE_NEED:
+        _name_missing(state, row, packet)
+    elif debt == OWE_SPINE_RESEND:
+        put(packet, FLAGS, get(packet, FLAGS) | SPINE)
+    elif state.marks[Mark.SUM_FLAG]:
+        # What the rack gives up has this sender, and the spine lets only the rack's own pass.
+        put(packet, SENDER, rack * MAX_WORKERS)
+    state.counts[Count.NEEDS if debt == OWE_NEED else Count.RESENDS] += 1
     return 1
+
+
+@compiled
+def _name_missing(state: JobState, row: int, packet: Words) -> None:
+    """Name who is missing: by the bitmap, or in two levels racks by the bitmap and their workers by lanes."""
+    if not state.marks[Mark.SUM_FLAG]:
+        put(packet, BITMAP, state.expected[0] & ~state.have[row, 0])
+        return
+    put(packet, FLAGS, get(packet, FLAGS) | SPINE)
+    racks = 0
+    for rack in range(state.expected.shape[0]):
+        missing = state.expected[rack] & ~state.have[row, rack]
+        packet[HEADER_WORDS + rack] = swap(np.uint32(missing))
+        racks |= (1 << rack) if missing else 0
+    put(packet, BITMAP, racks)
 
 
 @compiled

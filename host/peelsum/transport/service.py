@@ -72,7 +72,8 @@ class AggregationService:
 
     def progress(self) -> dict[int, Progress]:
         """Where each job stands, by job id: the oldest incomplete chunk and who is missing from it."""
-        return {job_id: server.progress() for job_id, server in self._servers.items()}
+        now = time.monotonic()
+        return {job_id: server.progress(now) for job_id, server in self._servers.items()}
 
     def close(self) -> None:
         """Free the port."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peelsum.transport.events import named
+
 
 @dataclass(frozen=True)
 class WorkerStats:
@@ -48,19 +50,25 @@ class ServerStats:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a job stands at its server. `oldest_chunk` is None when no chunk is incomplete there."""
+    """Where a job stands at its server. `oldest_chunk` is None when no chunk is incomplete there.
+
+    `last_seen`: how many seconds ago something of each missing worker's last came, None for never.
+    `racks`: how many racks the job has, 0 with one level.
+    """
 
     job_id: int
     chunks_complete: int
     chunks_incomplete: int
     oldest_chunk: int | None
     missing_workers: tuple[int, ...]
+    last_seen: tuple[float | None, ...] = ()
+    racks: int = 0
 
     def __str__(self) -> str:
         done = f"job {self.job_id}: {self.chunks_complete} chunks summed"
         if self.oldest_chunk is None:
             return done
-        who = ", ".join(map(str, self.missing_workers))
+        who = named(self.missing_workers, self.last_seen, self.racks)
         return (
             f"{done}, {self.chunks_incomplete} incomplete; oldest {self.oldest_chunk} waits for worker {who}"
         )

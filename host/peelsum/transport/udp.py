@@ -7,6 +7,7 @@ server that loses its state while this worker computes makes others wait for tha
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,6 +44,30 @@ class Part(Protocol):
     def check(self) -> Callable[[Words], None] | None: ...
 
 
+class JoiningPart:
+    """The first sum of a connection: each worker's random number, in a word of its own.
+
+    A worker that gets another number back than it sent was answered from an earlier run of the generation,
+    whose sums the server still keeps. Without this they would be taken for this run's.
+    """
+
+    op: Op = "add"
+
+    def __init__(self, config: JobConfig, worker_id: int) -> None:
+        self._config, self._mine = config, config.worker_ids.index(worker_id)
+        self._number = secrets.randbelow((1 << 32) - 1) + 1
+        self.words = np.zeros(config.workers, np.uint32)
+        self.words[self._mine] = self._number
+
+    def check(self, result: Words) -> None:
+        """Raise TransportError unless the answer is to this run."""
+        if result[self._mine] != self._number:
+            raise TransportError(
+                f"job {self._config.job_id}: generation {self._config.generation} has run before; "
+                "admit the job again, and start all its workers under the new generation"
+            )
+
+
 class SwitchSummation:
     """Sums of worker `worker_id`, over the switch port at `switch`. For one thread; a context manager.
 
@@ -65,7 +90,7 @@ class SwitchSummation:
         config = replace(config, timers=replace(config.timers, stall=timeout_s))
         self._endpoint = WorkerEndpoint(config, worker_id)
         self._broken = False
-        self._closed = False
+        self._closed = self._joined = False
         rehearse(config.lanes)
         self._link = Link(switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire)
         self._endpoint.limit_window(self._link.room)
@@ -82,7 +107,7 @@ class SwitchSummation:
 
     @property
     def worker_id(self) -> int:
-        """This worker's number, from 0."""
+        """This worker's number among the job's `worker_ids`."""
         return self._endpoint.worker_id
 
     def sum(self, parts: Sequence[Part]) -> list[Words]:
@@ -96,6 +121,12 @@ class SwitchSummation:
             state = "closed" if self._closed else "out of step after an earlier error"
             raise TransportError(f"sum: this connection is {state}; restart the job under a new generation")
         self._broken = True
+        joining = [] if self._joined else [JoiningPart(self._endpoint.config, self.worker_id)]
+        results = self._sum([*joining, *parts])
+        self._broken, self._joined = False, True
+        return results[len(joining) :]
+
+    def _sum(self, parts: Sequence[Part]) -> list[Words]:
         tickets = [self._endpoint.submit(part.words, part.op) for part in parts]
         checks = {ticket: part.check for ticket, part in zip(tickets, parts, strict=True)}
         results: dict[int, Words] = {}
@@ -108,7 +139,6 @@ class SwitchSummation:
                     check = checks[event.ticket]
                     if check is not None:
                         check(event.words)
-        self._broken = False
         return [results[ticket] for ticket in tickets]
 
     def stats(self) -> WorkerStats:

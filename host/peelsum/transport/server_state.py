@@ -1,0 +1,97 @@
+"""The aggregation server's state: one array per property of a chunk, and the job's constants and marks.
+
+Chunk `p` (a position, see `layout.unwrap`) lives in row `p % rows`, rows = 2 * window. Sets of workers are
+one bitmap per rack; a job of one level is a single rack. `server_kernels` beside it changes the arrays.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.transport.layout import HEADER_WORDS
+from peelsum.wire import MAX_WORKERS
+
+
+class Mark(IntEnum):
+    """Positions the loops keep, and what the job's complete sums look like, in `JobState.marks`."""
+
+    ANCHOR = 0  # chunk ids are unwrapped near this; 0 before anything was heard
+    NEWEST = 1  # the newest complete chunk; 0 before the first
+    QUEUE_HEAD = 2
+    QUEUE_TAIL = 3
+    FINISHED = 4  # 1 once the FIN chunk is complete
+    SUM_BITMAP = 5  # of a complete sum
+    SUM_FLAG = 6  # SPINE in two levels, else 0
+
+
+class Count(IntEnum):
+    """What the loops count, in `JobState.counts`."""
+
+    IN_SWITCH = 0
+    AT_SERVER = 1
+    PACKETS = 2
+    MERGED = 3
+    DUPLICATES = 4
+    OVERLAPS = 5
+    RESULTS = 6
+    REPLIES = 7
+    WITHHELD = 8
+    RESENDS = 9
+    NEEDS = 10
+    MALFORMED = 11
+    FOREIGN_JOB = 12
+    WRONG_GENERATION = 13
+    UNEXPECTED_KIND = 14
+    FOREIGN_WORKER = 15
+    OUT_OF_WINDOW = 16
+
+
+class JobState(NamedTuple):
+    """One array per property of a chunk, one row per chunk kept; the job's own constants and marks."""
+
+    packets: NDArray[np.uint32]  # [rows, words]: the RESULT to be: acc, in wire order
+    position: NDArray[np.int64]  # [rows]: whose row it is, 0 for nobody's
+    have: NDArray[np.int64]  # [rows, racks]: H, the workers whose contributions are in
+    done: NDArray[np.bool_]  # [rows]
+    deadline: NDArray[np.float64]  # [rows]: when to ask for what is missing; infinity when complete
+    since: NDArray[np.float64]  # [rows]: when the first part came
+    asked: NDArray[np.int64]  # [rows]: how often it was asked for
+    answered_at: NDArray[np.float64]  # [rows, worker numbers]: when the worker was last sent the result
+    owed: NDArray[np.int64]  # [rows, racks]: what is to be sent: OWE_* and workers' bits
+    queued: NDArray[np.bool_]  # [rows]
+    queue: NDArray[np.int64]  # [rows]: ring of rows that owe something
+    heard_at: NDArray[
+        np.float64
+    ]  # [worker numbers + 1]: when part of a sum last came; the last: a complete one
+    expected: NDArray[np.int64]  # [racks]: all workers of each rack
+    marks: NDArray[np.int64]  # [Mark]
+    counts: NDArray[np.int64]  # [Count]
+
+
+def new_state(window: int, lanes: int, rack_masks: tuple[int, ...], complete: tuple[int, int]) -> JobState:
+    """State of a server that has heard nothing. `complete` = bitmap and SPINE flag of a complete sum."""
+    rows, racks = 2 * window, len(rack_masks)
+    numbers = (racks - 1) * MAX_WORKERS + rack_masks[-1].bit_length()
+    marks = np.zeros(len(Mark), np.int64)
+    marks[[Mark.SUM_BITMAP, Mark.SUM_FLAG]] = complete
+    return JobState(
+        packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
+        position=np.zeros(rows, np.int64),
+        have=np.zeros((rows, racks), np.int64),
+        done=np.zeros(rows, np.bool_),
+        deadline=np.full(rows, np.inf),
+        since=np.zeros(rows),
+        asked=np.zeros(rows, np.int64),
+        answered_at=np.full((rows, numbers), -np.inf),
+        owed=np.zeros((rows, racks), np.int64),
+        queued=np.zeros(rows, np.bool_),
+        queue=np.zeros(rows, np.int64),
+        heard_at=np.full(numbers + 1, -np.inf),
+        expected=np.array(rack_masks, np.int64),
+        marks=marks,
+        counts=np.zeros(len(Count), np.int64),
+    )

@@ -1,0 +1,214 @@
+"""Server and worker of a job with racks, row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from peelsum.transport import (
+    AggregationServer,
+    JobConfig,
+    Stalled,
+    Timers,
+    TransportConfigError,
+    WorkerEndpoint,
+)
+from peelsum.wire import EVERYONE, Flag, Kind, pack, unpack
+
+LANES = 4
+TIMERS = Timers(first_answer=0.1, need=0.01, need_most=0.04, reply_gap=0.001, stall=5.0)
+CONFIG = JobConfig(job_id=9, generation=77, workers=6, lanes=LANES, window=8, racks=(3, 1, 2), timers=TIMERS)
+OF_RACK, OF_RACKS = Flag.NONE, Flag.SPINE
+
+
+def sent(machine: AggregationServer | WorkerEndpoint, now: float = 0.0) -> list[np.void]:
+    packets: list[np.void] = []
+    while len(batch := machine.to_send(now, limit=2)):
+        packets.extend(unpack(batch.copy(), LANES))
+    return packets
+
+
+def up(chunk: int, bitmap: int, value: int, flags: Flag = OF_RACK, sender: int = 0) -> np.ndarray:
+    header = {"kind": Kind.BYPASS, "job_id": 9, "generation": 77, "chunk_id": chunk}
+    lanes = np.full((1, LANES), value, np.uint32)
+    return pack(lanes, bitmap=bitmap, flags=flags, sender=sender, **header)
+
+
+def need(chunk: int, flags: Flag, bitmap: int, *lanes: int) -> np.ndarray:
+    words = np.zeros((1, LANES), np.uint32)
+    words[0, : len(lanes)] = lanes
+    header = {"kind": Kind.NEED, "job_id": 9, "generation": 77, "sender": EVERYONE}
+    return pack(words, flags=flags, bitmap=bitmap, chunk_id=chunk, **header)
+
+
+def test_workers_are_numbered_by_rack_and_place() -> None:
+    assert CONFIG.worker_ids == (0, 1, 2, 32, 64, 65)
+    assert CONFIG.expected_mask == 0b111
+    assert CONFIG.rack_masks == (0b111, 0b1, 0b11)
+
+
+@pytest.mark.parametrize(
+    ("racks", "complaint"),
+    [
+        ((3, 2), r"racks: \(3, 2\) add up to 5, not to workers = 6"),
+        ((6, 0), r"racks\[1\]: 0 is out of range"),
+        ((1,) * 5, "racks: their number: 5 is out of range; give a number from 1 to 4"),
+    ],
+)
+def test_racks_that_make_no_job(racks: tuple[int, ...], complaint: str) -> None:
+    with pytest.raises(TransportConfigError, match=complaint):
+        JobConfig(job_id=9, generation=77, workers=6, lanes=LANES, racks=racks)
+
+
+def test_only_with_racks_there_are_more_than_32_workers() -> None:
+    assert len(JobConfig(job_id=1, generation=0, workers=64, lanes=4, racks=(32, 32)).worker_ids) == 64
+    with pytest.raises(TransportConfigError, match="workers: 64 is out of range"):
+        JobConfig(job_id=1, generation=0, workers=64, lanes=4)
+
+
+def test_a_complete_sum_of_racks_becomes_everybody_s_result() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(up(5, 0b111, 42, OF_RACKS), 0.0)
+    (packet,) = sent(server)
+    assert (packet["kind"], packet["sender"], packet["bitmap"]) == (Kind.RESULT, EVERYONE, 0b111)
+    assert (packet["flags"], packet["lanes"].tolist()) == (Flag.SPINE, [42] * LANES)
+    assert (server.stats().chunks_in_switch, server.stats().chunks_at_server) == (1, 0)
+
+
+def test_racks_and_workers_of_racks_add_up() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(up(0, 0b101, 1, sender=2), 0.0)
+    server.receive(up(0, 0b110, 10, OF_RACKS), 0.0)
+    server.receive(up(0, 0b010, 100, sender=0), 0.0)
+    (packet,) = sent(server)
+    assert (packet["flags"], packet["bitmap"], packet["lanes"].tolist()) == (Flag.SPINE, 0b111, [111] * LANES)
+    assert (server.stats().chunks_in_switch, server.stats().chunks_at_server) == (0, 1)
+
+
+def test_a_rack_takes_the_place_of_its_workers_and_they_are_in_it() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(up(0, 0b01, 5, sender=64), 0.0)
+    server.receive(up(0, 0b110, 30, OF_RACKS), 0.0)  # contains worker 64
+    server.receive(up(0, 0b10, 7, sender=65), 0.0)  # is contained
+    server.receive(up(0, 0b1, 8, sender=32), 0.0)  # is contained
+    server.receive(up(0, 0b001, 2, OF_RACKS), 0.0)
+    (packet,) = sent(server)
+    assert packet["lanes"].tolist() == [32] * LANES
+    assert server.stats().duplicates == 2
+
+
+def test_equal_bits_of_different_racks_do_not_overlap() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(up(0, 0b01, 1, sender=0), 0.0)
+    server.receive(up(0, 0b01, 1, sender=64), 0.0)
+    assert (server.stats().merged, server.stats().duplicates) == (1, 0)
+    assert server.progress().missing_workers == (1, 2, 32, 65)
+
+
+def test_sums_that_overlap_in_one_rack_are_not_added() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(up(0, 0b001, 1, sender=0), 0.0)
+    server.receive(up(0, 0b01, 1, sender=64), 0.0)
+    server.receive(up(0, 0b101, 1, OF_RACKS), 0.0)  # contains both
+    server.receive(up(0, 0b110, 1, OF_RACKS), 0.0)  # overlaps in rack 2, brings rack 1
+    assert server.stats().overlaps == 1
+    assert server.progress().missing_workers == (32,)
+
+
+def test_both_levels_are_asked_and_workers_are_named_by_rack() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(up(3, 0b010, 1, OF_RACKS | Flag.CE), 1.0)
+    server.receive(up(3, 0b100, 1, sender=2), 1.0)
+    server.expire(1.01)
+    asked = [(p["kind"], p["flags"], p["sender"], p["bitmap"]) for p in sent(server)]
+    resend = Kind.RESEND
+    assert asked == [(resend, OF_RACK, 0, 0), (resend, Flag.SPINE, EVERYONE, 0), (resend, OF_RACK, 64, 0)]
+    server.expire(1.02)
+    *again, last = sent(server)
+    assert len(again) == 3
+    assert (last["kind"], last["flags"], last["sender"]) == (Kind.NEED, Flag.SPINE, EVERYONE)
+    assert (last["bitmap"], last["lanes"][:3].tolist()) == (0b101, [0b011, 0, 0b11])
+
+
+def test_only_the_sender_gets_a_late_answer() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(up(0, 0b111, 42, OF_RACKS), 0.0)
+    sent(server)
+    for sender in (65, 66, 96, EVERYONE):  # the last three are nobody of this job
+        server.receive(up(0, 0b001, 1, OF_RACKS, sender=sender), 0.01)
+    assert [(int(p["kind"]), int(p["sender"])) for p in sent(server)] == [(Kind.RESULT, 65)]
+
+
+@pytest.mark.parametrize(
+    ("bitmap", "flags", "sender"),
+    [
+        (0b1000, OF_RACKS, 0),
+        (0, OF_RACKS, 0),
+        (0b10, OF_RACK, 32),
+        (0b1, OF_RACK, 96),
+        (1, OF_RACK, EVERYONE),
+    ],
+)
+def test_racks_and_workers_that_the_job_lacks_are_refused(bitmap: int, flags: Flag, sender: int) -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(up(0, bitmap, 1, flags, sender), 0.0)
+    assert server.stats().dropped["foreign_worker"] == 1
+
+
+def test_a_job_of_one_level_takes_no_sum_of_racks() -> None:
+    server = AggregationServer(JobConfig(job_id=9, generation=77, workers=3, lanes=LANES))
+    server.receive(up(0, 0b111, 1, OF_RACKS), 0.0)
+    assert server.stats().dropped["foreign_worker"] == 1
+
+
+def test_a_stall_names_racks_and_when_their_workers_were_last_seen() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(up(0, 0b111, 1, OF_RACKS), 0.0)
+    server.receive(up(1, 0b001, 1, OF_RACKS), 1.0)
+    server.receive(up(2, 0b10, 1, sender=65), 2.0)
+    server.receive(up(1, 0b01, 1, sender=64), 2.0)
+    (stall,) = server.expire(6.0)
+    assert stall == Stalled(9, 1, (32, 65), 5.0, last_seen=(6.0, 4.0), racks=3)
+    assert "worker 32 (rack 1, last seen 6.0 s ago), 65 (rack 2, last seen 4.0 s ago)" in str(stall)
+
+
+def test_a_worker_contributes_its_place_in_the_rack() -> None:
+    worker = WorkerEndpoint(CONFIG, 65)
+    worker.submit(np.arange(LANES, dtype=np.uint32), "add")
+    (packet,) = sent(worker)
+    assert (packet["kind"], packet["sender"], packet["bitmap"], packet["flags"]) == (
+        Kind.CONTRIBUTION,
+        65,
+        0b10,
+        0,
+    )
+    for stranger in (3, 33, 66, -1):
+        with pytest.raises(TransportConfigError, match="give 0, 1, 2, 32, 64, 65"):
+            WorkerEndpoint(CONFIG, stranger)
+
+
+def test_a_worker_resends_only_when_its_rack_s_lane_names_it() -> None:
+    worker = WorkerEndpoint(CONFIG, 65)
+    worker.submit(np.zeros(LANES, np.uint32), "add")
+    sent(worker)
+    worker.receive(need(0, Flag.SPINE, 0b001, 0b111), 0.01)  # another rack
+    worker.receive(need(0, Flag.SPINE, 0b100, 0, 0, 0b01), 0.01)  # another of the rack
+    worker.receive(need(0, Flag.SPINE, 0b001, 0b001, 0, 0b11), 0.01)  # its lane does not count
+    worker.receive(need(0, OF_RACK, 0b11), 0.01)  # means workers of the only rack, which there is not
+    assert sent(worker, 0.01) == []
+    assert worker.stats().dropped["unexpected_kind"] == 1
+    worker.receive(need(0, Flag.SPINE, 0b101, 0b100, 0, 0b10), 0.02)
+    (packet,) = sent(worker, 0.02)
+    assert (packet["kind"], packet["sender"]) == (Kind.RESEND, 65)
+    stall = worker.stalled(3.0)
+    assert (stall.missing_workers, stall.racks) == ((2, 65), 3)
+    assert "worker 2 (rack 0), 65 (rack 2); see" in str(stall)
+
+
+def test_a_worker_of_one_level_heeds_no_need_of_racks() -> None:
+    worker = WorkerEndpoint(JobConfig(job_id=9, generation=77, workers=3, lanes=LANES), 0)
+    worker.submit(np.zeros(LANES, np.uint32), "add")
+    sent(worker)
+    worker.receive(need(0, Flag.SPINE, 0b1, 0b1), 0.01)
+    assert sent(worker, 0.01) == []
+    assert worker.stats().dropped["unexpected_kind"] == 1

@@ -1,0 +1,111 @@
+"""Racks below a spine: every worker gets the exact sums, whatever is lost and whoever restarts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from test_virtual_network import LANES, SLOTS, TIMERS, check, drawn_rounds, play
+from two_racks import SERVER, TwoLevelNetwork
+from virtual_network import Faults
+
+from peelsum.spec import NEVER
+from peelsum.transport import JobConfig
+from peelsum.wire import Kind, Verdict
+
+
+def drawn_config(random: Random, job_id: int, racks: int) -> JobConfig:
+    sizes = tuple(random.randint(1, 3) for _ in range(racks))
+    window = random.choice([1, 3, 8, 16])
+    return JobConfig(
+        job_id=job_id,
+        generation=random.randrange(1 << 16),
+        workers=sum(sizes),
+        lanes=LANES,
+        window=window,
+        first_chunk=random.choice([0, 1000, (1 << 32) - random.randint(1, 40)]),
+        initial_window=random.choice([1, 4, window]),
+        racks=sizes,
+        timers=TIMERS,
+    )
+
+
+def run(seed: int, *, racks: int = 2, restarts: bool = False) -> TwoLevelNetwork:
+    random = Random(seed)
+    faults = Faults.drawn(random, 0.25)
+    age = random.choice([0, 40, 15_625, NEVER])
+    network = TwoLevelNetwork(seed, lanes=LANES, slots=SLOTS, racks=racks, faults=faults, age_limit=age)
+    config = drawn_config(random, 1, racks)
+    actors = network.admit(config)
+    rounds = drawn_rounds(random, config.workers)
+    play(network, actors, rounds)
+    if restarts:
+        network.at(random.uniform(0, 0.05), lambda: network.restart_server(SERVER))
+        network.at(random.uniform(0, 0.05), network.restart_switch)
+        for rack in range(racks):
+            network.at(random.uniform(0, 0.05), lambda rack=rack: network.restart_leaf(rack))
+    network.run_until(lambda: not any(actor.alive for actor in actors), seconds=30.0, packets=60_000)
+    check(actors, rounds)
+    return network
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_sums_are_exact_whatever_the_network_does(block: int) -> None:
+    for seed in range(4000 + block * 10, 4000 + block * 10 + 10):
+        run(seed)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_sums_are_exact_when_leaves_spine_and_server_restart(block: int) -> None:
+    for seed in range(5000 + block * 10, 5000 + block * 10 + 10):
+        run(seed, restarts=True)
+
+
+@pytest.mark.parametrize("seed", range(6000, 6010))
+def test_any_number_of_racks(seed: int) -> None:
+    run(seed, racks=1 + seed % 4, restarts=True)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_quiet_network_sums_every_chunk_in_the_switches(seed: int) -> None:
+    network = TwoLevelNetwork(seed, lanes=LANES, slots=SLOTS, racks=2, faults=Faults(), age_limit=NEVER)
+    config = JobConfig(job_id=1, generation=3, workers=5, lanes=LANES, window=8, racks=(2, 3), timers=TIMERS)
+    actors = network.admit(config)
+    rounds = drawn_rounds(network.random, 5)
+    for worker, actor in enumerate(actors):
+        for one in rounds:
+            actor.machine.submit(one.inputs[worker], one.op)
+        actor.machine.finish(0.0)
+        network.poke(actor)
+    network.run_until(lambda: not any(actor.alive for actor in actors), seconds=1.0, packets=10_000)
+    check(actors, rounds)
+    chunks = sum(-(-one.inputs[0].size // LANES) for one in rounds) + 1
+    stats = network.actors[SERVER].machine.stats()
+    assert (stats.chunks_in_switch, stats.chunks_at_server) == (chunks, 0)
+    assert network.switch.verdicts[Verdict.BYPASSED] == 0
+    assert all(actor.machine.stats().resends == 0 and actor.confirmed for actor in actors)
+    assert all(slot.tag == 0 for one in (network.switch, *network.leaves) for slot in one.state)
+
+
+def test_what_a_rack_gives_up_reaches_the_server() -> None:
+    """One worker is silent: the server learns both partial sums by asking, before any worker resends."""
+    timers = replace(TIMERS, first_answer=10.0)
+    config = JobConfig(job_id=1, generation=3, workers=4, lanes=LANES, window=8, racks=(2, 2), timers=timers)
+    network = TwoLevelNetwork(1, lanes=LANES, slots=SLOTS, racks=2, faults=Faults(), age_limit=NEVER)
+    actors = network.admit(config)
+    for worker in (0, 1, 2):
+        actors[worker].machine.submit(np.full(1, 1 << worker, np.uint32), "add")
+        network.poke(actors[worker])
+    server = network.actors[SERVER].machine
+    # Something of the chunk has to come for the server to ask: worker 1's contribution, once more by hand.
+    packet = actors[1].machine._state.packets[0].view(np.uint8).copy()
+    packet[1] = Kind.BYPASS
+    network.at(0.001, lambda: network._at_leaf(0, 1, packet.tobytes()))
+    network.run_until(lambda: server.progress().missing_workers == (33,), seconds=0.02, packets=200)
+    assert all(actor.machine.stats().resends == 0 for actor in actors)
+    # ... and tells everybody whom it waits for.
+    network.run_until(
+        lambda: actors[0].machine.stalled(network.now).missing_workers == (33,), seconds=1.0, packets=400
+    )
