@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from peelsum.target import artifacts
+from peelsum.transport import TransportConfigError, job_config
 
+DEVICE_ID = "--device-id: {} is out of range; use 0 to 18446744073709551615"
 PEELSUM = [sys.executable, "-m", "peelsum.cli"]
+ADMISSION = {"job_id": 1, "generation": 1, "workers": 2, "lanes": 32, "window": 8, "timeout_s": 3}
 JOB = """\
 [job]
 id = 1
@@ -139,16 +142,58 @@ def test_stale_pipeline(tmp_path, job_toml):
 @pytest.mark.parametrize(
     ("admission", "complaint"),
     [
-        ("{}", "admission: generation is missing; give what `peelsum job admit --json` printed"),
+        ("{}", "admission: job_id is missing; give what `peelsum job admit --json` printed"),
         (
             "nowhere.json",
             "admission: nowhere.json: No such file or directory; give JSON or the path of a file",
         ),
         ("{nonsense", "admission: is no JSON object; give what `peelsum job admit --json` printed"),
+        (sys.executable, "admission: is no JSON object; give what `peelsum job admit --json` printed"),
+        ("/dev/null", "admission: is no JSON object; give what `peelsum job admit --json` printed"),
+        ("[1]", "admission: [1]: No such file or directory; give JSON or the path of a file"),
     ],
 )
 def test_admission_that_is_none(admission, complaint):
     assert refused(run("server", "run", "--switch", "127.0.0.1:9", "--admission", admission)) == complaint
+
+
+def test_admission_that_is_a_list(tmp_path):
+    (path := tmp_path / "admission.json").write_text("[]")
+    line = refused(run("server", "run", "--switch", "127.0.0.1:9", "--admission", str(path)))
+    assert line == "admission: is no JSON object; give what `peelsum job admit --json` printed"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("job_id", "x", "admission: job_id: 'x' is no whole number; give what "),
+        ("job_id", 1.5, "admission: job_id: 1.5 is no whole number; give what "),
+        ("workers", True, "admission: workers: True is no whole number; give what "),
+        ("lanes", None, "admission: lanes: None is no whole number; give what "),
+        ("racks", 2, "admission: racks: 2 is no list of whole numbers; give what "),
+        ("racks", [1, "1"], "admission: racks[1]: '1' is no whole number; give what "),
+        ("timeout_s", "30", "admission: timeout_s: '30' is no number of seconds; give what "),
+        ("timeout_s", float("inf"), "admission: timeout_s: inf is no number of seconds; give what "),
+        ("timeout_s", None, "admission: timeout_s is missing; give what "),
+        ("timers", {}, "admission: timers: are each host's own, not the job's; give what "),
+        ("window", 0, "window: 0 is out of range; give a number from 1 to "),
+    ],
+)
+def test_admission_of_wrong_types(field, value, complaint):
+    with pytest.raises(TransportConfigError) as raised:
+        job_config({**ADMISSION, field: value})
+    assert str(raised.value).startswith(complaint)
+
+
+def test_admission_of_a_wrong_type_is_one_line():
+    wrong = json.dumps({**ADMISSION, "generation": "1"})
+    line = refused(run("server", "run", "--switch", "127.0.0.1:9", "--admission", wrong))
+    assert line.startswith("admission: generation: '1' is no whole number; ")
+
+
+def test_admission_with_news_for_others_is_taken():
+    config = job_config({**ADMISSION, "worker_ports": [1, 2], "slots": 4096})
+    assert (config.job_id, config.workers, config.window, config.timers.stall) == (1, 2, 8, 3.0)
 
 
 def test_switch_address_that_is_none():
@@ -156,6 +201,19 @@ def test_switch_address_that_is_none():
     assert line == "localhost: give the switch port as host:port, for example 127.0.0.1:9559"
 
 
-@pytest.mark.parametrize("size", ["1Q", "0", "-5"])
-def test_size_that_is_none(size):
-    assert refused(run("bench", "allreduce", f"-b={size}")).startswith("-b: ")
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["bench", "allreduce", "--begin=1Q"], "-b: '1Q' is no size in bytes; write it like 65536, 64K or 16M"),
+        (["bench", "allreduce", "--lanes=7"], "--lanes: no pipeline of 7 lanes is compiled; use 32 or 256"),
+        (["bench", "switch", "--lanes=7"], "--lanes: no pipeline of 7 lanes is compiled; use 32 or 256"),
+        (["bench", "switch", "--seconds=nan"], "--seconds: nan is out of range; use 0.1 to 3600"),
+        (["status", "--device-id=-1"], DEVICE_ID.format(-1)),
+        (["status", f"--device-id={10**22}"], DEVICE_ID.format(10**22)),
+        (["job", "evict", "1", "--device-id=-1"], DEVICE_ID.format(-1)),
+        (["switch", "run", f"--device-id={10**22}"], DEVICE_ID.format(10**22)),
+        (["switch", "run", "--seed=-3"], "--seed: -3 is out of range; use 0 to 9223372036854775807"),
+    ],
+)
+def test_options_out_of_range(arguments, complaint):
+    assert refused(run(*arguments)) == complaint

@@ -2,6 +2,7 @@
 batches of packets, and their adapters to sockets and clocks.
 """
 
+from peelsum.transport.admission import job_config
 from peelsum.transport.config import JobConfig, Timers
 from peelsum.transport.endpoint import Op, WorkerEndpoint
 from peelsum.transport.errors import (
@@ -35,5 +36,6 @@ __all__ = [
     "TransportError",
     "WorkerEndpoint",
     "WorkerStats",
+    "job_config",
     "serve",
 ]

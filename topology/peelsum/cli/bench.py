@@ -8,7 +8,7 @@ import typer
 
 from peelsum.cli.errors import reported
 from peelsum.cli.interrupts import Interruption
-from peelsum.cli.options import Json
+from peelsum.cli.options import Json, require_lanes, within
 from peelsum.topology import TopologyError
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
@@ -17,7 +17,7 @@ app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 @app.command()
 def switch(
     lanes: Annotated[list[int] | None, typer.Option(help="Pipelines to measure; all by default.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long each row is measured.")] = 3.0,
+    seconds: Annotated[float, typer.Option(help="How long each row is measured.")] = 3.0,
     json: Json = False,
 ) -> None:
     """Packets a second through the compiled pipeline: embedded target, and BMv2 where it is installed."""
@@ -25,6 +25,9 @@ def switch(
     from peelsum.target import TargetError
     from peelsum.wire import COMPILED_LANES
 
+    within("--seconds", seconds, 0.1, 3600)
+    for count in lanes or ():
+        require_lanes(count)
     with reported(TopologyError, TargetError), Interruption():
         bench_switch(json=json, lanes=lanes or COMPILED_LANES, seconds=seconds)
 
@@ -48,6 +51,7 @@ def allreduce(
     from peelsum.cli.bench_allreduce import BenchError, bench_allreduce
     from peelsum.transport import TransportError
 
+    require_lanes(lanes)
     chosen: list[Form] = [known for name in form or ["compact"] for known in get_args(Form) if known == name]
     with reported(BenchError, TopologyError, AllreduceError, TransportError), Interruption():
         if len(chosen) != len(form or ["compact"]):

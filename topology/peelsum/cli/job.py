@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peelsum.cli.errors import reported
-from peelsum.cli.options import ChildOf, Json
+from peelsum.cli.options import ChildOf, Json, require_device_id
 from peelsum.topology import end_with_parent, say, wait_for_signal
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def evict(
     """Let a job's packets in no more."""
     from peelsum.control import ControlError, Controller
 
+    require_device_id(device_id)
     with reported(ControlError), Controller.connect(p4runtime, device_id) as controller:
         controller.evict(job_id)
 
@@ -76,6 +77,7 @@ def status(p4runtime: P4Runtime = "127.0.0.1:9559", device_id: DeviceId = 1, jso
     """Show a switch's jobs, and what became of the packets that it met."""
     from peelsum.control import ControlError, Controller
 
+    require_device_id(device_id)
     with reported(ControlError), Controller.observe(p4runtime, device_id) as controller:
         seen = controller.status()
     if json:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from peelsum.wire import COMPILED_LANES
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ChildOf = Annotated[bool, typer.Option("--child", hidden=True, help="End when standard input closes.")]
 
@@ -20,7 +22,19 @@ def within(option: str, value: float, least: float, most: float) -> None:
 
 def _plain(value: float) -> str:
     """The number as one would type it: no exponent, no point that says nothing."""
-    return str(int(value)) if float(value).is_integer() else str(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def require_device_id(device_id: int) -> None:
+    """Raise typer.BadParameter unless P4Runtime can carry the number, in 64 bits."""
+    within("--device-id", device_id, 0, 2**64 - 1)
+
+
+def require_lanes(lanes: int) -> None:
+    """Raise typer.BadParameter unless a pipeline of so many lanes is compiled."""
+    if lanes not in COMPILED_LANES:
+        known = " or ".join(map(str, COMPILED_LANES))
+        raise typer.BadParameter(f"--lanes: no pipeline of {lanes} lanes is compiled; use {known}")
 
 
 def address(text: str, what: str) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from peelsum.cli.errors import reported
-from peelsum.cli.options import ChildOf, Json
+from peelsum.cli.options import ChildOf, Json, require_device_id, within
 from peelsum.topology import end_with_parent, say
 
 app = typer.Typer(help="The embedded switch.", no_args_is_help=True)
@@ -53,6 +53,8 @@ def run(
             print(f"port {port} at {name}")
         sys.stdout.flush()
 
+    within("--seed", seed, 0, 2**63 - 1)
+    require_device_id(device_id)
     interfaces = _interfaces(interface or [])
     if child:
         end_with_parent()
