@@ -13,7 +13,7 @@ demo: $(VENV)/.installed
 	$(BIN)/peelsum demo
 
 test: $(VENV)/.installed
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -m "not slow"
 
 # What must hold besides the tests: format, lint, types, layers.
 check: $(VENV)/.installed
