@@ -1,0 +1,6 @@
+"""Makes the virtual network importable by the tests beside it."""
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "transport")]

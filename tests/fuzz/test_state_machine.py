@@ -1,0 +1,149 @@
+"""Two jobs on one switch, slots colliding, a lossy network, and any part failing at any time (Hypothesis).
+
+Every sum is exact, every slot can be claimed in the end, and the number of packets is bounded.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from restarts import (
+    LONGEST_RTO,
+    TIMERS,
+    EmbeddedUnderTest,
+    FailingNetwork,
+    JobUnderTest,
+    Round,
+    SpecUnderTest,
+)
+from virtual_network import Faults
+
+from peelsum.spec import NEVER
+from peelsum.target import Program, load
+from peelsum.target.artifacts import pipeline
+from peelsum.transport import JobConfig
+
+#: Packets that hosts may send, by the share that each hop drops: so many times what a quiet network takes,
+#: and once per chunk of the window and `LONGEST_RTO` of outage from every host.
+STORM = {0.0: 2, 0.05: 4, 0.2: 8}
+JOBS = st.integers(0, 1)
+GAPS = st.floats(0, 0.3)
+
+
+@cache
+def program() -> Program:
+    return load(pipeline(32).json_path)
+
+
+class Failures(RuleBasedStateMachine):
+    """What may happen, in any order."""
+
+    def make_switch(self) -> SpecUnderTest | EmbeddedUnderTest:
+        return SpecUnderTest(4, 256)
+
+    @initialize(
+        seed=st.integers(0, 2**32 - 1),
+        workers=st.tuples(st.integers(2, 8), st.integers(2, 8)),
+        windows=st.tuples(*[st.sampled_from([1, 3, 8, 16])] * 2),
+        worst=st.sampled_from(sorted(STORM)),
+        age=st.sampled_from([0, 40, 15_625, NEVER]),
+        first=st.sampled_from([0, 1000, 2**32 - 3, 2**32 - 40]),
+    )
+    def begin(
+        self,
+        seed: int,
+        workers: tuple[int, int],
+        windows: tuple[int, int],
+        worst: float,
+        age: int,
+        first: int,
+    ) -> None:
+        """Two jobs whose first chunks, of different numbers, meet in the same slot."""
+        faults = Faults(drop=worst, repeat=worst, reorder=worst, delay=worst / 4)
+        self.network = FailingNetwork(seed, self.make_switch(), faults, age)
+        self.numbers = np.random.default_rng(seed)
+        for job_id in (1, 2):
+            ahead = 77 * (job_id - 1)
+            config = JobConfig(
+                job_id=job_id,
+                generation=0xFFFE,
+                workers=workers[job_id - 1],
+                lanes=self.network.lanes,
+                window=windows[job_id - 1],
+                first_chunk=(first + ahead) % 2**32,
+                timers=TIMERS,
+            )
+            self.network.start(JobUnderTest(config, server_port=20 * job_id, salt=-ahead % 2**32))
+            self.submit(job_id - 1, chunks=10, short=1, unite=False)
+
+    @rule(which=JOBS, chunks=st.integers(0, 20), short=st.integers(0, 3), unite=st.booleans())
+    def submit(self, which: int, chunks: int, short: int, unite: bool) -> None:
+        job = self.network.jobs[which]
+        size = max(0, chunks * job.config.lanes - short)
+        inputs = [self.numbers.integers(0, 1 << 32, size, dtype=np.uint32) for _ in job.workers]
+        self.network.submit(job, Round("or" if unite else "add", inputs))
+
+    @rule(seconds=st.floats(0, 0.05))
+    def pass_time(self, seconds: float) -> None:
+        self.network.pass_time(seconds)
+
+    @rule(which=JOBS, gap=st.floats(0, 0.02))
+    def restart_worker(self, which: int, gap: float) -> None:
+        self.network.restart_worker(self.network.jobs[which], gap)
+
+    @rule(which=JOBS, gap=GAPS)
+    def fail_server(self, which: int, gap: float) -> None:
+        self.network.fail_server(self.network.jobs[which], gap)
+
+    @rule(gap=GAPS)
+    def fail_switch(self, gap: float) -> None:
+        self.network.fail_switch(gap)
+
+    @rule(gap=GAPS)
+    def cut(self, gap: float) -> None:
+        self.network.cut(gap)
+
+    @invariant()
+    def sums_are_exact(self) -> None:
+        for job in self.network.jobs if hasattr(self, "network") else ():
+            job.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "network"):
+            return
+        network = self.network
+        network.settle()
+        for job in network.jobs:
+            hosts = job.config.workers + 1
+            waited = 1 + network.outage / LONGEST_RTO
+            storm = STORM[network.faults.drop] * job.chunks * hosts
+            assert job.packets_before <= storm + waited * job.config.window * hosts
+        if network.age_limit != NEVER:
+            assert network.claimable_slots() == network.slots
+
+
+class FailuresAroundTheCompiledPipeline(Failures):
+    """The same, with the embedded target for a switch."""
+
+    def make_switch(self) -> EmbeddedUnderTest:
+        return EmbeddedUnderTest(program(), "numba")
+
+
+@pytest.mark.parametrize(("machine", "examples"), [(Failures, 60), (FailuresAroundTheCompiledPipeline, 12)])
+def test_whatever_fails_sums_stay_exact(machine: type[Failures], examples: int) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=12,
+            derandomize=True,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
