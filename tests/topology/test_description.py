@@ -1,0 +1,124 @@
+"""Topologies as data: the built-in ones, both file forms, the tutorials' links, and what cannot be right."""
+
+import json
+
+import pytest
+
+from peelsum.topology import TopologyError, description
+from peelsum.topology.description import TopologyDescriptionError, parse, read
+
+PAIR = {
+    "hosts": {"h1": {}, "h2": {}, "h3": {}},
+    "switches": {"s1": {}},
+    "links": [["h1", "s1-p1"], ["h2", "s1-p2"], ["s1-p3", "h3"]],
+    "job": {"workers": ["h1", "h2"], "server": "h3"},
+}
+
+
+def changed(**parts: object) -> str:
+    return json.dumps({**PAIR, **parts})
+
+
+def test_a_star_has_its_workers_at_the_first_ports_and_the_server_behind_them() -> None:
+    star = read("star")
+    assert star.attachments == {f"h{port}": ("s1", port) for port in range(1, 6)}
+    assert star.ports("s1") == [1, 2, 3, 4, 5]
+    assert star.job is not None
+    assert (star.job.workers, star.job.server) == (("h1", "h2", "h3", "h4"), "h5")
+
+
+def test_two_racks_hang_below_a_third_switch() -> None:
+    racks = read("two_racks")
+    assert {host: switch for host, (switch, _) in racks.attachments.items()} == {
+        "h1": "s1",
+        "h2": "s1",
+        "h3": "s2",
+        "h4": "s2",
+        "h5": "s3",
+    }
+    assert [racks.ports(name) for name in ("s1", "s2", "s3")] == [[1, 2, 3]] * 3
+
+
+def test_addresses_are_numbered_where_none_are_given() -> None:
+    topology = parse(
+        changed(hosts={"h1": {}, "h2": {"ip": "10.9.9.9/16", "mac": "AA:00:00:00:00:0b"}, "h3": {}}), "a.json"
+    )
+    assert topology.address_of("h1") == ("02:00:00:00:00:01", "10.0.0.1/24")
+    assert topology.address_of("h2") == ("aa:00:00:00:00:0b", "10.9.9.9/16")
+    assert topology.address_of("s1") == ("02:00:00:00:ff:fe", "10.0.0.254/24")
+
+
+@pytest.mark.parametrize(
+    ("latency", "milliseconds"), [("0", 0), (7, 7), ("2ms", 2), ("500us", 0.5), ("1.5 s", 1500)]
+)
+def test_links_are_read_as_the_tutorials_write_them(latency: object, milliseconds: float) -> None:
+    links = [["h1", "s1-p1"], ["h2", "s1-p2", latency, 50], ["s1-p3", "h3"]]
+    link = parse(changed(links=links), "a.json").links[1]
+    assert (link.latency_ms, link.rate_mbit, link.loss) == (milliseconds, 50, 0)
+
+
+def test_toml_and_json_say_the_same(tmp_path) -> None:
+    text = """
+        links = [["h1", "s1-p1"], ["h2", "s1-p2"], ["s1-p3", "h3"]]
+        hosts = {h1 = {}, h2 = {}, h3 = {}}
+        switches = {s1 = {}}
+        job = {workers = ["h1", "h2"], server = "h3"}
+    """
+    path = tmp_path / "pair.toml"
+    path.write_text(text)
+    assert read(str(path)) == parse(json.dumps(PAIR), "pair.json")
+
+
+REFUSED = [
+    ({"hosts": {"h1": {"ip": "10.0.0"}}}, "hosts.h1.ip: '10.0.0': must be an IPv4 address"),
+    ({"hosts": {"h1": {"mac": "1:2"}}}, "hosts.h1.mac: '1:2': must be six bytes"),
+    ({"hosts": {**PAIR["hosts"], "h4": {}}}, "hosts: 'h4': has no link; plug it"),
+    ({"hosts": {**PAIR["hosts"], "h 4": {}}}, "hosts: 'h 4': must be a short word"),
+    ({"switches": {"s1": {}, "h1": {}}}, "hosts: 'h1': is a switch's name, too"),
+    ({"switches": {"s1": {"runtime_json": "a"}}}, "switches.s1.runtime_json: is no field of a topology"),
+    ({"switches": {"much_too_long": {}}}, "switches: 'much_too_long': must be a short word"),
+    ({"links": [["h1", "h2"]]}, "links.0: h1 to h2: joins two hosts; put a switch"),
+    ({"links": [["h1", "s2-p1"]]}, "links.0: 's2-p1': is no host and no port of a switch"),
+    ({"links": [["h1", "s1-p255"]]}, "links.0: 's1-p255': port 255 is out of range; use 1 to 254"),
+    ({"links": [["h1", "s1-p1"], ["h2", "s1-p1"]]}, "links: 's1-p1': has 2 links; give it one"),
+    ({"links": [["h1"]]}, "links.0: ['h1']: must be "),
+    ({"links": [["h1", "s1-p1", "soon"]]}, "links.0.latency_ms: 'soon': must be milliseconds"),
+    ({"links": [["h1", "s1-p1", 0, 0]]}, "links.0.rate_mbit: 0: "),
+    ({"links": [{"ends": ["h1", "s1-p1"], "loss": 1}]}, "links.0.loss: 1: "),
+    ({"job": {"workers": ["h1"], "server": "h3"}}, "job.workers: "),
+    ({"job": {"workers": ["h1", "h9"], "server": "h3"}}, "job: 'h9': is no host; use one of h1, h2, h3"),
+    ({"job": {"workers": ["h1", "h2"], "server": "h2"}}, "job: 'h2': has 2 roles"),
+    ({"job": {"workers": ["h1", "h2"], "server": "h3", "lanes": 7}}, "job.lanes: 7: is not compiled"),
+    ({"hosts": {**PAIR["hosts"], "h2": {"ip": "10.0.0.1"}}}, "h2: 10.0.0.1: belongs to h1, too"),
+]
+
+
+@pytest.mark.parametrize(("parts", "complaint"), REFUSED, ids=[complaint for _, complaint in REFUSED])
+def test_what_cannot_be_right_is_named(parts: dict[str, object], complaint: str) -> None:
+    with pytest.raises(TopologyDescriptionError) as refusal:
+        parse(changed(**parts), "net.json")
+    assert str(refusal.value).startswith(f"net.json: {complaint}")
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("ring", "topology: ring: is none of star, two_racks and no .toml or .json file"),
+        ("absent.toml", "absent.toml: No such file or directory; give the path"),
+    ],
+)
+def test_what_is_not_there_is_named(source: str, complaint: str) -> None:
+    with pytest.raises(TopologyError, match=complaint):
+        read(source)
+
+
+def test_what_is_no_toml_is_named() -> None:
+    with pytest.raises(TopologyDescriptionError, match=r"net\.toml: cannot be read: .*; correct it"):
+        parse("hosts = {", "net.toml")
+
+
+def test_every_example_can_be_read(request: pytest.FixtureRequest) -> None:
+    examples = list((request.config.rootpath / "examples/topologies").iterdir())
+    assert examples
+    for path in examples:
+        assert description.read(str(path)).hosts

@@ -1,0 +1,188 @@
+"""The embedded target's ports on interfaces: frames in and out, what is dropped, and what is refused."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from peelsum.target import Frames
+from peelsum.target.packets import InterfacePorts
+from peelsum.target.runner import StartError, run
+from peelsum.topology import TopologyError, veth
+
+FRAME_BYTES = 1082
+
+
+def alone(scene: str) -> dict[str, object]:
+    """What a scene says, played in a process of its own: namespaces are entered for good."""
+    done = subprocess.run(
+        [sys.executable, __file__, scene], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    if "refused" in outcome:
+        pytest.skip(outcome["refused"])
+    return dict(outcome)
+
+
+def frames(count: int, length: int = FRAME_BYTES, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, length), np.uint8)
+
+
+class Wired:
+    """Ports 1 and 2 of a switch, and hosts at the other ends of their wires."""
+
+    def __init__(self) -> None:
+        for port in (1, 2):
+            veth.add_wire(f"switch{port}", f"host{port}")
+        self.ports = InterfacePorts({1: "switch1", 2: "switch2"}, batch=64)
+        self.ports.resize(FRAME_BYTES - 42)
+        self.hosts = {port: veth.RawInterface(f"host{port}") for port in (1, 2)}
+
+    def received(self, port: int, rows: int = 256, length: int = FRAME_BYTES) -> np.ndarray:
+        into = np.zeros((rows, length), np.uint8)
+        return into[: self.hosts[port].receive_into(into)]
+
+
+def there_and_back() -> dict[str, object]:
+    """More frames than a batch holds, both ways; the sender's own copies do not come back."""
+    wired = Wired()
+    sent = frames(150)
+    wired.hosts[1].send(sent)
+    got = []
+    while len(batch := wired.ports.receive([1, 2])):
+        assert set(batch.port.tolist()) == {1}
+        assert set(batch.length.tolist()) == {FRAME_BYTES}
+        got.append(batch.data[:, :FRAME_BYTES].copy())
+        wired.ports.send(Frames(batch.data, batch.length, np.full(len(batch), 2, np.int32)))
+    counts = {port: wired.ports.ports[port].counts for port in (1, 2)}
+    return {
+        "in": bool(np.array_equal(np.concatenate(got), sent)),
+        "out": bool(np.array_equal(wired.received(2), sent)),
+        "back": len(wired.received(1)),
+        "counts": [counts[1].received, counts[2].sent, counts[2].received],
+    }
+
+
+def fair_shares() -> dict[str, object]:
+    wired = Wired()
+    for port in (1, 2):
+        wired.hosts[port].send(frames(100))
+    first = wired.ports.receive([1, 2])
+    return {"first": [int((first.port == port).sum()) for port in (1, 2)]}
+
+
+def rows_out_of_order() -> dict[str, object]:
+    """Lengths and ports differ from row to row."""
+    wired = Wired()
+    data = frames(6)
+    length = np.array([60, 1082, 60, 1082, 60, 100], np.int32)
+    wired.ports.send(Frames(data, length, np.array([1, 2, 1, 2, 2, 9], np.int32)))
+    small, large = wired.received(1, length=60), wired.received(2)
+    return {
+        "small": bool(np.array_equal(small, data[[0, 2], :60])),
+        "large": bool(np.array_equal(large, data[[1, 3]])),
+        "no_such_port": wired.ports.no_such_port,
+    }
+
+
+def too_long() -> dict[str, object]:
+    wired = Wired()
+    sent = frames(3, 2000)
+    wired.hosts[1].send(frames(1))
+    wired.hosts[1].send(sent)
+    wired.hosts[1].send(frames(1, seed=2))
+    got = wired.ports.receive([1])
+    expected = np.concatenate([frames(1), frames(1, seed=2)])
+    return {
+        "kept": bool(np.array_equal(got.data[:, :FRAME_BYTES], expected)),
+        "long": wired.ports.ports[1].counts.long,
+    }
+
+
+def cut_wire() -> dict[str, object]:
+    wired = Wired()
+    subprocess.run(["ip", "link", "del", "host1"], check=True)
+    batch = Frames(frames(2), np.full(2, FRAME_BYTES, np.int32), np.array([1, 2], np.int32))
+    wired.ports.send(batch)
+    wired.ports.receive([1])
+    return {"down": wired.ports.ports[1].counts.down, "sent": len(wired.received(2))}
+
+
+def no_such_interface() -> dict[str, object]:
+    try:
+        run(1, interfaces={3: "nowhere"}, grpc_address="127.0.0.1:0")
+    except StartError as error:
+        return {"said": str(error)}
+    return {}
+
+
+def test_frames_pass_whole_and_in_order_and_are_counted() -> None:
+    assert alone("there_and_back") == {"in": True, "out": True, "back": 0, "counts": [150, 150, 0]}
+
+
+def test_ports_share_a_batch() -> None:
+    assert alone("fair_shares") == {"first": [32, 32]}
+
+
+def test_each_frame_leaves_by_its_port_with_its_length() -> None:
+    assert alone("rows_out_of_order") == {"small": True, "large": True, "no_such_port": 1}
+
+
+def test_frames_longer_than_the_pipeline_takes_are_dropped() -> None:
+    assert alone("too_long") == {"kept": True, "long": 3}
+
+
+def test_a_lost_interface_takes_only_its_own_frames() -> None:
+    assert alone("cut_wire") == {"down": 1, "sent": 1}
+
+
+def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
+    said = alone("no_such_interface")["said"]
+    assert said == "interface 3@nowhere: No such device; use one of lo"
+
+
+def test_missing_privilege_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(OSError, match=r"interface 1@lo: Operation not permitted; raw sockets need root"):
+        InterfacePorts({1: "lo"})
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"interfaces": {255: "lo"}}, "interface: 255@lo: port 255 is out of range"),
+        ({"interfaces": {1: "lo"}, "loss": 0.1}, "loss: 0.1 is for UDP ports; lose packets on the link"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(options: dict[str, object], complaint: str) -> None:
+    with pytest.raises(StartError, match=complaint):
+        run(1, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ("eth0", "interface: eth0: give it as PORT@NAME"),
+        ("1@", "interface: 1@: give it as PORT@NAME"),
+    ],
+)
+def test_the_command_line_names_what_it_cannot_read(option: str, complaint: str) -> None:
+    command = [sys.executable, "-m", "peelsum.cli", "switch", "run", "--interface", option]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, complaint in done.stderr) == (2, True)
+
+
+if __name__ == "__main__":
+    try:
+        veth.enter_own_namespace()
+    except TopologyError as refusal:
+        print(json.dumps({"refused": str(refusal)}))
+    else:
+        print(json.dumps(globals()[sys.argv[1]]()))

@@ -1,0 +1,311 @@
+"""Networks that are up: exact sums over all kinds of links and switches, slow and lossy links, leftovers."""
+
+import contextlib
+import json
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peelsum.topology import TopologyError, bmv2, description, veth
+from peelsum.topology.namespaces import inside
+from peelsum.topology.network import UdpNetwork, VethNetwork
+from peelsum.topology.records import MARKER, Record
+
+ROOT = Path(__file__).parents[2]
+PEELSUM = (sys.executable, "-m", "peelsum.cli")
+PAIR = {
+    "hosts": {"h1": {}, "h2": {}, "h3": {}},
+    "switches": {"s1": {}},
+    "links": [["h1", "s1-p1"], ["h2", "s1-p2"], ["h3", "s1-p3"]],
+    "job": {"workers": ["h1", "h2"], "server": "h3", "lanes": 32},
+}
+KINDS = [("udp", "embedded"), ("veth", "embedded"), ("veth", "bmv2")]
+
+
+def _refusal() -> str:
+    """Why this machine has no network namespaces for us; empty if it has."""
+    if shutil.which("nsenter") is None:
+        return "nsenter is not on PATH"
+    program = "from peelsum.topology.veth import enter_own_namespace as e; e()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    return done.stderr.strip().rpartition("\n")[2]
+
+
+REFUSAL = _refusal()
+needs_namespaces = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL or "has them")
+
+
+def needs(links: str, switch: str) -> None:
+    """Skip where the machine lacks what such a network is made of."""
+    if links == "veth" and REFUSAL:
+        pytest.skip(REFUSAL)
+    if switch == "bmv2" and not bmv2.available():
+        pytest.skip("simple_switch_grpc is not on PATH")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv(MARKER, raising=False)
+
+
+def described(tmp_path, **parts: object) -> str:
+    path = tmp_path / "pair.json"
+    path.write_text(json.dumps({**PAIR, **parts}))
+    return str(path)
+
+
+@contextlib.contextmanager
+def up(topology: str, links: str, switch: str = "embedded"):
+    """`peelsum up` as a process that is ready."""
+    command = [*PEELSUM, "up", topology, "--links", links, "--switch", switch, "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert select.select([process.stdout], [], [], 120)[0], "not ready in time"
+        assert process.stdout.readline().startswith("{"), process.stderr.read()
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        process.stdout.close()
+        process.stderr.close()
+
+
+def exec_in(host: str, *command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*PEELSUM, "exec", host, "--", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """What a process printed, all of it; it must have ended well."""
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    return out.strip()
+
+
+def members(network: str) -> set[str]:
+    """The names of the processes that a network has."""
+    found = set()
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if path.name.isdecimal() and f"{MARKER}={network}".encode() in (path / "environ").read_bytes():
+                found.add((path / "comm").read_text().strip())
+    return found
+
+
+def await_members(network: str, expected: set[str]) -> set[str]:
+    """The processes that a network has, once they are those expected or 20 seconds are over."""
+    deadline = time.monotonic() + 20
+    while (found := members(network)) != expected and time.monotonic() < deadline:
+        select.select([], [], [], 0.05)
+    return found
+
+
+@pytest.mark.parametrize(("links", "switch"), KINDS)
+def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links: str, switch: str) -> None:
+    needs(links, switch)
+    with up(described(tmp_path), links, switch) as process:
+        network = Record.read()
+        assert network is not None
+        workers = [exec_in(host, sys.executable, str(ROOT / "examples/sum.py")) for host in ("h1", "h2")]
+        assert [said(worker) for worker in workers] == ["worker 0: exact", "worker 1: exact"]
+        subprocess.run([*PEELSUM, "down"], check=True)
+        assert process.wait(30) == 0, process.stderr.read()
+    assert members(network.network) == set()
+    assert Record.read() is None
+
+
+@needs_namespaces
+def test_hosts_have_their_addresses_and_a_namespace_each(tmp_path) -> None:
+    command = "echo $PEELSUM_NETWORK > {}/greeting"
+    hosts = {"h1": {"ip": "10.7.0.1/16", "commands": [command.format(tmp_path)]}, "h2": {}, "h3": {}}
+    with up(described(tmp_path, hosts=hosts, job=None), "veth"):
+        seen = said(exec_in("h1", "ip", "-brief", "address", "show", "eth0"))
+        assert seen.split()[2:] == ["10.7.0.1/16"]
+        neighbours = said(exec_in("h2", "ip", "neighbour")).splitlines()
+        assert sorted(line.split()[0:5:2] for line in neighbours) == [
+            ["10.0.0.254", "eth0", "02:00:00:00:ff:fe"],
+            ["10.0.0.3", "eth0", "02:00:00:00:00:03"],
+            ["10.7.0.1", "eth0", "02:00:00:00:00:01"],
+        ]
+        record = Record.read()
+        assert record is not None
+        assert (tmp_path / "greeting").read_text().strip() == record.network
+
+
+@pytest.mark.parametrize("switch", ["embedded", "bmv2"])
+def test_a_killed_up_leaves_only_what_the_user_started_and_down_ends_that(tmp_path, switch: str) -> None:
+    needs("veth", switch)
+    with up(described(tmp_path, job=None), "veth", switch) as process:
+        network = Record.read()
+        assert network is not None
+        assert "sleep" in members(network.network)
+        user = exec_in("h1", "tail", "-f", "/dev/null")
+        assert "tail" in await_members(network.network, {"sleep", "tail", *members(network.network)})
+        process.kill()
+        process.wait()
+        assert await_members(network.network, {"tail"}) == {"tail"}
+        refused = exec_in("h1", "true")
+        assert "no network is up; start one with `peelsum up`" in refused.communicate()[1]
+        subprocess.run([*PEELSUM, "down"], check=True)
+        user.communicate()
+    assert members(network.network) == set()
+    assert Record.read() is None
+
+
+def test_the_next_up_ends_what_a_killed_one_left(tmp_path) -> None:
+    with up(described(tmp_path, job=None), "udp") as process:
+        first = Record.read()
+        assert first is not None
+        user = exec_in("h1", "sleep", "1000")
+        assert await_members(first.network, members(first.network) | {"sleep"}) >= {"sleep"}
+        process.kill()
+        process.wait()
+        with up(described(tmp_path, job=None), "udp"):
+            assert user.wait(30) == -signal.SIGTERM
+            assert members(first.network) == set()
+        user.communicate()
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path) -> None:
+    command = [*PEELSUM, "up", described(tmp_path), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while (record := Record.read()) is None and time.monotonic() < deadline:
+        select.select([], [], [], 0.02)
+    assert record is not None
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == ""
+    assert members(record.network) == set()
+    assert Record.read() is None
+
+
+def test_exec_names_what_is_not_there(tmp_path) -> None:
+    with up(described(tmp_path, job=None), "udp"):
+        for command, complaint in (
+            (("h9", "true"), "exec: h9: is no host of the network that is up; use one of h1, h2, h3, s1"),
+            (("h1", "no-such-command"), "exec: no-such-command: No such file or directory; give a command"),
+        ):
+            process = exec_in(*command)
+            assert process.communicate()[1] == f"peelsum: {complaint}\n"
+            assert process.returncode == 2
+
+
+def test_down_without_a_network_is_no_mistake() -> None:
+    done = subprocess.run([*PEELSUM, "down"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "no network is up\n")
+
+
+@pytest.mark.parametrize(
+    ("links", "complaint"),
+    [
+        ([["h1", "s1-p1", 0, 10]], "links: h1 to s1-p1: rate: loopback UDP has none; use --links veth"),
+        ([["h1", "s1-p1", "1ms"]], "links: h1 to s1-p1: latency: loopback UDP has none"),
+        ([{"ends": ["h1", "s1-p1"], "loss": 0.1}], r"loss: links of s1 lose \[0.0, 0.1\]: over UDP"),
+    ],
+)
+def test_what_udp_cannot_do_is_refused(links: list[object], complaint: str) -> None:
+    topology = description.parse(json.dumps({**PAIR, "links": [*links, *PAIR["links"][1:]]}), "pair.json")
+    with pytest.raises(TopologyError, match=complaint), UdpNetwork(topology):
+        pass
+
+
+def alone(scene: str) -> dict[str, object]:
+    """What a scene says, played in a process of its own: namespaces are entered for good."""
+    command = [sys.executable, __file__, scene]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def laid(link: dict[str, object]) -> VethNetwork:
+    """Hosts 1 and 2 at wires, the first as described; what arrives at the switch's end goes nowhere."""
+    links = [{"ends": ["h1", "s1-p1"], **link}, ["h2", "s1-p2"]]
+    hosts = {"h1": {}, "h2": {}}
+    return VethNetwork(
+        description.parse(json.dumps({"hosts": hosts, "switches": {"s1": {}}, "links": links}), "a.json")
+    )
+
+
+#: Sends datagrams of 1,000 bytes to the switch, in bursts of 50 that the kernel cuts up, a while or so many.
+SENDER = """
+import sys, time
+from peelsum.wire.datagrams import BatchSocket
+import numpy as np
+sock = BatchSocket.bind(("0.0.0.0", 0), 1000)
+sock.connect(("10.0.0.254", 9))
+count, ends_at = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+burst = np.zeros((50, 1000), np.uint8)
+while count > 0 and time.monotonic() < ends_at:
+    count -= sock.send(burst)
+"""
+
+
+def crossed(link: dict[str, object], count: int, seconds: float) -> dict[str, float]:
+    """How many datagrams from host 1 reach the switch, and in how many seconds from first to last."""
+    frames = np.zeros((4096, 1042), np.uint8)
+    with laid(link) as network:
+        tap = veth.RawInterface("s1-p1")
+        holder = network.places["h1"].namespace_of
+        assert holder is not None
+        command = inside(holder.pid, sys.executable, "-c", SENDER, str(count), str(seconds))
+        sender = subprocess.Popen(command)
+        got, times = 0, []
+        while select.select([tap], [], [], 0.5)[0] or sender.poll() is None:
+            if new := tap.receive_into(frames):
+                got += new
+                times.append(time.perf_counter())
+        assert sender.wait() == 0
+        return {"got": got, "seconds": times[-1] - times[0]}
+
+
+def lossy() -> dict[str, float]:
+    return crossed({"loss": 0.1}, 4000, 30)
+
+
+def slow() -> dict[str, float]:
+    return crossed({"rate_mbit": 20}, 1 << 30, 1)
+
+
+def late() -> dict[str, str]:
+    try:
+        with laid({"latency_ms": 5}):
+            return {"refused": ""}
+    except TopologyError as refusal:
+        return {"refused": str(refusal)}
+
+
+@needs_namespaces
+@pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not on PATH")
+def test_a_lossy_link_loses_its_share_packet_by_packet() -> None:
+    # Binomial: of 4,000 some 400 are lost, with a standard deviation of 19; 134 if it lost bursts of 50.
+    assert 3500 <= alone("lossy")["got"] <= 3700
+
+
+@needs_namespaces
+def test_a_slow_link_takes_its_time() -> None:
+    outcome = alone("slow")
+    assert 16e6 <= outcome["got"] * 1042 * 8 / outcome["seconds"] <= 22e6
+
+
+@needs_namespaces
+def test_latency_without_netem_is_refused_with_the_reason() -> None:
+    refused = alone("late")["refused"]
+    if not refused:
+        pytest.skip("this kernel has netem")
+    assert refused == (
+        "link s1-p1: latency 5 ms: refused by the kernel: this kernel has no netem "
+        "(No such file or directory); leave it out"
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]]()))

@@ -1,0 +1,93 @@
+"""What `up` leaves behind: which process it was, what belongs to its network; and one network at a time."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from peelsum.topology import TopologyError, records
+from peelsum.topology.records import MARKER, Place, Process, Record
+
+# Says so once it ignores SIGTERM, then waits for its end.
+STUBBORN = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def record_of(network: str, up: Process) -> Record:
+    return Record(network, up, {"h1": Place(up, {"A": "b"}), "h2": Place()})
+
+
+def started(network: str, program: str = "print('up', flush=True); import signal; signal.pause()"):
+    """A process of a network that has started."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, MARKER: network}, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    process.stdout.close()
+    return process
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    assert Record.read() is None
+    myself = Process.of(os.getpid())
+    assert myself is not None
+    record = record_of("n", myself)
+    record.write()
+    assert Record.read() == record
+
+
+def test_a_process_is_told_from_another_with_its_number() -> None:
+    myself = Process.of(os.getpid())
+    assert myself is not None
+    assert myself.running
+    assert not Process(myself.pid, myself.started + 1).running
+    process = started("n")
+    child = Process.of(process.pid)
+    assert child is not None
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, its number not free yet
+    assert not child.running
+    process.wait()
+    assert not child.running
+
+
+def test_the_end_takes_what_has_the_marker_and_nothing_else() -> None:
+    gone = Process(os.getpid(), 0)  # an `up` that was killed, whose number is used again
+    record = record_of("ours", gone)
+    record.write()
+    ours, stubborn, other = started("ours"), started("ours", STUBBORN), started("another")
+    records.GRACE_S, before = 0.5, records.GRACE_S
+    try:
+        records.end(record)
+        assert ours.wait() == -15
+        assert stubborn.wait() == -9
+        assert other.poll() is None
+    finally:
+        records.GRACE_S = before
+        for process in (ours, stubborn, other):
+            process.kill()
+            process.wait()
+    assert Record.read() is None
+
+
+def test_one_network_at_a_time() -> None:
+    program = "from peelsum.topology.records import only_one\nwith only_one(): print('got it')"
+    command = [sys.executable, "-c", program]
+    with records.only_one():
+        refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "another network is up; end it with `peelsum down`" in refused.stderr
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "got it\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_somebody_elses_folder_is_refused(tmp_path) -> None:
+    (tmp_path / "peelsum").mkdir()
+    os.chown(tmp_path / "peelsum", 12345, 12345)
+    with pytest.raises(TopologyError, match="belongs to somebody else; set XDG_RUNTIME_DIR"):
+        Record.read()
