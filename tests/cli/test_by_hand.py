@@ -1,0 +1,96 @@
+"""What README says to type, typed: its blocks run as they stand, but for ports that are free here."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+UDP_BASE, P4RUNTIME = "41000", "9559"
+#: Ports 1 to 3 of the switch.
+PORTS = 3
+
+
+def free_ports():
+    """A P4Runtime port, and a base with so many free UDP ports above it, on which nobody listens now."""
+    with socket.socket() as tcp:
+        tcp.bind(("127.0.0.1", 0))
+        grpc = tcp.getsockname()[1]
+    for base in range(20000, 30000, 50):
+        try:
+            for port in range(base + 1, base + 1 + PORTS):
+                with socket.socket(type=socket.SOCK_DGRAM) as udp:
+                    udp.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return str(grpc), str(base)
+    raise AssertionError("no three UDP ports in a row are free")
+
+
+@pytest.fixture
+def blocks(tmp_path):
+    """The shell blocks of README's walk-through, one a terminal, in a folder that has the examples."""
+    section = (ROOT / "README.md").read_text().partition("## By hand")[2].partition("\n## ")[0]
+    grpc, base = free_ports()
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    job = tmp_path / "examples" / "job.toml"
+    job.write_text(job.read_text().replace(P4RUNTIME, grpc))
+    found = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    typed = []
+    for block in found:
+        shifted = re.sub(rf"{UDP_BASE[:-1]}(\d)", lambda port: str(int(base) + int(port[1])), block)
+        typed.append(re.sub("peelsum (switch run|status)", rf"\g<0> --p4runtime 127.0.0.1:{grpc}", shifted))
+    return typed
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    """Opens terminals: terminal(what is typed) is the shell that runs it; all are closed at the end."""
+    opened = []
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def open_one(typed):
+        shell = subprocess.Popen(
+            ["bash", "-e", "-c", typed],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        opened.append(shell)
+        return shell
+
+    yield open_one
+    for shell in reversed(opened):
+        if shell.poll() is None:
+            os.killpg(shell.pid, 2)
+        shell.communicate(timeout=30)
+
+
+def wait_for(shell, text):
+    """Read what a terminal shows until `text` is in it."""
+    shown = ""
+    while text not in shown:
+        line = shell.stdout.readline()
+        assert line, shown
+        shown += line
+
+
+def test_the_walk_through_of_the_readme(blocks, terminal):
+    first, second, third = blocks
+    wait_for(terminal(first), f"port {PORTS} at ")
+    server = terminal(second)
+    wait_for(server, "job 1: serving at")
+    shown, _ = terminal(third).communicate(timeout=120)
+    for worker in (0, 1):
+        assert f"worker {worker}: row 7 sums up to 3; 0.3% is not zero; " in shown
+    assert re.search(r"completed\W+[1-9]", shown), shown
+    assert "no jobs" not in shown
+    assert server.wait(timeout=30) == 0
