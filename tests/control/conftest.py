@@ -1,12 +1,8 @@
 """A controller connected to the embedded target, with a thread that runs the data plane."""
 
-import select
-import socket
-from threading import Thread
-
 import pytest
+from device_state import forwarding
 from embedded_server import device, server
-from p4runtime_client import process
 
 from peelsum.control import Controller, JobDescription
 from peelsum.target.artifacts import pipeline
@@ -35,19 +31,8 @@ def description():
 @pytest.fixture
 def data_plane(device):
     """Forwards what the controller injects, until the test is over."""
-    ours, theirs = socket.socketpair()
-
-    def run():
-        while theirs not in (ready := select.select([device, theirs], [], [])[0]):
-            if ready and (frames := device.take_injected()):
-                process(device, frames)
-
-    thread = Thread(target=run)
-    thread.start()
-    yield
-    ours.close()
-    thread.join()
-    theirs.close()
+    with forwarding([device]):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,34 +2,19 @@ import socket
 
 import numpy as np
 import pytest
-from frames import frame, payload_of
+from device_state import forward, rows, tables
 from p4runtime_client import Client
 
 from peelsum.control import ControlError, Controller, DescriptionError, JobDescription, SwitchError
-from peelsum.target import Frames
 from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
 
 LANES = 32
 
 
-def tables(device):
-    return {name.rsplit(".", 1)[-1]: table for name, table in device.switch.tables.items()}
-
-
-def rows(device, name):
-    return sorted((entry.keys, entry.params) for entry in tables(device)[name].entries())
-
-
 def exchange(device, port, now_us=0, lanes=1, **fields):
     """One packet in by a port; (port, packet) of all that leave."""
     payload = pack(np.full((1, LANES), lanes, np.uint32), **fields)[0].tobytes()
-    data = np.frombuffer(frame(payload), np.uint8)[None].copy()
-    one = np.array([data.shape[1]], np.int32)
-    out = device.switch.process(Frames(data, one, np.array([port], np.int32)), now_us)
-    return [
-        (int(p), unpack(payload_of(row[:n].tobytes()), LANES)[0])
-        for row, n, p in zip(out.data, out.length, out.port, strict=True)
-    ]
+    return [(out, unpack(packet, LANES)[0]) for out, packet in forward(device, port, payload, now_us)]
 
 
 def contribute(device, admission, worker_id, chunk_id=0, lanes=1, **fields):

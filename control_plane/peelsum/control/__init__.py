@@ -3,6 +3,8 @@
 from peelsum.control.controller import Admission, AdmittedJob, Controller, SwitchStatus
 from peelsum.control.description import JobDescription
 from peelsum.control.errors import ControlError, DescriptionError, SwitchError
+from peelsum.control.fabric import Fabric
+from peelsum.control.racks import RacksDescription, parse_description, read_description
 
 __all__ = [
     "Admission",
@@ -10,7 +12,11 @@ __all__ = [
     "ControlError",
     "Controller",
     "DescriptionError",
+    "Fabric",
     "JobDescription",
+    "RacksDescription",
     "SwitchError",
     "SwitchStatus",
+    "parse_description",
+    "read_description",
 ]

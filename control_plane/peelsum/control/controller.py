@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +36,10 @@ from peelsum.control.entries import (
     queue_limit_entry,
 )
 from peelsum.control.errors import ControlError, DescriptionError, SwitchError
+from peelsum.control.plan import Level, SwitchPlan
 from peelsum.control.resets import reset, slot_owners, slots_to_reset
 from peelsum.control.session import Session
-from peelsum.wire import Verdict
+from peelsum.wire import MAX_WORKERS, Verdict
 
 _LANE_REGISTER = re.compile(r"(?:^|\.)lane_\d+$")
 _GENERATIONS = 1 << 16
@@ -48,7 +49,11 @@ _GENERATION_S = 0.25
 
 @dataclass(frozen=True)
 class Admission:
-    """What participants of an admitted job have to know."""
+    """What participants of an admitted job have to know.
+
+    `worker_ports` is in the order of the workers' numbers, each at its own switch; `racks` is how many
+    workers each rack has, empty with one switch; `slots` is what the smallest switch has.
+    """
 
     job_id: int
     generation: int
@@ -58,17 +63,23 @@ class Admission:
     slots: int
     server_port: int
     worker_ports: tuple[int, ...]
+    racks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class AdmittedJob:
-    """A job as the switch's tables have it; `worker_ports` is by worker id."""
+    """A job as a switch's tables have it.
+
+    `server_port` is the way up, `worker_ports` is by worker number, `rack_ports` by rack; a spine has racks.
+    """
 
     job_id: int
     generation: int
     expected_mask: int
     server_port: int
     worker_ports: dict[int, int]
+    rack_ports: dict[int, int]
+    level: str
 
 
 @dataclass(frozen=True)
@@ -179,43 +190,63 @@ class Controller:
         The job's row is closed first and opened last, so that no packet meets half an admission.
         Raises DescriptionError if the pipeline cannot hold the job, SwitchError if the switch refuses.
         """
-        lanes, slots = self.lanes(), self.slots()
-        _check_fits(description, lanes, slots)
-        self._refuse_moved_hosts(description)
-        job, switch, ports = description.job, description.switch, description.ports
-        generation = self._next_generation(job.id)
-        self._close(job.id, generation)
-        self._free_slots(job.id)
-        self._set_hosts(description)
-        self._session.write([+entry for entry in participant_entries(description)])
-        self._session.write([+group_entry(description)])
-        self.set_limits(age_limit_ms=switch.age_limit_ms, queue_depth=switch.queue_depth)
-        self._session.write([~job_entry(description, generation)])
+        (plan,) = description.plans()
+        self.check(plan)
+        known = self.known_generation(plan.job_id)
+        generation = self.next_generation([] if known is None else [known])
+        self.close_job(plan.job_id, generation)
+        self.free_slots(plan.job_id)
+        self.prepare(plan)
+        self.open_job(plan, generation)
         return Admission(
-            job.id, generation, job.workers, job.window, lanes, slots, ports.server, ports.workers
+            plan.job_id,
+            generation,
+            description.job.workers,
+            plan.window,
+            self.lanes(),
+            self.slots(),
+            description.server_port,
+            description.worker_ports,
         )
 
     def evict(self, job_id: int) -> None:
         """Let a job's packets in no more. Raises ControlError if there is no such job."""
-        admitted = {job.job_id: job.generation for job in self._jobs()}
+        admitted = {job.job_id: job.generation for job in self.jobs()}
         if job_id not in admitted:
             known = ", ".join(map(str, admitted)) or "none"
             raise ControlError(f"job: {job_id}: is not admitted; admitted: {known}")
-        self._close(job_id, admitted[job_id])
+        self.close_job(job_id, admitted[job_id])
 
-    def _refuse_moved_hosts(self, description: JobDescription) -> None:
-        """Two jobs may share a port, as the switch tells them apart by their id; two hosts may not."""
-        others = self._ports_in_use(besides=description.job.id)
-        wanted = {int(name): host for name, host in description.hosts.items()}
-        for entry in self._entries("hosts") if wanted else ():
+    # The steps of an admission, for who admits a job on several switches
+
+    def check(self, plan: SwitchPlan) -> None:
+        """Raise DescriptionError if the pipeline cannot hold the job, or a port's host is another already.
+
+        Two jobs may share a port, as the switch tells them apart by their id; two hosts may not.
+        """
+        _check_fits(plan, self.lanes(), self.slots())
+        others = self._ports_in_use(besides=plan.job_id)
+        for entry in self._entries("hosts") if plan.hosts else ():
             port, action = entry["egress_port"], entry.action
-            host = wanted.get(port)
+            host = plan.hosts.get(port)
             if host is None or port not in others or not isinstance(action, P4TableAction):
                 continue
             if (action.args["dst_mac"], action.args["dst_ip"]) != (host.mac, host.ip):
+                where = "" if plan.level is Level.ONLY else f"{plan.section}."
                 raise DescriptionError(
-                    f"hosts.{port}: has another address for job {others[port]}; evict that job first"
+                    f"{where}hosts.{port}: has another address for job {others[port]}; evict that job first"
                 )
+
+    def known_generation(self, job_id: int) -> int | None:
+        """The last generation of a job that the switch remembers."""
+        return next((job.generation for job in self.jobs(closed=True) if job.job_id == job_id), None)
+
+    def next_generation(self, known: Sequence[int]) -> int:
+        """A generation that is none of those that switches remember."""
+        if not known:
+            return int(self._clock() / _GENERATION_S) % _GENERATIONS
+        ahead = (max(known) + 1 + step for step in range(len(known) + 1))
+        return next(one % _GENERATIONS for one in ahead if one % _GENERATIONS not in known)
 
     def _ports_in_use(self, besides: int) -> dict[int, int]:
         """The ports of all jobs but one, and a job that uses each."""
@@ -225,20 +256,25 @@ class Controller:
             if entry["job_id"] != besides
         }
 
-    def _free_slots(self, job_id: int) -> None:
+    def free_slots(self, job_id: int) -> None:
         """Whatever an earlier generation left; after a fresh commit there is none."""
         left_nothing = self._fresh and job_id not in self._seen
         self._seen.add(job_id)
         if not left_nothing:
             reset(self._session, slots_to_reset(self._session, job_id, self.slots()), self.lanes())
 
-    def _next_generation(self, job_id: int) -> int:
-        for job in self._jobs(closed=True):
-            if job.job_id == job_id:
-                return (job.generation + 1) % _GENERATIONS
-        return int(self._clock() / _GENERATION_S) % _GENERATIONS
+    def prepare(self, plan: SwitchPlan) -> None:
+        """Put in all of a closed job but the row that lets it in."""
+        self._set_hosts(plan)
+        self._session.write([+entry for entry in participant_entries(plan)])
+        self._session.write([+group_entry(plan)])
+        self.set_limits(age_limit_ms=plan.switch.age_limit_ms, queue_depth=plan.switch.queue_depth)
 
-    def _close(self, job_id: int, generation: int) -> None:
+    def open_job(self, plan: SwitchPlan, generation: int) -> None:
+        """Let a prepared job's packets in."""
+        self._session.write([~job_entry(plan, generation)])
+
+    def close_job(self, job_id: int, generation: int) -> None:
         """Let a job's packets in no more. Its row in `jobs` stays, to remember the generation.
 
         A generation that came again would let in what those send who were in it before.
@@ -258,13 +294,13 @@ class Controller:
         if list(self._session.read(P4MulticastGroupEntry(group))):
             self._session.write([-P4MulticastGroupEntry(group)])
 
-    def _set_hosts(self, description: JobDescription) -> None:
-        present = {entry["egress_port"] for entry in self._entries("hosts")} if description.hosts else set()
+    def _set_hosts(self, plan: SwitchPlan) -> None:
+        present = {entry["egress_port"] for entry in self._entries("hosts")} if plan.hosts else set()
         updates = []
-        for name, host in description.hosts.items():
-            assert description.switch.address is not None  # the description's own check
-            entry = host_entry(int(name), host, description.switch.address)
-            updates.append(~entry if int(name) in present else +entry)
+        for port, host in plan.hosts.items():
+            assert plan.switch.address is not None  # the description's own check
+            entry = host_entry(port, host, plan.switch.address)
+            updates.append(~entry if port in present else +entry)
         self._session.write(updates)
 
     # Reading
@@ -284,28 +320,26 @@ class Controller:
             address=self._session.address,
             lanes=self.lanes(),
             slots=self.slots(),
-            jobs=tuple(self._jobs()),
+            jobs=tuple(self.jobs()),
             verdicts=self.verdicts(),
             slots_in_use=self._slots_in_use(),
         )
 
-    def _jobs(self, *, closed: bool = False) -> list[AdmittedJob]:
-        """The jobs that are let in; with `closed`, those too that no longer are."""
-        workers: dict[int, dict[int, int]] = {}
+    def jobs(self, *, closed: bool = False) -> list[AdmittedJob]:
+        """The jobs that are let in, by number; with `closed`, those too that no longer are."""
+        workers: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        racks: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for entry in self._entries("members"):
-            action = entry.action
+            action, job_id, port = entry.action, entry["job_id"], entry["ingress_port"]
             if isinstance(action, P4TableAction) and action.name == "admit_worker":
-                workers.setdefault(entry["job_id"], {})[action.args["worker_id"]] = entry["ingress_port"]
+                workers[job_id][action.args["worker_id"]] = port
+            elif isinstance(action, P4TableAction) and action.name == "admit_rack":
+                racks[job_id][action.args["first_worker"] // MAX_WORKERS] = port
         jobs = []
         for entry in self._entries("jobs"):
-            args = entry.action.args if isinstance(entry.action, P4TableAction) else {}
-            if args and (closed or args["expected_mask"]):
-                ports = dict(sorted(workers.get(entry["job_id"], {}).items()))
-                jobs.append(
-                    AdmittedJob(
-                        entry["job_id"], args["generation"], args["expected_mask"], args["up_port"], ports
-                    )
-                )
+            action, job_id = entry.action, entry["job_id"]
+            if isinstance(action, P4TableAction) and (closed or action.args["expected_mask"]):
+                jobs.append(_admitted(job_id, action, workers[job_id], racks[job_id]))
         return sorted(jobs, key=lambda job: job.job_id)
 
     def _slots_in_use(self) -> dict[int, int] | None:
@@ -321,15 +355,26 @@ class Controller:
         return list(found)
 
 
-def _check_fits(description: JobDescription, lanes: int, slots: int) -> None:
-    wanted = description.switch.pipeline_lanes
+def _admitted(job_id: int, row: P4TableAction, workers: dict[int, int], racks: dict[int, int]) -> AdmittedJob:
+    return AdmittedJob(
+        job_id=job_id,
+        generation=row.args["generation"],
+        expected_mask=row.args["expected_mask"],
+        server_port=row.args["up_port"],
+        worker_ports=dict(sorted(workers.items())),
+        rack_ports=dict(sorted(racks.items())),
+        level=Level(row.name).name.lower(),
+    )
+
+
+def _check_fits(plan: SwitchPlan, lanes: int, slots: int) -> None:
+    wanted = plan.switch.pipeline_lanes
     if wanted != lanes:
         raise DescriptionError(
-            f"switch.pipeline_lanes: {wanted}: the switch runs {lanes} lanes; "
+            f"{plan.section}.pipeline_lanes: {wanted}: the switch runs {lanes} lanes; "
             f"load that pipeline or ask for {lanes}"
         )
-    if 2 * description.job.window > slots:
+    if 2 * plan.window > slots:
         raise DescriptionError(
-            f"job.window: {description.job.window}: at most half of the switch's {slots} slots; "
-            f"use {slots // 2} or less"
+            f"job.window: {plan.window}: at most half of the switch's {slots} slots; use {slots // 2} or less"
         )

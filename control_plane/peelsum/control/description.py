@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from peelsum.control.errors import DescriptionError
+from peelsum.control.plan import Level, Member, SwitchPlan
 from peelsum.wire import COMPILED_LANES, CPU_PORT, MAX_WORKERS, RESERVED_JOB_ID
 
 #: v1model drops what is sent to this port.
 _DROP_PORT = 511
+Description = TypeVar("Description", bound=BaseModel)
 _MAC_HINT = "six bytes in hexadecimal, as 02:00:00:00:00:01"
 
 
@@ -52,18 +55,20 @@ Mac = Annotated[int, BeforeValidator(_mac)]
 Ipv4 = Annotated[int, BeforeValidator(_ip)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A table of a description: strict, and nothing unknown in it."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class HostAddress(_Section):
+class HostAddress(Section):
     """What packets to or from a port carry as Ethernet and IPv4 addresses, as integers."""
 
     mac: Mac
     ip: Ipv4
 
 
-class JobSection(_Section):
+class JobSection(Section):
     """`[job]`: how many workers, how many chunks each keeps in flight, how long nothing may happen."""
 
     id: int = Field(gt=RESERVED_JOB_ID, le=255)
@@ -72,7 +77,7 @@ class JobSection(_Section):
     timeout_s: float = Field(default=30.0, gt=0)
 
 
-class SwitchSection(_Section):
+class SwitchSection(Section):
     """`[switch]`: where P4Runtime listens, and what shall run there.
 
     `age_limit_ms` is how long a slot that nobody touches keeps its chunk; `queue_depth`, if given, is
@@ -88,14 +93,14 @@ class SwitchSection(_Section):
     address: HostAddress | None = None
 
 
-class PortsSection(_Section):
+class PortsSection(Section):
     """`[ports]`: the switch port of the aggregation server, and of worker 0, 1, ..."""
 
     server: Port
     workers: tuple[Port, ...] = Field(strict=False)
 
 
-class JobDescription(_Section):
+class JobDescription(Section):
     """A whole description. `hosts` has, by port number, the addresses of the host behind it."""
 
     job: JobSection
@@ -105,23 +110,13 @@ class JobDescription(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> JobDescription:
-        if self.switch.pipeline_lanes not in COMPILED_LANES:
-            have = " or ".join(map(str, COMPILED_LANES))
-            raise ValueError(
-                f"switch.pipeline_lanes: {self.switch.pipeline_lanes}: is not compiled; use {have}"
-            )
+        check_lanes("switch", self.switch)
         if len(self.ports.workers) != self.job.workers:
             raise ValueError(
                 f"ports.workers: {list(self.ports.workers)}: lists {len(self.ports.workers)} ports for "
                 f"job.workers = {self.job.workers}; give each worker one"
             )
-        uses = Counter([self.ports.server, *self.ports.workers])
-        for port, count in uses.items():
-            if count > 1:
-                raise ValueError(f"ports: {port}: is used {count} times; give every participant its own port")
-        for name in self.hosts:
-            if not name.isdecimal() or int(name) not in uses:
-                raise ValueError(f"hosts.{name}: is no port of this job; use one of {sorted(uses)}")
+        check_ports("", [self.ports.server, *self.ports.workers], self.hosts)
         if self.hosts and self.switch.address is None:
             raise ValueError("switch.address: is missing; hosts need a source address, {mac = ..., ip = ...}")
         return self
@@ -131,26 +126,90 @@ class JobDescription(_Section):
         """The worker bitmap of a complete sum."""
         return (1 << self.job.workers) - 1
 
-    @classmethod
-    def parse(cls, text: str, source: str = "job description") -> JobDescription:
-        """A description from TOML. Raises DescriptionError naming `source`, field, value and remedy."""
-        try:
-            return cls.model_validate(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
-            raise DescriptionError(f"{source}: is not TOML: {error}") from None
-        except ValidationError as error:
-            raise DescriptionError(f"{source}: {_first_complaint(error)}") from None
+    @property
+    def rack_sizes(self) -> tuple[int, ...]:
+        """How many workers each rack has: there are no racks."""
+        return ()
+
+    @property
+    def server_port(self) -> int:
+        """The port of the aggregation server."""
+        return self.ports.server
+
+    @property
+    def worker_ports(self) -> tuple[int, ...]:
+        """The workers' ports, in the order of their numbers."""
+        return self.ports.workers
+
+    def plans(self) -> tuple[SwitchPlan, ...]:
+        """What each switch gets: here the only one."""
+        return (
+            SwitchPlan(
+                switch=self.switch,
+                job_id=self.job.id,
+                window=self.job.window,
+                level=Level.ONLY,
+                up_port=self.ports.server,
+                members=tuple(Member(port, 1 << n, n) for n, port in enumerate(self.ports.workers)),
+                ways_back=dict(enumerate(self.ports.workers)),
+                hosts={int(name): host for name, host in self.hosts.items()},
+            ),
+        )
 
     @classmethod
-    def read(cls, path: Path) -> JobDescription:
+    def parse(cls, text: str, source: str = "job description") -> Self:
+        """A description from TOML. Raises DescriptionError naming `source`, field, value and remedy."""
+        return validated(cls, tables_of(text, source), source)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
         """The description in a file. Raises DescriptionError, also where it cannot be read."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise DescriptionError(f"{path}: {error.strerror}; give the path of a job description") from None
-        except UnicodeDecodeError as error:
-            raise DescriptionError(f"{path}: is not UTF-8 (byte {error.start}); save it as such") from None
-        return cls.parse(text, str(path))
+        return cls.parse(text_of(path), str(path))
+
+
+def check_lanes(where: str, switch: SwitchSection) -> None:
+    """Raise ValueError for lanes that no pipeline was compiled for. `where` is the switch's table."""
+    if switch.pipeline_lanes not in COMPILED_LANES:
+        have = " or ".join(map(str, COMPILED_LANES))
+        raise ValueError(f"{where}.pipeline_lanes: {switch.pipeline_lanes}: is not compiled; use {have}")
+
+
+def check_ports(where: str, ports: Sequence[int], hosts: Mapping[str, HostAddress]) -> None:
+    """Raise ValueError unless ports are used once and hosts are behind them. `where` is '' or 'table.'."""
+    for port, count in Counter(ports).items():
+        if count > 1:
+            raise ValueError(
+                f"{where}ports: {port}: is used {count} times; give every participant its own port"
+            )
+    for name in hosts:
+        if not name.isdecimal() or int(name) not in ports:
+            raise ValueError(f"{where}hosts.{name}: is no port of this job; use one of {sorted(ports)}")
+
+
+def text_of(path: Path) -> str:
+    """The text of a description's file. Raises DescriptionError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DescriptionError(f"{path}: {error.strerror}; give the path of a job description") from None
+    except UnicodeDecodeError as error:
+        raise DescriptionError(f"{path}: is not UTF-8 (byte {error.start}); save it as such") from None
+
+
+def tables_of(text: str, source: str) -> dict[str, Any]:
+    """TOML's tables. Raises DescriptionError naming `source`."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise DescriptionError(f"{source}: is not TOML: {error}") from None
+
+
+def validated(model: type[Description], tables: Mapping[str, Any], source: str) -> Description:
+    """A description of that kind. Raises DescriptionError naming `source`, field, value and remedy."""
+    try:
+        return model.model_validate(tables)
+    except ValidationError as error:
+        raise DescriptionError(f"{source}: {_first_complaint(error)}") from None
 
 
 def _first_complaint(error: ValidationError) -> str:
@@ -167,4 +226,8 @@ def _first_complaint(error: ValidationError) -> str:
             return message
         case "string_pattern_mismatch":
             message = "must be host:port, as 127.0.0.1:9559"
+        case "too_short":
+            message = f"must list at least {problem['ctx']['min_length']}"
+        case "too_long":
+            message = f"must list at most {problem['ctx']['max_length']}"
     return f"{where}: {problem['input']!r}: {message[0].lower()}{message[1:]}"

@@ -9,7 +9,8 @@ from finsy.p4entity import (
     P4TableMatch,
 )
 
-from peelsum.control.description import HostAddress, JobDescription
+from peelsum.control.description import HostAddress
+from peelsum.control.plan import Member, SwitchPlan
 
 #: One tick of the slots' clock.
 TICK_US = 64
@@ -30,18 +31,17 @@ def group_of(job_id: int) -> int:
     return job_id
 
 
-def job_entry(description: JobDescription, generation: int) -> P4TableEntry:
+def job_entry(plan: SwitchPlan, generation: int) -> P4TableEntry:
     """The row that lets a job's packets in; it goes last."""
-    job = description.job
     action = P4TableAction(
-        "admit_job",
+        plan.level.value,
         generation=generation,
-        job_salt=salt(job.id),
-        expected_mask=description.expected_mask,
-        up_port=description.ports.server,
-        group=group_of(job.id),
+        job_salt=salt(plan.job_id),
+        expected_mask=plan.expected_mask,
+        up_port=plan.up_port,
+        group=group_of(plan.job_id),
     )
-    return P4TableEntry("jobs", match=P4TableMatch(job_id=job.id), action=action)
+    return P4TableEntry("jobs", match=P4TableMatch(job_id=plan.job_id), action=action)
 
 
 def closed_job_entry(job_id: int, generation: int) -> P4TableEntry:
@@ -52,23 +52,29 @@ def closed_job_entry(job_id: int, generation: int) -> P4TableEntry:
     return P4TableEntry("jobs", match=P4TableMatch(job_id=job_id), action=action)
 
 
-def participant_entries(description: JobDescription) -> list[P4TableEntry]:
+def participant_entries(plan: SwitchPlan) -> list[P4TableEntry]:
     """Who is behind which port, and the way back to each worker."""
-    job_id = description.job.id
-    server = P4TableMatch(job_id=job_id, ingress_port=description.ports.server)
-    entries = [P4TableEntry("members", match=server, action=P4TableAction("admit_server"))]
-    for worker_id, port in enumerate(description.ports.workers):
-        admit = P4TableAction("admit_worker", worker_mask=1 << worker_id, worker_id=worker_id)
-        member = P4TableMatch(job_id=job_id, ingress_port=port)
-        entries.append(P4TableEntry("members", match=member, action=admit))
-        way = P4TableMatch(job_id=job_id, sender=worker_id)
-        entries.append(P4TableEntry("return_paths", match=way, action=P4TableAction("return_to", port=port)))
+    up = P4TableMatch(job_id=plan.job_id, ingress_port=plan.up_port)
+    entries = [P4TableEntry("members", match=up, action=P4TableAction("admit_server"))]
+    for member in plan.members:
+        port = P4TableMatch(job_id=plan.job_id, ingress_port=member.port)
+        entries.append(P4TableEntry("members", match=port, action=_admission(member)))
+    for worker_id, port_back in plan.ways_back.items():
+        way = P4TableMatch(job_id=plan.job_id, sender=worker_id)
+        action = P4TableAction("return_to", port=port_back)
+        entries.append(P4TableEntry("return_paths", match=way, action=action))
     return entries
 
 
-def group_entry(description: JobDescription) -> P4MulticastGroupEntry:
+def _admission(member: Member) -> P4TableAction:
+    if member.is_rack:
+        return P4TableAction("admit_rack", rack_mask=member.mask, first_worker=member.first_worker)
+    return P4TableAction("admit_worker", worker_mask=member.mask, worker_id=member.first_worker)
+
+
+def group_entry(plan: SwitchPlan) -> P4MulticastGroupEntry:
     """The ports that a result for everyone is copied to."""
-    return P4MulticastGroupEntry(group_of(description.job.id), replicas=list(description.ports.workers))
+    return P4MulticastGroupEntry(group_of(plan.job_id), replicas=list(plan.group))
 
 
 def host_entry(port: int, host: HostAddress, switch: HostAddress) -> P4TableEntry:

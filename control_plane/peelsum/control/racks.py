@@ -1,0 +1,162 @@
+"""What an operator says about a job over several switches: racks below a spine, in one TOML file.
+
+Owns the checks that need no switch. A description with neither `[spine]` nor `[[racks]]` is of one switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from peelsum.control.description import (
+    HostAddress,
+    JobDescription,
+    JobSection,
+    Port,
+    Section,
+    SwitchSection,
+    check_lanes,
+    check_ports,
+    tables_of,
+    text_of,
+    validated,
+)
+from peelsum.control.plan import Level, Member, SwitchPlan
+from peelsum.wire import MAX_WORKERS
+
+#: As many as a bitmap has bits.
+MAX_RACKS = 32
+
+
+class RacksJobSection(JobSection):
+    """`[job]`: as for one switch, but each rack may have as many workers as one switch."""
+
+    workers: int = Field(ge=2, le=MAX_RACKS * MAX_WORKERS)
+
+
+class SpineSection(SwitchSection):
+    """`[spine]`: the upper switch, and its port to the aggregation server."""
+
+    server: Port
+    hosts: dict[str, HostAddress] = Field(default_factory=dict)
+
+
+class RackSection(SwitchSection):
+    """`[[racks]]`: a rack's switch, its port to the spine, the spine's port to it, and its workers' ports."""
+
+    uplink: Port
+    spine_port: Port
+    workers: tuple[Port, ...] = Field(strict=False, min_length=1, max_length=MAX_WORKERS)
+    hosts: dict[str, HostAddress] = Field(default_factory=dict)
+
+
+class RacksDescription(Section):
+    """A whole description. Workers are numbered rack * 32 + place, in the order that the racks list them."""
+
+    job: RacksJobSection
+    spine: SpineSection
+    racks: tuple[RackSection, ...] = Field(strict=False, min_length=1, max_length=MAX_RACKS)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        listed = sum(self.rack_sizes)
+        if listed != self.job.workers:
+            raise ValueError(
+                f"racks: list {listed} workers for job.workers = {self.job.workers}; give each worker a port"
+            )
+        taken: dict[tuple[str, int], str] = {}
+        for where, switch in self._switches():
+            check_lanes(where, switch)
+            if switch.pipeline_lanes != self.spine.pipeline_lanes:
+                raise ValueError(
+                    f"{where}.pipeline_lanes: {switch.pipeline_lanes}: "
+                    f"spine has {self.spine.pipeline_lanes}; give all switches the same"
+                )
+            if switch.hosts and switch.address is None:
+                raise ValueError(f"{where}.address: is missing; hosts need a source address")
+            other = taken.setdefault((switch.p4runtime, switch.device_id), where)
+            if other != where:
+                raise ValueError(
+                    f"{where}.p4runtime: {switch.p4runtime!r}: is {other} already; "
+                    "give every switch its own address or device_id"
+                )
+        check_ports("spine.", [self.spine.server, *self._spine_ports], self.spine.hosts)
+        for number, rack in enumerate(self.racks):
+            check_ports(f"racks.{number}.", [rack.uplink, *rack.workers], rack.hosts)
+        return self
+
+    @property
+    def rack_sizes(self) -> tuple[int, ...]:
+        """How many workers each rack has."""
+        return tuple(len(rack.workers) for rack in self.racks)
+
+    @property
+    def server_port(self) -> int:
+        """The port of the aggregation server, at the spine."""
+        return self.spine.server
+
+    @property
+    def worker_ports(self) -> tuple[int, ...]:
+        """The workers' ports at their racks' switches, in the order of their numbers."""
+        return tuple(port for rack in self.racks for port in rack.workers)
+
+    def plans(self) -> tuple[SwitchPlan, ...]:
+        """What each switch gets, the spine first."""
+        spine = SwitchPlan(
+            switch=self.spine,
+            job_id=self.job.id,
+            window=self.job.window,
+            level=Level.SPINE,
+            up_port=self.spine.server,
+            members=tuple(
+                Member(port, 1 << rack, rack * MAX_WORKERS, is_rack=True)
+                for rack, port in enumerate(self._spine_ports)
+            ),
+            ways_back={
+                rack * MAX_WORKERS + place: section.spine_port
+                for rack, section in enumerate(self.racks)
+                for place in range(len(section.workers))
+            },
+            hosts={int(name): host for name, host in self.spine.hosts.items()},
+            section="spine",
+        )
+        return (spine, *(self._leaf_plan(rack, section) for rack, section in enumerate(self.racks)))
+
+    @property
+    def _spine_ports(self) -> tuple[int, ...]:
+        return tuple(rack.spine_port for rack in self.racks)
+
+    def _switches(self) -> Iterator[tuple[str, SpineSection | RackSection]]:
+        yield "spine", self.spine
+        for number, rack in enumerate(self.racks):
+            yield f"racks.{number}", rack
+
+    def _leaf_plan(self, rack: int, section: RackSection) -> SwitchPlan:
+        first = rack * MAX_WORKERS
+        return SwitchPlan(
+            switch=section,
+            job_id=self.job.id,
+            window=self.job.window,
+            level=Level.LEAF,
+            up_port=section.uplink,
+            members=tuple(Member(port, 1 << n, first + n) for n, port in enumerate(section.workers)),
+            ways_back={first + n: port for n, port in enumerate(section.workers)},
+            hosts={int(name): host for name, host in section.hosts.items()},
+            section=f"racks.{rack}",
+        )
+
+
+def parse_description(text: str, source: str = "job description") -> JobDescription | RacksDescription:
+    """A description of either kind from TOML. Raises DescriptionError naming `source`, field and remedy."""
+    tables = tables_of(text, source)
+    if "spine" in tables or "racks" in tables:
+        return validated(RacksDescription, tables, source)
+    return validated(JobDescription, tables, source)
+
+
+def read_description(path: Path) -> JobDescription | RacksDescription:
+    """The description in a file, of either kind. Raises DescriptionError, also where it cannot be read."""
+    return parse_description(text_of(path), str(path))

@@ -1,0 +1,52 @@
+"""An embedded device's tables as plain values, and its data plane one packet at a time or in a thread."""
+
+import select
+import socket
+from contextlib import contextmanager
+from threading import Thread
+
+import numpy as np
+from frames import frame, payload_of
+from p4runtime_client import process
+
+from peelsum.target import Frames
+
+
+def tables(device):
+    """The switch's tables by their short names."""
+    return {name.rsplit(".", 1)[-1]: table for name, table in device.switch.tables.items()}
+
+
+def rows(device, name):
+    """A table's rows as (keys, parameters), sorted."""
+    return sorted((entry.keys, entry.params) for entry in tables(device)[name].entries())
+
+
+def forward(device, port, payload, now_us=0):
+    """One packet in by a port; (port, payload) of all that leave."""
+    data = np.frombuffer(frame(payload), np.uint8)[None].copy()
+    one = np.array([data.shape[1]], np.int32)
+    out = device.switch.process(Frames(data, one, np.array([port], np.int32)), now_us)
+    return [
+        (int(p), payload_of(row[:n].tobytes()))
+        for row, n, p in zip(out.data, out.length, out.port, strict=True)
+    ]
+
+
+@contextmanager
+def forwarding(devices):
+    """A thread that forwards what controllers inject, while the context lasts."""
+    ours, theirs = socket.socketpair()
+
+    def run():
+        while theirs not in (ready := select.select([*devices, theirs], [], [])[0]):
+            for one in ready:
+                if frames := one.take_injected():
+                    process(one, frames)
+
+    thread = Thread(target=run)
+    thread.start()
+    yield
+    ours.close()
+    thread.join()
+    theirs.close()
