@@ -80,13 +80,14 @@ def test_overlapping_sums_are_not_added_but_are_united() -> None:
     assert (packet["chunk_id"], packet["flags"], packet["lanes"].tolist()) == (1, Flag.OR, [7] * LANES)
 
 
-def test_a_congestion_mark_on_any_part_is_echoed() -> None:
+@pytest.mark.parametrize("flag", [Flag.CE, Flag.FIN])
+@pytest.mark.parametrize("part", range(3))
+def test_congestion_and_the_end_stick_to_the_sum_whichever_part_has_them(flag: Flag, part: int) -> None:
     server = AggregationServer(CONFIG)
-    server.receive(partial(0, 0b001, 1, flags=Flag.CE), 0.0)
-    server.receive(partial(0, 0b011, 3), 0.0)
-    server.receive(partial(0, 0b100, 4), 0.0)
+    for number, workers in enumerate([0b001, 0b011, 0b100]):
+        server.receive(partial(0, workers, workers, flags=flag if number == part else 0), 0.0)
     (packet,) = sent(server)
-    assert (packet["flags"], packet["lanes"].tolist()) == (Flag.CE, [7] * LANES)
+    assert (packet["flags"], packet["lanes"].tolist()) == (flag, [7] * LANES)
 
 
 def test_a_late_packet_gets_its_sender_the_kept_result_at_a_limited_rate() -> None:

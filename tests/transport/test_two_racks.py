@@ -46,7 +46,7 @@ def run(seed: int, *, racks: int = 2, restarts: bool = False) -> TwoLevelNetwork
         network.at(random.uniform(0, 0.05), network.restart_switch)
         for rack in range(racks):
             network.at(random.uniform(0, 0.05), lambda rack=rack: network.restart_leaf(rack))
-    network.run_until(lambda: not any(actor.alive for actor in actors), seconds=30.0, packets=60_000)
+    network.run_until(lambda: not any(actor.alive for actor in actors), seconds=30.0, packets=20_000)
     check(actors, rounds)
     return network
 

@@ -159,9 +159,9 @@ def _merge(state: JobState, row: int, packet: Words, who: tuple[int, int], now: 
     have, expected = state.have[row], state.expected
     begun, disjoint, contains, contained = _compare(have, expected, who)
     kept = state.packets[row]
-    marked = get(packet, FLAGS) & CE
+    sticky = get(packet, FLAGS) & (CE | FIN)
     if contains and not contained:
-        marked |= get(kept, FLAGS) & CE if begun else 0
+        sticky |= get(kept, FLAGS) & (CE | FIN) if begun else 0
         kept[:] = packet
     elif contained:
         state.counts[Count.DUPLICATES] += 1
@@ -172,7 +172,7 @@ def _merge(state: JobState, row: int, packet: Words, who: tuple[int, int], now: 
     else:
         _combine(kept, packet)
         state.counts[Count.MERGED] += 1
-    put(kept, FLAGS, get(kept, FLAGS) | marked)
+    put(kept, FLAGS, get(kept, FLAGS) | sticky)
     complete, complete_on_arrival = _unite(have, expected, who, state.heard_at, now)
     if complete:
         _complete(state, row, complete_on_arrival)
