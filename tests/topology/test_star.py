@@ -6,10 +6,10 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from peelsum.allreduce import Allreduce, PlanMismatchError
+from peelsum.allreduce import Allreduce, Part, PlanMismatchError
 from peelsum.topology import Star
 from peelsum.topology.seats import plug_in
-from peelsum.transport import StalledError
+from peelsum.transport import StalledError, TransportError
 
 WORKERS = 3
 
@@ -103,3 +103,34 @@ def test_worker_that_never_arrives_is_named_by_the_others():
         assert "job 1" in message
         assert "chunk 0" in message
         assert "1" in message.partition("worker")[2]
+
+
+def test_a_run_that_was_cut_off_is_not_continued_under_the_same_generation():
+    """Its sums are still kept by the server; a second run must not take them for its own."""
+    ones = {"t": np.ones(1000, np.float32)}
+    fives = {"t": np.full(1000, 5, np.float32)}
+
+    def cut_off(_, summation):
+        Allreduce(summation).sum(ones)
+        raise ConnectionAbortedError
+
+    with Star(WORKERS) as star:
+        on_every_worker(star, cut_off)
+        outcomes = on_every_worker(star, lambda _, summation: Allreduce(summation).sum(fives))
+    assert {type(outcome) for outcome in outcomes.values()} == {TransportError}
+    assert all("has run before; admit the job again" in str(outcome) for outcome in outcomes.values())
+
+
+def test_a_worker_that_sums_on_alone_is_told():
+    """Its chunk meets the others' last, empty one, and would come back as its own values."""
+    rounds = {0: 1, 1: 2, 2: 1}
+
+    def work(worker, summation):
+        words = np.full(3, worker + 1, np.uint32)
+        return [summation.sum([Part(words, "add")])[0].tolist() for _ in range(rounds[worker])]
+
+    with Star(WORKERS) as star:
+        outcomes = on_every_worker(star, work)
+    assert outcomes[0] == outcomes[2] == [[6, 6, 6]]
+    assert isinstance(outcomes[1], TransportError)
+    assert "a worker has finished while this one still sums" in str(outcomes[1])

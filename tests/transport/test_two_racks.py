@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from test_virtual_network import LANES, SLOTS, TIMERS, check, drawn_rounds, play
-from two_racks import SERVER, TwoLevelNetwork
+from two_racks import SERVER_PORT, TwoLevelNetwork
 from virtual_network import Faults
 
 from peelsum.spec import NEVER
@@ -16,7 +16,7 @@ from peelsum.transport import JobConfig
 from peelsum.wire import Kind, Verdict
 
 
-def drawn_config(random: Random, job_id: int, racks: int) -> JobConfig:
+def drawn_config(random: Random, job_id: int, racks: int, first_chunk: int) -> JobConfig:
     sizes = tuple(random.randint(1, 3) for _ in range(racks))
     window = random.choice([1, 3, 8, 16])
     return JobConfig(
@@ -25,29 +25,38 @@ def drawn_config(random: Random, job_id: int, racks: int) -> JobConfig:
         workers=sum(sizes),
         lanes=LANES,
         window=window,
-        first_chunk=random.choice([0, 1000, (1 << 32) - random.randint(1, 40)]),
+        first_chunk=first_chunk,
         initial_window=random.choice([1, 4, window]),
         racks=sizes,
         timers=TIMERS,
     )
 
 
-def run(seed: int, *, racks: int = 2, restarts: bool = False) -> TwoLevelNetwork:
+def run(seed: int, *, racks: int = 2, jobs: int = 1, restarts: bool = False) -> TwoLevelNetwork:
     random = Random(seed)
     faults = Faults.drawn(random, 0.25)
     age = random.choice([0, 40, 15_625, NEVER])
     network = TwoLevelNetwork(seed, lanes=LANES, slots=SLOTS, racks=racks, faults=faults, age_limit=age)
-    config = drawn_config(random, 1, racks)
-    actors = network.admit(config)
-    rounds = drawn_rounds(random, config.workers)
-    play(network, actors, rounds)
+    played = []
+    start = random.choice([0, 1000, (1 << 32) - random.randint(1, 40)])
+    for job_id in range(1, jobs + 1):
+        config = drawn_config(random, job_id, racks, start)
+        actors = network.admit(config, SERVER_PORT[job_id])
+        rounds = drawn_rounds(random, config.workers)
+        play(network, actors, rounds)
+        played.append((actors, rounds))
     if restarts:
-        network.at(random.uniform(0, 0.05), lambda: network.restart_server(SERVER))
+        network.at(random.uniform(0, 0.05), lambda: network.restart_server(SERVER_PORT[1]))
         network.at(random.uniform(0, 0.05), network.restart_switch)
         for rack in range(racks):
             network.at(random.uniform(0, 0.05), lambda rack=rack: network.restart_leaf(rack))
-    network.run_until(lambda: not any(actor.alive for actor in actors), seconds=30.0, packets=20_000)
-    check(actors, rounds)
+    network.run_until(
+        lambda: not any(actor.alive for actors, _ in played for actor in actors),
+        seconds=30.0,
+        packets=20_000 * jobs,
+    )
+    for actors, rounds in played:
+        check(actors, rounds)
     return network
 
 
@@ -63,6 +72,13 @@ def test_sums_are_exact_when_leaves_spine_and_server_restart(block: int) -> None
         run(seed, restarts=True)
 
 
+@pytest.mark.parametrize("block", range(3))
+def test_sums_are_exact_when_two_jobs_share_the_slots_of_both_levels(block: int) -> None:
+    for seed in range(7000 + block * 5, 7000 + block * 5 + 5):
+        network = run(seed, jobs=2, restarts=seed % 2 == 0)
+        assert network.switch.verdicts[Verdict.COLLIDED] or network.switch.age_limit == 0
+
+
 @pytest.mark.parametrize("seed", range(6000, 6010))
 def test_any_number_of_racks(seed: int) -> None:
     run(seed, racks=1 + seed % 4, restarts=True)
@@ -72,7 +88,7 @@ def test_any_number_of_racks(seed: int) -> None:
 def test_a_quiet_network_sums_every_chunk_in_the_switches(seed: int) -> None:
     network = TwoLevelNetwork(seed, lanes=LANES, slots=SLOTS, racks=2, faults=Faults(), age_limit=NEVER)
     config = JobConfig(job_id=1, generation=3, workers=5, lanes=LANES, window=8, racks=(2, 3), timers=TIMERS)
-    actors = network.admit(config)
+    actors = network.admit(config, SERVER_PORT[1])
     rounds = drawn_rounds(network.random, 5)
     for worker, actor in enumerate(actors):
         for one in rounds:
@@ -82,7 +98,7 @@ def test_a_quiet_network_sums_every_chunk_in_the_switches(seed: int) -> None:
     network.run_until(lambda: not any(actor.alive for actor in actors), seconds=1.0, packets=10_000)
     check(actors, rounds)
     chunks = sum(-(-one.inputs[0].size // LANES) for one in rounds) + 1
-    stats = network.actors[SERVER].machine.stats()
+    stats = network.actors[SERVER_PORT[1]].machine.stats()
     assert (stats.chunks_in_switch, stats.chunks_at_server) == (chunks, 0)
     assert network.switch.verdicts[Verdict.BYPASSED] == 0
     assert all(actor.machine.stats().resends == 0 and actor.confirmed for actor in actors)
@@ -94,15 +110,15 @@ def test_what_a_rack_gives_up_reaches_the_server() -> None:
     timers = replace(TIMERS, first_answer=10.0)
     config = JobConfig(job_id=1, generation=3, workers=4, lanes=LANES, window=8, racks=(2, 2), timers=timers)
     network = TwoLevelNetwork(1, lanes=LANES, slots=SLOTS, racks=2, faults=Faults(), age_limit=NEVER)
-    actors = network.admit(config)
+    actors = network.admit(config, SERVER_PORT[1])
     for worker in (0, 1, 2):
         actors[worker].machine.submit(np.full(1, 1 << worker, np.uint32), "add")
         network.poke(actors[worker])
-    server = network.actors[SERVER].machine
+    server = network.actors[SERVER_PORT[1]].machine
     # Something of the chunk has to come for the server to ask: worker 1's contribution, once more by hand.
     packet = actors[1].machine._state.packets[0].view(np.uint8).copy()
     packet[1] = Kind.BYPASS
-    network.at(0.001, lambda: network._at_leaf(0, 1, packet.tobytes()))
+    network.at(0.001, lambda: network._at_leaf(0, actors[1].port, packet.tobytes()))
     network.run_until(lambda: server.progress().missing_workers == (33,), seconds=0.02, packets=200)
     assert all(actor.machine.stats().resends == 0 for actor in actors)
     # ... and tells everybody whom it waits for.

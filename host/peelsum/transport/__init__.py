@@ -11,7 +11,7 @@ from peelsum.transport.errors import (
     TransportConfigError,
     TransportError,
 )
-from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted
+from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.server import AggregationServer
 from peelsum.transport.service import AggregationService, serve
 from peelsum.transport.stats import Progress, ServerStats, WorkerStats
@@ -35,6 +35,7 @@ __all__ = [
     "TransportConfigError",
     "TransportError",
     "WorkerEndpoint",
+    "WorkerLeft",
     "WorkerStats",
     "job_config",
     "serve",

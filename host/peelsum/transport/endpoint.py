@@ -11,6 +11,7 @@ tensors in the order of submission. `base` is the oldest chunk without its resul
 | the result of a chunk contributed 3 chunks after another was last sent | RESEND that other |
 | RESULT of this generation, sent chunk, new | store, advance, cwnd grows, or halves on CE |
 | more than half of a window was lost | cwnd halves |
+| RESULT with FIN of a chunk that I sent without | refuse it, report that a worker left |
 | NEED naming me, sent chunk >= base - W | RESEND, even if already answered |
 | always | contributions of [base - W, base + W) are kept |
 | finish() and all results are there | a FIN chunk; leave on its result or after `linger` |
@@ -30,7 +31,7 @@ from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.congestion import CongestionWindow
 from peelsum.transport.endpoint_kernels import Clock, Count, Mark
 from peelsum.transport.errors import TransportConfigError
-from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted
+from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.layout import SERIAL_BASE, Words, header_row, rows_of
 from peelsum.transport.stats import WorkerStats
 from peelsum.wire import MAX_WORKERS, Batch, Flag, Kind, malformed, packet_bytes
@@ -135,13 +136,14 @@ class WorkerEndpoint:
             at,
         )
         gained = state.counts - before
+        events: list[Event] = [WorkerLeft(self.config.job_id)] if gained[Count.DEPARTED] else []
         if not gained[Count.RESULTS]:
-            return []
+            return events
         self._moved_at = now if self.outstanding else None
         self._window.on_results(int(gained[Count.RESULTS]), bool(gained[Count.MARKED]), *self._span())
         if gained[Count.LOST]:
             self._window.on_losses(int(gained[Count.LOST]), *self._span())
-        return self._deliver(rows, at, now)
+        return events + self._deliver(rows, at, now)
 
     def to_send(self, now: float, limit: int = BATCH) -> Batch:
         """Up to `limit` packets to send now, uint8[n, packet_bytes]; n = 0 when there is nothing.

@@ -31,7 +31,7 @@ from peelsum.transport.layout import (
 from peelsum.wire import Flag, Kind
 
 RESULT, NEED, RESEND = int(Kind.RESULT), int(Kind.NEED), int(Kind.RESEND)
-CE, SPINE = int(Flag.CE), int(Flag.SPINE)
+CE, FIN, SPINE = int(Flag.CE), int(Flag.FIN), int(Flag.SPINE)
 #: A packet counts as lost once a chunk contributed this much later has its result.
 REORDERING = 3
 #: Doublings of a chunk's timer while other results flow: it is this chunk's packets that are lost.
@@ -70,6 +70,7 @@ class Count(IntEnum):
     WRONG_GENERATION = 10
     UNEXPECTED_KIND = 11
     OUT_OF_WINDOW = 12
+    DEPARTED = 13  # results that hold the FIN of a worker that sends no more
 
 
 class Clock(IntEnum):
@@ -212,6 +213,9 @@ def _accept(
     row = position % state.answered.shape[0]
     if position < marks[Mark.BASE] or state.answered[row]:
         counts[Count.DUPLICATES] += 1
+        return False
+    if get(packet, FLAGS) & ~get(state.packets[row], FLAGS) & FIN:
+        counts[Count.DEPARTED] += 1
         return False
     state.answered[row] = True
     counts[Count.RESULTS] += 1

@@ -62,6 +62,19 @@ class Stalled:
 
 
 @dataclass(frozen=True)
+class WorkerLeft:
+    """Some worker finished, and its last, empty chunk met one that this worker still had summed."""
+
+    job_id: int
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.job_id}: a worker has finished while this one still sums; "
+            "have every worker call sum equally often, with equal lengths"
+        )
+
+
+@dataclass(frozen=True)
 class JobFinished:
     """The job is over here. `confirmed`: every worker has every result; else the wait for that ran out."""
 
@@ -69,4 +82,4 @@ class JobFinished:
     confirmed: bool
 
 
-Event = TensorCompleted | Stalled | JobFinished
+Event = TensorCompleted | Stalled | WorkerLeft | JobFinished

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from peelsum.transport.config import JobConfig
 from peelsum.transport.endpoint import Op, WorkerEndpoint
 from peelsum.transport.errors import StalledError, TransportError
-from peelsum.transport.events import Event, Stalled, TensorCompleted
+from peelsum.transport.events import Event, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.link import Link, Wire
 from peelsum.transport.rehearsal import rehearse
 from peelsum.transport.stats import WorkerStats
@@ -134,6 +134,8 @@ class SwitchSummation:
             for event in self._turn():
                 if isinstance(event, Stalled):
                     raise StalledError(str(event))
+                if isinstance(event, WorkerLeft):
+                    raise TransportError(str(event))
                 if isinstance(event, TensorCompleted):
                     results[event.ticket] = event.words
                     check = checks[event.ticket]
