@@ -1,8 +1,9 @@
+import doctest
 import re
 
 import pytest
 
-from peelsum.control import DescriptionError, JobDescription, RacksDescription, parse_description
+from peelsum.control import DescriptionError, JobDescription, RacksDescription, parse_description, racks
 from peelsum.control.plan import Level
 
 RACKS = """
@@ -35,6 +36,10 @@ def test_what_each_switch_gets():
     assert (first.level, first.expected_mask, first.up_port) == (Level.LEAF, 0b11, 8)
     assert [(m.port, m.mask, m.first_worker) for m in second.members] == [(1, 1, 32)]
     assert second.switch.p4runtime == "10.0.0.3:9559"
+
+
+def test_the_example_is_one():
+    assert doctest.testmod(racks) == (0, 2)
 
 
 def test_a_file_without_racks_is_of_one_switch():

@@ -54,7 +54,29 @@ class RackSection(SwitchSection):
 
 
 class RacksDescription(Section):
-    """A whole description. Workers are numbered rack * 32 + place, in the order that the racks list them."""
+    """A whole description. Workers are numbered rack * 32 + place, in the order that the racks list them.
+
+    >>> found = parse_description('''
+    ... [job]
+    ... id = 1
+    ... workers = 3
+    ... [spine]
+    ... p4runtime = "10.0.0.1:9559"
+    ... server = 9                    # the spine's port to the aggregation server
+    ... [[racks]]
+    ... p4runtime = "10.0.0.2:9559"
+    ... uplink = 8                    # this switch's port to the spine
+    ... spine_port = 0                # the spine's port to this switch
+    ... workers = [1, 2]              # this switch's ports to workers 0 and 1
+    ... [[racks]]
+    ... p4runtime = "10.0.0.3:9559"
+    ... uplink = 8
+    ... spine_port = 1
+    ... workers = [1]                 # worker 32
+    ... ''')
+    >>> found.rack_sizes
+    (2, 1)
+    """
 
     job: RacksJobSection
     spine: SpineSection
