@@ -107,6 +107,6 @@ def test_a_worker_stopped_while_starting_is_named(monkeypatch):
         return Star(*arguments, **settings)
 
     monkeypatch.setattr(crew, "Star", stop_worker_1)
-    expected = r"^worker 1: no answer within 6 s; see whether it is stopped, or give this machine fewer"
+    expected = r"^worker 1: no answer within 4 s; see whether it is stopped, or give this machine fewer"
     with ExitStack() as stack, pytest.raises(ProcessError, match=expected):
-        crew.Crew(stack, Interruption(), 6.0).start(2, 3, 0.0, 0)
+        crew.Crew(stack, Interruption(), 4.0).start(2, 3, 0.0, 0)
