@@ -17,6 +17,7 @@ from peelsum.target.p4runtime import serve
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, WorkerEndpoint
 from peelsum.wire import Verdict
 
+TABLES = ("jobs", "members", "return_paths")
 TEXT = """
 [job]
 id = 3
@@ -170,6 +171,34 @@ def test_a_switch_that_forgot_comes_back_under_a_generation_that_the_others_neve
         second = again.admit()
     assert second.generation == (first.generation + 1) % (1 << 16)
     assert {row[1] for row in job_rows(devices)} == {second.generation}
+
+
+@pytest.mark.parametrize("forgetful", range(3))
+def test_a_switch_that_forgot_gets_a_running_job_back_in_its_generation(
+    fabric, text, devices, files, forgetful
+):
+    admission = fabric.admit()
+    before = [[rows(device, name) for name in TABLES] for device in devices]
+    fabric.close()
+    address = parse_description(text).plans()[forgetful].switch.p4runtime
+    with controller.Controller.connect(address) as alone:
+        alone.load_pipeline(*files, force=True)
+    with Fabric.connect(parse_description(text)) as again:
+        assert again.restore(admission.generation) == 1
+        assert again.restore(admission.generation) == 0
+        assert [[rows(device, name) for name in TABLES] for device in devices] == before
+        assert len({tuple(device.switch.groups.ids()) for device in devices}) == 1
+
+
+def test_what_was_evicted_or_admitted_anew_is_not_restored(fabric, devices):
+    first = fabric.admit()
+    second = fabric.admit()
+    with pytest.raises(ControlError, match=rf"job: 3: generation {first.generation} no longer runs on"):
+        fabric.restore(first.generation)
+    fabric.evict()
+    with pytest.raises(ControlError, match="admit the job again"):
+        fabric.restore(second.generation)
+    assert all(rows(device, "members") == [] for device in devices)
 
 
 def test_generations_that_differ_are_all_left_behind(fabric):

@@ -86,6 +86,32 @@ class Fabric:
             controller.open_job(plan, generation)
         return self._admission(generation)
 
+    def restore(self, generation: int) -> int:
+        """Put a running job back on the switches that lost their tables; on how many.
+
+        Its workers and its server go on in `generation`, the one of its admission: what was lost with the
+        slots they send again. Raises ControlError, before anything is changed, where a switch remembers the
+        job closed or in another generation: then only a new admission helps.
+        """
+        job_id = self._description.job.id
+        lost = []
+        for controller, plan in self._placed:
+            controller.check(plan)
+            known = controller.known_generation(job_id)
+            if known is None:
+                lost.append((controller, plan))
+            elif known != generation or not any(job.job_id == job_id for job in controller.jobs()):
+                raise ControlError(
+                    f"job: {job_id}: generation {generation} no longer runs on {plan.switch.p4runtime}; "
+                    "admit the job again"
+                )
+        for controller, plan in lost:
+            controller.close_job(job_id, generation)
+            controller.free_slots(job_id)
+            controller.prepare(plan)
+            controller.open_job(plan, generation)
+        return len(lost)
+
     def evict(self) -> None:
         """Let the job's packets in no more, on any switch. Raises ControlError if no switch has the job."""
         job_id, evicted = self._description.job.id, 0
