@@ -5,15 +5,17 @@ Owns what a controller does about a failure, what each job's sums must be, and h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from frames import frame
 from rigs import EmbeddedRig
 from virtual_network import Actor, Faults, VirtualNetwork, Words
 
-from peelsum.spec import TICK_US, SpecSwitch
+from peelsum.spec import TICK_US, Level, SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, Op, Timers, WorkerEndpoint
-from peelsum.wire import CPU_PORT, Kind, Verdict, pack
+from peelsum.wire import CPU_PORT, MAX_WORKERS, Kind, Verdict, pack
 
 TIMERS = Timers(
     first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, need_most=0.1, linger=1.0, stall=50.0
@@ -21,7 +23,7 @@ TIMERS = Timers(
 LONGEST_RTO = TIMERS.resend_most
 #: Everything dropped: a cut.
 CUT = Faults(drop=1.0)
-PROBER, PROBER_PORT = 99, 200
+PROBER, PROBER_PORT = 99, 253
 
 
 class SpecUnderTest(SpecSwitch):
@@ -52,27 +54,34 @@ class EmbeddedUnderTest(EmbeddedRig):
 
     age_limit = 15_625
 
-    def set_age_limit(self, ticks):
+    def set_age_limit(self, ticks: int) -> None:
+        """Kept across a power failure, which an operator would see to."""
         self.age_limit = ticks
         super().set_age_limit(ticks)
 
-    def withdraw(self, job_id):
+    def withdraw(self, job_id: int) -> None:
+        """Take a job's row away."""
         if ("jobs", (job_id,)) in self._written:
             self._named(self.switch.tables, "jobs").delete((job_id,))
             self._written.discard(("jobs", (job_id,)))
 
-    def lose_everything(self):
+    def lose_everything(self) -> None:
+        """Registers and tables as after power-up."""
         self.fresh()
         self.set_age_limit(self.age_limit)
 
-    def reset_all(self, now_us):
-        from frames import frame
-
+    def reset_all(self, now_us: int) -> None:
+        """Free every slot, all in one batch."""
         frames = [(CPU_PORT, frame(packet.tobytes())) for packet in resets(self.lanes, self.slots)]
         assert len(self.process_frames(frames, now_us)) == self.slots
 
-    def absorbed(self):
+    def absorbed(self) -> int:
+        """Contributions absorbed so far."""
         return self.verdicts().get(Verdict.ABSORBED, 0)
+
+
+UnderTest = SpecUnderTest | EmbeddedUnderTest
+MakeSwitch = Callable[[], UnderTest]
 
 
 def resets(lanes: int, slots: int) -> np.ndarray:
@@ -131,12 +140,16 @@ class JobUnderTest:
 class FailingNetwork(VirtualNetwork):
     """One switch, two jobs or more, and failures."""
 
-    def __init__(
-        self, seed: int, switch: SpecUnderTest | EmbeddedUnderTest, faults: Faults, age: int
-    ) -> None:
-        super().__init__(seed, lanes=switch.lanes, slots=switch.slots, faults=faults, age_limit=age)
-        self.switch = switch
-        switch.set_age_limit(age)
+    #: How many switches there are, and how many a contribution passes.
+    many, levels = 1, 1
+
+    def __init__(self, seed: int, make_switch: MakeSwitch, faults: Faults, age: int) -> None:
+        self.switches = [make_switch() for _ in range(self.many)]
+        lanes, slots = self.switches[0].lanes, self.switches[0].slots
+        super().__init__(seed, lanes=lanes, slots=slots, faults=faults, age_limit=age)
+        self.switch = self.switches[0]
+        for switch in self.switches:
+            switch.set_age_limit(age)
         self.age_limit = age
         self.jobs: list[JobUnderTest] = []
         self.outage = 0.0
@@ -195,9 +208,11 @@ class FailingNetwork(VirtualNetwork):
         job.packets_before = self.sent(job)
         for actor in (self.actors[job.server_port], *job.workers):
             actor.alive = False
-        self.switch.withdraw(job.config.job_id)
+        for switch in self.switches:
+            switch.withdraw(job.config.job_id)
         self.pass_outage(gap)
-        self.switch.reset_all(int(self.now * 1e6))
+        for switch in self.switches:
+            switch.reset_all(int(self.now * 1e6))
         self.pass_outage(gap)
         job.rounds = [one.computed_anew() for one in job.rounds[min(map(_first_missing, job.workers)) :]]
         job.chunks += sum(job.chunks_of(one) for one in job.rounds)
@@ -215,9 +230,9 @@ class FailingNetwork(VirtualNetwork):
         self.restart_server(job.server_port)
         actor.alive = True
 
-    def fail_switch(self, gap: float) -> None:
-        """The switch comes back empty at once, its tables when the controller gets to it."""
-        self.switch.lose_everything()
+    def fail_switch(self, which: int, gap: float) -> None:
+        """A switch comes back empty at once, its tables when the controller gets to it."""
+        self.switches[which % self.many].lose_everything()
         self.pass_outage(gap)
         for job in self.jobs:
             self._put_back(job)
@@ -248,23 +263,78 @@ class FailingNetwork(VirtualNetwork):
     def _done(self) -> bool:
         return all(job.done for job in self.jobs)
 
-    def claimable_slots(self) -> int:
-        """How many slots take a new job's contribution once the age limit has passed."""
-        self.switch.admit_job(
-            PROBER, generation=0, salt=0, expected_mask=3, up_port=PROBER_PORT, group=PROBER
-        )
-        self.switch.admit_worker(PROBER, PROBER_PORT, worker_mask=1, worker_id=0)
+    def all_slots_claimable(self) -> bool:
+        """Whether every slot takes a new job's contribution once the age limit has passed."""
+        return all(self._claimable_slots(switch) == self.slots for switch in self.switches)
+
+    def _claimable_slots(self, switch: UnderTest) -> int:
+        switch.admit_job(PROBER, generation=0, salt=0, expected_mask=3, up_port=PROBER_PORT, group=PROBER)
+        switch.admit_worker(PROBER, PROBER_PORT, worker_mask=1, worker_id=0)
         batch = pack(
             np.zeros((self.slots, self.lanes), np.uint32),
             kind=Kind.CONTRIBUTION,
             job_id=PROBER,
             chunk_id=range(self.slots),
         )
-        before = self.switch.absorbed()
+        before = switch.absorbed()
         now_us = int(self.now * 1e6) + (self.age_limit + 1) * TICK_US
         for packet in batch:
-            self.switch.process(PROBER_PORT, packet.tobytes(), now_us)
-        return self.switch.absorbed() - before
+            switch.process(PROBER_PORT, packet.tobytes(), now_us)
+        return switch.absorbed() - before
+
+
+class FailingRacks(FailingNetwork):
+    """Two racks below a spine. A job's worker n is at port n + 1 after its server's, on any leaf."""
+
+    many, levels = 3, 2
+    UPLINK, RACK_PORTS = 250, (251, 252)
+
+    def admit(self, config: JobConfig, first_port: int, salt: int = 0) -> list[Actor]:
+        """Admit a job of two racks on all three switches; its workers in the order of their numbers."""
+        spine, job_id = self.switches[0], config.job_id
+        common = {"generation": config.generation, "salt": salt, "group": job_id}
+        spine.admit_job(
+            job_id, expected_mask=config.expected_mask, up_port=first_port, level=Level.SPINE, **common
+        )
+        spine.admit_server(job_id, first_port)
+        spine.set_group(job_id, list(self.RACK_PORTS))
+        numbers = config.worker_ids
+        for rack, mask in enumerate(config.rack_masks):
+            first = rack * MAX_WORKERS
+            spine.admit_rack(job_id, self.RACK_PORTS[rack], rack_mask=1 << rack, first_worker=first)
+            leaf = self.switches[1 + rack]
+            leaf.admit_job(job_id, expected_mask=mask, up_port=self.UPLINK, level=Level.LEAF, **common)
+            leaf.admit_server(job_id, self.UPLINK)
+            leaf.set_group(job_id, [first_port + 1 + n for n in numbers if n // MAX_WORKERS == rack])
+        self.actors[first_port] = Actor(first_port, AggregationServer(config))
+        for number in numbers:
+            rack, place = divmod(number, MAX_WORKERS)
+            port, leaf = first_port + 1 + number, self.switches[1 + rack]
+            spine.return_to(job_id, number, self.RACK_PORTS[rack])
+            leaf.return_to(job_id, number, port)
+            leaf.admit_worker(job_id, port, worker_mask=1 << place, worker_id=number)
+            self.actors[port] = Actor(port, WorkerEndpoint(config, number))
+        return [self.actors[first_port + 1 + number] for number in numbers]
+
+    def _at_switch(self, port: int, payload: bytes) -> None:
+        for job in self.jobs:
+            if port == job.server_port:
+                return self._at(0, port, payload)
+            if job.server_port < port <= job.server_port + 2 * MAX_WORKERS:
+                return self._at(1 + (port - job.server_port - 1) // MAX_WORKERS, port, payload)
+        raise AssertionError(f"port {port}: nobody's")
+
+    def _at(self, which: int, port: int, payload: bytes) -> None:
+        """A packet comes in at a switch, and what it brings about goes on to the next."""
+        for out, packet in self.switches[which].process(port, payload, int(self.now * 1e6)):
+            if out == self.UPLINK:
+                rack_port = self.RACK_PORTS[which - 1]
+                self._hop(lambda copy, rack_port=rack_port: self._at(0, rack_port, copy), packet)
+            elif out in self.RACK_PORTS:
+                leaf = 1 + self.RACK_PORTS.index(out)
+                self._hop(lambda copy, leaf=leaf: self._at(leaf, self.UPLINK, copy), packet)
+            else:
+                self._hop(lambda copy, out=out: self._at_actor(self.actors[out], copy), packet)
 
 
 def _first_missing(actor: Actor) -> int:

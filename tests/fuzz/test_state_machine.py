@@ -1,4 +1,5 @@
-"""Two jobs on one switch, slots colliding, a lossy network, and any part failing at any time (Hypothesis).
+"""Two jobs with colliding slots on one switch, or on two racks below a spine, over a lossy network, and any
+part failing at any time (a Hypothesis state machine).
 
 Every sum is exact, every slot can be claimed in the end, and the number of packets is bounded.
 """
@@ -17,9 +18,11 @@ from restarts import (
     TIMERS,
     EmbeddedUnderTest,
     FailingNetwork,
+    FailingRacks,
     JobUnderTest,
     Round,
     SpecUnderTest,
+    UnderTest,
 )
 from virtual_network import Faults
 
@@ -28,10 +31,12 @@ from peelsum.target import Program, load
 from peelsum.target.artifacts import pipeline
 from peelsum.transport import JobConfig
 
-#: Packets that hosts may send, by the share that each hop drops: so many times what a quiet network takes,
-#: and once per chunk of the window and `LONGEST_RTO` of outage from every host.
+#: Packets that hosts may send, by the share that each hop drops: so many times what a quiet network takes
+#: for each level of switches, and once per chunk of the window and `LONGEST_RTO` of outage from every host.
 STORM = {0.0: 2, 0.05: 4, 0.2: 8}
 JOBS = st.integers(0, 1)
+#: Far enough apart for 64 workers' ports after each.
+SERVER_PORTS = {1: 10, 2: 100}
 GAPS = st.floats(0, 0.3)
 
 
@@ -43,8 +48,16 @@ def program() -> Program:
 class Failures(RuleBasedStateMachine):
     """What may happen, in any order."""
 
-    def make_switch(self) -> SpecUnderTest | EmbeddedUnderTest:
+    network_class = FailingNetwork
+
+    @staticmethod
+    def make_switch() -> UnderTest:
         return SpecUnderTest(4, 256)
+
+    @staticmethod
+    def racks_of(workers: int) -> tuple[int, ...]:
+        """How many workers each rack has; one level has none."""
+        return ()
 
     @initialize(
         seed=st.integers(0, 2**32 - 1),
@@ -65,7 +78,7 @@ class Failures(RuleBasedStateMachine):
     ) -> None:
         """Two jobs whose first chunks, of different numbers, meet in the same slot."""
         faults = Faults(drop=worst, repeat=worst, reorder=worst, delay=worst / 4)
-        self.network = FailingNetwork(seed, self.make_switch(), faults, age)
+        self.network = self.network_class(seed, self.make_switch, faults, age)
         self.numbers = np.random.default_rng(seed)
         for job_id in (1, 2):
             ahead = 77 * (job_id - 1)
@@ -75,10 +88,11 @@ class Failures(RuleBasedStateMachine):
                 workers=workers[job_id - 1],
                 lanes=self.network.lanes,
                 window=windows[job_id - 1],
+                racks=self.racks_of(workers[job_id - 1]),
                 first_chunk=(first + ahead) % 2**32,
                 timers=TIMERS,
             )
-            self.network.start(JobUnderTest(config, server_port=20 * job_id, salt=-ahead % 2**32))
+            self.network.start(JobUnderTest(config, server_port=SERVER_PORTS[job_id], salt=-ahead % 2**32))
             self.submit(job_id - 1, chunks=10, short=1, unite=False)
 
     @rule(which=JOBS, chunks=st.integers(0, 20), short=st.integers(0, 3), unite=st.booleans())
@@ -100,9 +114,9 @@ class Failures(RuleBasedStateMachine):
     def fail_server(self, which: int, gap: float) -> None:
         self.network.fail_server(self.network.jobs[which], gap)
 
-    @rule(gap=GAPS)
-    def fail_switch(self, gap: float) -> None:
-        self.network.fail_switch(gap)
+    @rule(which=st.integers(0, 2), gap=GAPS)
+    def fail_switch(self, which: int, gap: float) -> None:
+        self.network.fail_switch(which, gap)
 
     @rule(gap=GAPS)
     def cut(self, gap: float) -> None:
@@ -121,20 +135,47 @@ class Failures(RuleBasedStateMachine):
         for job in network.jobs:
             hosts = job.config.workers + 1
             waited = 1 + network.outage / LONGEST_RTO
-            storm = STORM[network.faults.drop] * job.chunks * hosts
+            storm = network.levels * STORM[network.faults.drop] * job.chunks * hosts
             assert job.packets_before <= storm + waited * job.config.window * hosts
         if network.age_limit != NEVER:
-            assert network.claimable_slots() == network.slots
+            assert network.all_slots_claimable()
+
+
+class FailuresOfRacks(Failures):
+    """The same, with two racks below a spine."""
+
+    network_class = FailingRacks
+
+    @staticmethod
+    def racks_of(workers: int) -> tuple[int, ...]:
+        return (workers // 3 + 1, workers - workers // 3 - 1)
 
 
 class FailuresAroundTheCompiledPipeline(Failures):
-    """The same, with the embedded target for a switch."""
+    """One level, with the embedded target for a switch."""
 
-    def make_switch(self) -> EmbeddedUnderTest:
+    @staticmethod
+    def make_switch() -> UnderTest:
         return EmbeddedUnderTest(program(), "numba")
 
 
-@pytest.mark.parametrize(("machine", "examples"), [(Failures, 60), (FailuresAroundTheCompiledPipeline, 12)])
+class FailuresOfRacksAroundTheCompiledPipeline(FailuresOfRacks):
+    """Two levels, with three embedded targets for switches."""
+
+    @staticmethod
+    def make_switch() -> UnderTest:
+        return EmbeddedUnderTest(program(), "numba")
+
+
+@pytest.mark.parametrize(
+    ("machine", "examples"),
+    [
+        (Failures, 40),
+        (FailuresOfRacks, 16),
+        (FailuresAroundTheCompiledPipeline, 10),
+        (FailuresOfRacksAroundTheCompiledPipeline, 6),
+    ],
+)
 def test_whatever_fails_sums_stay_exact(machine: type[Failures], examples: int) -> None:
     run_state_machine_as_test(
         machine,
