@@ -5,9 +5,9 @@ victim's own job who wants to speak for another.
 """
 
 import pytest
-from peelsum_packets import CE, FIN, OR, Job, lanes_of
+from peelsum_packets import CE, FIN, OR, SPINE, Job, lanes_of
 
-from peelsum.spec import NEVER, Packet
+from peelsum.spec import NEVER, Level, Packet
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
 
 SERVER, CHUNK = 8, 5
@@ -232,3 +232,31 @@ def test_a_replay_across_a_restart_is_refused(victim):
         assert victim.rig.process(port, packet) == []
     assert victim.verdicts()[Verdict.WRONG_GENERATION] - before == len(old)
     finish(victim, 10, 20, 30)
+
+
+@pytest.mark.parametrize("way", ["collision", "tombstone", "resend", "bypass"])
+def test_no_flag_makes_a_worker_s_part_its_rack_s(rig, way):
+    """Behind a leaf Mallory marks her packets as a rack's: they leave as hers, not as whole racks."""
+    rig.set_age_limit(NEVER)
+    rack = Job(rig, job_id=1, ports=(1, 2, 3), server_port=SERVER, level=Level.LEAF)
+    if way != "bypass":
+        rack.contribute(0, CHUNK, 10)
+    if way == "tombstone":
+        rack.give_up(CHUNK)
+    kind = {"resend": Kind.RESEND, "bypass": Kind.BYPASS}.get(way, Kind.CONTRIBUTION)
+    chunk = CHUNK + rack.slots * (way == "collision")
+    ((_, packet),) = rack.send(1, kind, chunk, 99, flags=SPINE)
+    assert (packet.kind, packet.flags & SPINE) == (Kind.BYPASS, 0)
+    assert packet.bitmap == (0b011 if way == "resend" else 0b010)
+
+
+@pytest.mark.parametrize("kind", [Kind.CONTRIBUTION, Kind.BYPASS])
+def test_a_rack_cannot_speak_for_another(rig, kind):
+    rig.set_age_limit(NEVER)
+    spine = Job(rig, job_id=1, ports=(1, 2), server_port=SERVER, level=Level.SPINE)
+    spine.contribute(0, CHUNK, 10, flags=SPINE)
+    for sender in (0, 31, 64, EVERYONE):
+        verdict, outputs = attack(spine, 2, kind=kind, chunk=CHUNK, lanes=GARBAGE, flags=SPINE, sender=sender)
+        assert (verdict, outputs) == (Verdict.WRONG_SENDER, [])
+    ((_, packet),) = spine.contribute(1, CHUNK, 20, flags=SPINE)
+    assert packet.lanes == lanes_of(10, 20, like=packet)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from peelsum_packets import Job
 from rigs import EmbeddedRig
 
-from peelsum.spec import TICK_US
+from peelsum.spec import TICK_US, Level
 from peelsum.target import Frames, load
 from peelsum.target.artifacts import pipeline
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, Timers, WorkerEndpoint
@@ -135,7 +135,7 @@ def _forge_results(
 def _in_her_name(
     rng: np.random.Generator, rows: NDArray[np.uint8], ports: NDArray[np.int32], chosen: NDArray[np.bool_]
 ) -> None:
-    """Make the chosen rows packets that the switch lets in for Mallory's own job."""
+    """Make the chosen rows packets that the switch lets in for Mallory's own jobs."""
     packets = fields_of(rows[:, FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + SIZE], LANES)
     upwards, downwards = (
         [Kind.CONTRIBUTION, Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS],
@@ -143,13 +143,15 @@ def _in_her_name(
     )
     count = len(rows)
     serves = ports == HER_SERVER
+    job_id = rng.choice([2, 3], count)  # in job 3 her workers' ports are racks' uplinks
+    mine = (ports - HER_WORKERS[0]) * np.where(job_id == 3, 32, 1) & 0xFFFF
     made = pack(
         rng.integers(0, 1 << 32, (count, LANES), np.uint32),
         kind=np.where(serves, rng.choice(downwards, count), rng.choice(upwards, count)),
         flags=rng.choice([0, int(Flag.OR), int(Flag.CE), int(Flag.SPINE)], count),
-        job_id=2,
+        job_id=job_id,
         generation=packets["generation"],
-        sender=np.where(serves, rng.choice([EVERYONE, 0, 9], count), ports - HER_WORKERS[0] & 0xFFFF),
+        sender=np.where(serves, rng.choice([EVERYONE, 0, 9], count), mine),
         chunk_id=packets["chunk_id"].astype(np.int64) + rng.choice([0, 4096], count) & 0xFFFFFFFF,
         bitmap=rng.integers(0, 1 << 32, count),
     )
@@ -224,9 +226,10 @@ def rig() -> EmbeddedRig:
 
 
 def admit(rig: EmbeddedRig) -> JobConfig:
-    """The victim's job, Mallory's, and a switch that forwards other traffic to both."""
+    """The victim's job, Mallory's two, and a switch that forwards other traffic to both."""
     victim = Job(rig, job_id=1, ports=WORKER_PORTS, server_port=SERVER_PORT, generation=3)
     Job(rig, job_id=2, ports=HER_WORKERS, server_port=HER_SERVER, generation=3)
+    Job(rig, job_id=3, ports=HER_WORKERS, server_port=HER_SERVER, generation=3, level=Level.SPINE)
     mac = int.from_bytes(frame(b"")[:6])
     rig.write("bridge", (mac,), "forward", (WORKER_PORTS[0],))
     rig.write("routes", ((0x0A000000, 24),), "route", (WORKER_PORTS[1], 1, mac))
@@ -287,14 +290,14 @@ def every_slot_is_claimable(rig: EmbeddedRig, now_us: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("hostile", "seed"), [(1_000_000, 1), pytest.param(10_000_000, 2, marks=pytest.mark.slow)]
+    ("hostile", "seed"), [(300_000, 1), pytest.param(10_000_000, 2, marks=pytest.mark.slow)]
 )
 def test_hostile_frames_harm_nobody(rig: EmbeddedRig, hostile: int, seed: int) -> None:
     rig.fresh()
     rig.set_age_limit(AGE_TICKS)
     victim, now_us = fuzz(rig, seed, hostile)
     assert victim.checked >= 3 * hostile // 50_000
-    assert set(rig.verdicts()) >= set(Verdict) - {Verdict.RESEND_FORWARDED}
+    assert set(rig.verdicts()) == set(Verdict)
     assert every_slot_is_claimable(rig, now_us)
 
 
