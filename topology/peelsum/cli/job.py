@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +15,7 @@ from peelsum.cli.options import ChildOf, Json, require_device_id
 from peelsum.topology import end_with_parent, say, wait_for_signal
 
 if TYPE_CHECKING:
-    from peelsum.control import Controller, SwitchStatus
+    from peelsum.control import AdmittedJob, Fabric, SwitchStatus
     from peelsum.wire import Verdict
 
 app = typer.Typer(help="Jobs of a switch.", no_args_is_help=True)
@@ -29,34 +31,35 @@ def admit(
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
-    """Load the pipeline if the switch does not run it yet, and let a job in, in a new generation."""
-    from peelsum.control import ControlError, Controller, JobDescription
+    """Load the pipeline where a switch does not run it yet, and let a job in, in a new generation."""
+    from peelsum.control import ControlError, Fabric, read_description
     from peelsum.target import TargetError
     from peelsum.target.artifacts import pipeline
 
     if child:
         end_with_parent()
     with reported(ControlError, TargetError):
-        job = JobDescription.read(description)
-        compiled = pipeline(job.switch.pipeline_lanes)
-        with Controller.connect(job.switch.p4runtime, job.switch.device_id) as controller:
-            controller.load_pipeline(compiled.json_path, compiled.p4info_path)
-            admission = controller.admit(job)
-            values = {**asdict(admission), "timeout_s": job.job.timeout_s}
+        job = read_description(description)
+        compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
+        with Fabric.connect(job) as fabric:
+            fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
+            values = {**asdict(fabric.admit()), "timeout_s": job.job.timeout_s}
             if json:
                 say(**values)
             else:
                 print("\n".join(f"{name} = {value}" for name, value in values.items()), flush=True)
             if hold:
                 wait_for_signal()
-                _leave(controller, job.job.id, json)
+                _leave(fabric, json)
 
 
-def _leave(controller: Controller, job_id: int, json: bool) -> None:
-    verdicts = controller.verdicts()
-    controller.evict(job_id)
+def _leave(fabric: Fabric, json: bool) -> None:
+    total: Counter[Verdict] = Counter()
+    for verdicts in fabric.verdicts():
+        total.update(verdicts)
+    fabric.evict()
     if json:
-        say(verdicts=_named(verdicts))
+        say(verdicts=_named(total))
 
 
 @app.command()
@@ -93,12 +96,12 @@ def _print_status(seen: SwitchStatus) -> None:
     console = Console()
     in_use = "" if seen.slots_in_use is None else f", {sum(seen.slots_in_use.values())} in use"
     console.print(f"{seen.address}: {seen.lanes} lanes, {seen.slots} slots{in_use}")
-    jobs = Table("job", "generation", "workers", "worker ports", "server port", "slots in use")
+    jobs = Table("job", "generation", "members", "their ports", "port upwards", "slots in use")
     for job in seen.jobs:
         used = "unknown" if seen.slots_in_use is None else str(seen.slots_in_use.get(job.job_id, 0))
-        ports = ", ".join(map(str, job.worker_ports.values()))
-        workers = f"{len(job.worker_ports)} of {job.expected_mask.bit_count()}"
-        jobs.add_row(str(job.job_id), str(job.generation), workers, ports, str(job.server_port), used)
+        below = job.worker_ports or job.rack_ports
+        ports = ", ".join(map(str, below.values()))
+        jobs.add_row(str(job.job_id), str(job.generation), _members(job), ports, str(job.server_port), used)
     console.print(jobs if seen.jobs else "no jobs")
     packets = Table("verdict", "packets")
     for verdict, count in _named(seen.verdicts).items():
@@ -106,5 +109,11 @@ def _print_status(seen: SwitchStatus) -> None:
     console.print(packets if packets.row_count else "no packets yet")
 
 
-def _named(verdicts: dict[Verdict, int]) -> dict[str, int]:
+def _members(job: AdmittedJob) -> str:
+    """Who takes part at this switch: `4 of 4 workers`, or at a spine `2 of 2 racks`."""
+    below = job.worker_ports or job.rack_ports
+    return f"{len(below)} of {job.expected_mask.bit_count()} {'racks' if job.rack_ports else 'workers'}"
+
+
+def _named(verdicts: Mapping[Verdict, int]) -> dict[str, int]:
     return {verdict.name.lower(): count for verdict, count in verdicts.items() if count}
