@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
-import psutil
 import pytest
 import torch.distributed
 
@@ -99,14 +98,13 @@ def test_a_wrong_sum_ends_the_demo(monkeypatch, capsys):
 
 
 def test_a_worker_stopped_while_starting_is_named(monkeypatch):
-    def stop_worker_1(*arguments, **settings):
-        (worker,) = (
-            child for child in psutil.Process().children() if "--worker-id 1 " in " ".join(child.cmdline())
-        )
-        os.kill(worker.pid, signal.SIGSTOP)
+    def star_behind_a_stopped_worker(*arguments, **settings):
+        os.kill(hands._workers[1]._process.pid, signal.SIGSTOP)
         return Star(*arguments, **settings)
 
-    monkeypatch.setattr(crew, "Star", stop_worker_1)
+    monkeypatch.setattr(crew, "Star", star_behind_a_stopped_worker)
     expected = r"^worker 1: no answer within 4 s; see whether it is stopped, or give this machine fewer"
-    with ExitStack() as stack, pytest.raises(ProcessError, match=expected):
-        crew.Crew(stack, Interruption(), 4.0).start(2, 3, 0.0, 0)
+    with ExitStack() as stack:
+        hands = crew.Crew(stack, Interruption(), 4.0)
+        with pytest.raises(ProcessError, match=expected):
+            hands.start(2, 3, 0.0, 0)

@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
+from peelsum.cli.demo.crew import Crew
 from peelsum.cli.interrupts import SIGNALS, Interrupted, Interruption
 
 DEMO = [sys.executable, "-m", "peelsum.cli", "demo", "--workers", "2", "--steps", "100000"]
@@ -76,6 +78,11 @@ def test_a_signal_that_c_has_swallowed_is_raised_again():
         ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGTERM))()
         with pytest.raises(Interrupted, match="SIGTERM"):
             interruption.check()
+        with ExitStack() as stack:
+            crew = Crew(stack, interruption, patience_s=60.0)
+            crew.hire(0, "--help")
+            with pytest.raises(Interrupted, match="SIGTERM"):
+                crew.gather()
 
 
 def test_ignored_signals_stay_ignored():

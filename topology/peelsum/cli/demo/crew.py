@@ -34,9 +34,7 @@ class Crew:
         options = {"workers": workers, "steps": steps, "seed": seed, "store": Path(folder) / "gloo"}
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         for worker in range(workers):  # they get their models ready while the star starts
-            child = Child.peelsum(f"worker {worker}", "demo-worker", "--worker-id", str(worker), *arguments)
-            self._workers.append(child)
-            self._stack.callback(child.stop)
+            self.hire(worker, *arguments)
         self._star = self._stack.enter_context(Star(workers, loss=loss, seed=seed))
         self.gather()
         for child, seat in zip(self._workers, self._star.seats, strict=True):
@@ -44,11 +42,18 @@ class Crew:
         self.gather()
         return self._star
 
+    def hire(self, worker_id: int, *arguments: str) -> None:
+        """Start one worker, without a seat yet."""
+        name = f"worker {worker_id}"
+        child = Child.peelsum(name, "demo-worker", "--worker-id", str(worker_id), *arguments)
+        self._workers.append(child)
+        self._stack.callback(child.stop)
+
     def gather(self) -> Reports:
         """The next report of every worker.
 
         Raises ProcessError as soon as any process has failed, or naming the workers that are silent for too
-        long.
+        long; Interrupted if a signal has come, even one that was lost.
         """
         reports: dict[str, dict[str, Any]] = {}
         deadline = time.monotonic() + self._patience_s
