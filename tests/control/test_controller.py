@@ -84,7 +84,37 @@ def test_admitting_again_raises_the_generation_and_frees_the_jobs_slots(
     assert (up["lanes"] == 31).all()
     verdicts = controller.verdicts()
     assert verdicts[Verdict.WRONG_GENERATION] == 1
-    assert verdicts[Verdict.RESET_DONE] == 1
+    assert verdicts[Verdict.RESET_DONE] == 2  # and one that was free, to read the slots' clock
+
+
+def stamps(device):
+    return next(r for name, r in device.switch.registers.items() if name.endswith("owner_stamp"))
+
+
+def test_free_slots_that_aged_until_they_look_live_are_freed_anew(
+    controller, device, description, data_plane
+):
+    controller.admit(description)
+    register = stamps(device)
+    for slot in range(register.size):
+        # The clock is at its start, and a freed slot's stamp was 0 then. This one was freed a day before.
+        register.write(slot, -(24 * 3600 * 1_000_000 // 64) & 0xFFFFFFFF)
+    job = controller.admit(description)
+    for chunk in range(8):
+        assert contribute(device, job, 0, chunk_id=chunk) == []
+    verdicts = controller.verdicts()
+    assert verdicts[Verdict.ABSORBED] == 8
+    assert verdicts[Verdict.COLLIDED] == 0
+
+
+def test_slots_in_use_and_slots_freed_lately_are_left_alone(controller, device, description, data_plane):
+    job = controller.admit(description)
+    register = stamps(device)
+    for slot in range(0, register.size, 2):
+        register.write(slot, -(3600 * 1_000_000 // 64) & 0xFFFFFFFF)  # an hour before
+    contribute(device, job, 0, chunk_id=0)
+    controller.admit(description)
+    assert controller.verdicts()[Verdict.RESET_DONE] == 2  # the job's one slot, and one to read the clock
 
 
 def test_a_switch_that_hides_its_registers_gets_every_slot_reset(

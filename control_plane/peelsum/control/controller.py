@@ -37,7 +37,7 @@ from peelsum.control.entries import (
 )
 from peelsum.control.errors import ControlError, DescriptionError, SwitchError
 from peelsum.control.plan import Level, SwitchPlan
-from peelsum.control.resets import reset, slot_owners, slots_to_reset
+from peelsum.control.resets import reset, slot_owners, slots_to_reset, stale_slots
 from peelsum.control.session import Session
 from peelsum.wire import MAX_WORKERS, Verdict
 
@@ -262,6 +262,7 @@ class Controller:
         self._seen.add(job_id)
         if not left_nothing:
             reset(self._session, slots_to_reset(self._session, job_id, self.slots()), self.lanes())
+            reset(self._session, stale_slots(self._session, self.slots(), self.lanes()), self.lanes())
 
     def prepare(self, plan: SwitchPlan) -> None:
         """Put in all of a closed job but the row that lets it in."""

@@ -74,7 +74,7 @@ class JobSection(Section):
     id: int = Field(gt=RESERVED_JOB_ID, le=255)
     workers: int = Field(ge=2, le=MAX_WORKERS)
     window: int = Field(default=512, ge=1)
-    timeout_s: float = Field(default=30.0, gt=0)
+    timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
 
 
 class SwitchSection(Section):

@@ -20,22 +20,56 @@ _WINDOW = 64
 _ATTEMPTS = 20
 _ATTEMPT_S = 0.25
 _JOB_SHIFT = 24
+_WORD = 0xFFFFFFFF
+#: How far a freed slot's stamp lies behind the slots' clock, in ticks; as far behind again, it looks live.
+_FREED_BEHIND = 1 << 30
+#: Free slots are freed anew when their stamps have half of that time left: nine hours.
+_STALE_AFTER = _FREED_BEHIND // 2
+#: Ticks that may pass between freeing a slot and reading the others' stamps: an hour.
+_CLOCK_MOVES = 1 << 26
 
 
 def slot_owners(session: Session) -> dict[int, int] | None:
     """Slots that hold something, and the job it is of; None where the switch lets no registers be read."""
     try:
-        tags = [entity.register_entry for entity in session.read(P4RegisterEntry("owner_tag"))]
+        tags = _register(session, "owner_tag")
     except UnsupportedError:
         return None
-    owners = {tag.index.index: int.from_bytes(tag.data.bitstring, "big") >> _JOB_SHIFT for tag in tags}
+    owners = {slot: tag >> _JOB_SHIFT for slot, tag in tags.items()}
     return {slot: job_id for slot, job_id in owners.items() if job_id != RESERVED_JOB_ID}
+
+
+def _register(session: Session, name: str) -> dict[int, int]:
+    """A register's values by index."""
+    cells = [entity.register_entry for entity in session.read(P4RegisterEntry(name))]
+    return {cell.index.index: int.from_bytes(cell.data.bitstring, "big") for cell in cells}
 
 
 def slots_to_reset(session: Session, job_id: int, slots: int) -> list[int]:
     """The slots that may hold something of a job: all of them where the switch does not say."""
     owners = slot_owners(session)
     return [slot for slot in range(slots) if owners is None or owners.get(slot) == job_id]
+
+
+def stale_slots(session: Session, slots: int, lanes: int) -> list[int]:
+    """The slots that nobody has used for so long that they look live, or soon will: nobody could claim them.
+
+    One free slot is freed once more to learn what the slots' clock says. Empty where registers cannot be
+    read: there every slot is reset anyway.
+    """
+    owners = slot_owners(session)
+    probe = next((slot for slot in range(slots) if slot not in owners), None) if owners is not None else None
+    if probe is None:
+        return []
+    reset(session, [probe], lanes)
+    stamps = _register(session, "owner_stamp")
+    # Stamps in use are up to _FREED_BEHIND later than the probe's, those of slots freed lately a bit earlier.
+    earliest = stamps[probe] - _STALE_AFTER
+    return [
+        slot
+        for slot, stamp in stamps.items()
+        if (stamp - earliest) & _WORD > _STALE_AFTER + _FREED_BEHIND + _CLOCK_MOVES
+    ]
 
 
 def reset(session: Session, slots: Iterable[int], lanes: int) -> None:
