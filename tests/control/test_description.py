@@ -50,7 +50,10 @@ ip = "10.0.0.1"
         (("workers = 2", "workers = 3"), r"ports.workers: \[1, 2\]: lists 2 ports for job.workers = 3"),
         (("workers = 2", "workers = 2\nwindow = 0"), "job.window: 0: input should be greater than or equal"),
         (("workers = 2", "workers = 2\ntimeout_s = 0"), "job.timeout_s: 0: input should be greater than 0"),
-        (("workers = 2", "workers = 2\ntimeout_s = inf"), "job.timeout_s: inf: input should be a finite number"),
+        (
+            ("workers = 2", "workers = 2\ntimeout_s = inf"),
+            "job.timeout_s: inf: input should be a finite number",
+        ),
         (("workers = 2", "workers = 2\nwindows = 5"), "job.windows: is no field of a job description"),
         (("[1, 2]", "[1, 1]"), "ports: 1: is used 2 times"),
         (("[1, 2]", "[1, 9]"), "ports: 9: is used 2 times"),
