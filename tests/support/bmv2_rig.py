@@ -105,7 +105,6 @@ class Bmv2Rig(TableRig):
         self.admit_job(
             MARKER_JOB, generation=0, salt=0, expected_mask=1, up_port=MARKER_PORT, group=MARKER_JOB
         )
-        self.admit_server(MARKER_JOB, MARKER_PORT)
         self.set_group(MARKER_JOB, [*PORTS, MARKER_PORT])
         self._markers = 0
         self._exchange(None)
@@ -171,19 +170,20 @@ class Bmv2Rig(TableRig):
         return [output for one in frames for output in self._exchange(one)]
 
     def _exchange(self, packet):
-        outputs = []
-        if packet is not None:
-            port, raw = packet
-            if port == CPU_PORT:
-                outputs += self._through_controller(raw)
-            else:
-                self._sockets[port].send(raw)
+        """Send one packet; what left before the marker that follows it into the same port, in order of port."""
+        port, raw = (MARKER_PORT, None) if packet is None else packet
+        if port == CPU_PORT:
+            return sorted(self._through_controller(raw) + self._exchange(None))
+        if ("members", (MARKER_JOB, port)) not in self._written:
+            self.admit_server(MARKER_JOB, port)
         marker = Packet(Kind.RESULT, 0, MARKER_JOB, 0, EVERYONE, self._markers, 0, [0] * self.lanes).build()
         self._markers += 1
-        self._sockets[MARKER_PORT].send(frame(marker))
-        for port, sock in self._sockets.items():
-            outputs += self._until(marker, port, sock)
-        return sorted(outputs)
+        for one in (raw, frame(marker)):
+            if one is not None:
+                self._sockets[port].send(one)
+        return sorted(
+            output for at, sock in self._sockets.items() for output in self._until(marker, at, sock)
+        )
 
     def _until(self, marker, port, sock):
         found = []
