@@ -30,8 +30,8 @@ def test_a_job_is_admitted_again_and_evicted(address, files, description):
         (job,) = status.jobs
         assert (job.job_id, job.generation, job.expected_mask) == (3, second.generation, 0b11)
         assert (job.server_port, job.worker_ports) == (9, {0: 4, 1: 5})
-        # Where registers can be read, only what the job left behind is freed, here nothing, and one free slot,
-        # to read the slots' clock.
+        # Where registers can be read, only what the job left behind is freed, here nothing, and one free
+        # slot, to read the slots' clock.
         resets = controller.verdicts()[Verdict.RESET_DONE]
         assert resets == 1 if status.slots_in_use is not None else resets >= status.slots
         controller.evict(3)
