@@ -33,7 +33,7 @@ from peelsum.transport import JobConfig
 
 #: Packets that hosts may send, by the share that each hop drops: so many times what a quiet network takes
 #: for each level of switches, and once per chunk of the window and `LONGEST_RTO` of outage from every host.
-STORM = {0.0: 2, 0.05: 4, 0.2: 8}
+STORM = {0.0: 2, 0.05: 4, 0.2: 12}
 JOBS = st.integers(0, 1)
 #: Far enough apart for 64 workers' ports after each.
 SERVER_PORTS = {1: 10, 2: 100}
