@@ -170,7 +170,7 @@ class Bmv2Rig(TableRig):
         return [output for one in frames for output in self._exchange(one)]
 
     def _exchange(self, packet):
-        """Send one packet; what left before the marker that follows it into the same port, in order of port."""
+        """Send one packet; what left before the marker that followed it into its port, by port."""
         port, raw = (MARKER_PORT, None) if packet is None else packet
         if port == CPU_PORT:
             return sorted(self._through_controller(raw) + self._exchange(None))
