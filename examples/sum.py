@@ -12,6 +12,7 @@ import numpy as np
 
 from peelsum.allreduce import Allreduce
 from peelsum.topology.seats import plug_in
+from peelsum.transport import job_config
 
 ELEMENTS = 100_000
 
@@ -28,7 +29,7 @@ def main() -> None:
     seat = json.loads(os.environ["PEELSUM_SEAT"])
     with plug_in(seat) as summation:
         result = Allreduce(summation).sum({"gradient": gradient(seat["worker_id"])})["gradient"]
-    expected = sum(gradient(worker) for worker in range(seat["admission"]["workers"]))
+    expected = sum(gradient(worker) for worker in job_config(seat["admission"]).worker_ids)
     exact = np.array_equal(result.values, expected)
     # In one piece: the workers may share a terminal.
     sys.stdout.write(f"worker {seat['worker_id']}: {'exact' if exact else 'WRONG'}\n")

@@ -4,8 +4,13 @@ import json
 
 import pytest
 
+from peelsum.control import RacksDescription, parse_description
 from peelsum.topology import TopologyError, description
 from peelsum.topology.description import TopologyDescriptionError, parse, read
+from peelsum.topology.jobs import description as job_description
+from peelsum.topology.jobs import worker_numbers
+
+AT = {"s1": "127.0.0.1:1", "s2": "127.0.0.1:2", "s3": "127.0.0.1:3"}
 
 PAIR = {
     "hosts": {"h1": {}, "h2": {}, "h3": {}},
@@ -37,6 +42,23 @@ def test_two_racks_hang_below_a_third_switch() -> None:
         "h5": "s3",
     }
     assert [racks.ports(name) for name in ("s1", "s2", "s3")] == [[1, 2, 3]] * 3
+
+
+def test_two_racks_do_one_job_with_its_server_above() -> None:
+    racks = read("two_racks")
+    assert racks.job is not None
+    assert racks.trunks["s1", "s3"] == (3, 1)
+    assert worker_numbers(racks, racks.job) == {"h1": 0, "h2": 1, "h3": 32, "h4": 33}
+    told = parse_description(job_description(racks, racks.job, AT, 64, addressed=True))
+    assert isinstance(told, RacksDescription)
+    assert (told.rack_sizes, told.worker_ports, told.server_port) == ((2, 2), (1, 2, 1, 2), 3)
+    assert [(rack.uplink, rack.spine_port) for rack in told.racks] == [(3, 1), (3, 2)]
+
+
+def test_workers_and_server_apart_are_refused() -> None:
+    links = [["h1", "s1-p1"], ["h2", "s2-p2"], ["s1-p3", "h3"], ["s1-p4", "s2-p4"]]
+    with pytest.raises(TopologyDescriptionError, match="behind s1, s2, its server behind s1: put all behind"):
+        parse(changed(switches={"s1": {}, "s2": {}}, links=links), "net.json")
 
 
 def test_addresses_are_numbered_where_none_are_given() -> None:

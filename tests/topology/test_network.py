@@ -123,6 +123,16 @@ def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links: st
     assert Record.read() is None
 
 
+@pytest.mark.parametrize("links", ["udp", "veth"])
+def test_racks_below_a_spine_sum_exactly(links: str) -> None:
+    needs(links, "embedded")
+    with up("two_racks", links):
+        hosts = ("h1", "h2", "h3", "h4")
+        workers = [exec_in(host, sys.executable, str(ROOT / "examples/sum.py")) for host in hosts]
+        exact = [f"worker {number}: exact" for number in (0, 1, 32, 33)]
+        assert [said(worker) for worker in workers] == exact
+
+
 @needs_namespaces
 def test_hosts_have_their_addresses_and_a_namespace_each(tmp_path) -> None:
     command = "echo $PEELSUM_NETWORK > {}/greeting"

@@ -27,6 +27,7 @@ from peelsum.target.p4runtime import serve
 from peelsum.target.switch import Switch
 from peelsum.target.udp import PortCounts, UdpPorts
 from peelsum.wire import CPU_PORT, packet_bytes
+from peelsum.wire.datagrams import Address
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
@@ -174,6 +175,7 @@ def run(
     udp_host: str = "127.0.0.1",
     udp_base: int | None = None,
     interfaces: Mapping[int, str] | None = None,
+    joins: Mapping[int, Address] | None = None,
     loss: float = 0.0,
     seed: int = 0,
     device_id: int = 1,
@@ -185,6 +187,7 @@ def run(
     grpc_address: where P4Runtime listens, host:port; port 0 takes a free one.
     udp_base: switch port p listens on UDP port udp_base + p; None takes any free ones.
     interfaces: names by switch port; be on these instead of UDP ports, and `ports` says nothing.
+    joins: by switch port, the UDP port of another switch that it is joined to.
     loss: share of datagrams that each UDP port loses in each direction, decided by `seed`; 0 to 1.
     announce: called once everything listens.
     Returns each port's counts. Raises StartError naming what is out of range or taken.
@@ -194,7 +197,7 @@ def run(
             opened = (
                 _interface_ports(interfaces, loss)
                 if interfaces
-                else _udp_ports(ports, udp_host, udp_base, loss, seed)
+                else _udp_ports(ports, udp_host, udp_base, joins or {}, loss, seed)
             )
             stack.callback(opened.close)
             device = Device(device_id, mode=mode)
@@ -210,12 +213,20 @@ def run(
         return {number: port.counts for number, port in opened.ports.items()}
 
 
-def _udp_ports(ports: int, host: str, base: int | None, loss: float, seed: int) -> Ports:
+def _udp_ports(
+    ports: int, host: str, base: int | None, joins: Mapping[int, Address], loss: float, seed: int
+) -> Ports:
     if not 1 <= ports < CPU_PORT:
         raise StartError(f"ports: {ports} is out of range; use 1 to {CPU_PORT - 1}")
     if base is not None and not 0 <= base <= _LAST_UDP_PORT - ports:
         raise StartError(f"udp_base: {base} is out of range; use 0 to {_LAST_UDP_PORT - ports}")
-    return UdpPorts(range(1, ports + 1), host=host, base=base, loss=loss, seed=seed)
+    for port in joins:
+        if not 1 <= port <= ports:
+            raise StartError(f"join: port {port} is out of range; use 1 to {ports}")
+    opened = UdpPorts(range(1, ports + 1), host=host, base=base, loss=loss, seed=seed)
+    for port, address in joins.items():
+        opened.ports[port].join(address)
+    return opened
 
 
 def _interface_ports(interfaces: Mapping[int, str], loss: float) -> Ports:

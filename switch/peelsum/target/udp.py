@@ -70,12 +70,13 @@ class Loss:
 
 
 class UdpPort:
-    """One switch port. Its peer is whoever said hello last; nobody before that."""
+    """One switch port. Its peer is whoever said hello last, nobody before that; or what it was joined to."""
 
     def __init__(self, number: int, sock: BatchSocket, *, loss: float = 0.0, seed: int = 0) -> None:
         self.number = number
         self.socket = sock
         self.peer: Address | None = None
+        self._joined = self._answered = False
         self._counts = PortCounts()
         self._loss_in = Loss(loss, (seed, number, 0))
         self._loss_out = Loss(loss, (seed, number, 1))
@@ -84,6 +85,11 @@ class UdpPort:
     def counts(self) -> PortCounts:
         """What this port did so far; a copy."""
         return replace(self._counts, odd=self.socket.odd, overrun=self.socket.overruns)
+
+    def join(self, address: Address) -> None:
+        """Have another switch's port as peer for good, and say hello to it, as a host would."""
+        self.peer, self._joined = address, True
+        self.socket.send_hello(address)
 
     def receive(self, limit: int) -> Batch | None:
         """About `limit` packets from the peer, uint8[n, packet_bytes]; None where nothing for us waits.
@@ -94,8 +100,10 @@ class UdpPort:
             burst = self.socket.receive(limit)
             if burst is None:
                 return None
-            if burst.hello:
+            if burst.hello and not self._joined:
                 self._meet(burst.source)
+            elif burst.hello:
+                self._answered |= burst.source == self.peer
             elif burst.source != self.peer:
                 self._counts.foreign += len(burst.packets)
             else:
@@ -110,6 +118,8 @@ class UdpPort:
         if self.peer is None:
             self._counts.unreachable += len(batch)
             return
+        if self._joined and not self._answered:
+            self.socket.send_hello(self.peer)
         packets = self._loss_out.survivors(batch)
         self._counts.lost_out += len(batch) - len(packets)
         try:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from peelsum.cli.errors import reported
+from peelsum.cli.interrupts import Interrupted, Interruption
 from peelsum.cli.options import ChildOf, Json
 from peelsum.topology import TopologyError, end_with_parent, say
 
@@ -54,7 +53,12 @@ def up(
 
     if child:
         end_with_parent()
-    with reported(TopologyError), records.only_one(), _interrupted_by_signals():
+    with (
+        reported(TopologyError),
+        records.only_one(),
+        suppress(Interrupted),  # the way it is meant to end
+        Interruption() as interruption,
+    ):
         kind = VethNetwork if links is LinkKind.VETH else UdpNetwork
         network = kind(description.read(topology), switch.value)
         left_over = records.Record.read()
@@ -71,6 +75,7 @@ def up(
                 _announce(network, json)
                 while True:
                     time.sleep(_CHECK_EVERY_S)
+                    interruption.check()
                     if network.check():
                         records.Record(network.name, myself, network.places).write()
                         if not json:
@@ -116,24 +121,6 @@ def down() -> None:
             print("no network is up")
             return
         records.end(record)
-
-
-@contextmanager
-def _interrupted_by_signals() -> Iterator[None]:
-    """Have SIGTERM and a closed terminal do what Ctrl-C does; all three end the body, and are no error."""
-
-    def interrupt(number: int, frame: object) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)  # once is enough; cleaning up goes on
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        return
 
 
 def _announce(network: Network, json: bool) -> None:

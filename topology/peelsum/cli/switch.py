@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from peelsum.cli.errors import reported
-from peelsum.cli.options import ChildOf, Json, require_device_id, within
+from peelsum.cli.options import ChildOf, Json, address, require_device_id, within
 from peelsum.topology import end_with_parent, say
 
 app = typer.Typer(help="The embedded switch.", no_args_is_help=True)
@@ -28,6 +28,10 @@ def run(
     interface: Annotated[
         list[str] | None,
         typer.Option(metavar="PORT@NAME", help="A port on a network interface, instead of UDP; repeat it."),
+    ] = None,
+    join: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PORT@HOST:UDP", help="A port joined to another switch's UDP port; repeat it."),
     ] = None,
     loss: Annotated[
         float, typer.Option(help="Share of datagrams that each port loses, each way, from 0 to 1.")
@@ -55,7 +59,9 @@ def run(
 
     within("--seed", seed, 0, 2**63 - 1)
     require_device_id(device_id)
-    interfaces = _interfaces(interface or [])
+    interfaces = _by_port("interface", interface or [], "eth0")
+    joined = _by_port("join", join or [], "127.0.0.1:7001")
+    joins = {port: address(text, "the other switch's port") for port, text in joined.items()}
     if child:
         end_with_parent()
     with reported(TargetError):
@@ -65,6 +71,7 @@ def run(
             udp_host=host,
             udp_base=udp_base,
             interfaces=interfaces,
+            joins=joins,
             loss=loss,
             seed=seed,
             device_id=device_id,
@@ -74,17 +81,17 @@ def run(
         say(ports={number: asdict(count) for number, count in counts.items()})
 
 
-def _interfaces(given: list[str]) -> dict[int, str]:
-    """Interface names by switch port."""
-    interfaces: dict[int, str] = {}
+def _by_port(option: str, given: list[str], example: str) -> dict[int, str]:
+    """What was given as PORT@VALUE, by switch port."""
+    found: dict[int, str] = {}
     for text in given:
-        port, _, name = text.partition("@")
-        if not port.isdecimal() or not name:
-            raise typer.BadParameter(f"interface: {text}: give it as PORT@NAME, for example 1@eth0")
-        if int(port) in interfaces or name in interfaces.values():
-            raise typer.BadParameter(f"interface: {text}: is used twice; give every port its own interface")
-        interfaces[int(port)] = name
-    return interfaces
+        port, _, value = text.partition("@")
+        if not port.isdecimal() or not value:
+            raise typer.BadParameter(f"{option}: {text}: give it with its port, for example 1@{example}")
+        if int(port) in found or value in found.values():
+            raise typer.BadParameter(f"{option}: {text}: is used twice; give every port its own")
+        found[int(port)] = value
+    return found
 
 
 @app.command("compile")

@@ -116,7 +116,7 @@ class Link(_Section):
 class JobNode(_Section):
     """The job that the network does: hosts by role. Only what the transport must know is here."""
 
-    workers: tuple[str, ...] = Field(min_length=2, max_length=MAX_WORKERS)
+    workers: tuple[str, ...] = Field(min_length=2)
     server: str
     id: int = Field(default=1, gt=RESERVED_JOB_ID, le=255)
     window: int | None = Field(default=None, ge=1)
@@ -148,6 +148,17 @@ class Topology(_Section):
             for end, other in (link.ends, link.ends[::-1]):
                 if end in self.hosts and (port := switch_port(other)):
                     found[end] = port
+        return found
+
+    @cached_property
+    def trunks(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """The ports, at the one and at the other, of the link between two switches; both ways round."""
+        found = {}
+        for link in self.links:
+            one, other = (switch_port(end) for end in link.ends)
+            if one and other:
+                found[one[0], other[0]] = (one[1], other[1])
+                found[other[0], one[0]] = (other[1], one[1])
         return found
 
     def ports(self, switch: str) -> list[int]:
@@ -182,7 +193,7 @@ def star(workers: int = 4) -> Topology:
 
 
 def two_racks(workers_per_rack: int = 2) -> Topology:
-    """Two racks of workers, each with a switch, and a switch above them with one more host."""
+    """Two racks of workers, each with a switch, and above them a switch with the aggregation server."""
     racks = [[f"h{rack * workers_per_rack + n + 1}" for n in range(workers_per_rack)] for rack in range(2)]
     top = f"h{2 * workers_per_rack + 1}"
     links = [
@@ -195,6 +206,7 @@ def two_racks(workers_per_rack: int = 2) -> Topology:
         hosts={name: Host() for name in (*racks[0], *racks[1], top)},
         switches={name: SwitchNode() for name in ("s1", "s2", "s3")},
         links=(*links, Link(ends=(top, "s3-p3"))),
+        job=JobNode(workers=(*racks[0], *racks[1]), server=top),
     )
 
 
@@ -301,11 +313,17 @@ def _check_job(topology: Topology) -> None:
             raise ValueError(f"job: {name!r}: is no host; use one of {', '.join(topology.hosts)}")
         if count > 1:
             raise ValueError(f"job: {name!r}: has {count} roles; give each host one")
-    switches = {topology.attachments[name][0] for name in (*job.workers, job.server)}
-    if len(switches) > 1:
+    spine = topology.attachments[job.server][0]
+    racks = Counter(topology.attachments[name][0] for name in job.workers)
+    apart = sorted(rack for rack in racks if (rack, spine) not in topology.trunks)
+    if set(racks) != {spine} and (spine in racks or apart):
         raise ValueError(
-            f"job: its hosts are behind {', '.join(sorted(switches))}; one switch sums a job: move them there"
+            f"job: its workers are behind {', '.join(sorted(racks))}, its server behind {spine}: put all "
+            "behind one switch, or the server behind one that is linked to all of the workers' switches"
         )
+    for rack, count in racks.items():
+        if count > MAX_WORKERS:
+            raise ValueError(f"job: {count} workers are behind {rack}; a switch sums {MAX_WORKERS} at most")
 
 
 def _first_complaint(error: ValidationError) -> str:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from peelsum.topology import bmv2, veth
+from peelsum.topology import bmv2, jobs, veth
 from peelsum.topology.description import JobNode, Link, Topology, switch_port
 from peelsum.topology.errors import ProcessError, TopologyError
 from peelsum.topology.losses import lose
@@ -121,29 +121,17 @@ class Network:
         stack.callback(child.stop)
         return child.ready()
 
-    def _admit(self, job: JobNode, addresses: str) -> dict[str, Any]:
-        """Have the job let in; `addresses` is what its description says of hosts, TOML."""
-        switch = self.topology.attachments[job.server][0]
+    def _admit(self, job: JobNode, *, addressed: bool) -> dict[str, Any]:
+        """Have the job let in; `addressed` is whether packets to hosts must carry their addresses."""
         folder = Path(self._job_stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-")))
         path = folder / "job.toml"
-        device_id = list(self.topology.switches).index(switch) + 1
         window = job.window or _WINDOWS[self.switch]
-        path.write_text(
-            f"[job]\nid = {job.id}\nworkers = {len(job.workers)}\nwindow = {window}\n"
-            f"timeout_s = {job.timeout_s}\n"
-            f"[ports]\nserver = {self._port_of(job.server)}\n"
-            f"workers = {[self._port_of(name) for name in job.workers]}\n"
-            f'[switch]\np4runtime = "{self.p4runtime[switch]}"\ndevice_id = {device_id}\n'
-            f"pipeline_lanes = {job.lanes}\n{addresses}"
-        )
+        path.write_text(jobs.description(self.topology, job, self.p4runtime, window, addressed=addressed))
         return self._child(self._job_stack, "controller", "job", "admit", str(path), "--hold")
 
     def _serve(self, switch: str, admission: Mapping[str, Any], *more: str, pid: int | None = None) -> None:
         options = ("--switch", switch, "--admission", json.dumps(admission), *more)
         self._child(self._job_stack, _SERVER, "server", "run", *options, pid=pid)
-
-    def _port_of(self, host: str) -> int:
-        return self.topology.attachments[host][1]
 
     def _place(
         self, host: str, address: tuple[str, int], wire: str, admission: Mapping[str, Any] | None
@@ -153,7 +141,7 @@ class Network:
         job = self.topology.job
         if admission is not None and job is not None and host in job.workers:
             seat = {
-                "worker_id": job.workers.index(host),
+                "worker_id": jobs.worker_numbers(self.topology, job)[host],
                 "switch_host": address[0],
                 "switch_port": address[1],
                 "admission": admission,
@@ -185,7 +173,7 @@ class UdpNetwork(Network):
         }
         job, admission = self.topology.job, None
         if job is not None:
-            admission = self._admit(job, "")
+            admission = self._admit(job, addressed=False)
             self._serve("{}:{}".format(*at[job.server]), admission)
         for host, address in at.items():
             self.places[host] = Place(None, self._place(host, address, "udp-port", admission))
@@ -202,6 +190,9 @@ class UdpNetwork(Network):
             )
         options = ["--ports", str(max(self.topology.ports(name), default=1)), "--device-id", str(device_id)]
         options += ["--loss", str(max(losses, default=0.0)), "--p4runtime", f"{_LOOPBACK}:0"]
+        for other, udp_ports in self._udp_ports.items():  # the switches before this one
+            if trunk := self.topology.trunks.get((name, other)):
+                options += ["--join", f"{trunk[0]}@{_LOOPBACK}:{udp_ports[trunk[1]]}"]
         listening = self._child(self._stack, name, "switch", "run", *options)
         self.p4runtime[name] = f"{_LOOPBACK}:{listening['grpc_port']}"
         return {int(port): udp for port, udp in listening["udp_ports"].items()}
@@ -266,7 +257,7 @@ class VethNetwork(Network):
         job, admission = self.topology.job, None
         if job is not None:
             switch = self._addressed(job.server)
-            admission = self._admit(job, self._addresses(job))
+            admission = self._admit(job, addressed=True)
             server = f"{switch[0]}:{switch[1]}"
             self._serve(server, admission, "--ethernet", pid=self._holders[job.server])
         for host, pid in self._holders.items():
@@ -279,15 +270,6 @@ class VethNetwork(Network):
         """Where a host sends what its switch shall sum."""
         switch = self.topology.attachments[host][0]
         return self.topology.address_of(switch)[1].partition("/")[0], UDP_PORT
-
-    def _addresses(self, job: JobNode) -> str:
-        """What packets of the job carry as addresses, as TOML for its description."""
-        mac, ip = self.topology.address_of(self.topology.attachments[job.server][0])
-        text = f'address = {{ mac = "{mac}", ip = "{ip.partition("/")[0]}" }}\n'
-        for host in (*job.workers, job.server):
-            mac, ip = self.topology.address_of(host)
-            text += f'[hosts.{self._port_of(host)}]\nmac = "{mac}"\nip = "{ip.partition("/")[0]}"\n'
-        return text
 
     def _run_commands(self, host: str, pid: int) -> None:
         for command in self.topology.hosts[host].commands:
@@ -306,8 +288,6 @@ def _switch_of(end: str) -> str | None:
 
 def _check_udp(link: Link) -> None:
     """Raise TopologyError for what loopback UDP cannot do."""
-    if all(switch_port(end) for end in link.ends):
-        raise TopologyError(f"links: {link}: joins two switches, which UDP ports cannot; use --links veth")
     for what, asked in (("rate", link.rate_mbit), ("latency", link.latency_ms)):
         if asked:
             raise TopologyError(f"links: {link}: {what}: loopback UDP has none; use --links veth")

@@ -129,6 +129,7 @@ def end(record: Record) -> None:
     if record.up.pid != os.getpid() and record.up.running:
         _signal(record.up, signal.SIGTERM)
         _await_end([record.up], GRACE_S)
+        _signal(record.up, signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGKILL):
         left = _members(record.network)
         for process in left:

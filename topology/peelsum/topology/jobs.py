@@ -1,0 +1,77 @@
+"""The job of a described network as the controller wants it: over one switch, or over racks below a spine.
+
+Owns which worker has which number. Refuses to know what plays the switches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from peelsum.topology.description import JobNode, Topology
+from peelsum.wire import MAX_WORKERS
+
+
+def worker_numbers(topology: Topology, job: JobNode) -> dict[str, int]:
+    """The workers' numbers by host: in order with one switch, else rack * MAX_WORKERS + place."""
+    racks = _racks(topology, job)
+    if not racks:
+        return {host: number for number, host in enumerate(job.workers)}
+    return {
+        host: rack * MAX_WORKERS + place
+        for rack, hosts in enumerate(racks.values())
+        for place, host in enumerate(hosts)
+    }
+
+
+def description(
+    topology: Topology, job: JobNode, p4runtime: Mapping[str, str], window: int, *, addressed: bool
+) -> str:
+    """A job description for `peelsum job admit`, TOML.
+
+    p4runtime: by switch. addressed: whether hosts have addresses, which packets to them must carry.
+    """
+    text = f"[job]\nid = {job.id}\nworkers = {len(job.workers)}\nwindow = {window}\n"
+    text += f"timeout_s = {job.timeout_s}\n"
+    spine = topology.attachments[job.server][0]
+    server = topology.attachments[job.server][1]
+
+    def switch(name: str, section: str, hosts: Iterable[str]) -> str:
+        """What every kind of section says of a switch and of the hosts behind it."""
+        said = f'p4runtime = "{p4runtime[name]}"\npipeline_lanes = {job.lanes}\n'
+        said += f"device_id = {list(topology.switches).index(name) + 1}\n"
+        return said + (_addresses(topology, name, section, hosts) if addressed else "")
+
+    racks = _racks(topology, job)
+    if not racks:
+        text += f"[ports]\nserver = {server}\nworkers = {_ports(topology, job.workers)}\n"
+        return text + "[switch]\n" + switch(spine, "", (*job.workers, job.server))
+    text += f"[spine]\nserver = {server}\n" + switch(spine, "spine.", [job.server])
+    for rack, hosts in racks.items():
+        uplink, spine_port = topology.trunks[rack, spine]
+        text += (
+            f"[[racks]]\nuplink = {uplink}\nspine_port = {spine_port}\nworkers = {_ports(topology, hosts)}\n"
+        )
+        text += switch(rack, "racks.", hosts)
+    return text
+
+
+def _racks(topology: Topology, job: JobNode) -> dict[str, list[str]]:
+    """The workers by rack switch; empty where the server's switch is theirs."""
+    racks: dict[str, list[str]] = {}
+    for host in job.workers:
+        racks.setdefault(topology.attachments[host][0], []).append(host)
+    return {} if topology.attachments[job.server][0] in racks else racks
+
+
+def _ports(topology: Topology, hosts: Iterable[str]) -> list[int]:
+    return [topology.attachments[host][1] for host in hosts]
+
+
+def _addresses(topology: Topology, switch: str, section: str, hosts: Iterable[str]) -> str:
+    mac, ip = topology.address_of(switch)
+    text = f'address = {{ mac = "{mac}", ip = "{ip.partition("/")[0]}" }}\n'
+    for host in hosts:
+        mac, ip = topology.address_of(host)
+        port = topology.attachments[host][1]
+        text += f'[{section}hosts.{port}]\nmac = "{mac}"\nip = "{ip.partition("/")[0]}"\n'
+    return text
