@@ -124,6 +124,8 @@ class HostNetwork:
         with _visiting(pid):
             quieten()
             self._netlink = _pyroute2().IPRoute()
+            # Bursts are cut up before they leave the host: what a link drops is a packet, not a burst.
+            without_offloads(HOST_INTERFACE)
         (self._index,) = self._netlink.link_lookup(ifname=HOST_INTERFACE)
 
     def __enter__(self) -> HostNetwork:
