@@ -14,9 +14,9 @@ import pytest
 
 from peelsum.target import Frames
 from peelsum.target.device import Device
-from peelsum.target.runner import DataPlane, StartError, lanes_of, run
+from peelsum.target.runner import DataPlane, StartError, run
 from peelsum.target.udp import FRAME_HEADER_BYTES, UdpPorts, frame_header
-from peelsum.wire import CPU_PORT, packet_bytes
+from peelsum.wire import CPU_PORT, lanes_in, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 
 LANES = 8
@@ -129,7 +129,7 @@ def test_a_committed_pipeline_sets_the_size_of_packets(rig: SimpleNamespace) -> 
 
 
 def test_lanes_are_counted_from_the_registers() -> None:
-    assert lanes_of(StubSwitch(crossed, 32)) == 32  # type: ignore[arg-type]
+    assert lanes_in(StubSwitch(crossed, 32).registers) == 32
 
 
 def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace) -> None:

@@ -6,7 +6,6 @@ can hold is learned from its P4Info.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -39,9 +38,8 @@ from peelsum.control.errors import ControlError, DescriptionError, SwitchError
 from peelsum.control.plan import Level, SwitchPlan
 from peelsum.control.resets import reset, slot_owners, slots_to_reset, stale_slots
 from peelsum.control.session import Session
-from peelsum.wire import MAX_WORKERS, Verdict
+from peelsum.wire import MAX_WORKERS, Verdict, lanes_in
 
-_LANE_REGISTER = re.compile(r"(?:^|\.)lane_\d+$")
 _GENERATIONS = 1 << 16
 #: Generations of a job that the switch has forgotten come from the clock; it comes round after 4.5 hours.
 _GENERATION_S = 0.25
@@ -151,7 +149,7 @@ class Controller:
     def lanes(self) -> int:
         """32-bit values per packet in the running pipeline. Raises SwitchError if it is not ours."""
         registers = self._session.loaded().registers
-        lanes = sum(1 for register in registers if _LANE_REGISTER.search(register.name))
+        lanes = lanes_in(register.name for register in registers)
         if not lanes:
             raise SwitchError(
                 f"switch: the pipeline of {self._session.address} is not peelsum's; load that first"

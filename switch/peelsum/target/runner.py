@@ -6,7 +6,6 @@ Refuses to know what the pipeline does or what a controller writes into it.
 
 from __future__ import annotations
 
-import re
 import selectors
 import signal
 import socket
@@ -26,7 +25,7 @@ from peelsum.target.frames import Frames
 from peelsum.target.p4runtime import serve
 from peelsum.target.switch import Switch
 from peelsum.target.udp import PortCounts, UdpPorts
-from peelsum.wire import CPU_PORT, packet_bytes
+from peelsum.wire import CPU_PORT, lanes_in, packet_bytes
 from peelsum.wire.datagrams import Address
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from peelsum.target.packets import InterfaceCounts
 
-_LANE_REGISTER = re.compile(r"(?:^|\.)lane_\d+$")
 _CLOCK_MASK = (1 << 48) - 1
 _LAST_UDP_PORT = 0xFFFF
 
@@ -148,7 +146,7 @@ class DataPlane:
     def _follow_pipeline(self) -> None:
         switch = self._device.switch
         if switch is not self._switch and switch is not None:
-            self._ports.resize(packet_bytes(lanes_of(switch)))
+            self._ports.resize(packet_bytes(lanes_in(switch.registers)))
         self._switch = switch
 
     def _process(self, frames: Frames) -> None:
@@ -161,11 +159,6 @@ class DataPlane:
             out = _rows(out, ~to_cpu)
         if len(out):
             self._ports.send(out)
-
-
-def lanes_of(switch: Switch) -> int:
-    """How many lanes the running pipeline sums: its registers named `lane_<i>`."""
-    return sum(1 for name in switch.registers if _LANE_REGISTER.search(name))
 
 
 def run(

@@ -7,6 +7,8 @@ switch or a host does with a packet.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
@@ -23,6 +25,9 @@ MAX_WORKERS = 32
 RESERVED_JOB_ID = 0
 #: Lanes of the pipelines that are committed compiled. 32 fit one pass of Tofino 1; 256 are a kilobyte.
 COMPILED_LANES = (32, 256)
+
+
+_LANE_REGISTER = re.compile(r"(?:^|\.)lane_\d+$")
 
 
 class Field(NamedTuple):
@@ -106,6 +111,11 @@ DROPS = frozenset(range(Verdict.SHORT_PACKET, Verdict.ABSORBED)) | {Verdict.NOT_
 def packet_bytes(lanes: int) -> int:
     """Length of every packet, in bytes of UDP payload, in a pipeline of `lanes` 32-bit lanes."""
     return HEADER_BYTES + 4 * lanes
+
+
+def lanes_in(registers: Iterable[str]) -> int:
+    """How many lanes a pipeline sums, from the names of its registers: those called `lane_<i>`."""
+    return sum(1 for name in registers if _LANE_REGISTER.search(name))
 
 
 def slot_index(salt: int, chunk_id: int, slots: int) -> int:

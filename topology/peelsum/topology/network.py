@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -37,7 +38,7 @@ _SERVER = "server"
 _LAST_WORDS_S = 5.0
 
 
-class Network:
+class Network(ABC):
     """Started on entry, ended on exit; how is up to the subclass.
 
     name: unique for all time. places: where commands run, by host or switch. p4runtime: by switch.
@@ -90,13 +91,13 @@ class Network:
         self._stack.close()
         self._children.clear()
 
+    @abstractmethod
     def _start(self) -> None:
         """Start everything but the job."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _start_job(self) -> None:
         """Have the job let in, if there is one, start its server, and fill `places`."""
-        raise NotImplementedError
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
