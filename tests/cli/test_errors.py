@@ -208,8 +208,14 @@ def test_switch_address_that_is_none():
             ["bench", "allreduce", "--begin=1Q"],
             "-b: '1Q' is no size in bytes; write it like 65536, 64K or 16M",
         ),
-        (["bench", "allreduce", "--lanes=7"], "--lanes: no pipeline of 7 lanes is compiled; use 32 or 256"),
-        (["bench", "switch", "--lanes=7"], "--lanes: no pipeline of 7 lanes is compiled; use 32 or 256"),
+        (
+            ["bench", "allreduce", "--lanes=7"],
+            "--lanes: no pipeline of 7 lanes is compiled; use 32, 64, 128, 256",
+        ),
+        (
+            ["bench", "switch", "--lanes=7"],
+            "--lanes: no pipeline of 7 lanes is compiled; use 32, 64, 128, 256",
+        ),
         (["bench", "switch", "--seconds=nan"], "--seconds: nan is out of range; use 0.1 to 3600"),
         (["status", "--device-id=-1"], DEVICE_ID.format(-1)),
         (["status", f"--device-id={10**22}"], DEVICE_ID.format(10**22)),

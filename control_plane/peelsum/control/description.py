@@ -170,7 +170,7 @@ class JobDescription(Section):
 def check_lanes(where: str, switch: SwitchSection) -> None:
     """Raise ValueError for lanes that no pipeline was compiled for. `where` is the switch's table."""
     if switch.pipeline_lanes not in COMPILED_LANES:
-        have = " or ".join(map(str, COMPILED_LANES))
+        have = ", ".join(map(str, COMPILED_LANES))
         raise ValueError(f"{where}.pipeline_lanes: {switch.pipeline_lanes}: is not compiled; use {have}")
 
 

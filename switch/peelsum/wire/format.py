@@ -24,7 +24,7 @@ MAX_WORKERS = 32
 #: Tag 0 means a free slot, so no job has this number.
 RESERVED_JOB_ID = 0
 #: Lanes of the pipelines that are committed compiled. 32 fit one pass of Tofino 1; 256 are a kilobyte.
-COMPILED_LANES = (32, 256)
+COMPILED_LANES = (32, 64, 128, 256)
 
 
 _LANE_REGISTER = re.compile(r"(?:^|\.)lane_\d+$")

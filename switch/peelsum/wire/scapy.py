@@ -57,7 +57,7 @@ class LanesField(Field[list[int], bytes]):
 
 
 class Peelsum(Packet):
-    """One packet: 16 bytes of header, then the lanes. `len(lanes)` is the deployed pipeline's, 32 or 256.
+    """One packet: 16 bytes of header, then the lanes. `len(lanes)` is the deployed pipeline's, 32 to 256.
 
     >>> Peelsum(kind="NEED", job_id=1, generation=3, chunk_id=7, bitmap=0b101).mysummary()
     'NEED job 1 generation 3 chunk 7 to everybody, workers 0 2, 32 lanes'

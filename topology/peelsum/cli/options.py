@@ -33,7 +33,7 @@ def require_device_id(device_id: int) -> None:
 def require_lanes(lanes: int) -> None:
     """Raise typer.BadParameter unless a pipeline of so many lanes is compiled."""
     if lanes not in COMPILED_LANES:
-        known = " or ".join(map(str, COMPILED_LANES))
+        known = ", ".join(map(str, COMPILED_LANES))
         raise typer.BadParameter(f"--lanes: no pipeline of {lanes} lanes is compiled; use {known}")
 
 

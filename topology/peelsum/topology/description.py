@@ -306,7 +306,7 @@ def _check_job(topology: Topology) -> None:
         return
     if job.lanes not in COMPILED_LANES:
         raise ValueError(
-            f"job.lanes: {job.lanes}: is not compiled; use {' or '.join(map(str, COMPILED_LANES))}"
+            f"job.lanes: {job.lanes}: is not compiled; use {', '.join(map(str, COMPILED_LANES))}"
         )
     for name, count in Counter((*job.workers, job.server)).items():
         if name not in topology.hosts:
