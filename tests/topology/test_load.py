@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from peelsum.spec import SpecSwitch
-from peelsum.topology.load import Load, WrongSumError, drive
+from peelsum.topology.load import Load, WrongSumError, drive, time_slots
 from peelsum.wire import Batch, fields_of
 
 WORKERS, LANES, WINDOW = 3, 4, 16
@@ -42,6 +42,9 @@ class SpecHosts:
                     self.copies += 1
                 elif not self.lose():
                     self.sums.append(payload)
+
+    def receive_results(self, expected: int, timeout: float) -> int:
+        return expected
 
     def receive_sums(self, timeout: float) -> Batch | None:
         if not self.sums:
@@ -91,3 +94,25 @@ def test_sums_are_of_all_workers_lanes_modulo_2_to_the_32() -> None:
         total += fields_of(load.contributions(worker), LANES)["lanes"].astype(object)
     assert (total > 0xFFFFFFFF).any()
     assert np.array_equal(fields_of(load.results(), LANES)["lanes"].astype(object), total % (1 << 32))
+
+
+def test_slots_are_timed_one_by_one_from_the_last_contribution() -> None:
+    hosts = SpecHosts()
+    timed = time_slots(load_of(), hosts, 60, steps())
+    # The clock is looked at before each worker's packet and when the sum has come: one step apart.
+    assert timed.lost == 0
+    assert timed.sum_us.tolist() == [1e6] * len(timed.sum_us)
+    assert len(timed.sum_us) * (WORKERS + 2) <= 60 + WORKERS + 2
+    assert hosts.copies == WORKERS * len(timed.sum_us)
+
+
+def test_a_slot_whose_sum_is_lost_is_counted_and_not_timed() -> None:
+    fates = itertools.cycle([False, True])
+    hosts = SpecHosts(lose=lambda: next(fates))
+    timed = time_slots(load_of(), hosts, 50, steps())
+    assert timed.lost == len(timed.sum_us) == 5
+
+
+def test_a_wrong_sum_of_one_slot_is_noticed() -> None:
+    with pytest.raises(WrongSumError, match="chunk 0: not the sum of the contributions"):
+        time_slots(load_of(), SpecHosts(spoil=True), 10, steps())

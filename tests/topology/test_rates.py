@@ -10,25 +10,29 @@ from peelsum.topology import TopologyError, bmv2, rates
 
 
 def test_contributions_in_memory_are_counted() -> None:
-    rate = rates.in_memory(32, 0.05)
+    rate = rates.in_memory(32, 2, 0.05)
     assert rate.packets_per_s > 0
     assert rate.lost_chunks == 0
+    assert rate.slots_timed > 0
+    assert 0 < rate.latency_p50_us <= rate.latency_p99_us
 
 
 def test_contributions_over_udp_go_through_a_process_of_its_own() -> None:
-    assert rates.over_udp(32, 0.05).packets_per_s > 0
+    rate = rates.over_udp(32, 3, 0.05)
+    assert rate.packets_per_s > 0
+    assert 0 < rate.latency_p50_us <= rate.latency_p99_us
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, *rows: Row) -> None:
     monkeypatch.setattr(bench_switch, "_first_packet_seconds", lambda lanes: (4.0, 0.5))
     by_ports = {row.ports: row for row in rows}
-    monkeypatch.setattr(bench_switch, "_row", lambda ports, lanes, seconds: by_ports[ports])
+    monkeypatch.setattr(bench_switch, "_row", lambda ports, lanes, workers, seconds: by_ports[ports])
 
 
 ROWS = (
-    Row("embedded", "memory", 32, 1_000_000),
-    Row("embedded", "udp", 32, 150_000),
-    Row("bmv2", "veth", 32, 10_000),
+    Row("embedded", "memory", 32, 4, 1_000_000, 6.0, 9.0, 100),
+    Row("embedded", "udp", 32, 4, 150_000, 80.0, 90.0, 100),
+    Row("bmv2", "veth", 32, 4, 10_000, 160.0, 200.0, 100),
 )
 
 
@@ -39,30 +43,33 @@ def test_json_is_one_list_with_ratios(
     monkeypatch.setattr(bmv2, "available", lambda: True)
     bench_switch.bench_switch(json=True, lanes=(32,))
     rows = json.loads(capsys.readouterr().out)
-    assert [(row["target"], row["ports"], row["lanes"]) for row in rows] == [
-        ("embedded", "memory", 32),
-        ("embedded", "udp", 32),
-        ("bmv2", "veth", 32),
+    assert [(row["target"], row["ports"], row["lanes"], row["workers"]) for row in rows] == [
+        ("embedded", "memory", 32, 4),
+        ("embedded", "udp", 32, 4),
+        ("bmv2", "veth", 32, 4),
     ]
-    assert [row["ratio_to_bmv2"] for row in rows] == [100.0, 15.0, 1.0]
-    assert rows[0]["first_packet_cold_s"] == 4.0
+    assert [row["rate_to_bmv2"] for row in rows] == [100.0, 15.0, 1.0]
+    assert [row["latency_to_bmv2"] for row in rows] == [0.037, 0.5, 1.0]
+    assert [row["latency_p99_us"] for row in rows] == [9.0, 90.0, 200.0]
+    assert {row["bmv2"] for row in rows} == {"measured"}
+    assert [row["first_packet_cold_s"] for row in rows] == [4.0, None, None]
 
 
-def test_without_bmv2_there_are_no_ratios_and_a_line_says_why(
+def test_without_bmv2_there_are_no_ratios_and_every_row_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured(monkeypatch, *ROWS[:2])
     monkeypatch.setattr(bmv2, "available", lambda: False)
     bench_switch.bench_switch(json=True, lanes=(32,))
-    out, err = capsys.readouterr()
-    assert [row["ratio_to_bmv2"] for row in json.loads(out)] == [None, None]
-    assert "bmv2: left out, simple_switch_grpc is not on PATH" in err
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["rate_to_bmv2"], row["latency_to_bmv2"]) for row in rows] == [(None, None)] * 2
+    assert {row["bmv2"] for row in rows} == {"not on PATH"}
 
 
 def test_a_bmv2_without_interfaces_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(ports: str, lanes: int, seconds: float) -> Row:
+    def refused(ports: str, lanes: int, workers: int, seconds: float) -> Row:
         if ports == "veth":
             raise TopologyError("network namespace: refused (EPERM); run as root")
         return ROWS[0]
@@ -70,7 +77,6 @@ def test_a_bmv2_without_interfaces_is_left_out(
     measured(monkeypatch)
     monkeypatch.setattr(bench_switch, "_row", refused)
     monkeypatch.setattr(bmv2, "available", lambda: True)
-    bench_switch.bench_switch(json=False, lanes=(32,))
-    out, err = capsys.readouterr()
-    assert "1,000,000" in out
-    assert "bmv2: left out, network namespace: refused (EPERM); run as root" in err
+    rows = bench_switch.bench_switch(json=False, lanes=(32,))
+    assert "1,000,000" in capsys.readouterr().out
+    assert {row.bmv2 for row in rows} == {"network namespace: refused (EPERM); run as root"}

@@ -17,19 +17,22 @@ app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 @app.command()
 def switch(
     lanes: Annotated[list[int] | None, typer.Option(help="Pipelines to measure; all by default.")] = None,
-    seconds: Annotated[float, typer.Option(help="How long each row is measured.")] = 3.0,
+    workers: Annotated[list[int] | None, typer.Option(help="Workers, each at a port of its own; 4.")] = None,
+    seconds: Annotated[float, typer.Option(help="How long a rate is measured, and a latency.")] = 3.0,
     json: Json = False,
 ) -> None:
-    """Packets a second through the compiled pipeline: embedded target, and BMv2 where it is installed."""
+    """Packets a second and latency of a slot: embedded target, and BMv2 where it is installed."""
     from peelsum.cli.bench_switch import bench_switch
     from peelsum.target import TargetError
-    from peelsum.wire import COMPILED_LANES
+    from peelsum.wire import COMPILED_LANES, MAX_WORKERS
 
     within("--seconds", seconds, 0.1, 3600)
+    for count in workers or ():
+        within("--workers", count, 1, MAX_WORKERS)
     for count in lanes or ():
         require_lanes(count)
     with reported(TopologyError, TargetError), Interruption():
-        bench_switch(json=json, lanes=lanes or COMPILED_LANES, seconds=seconds)
+        bench_switch(json=json, lanes=lanes or COMPILED_LANES, workers=workers or (4,), seconds=seconds)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`peelsum bench switch`: packets per second through the same compiled pipeline, embedded and on BMv2.
+"""`peelsum bench switch`: rate and latency of the same compiled pipeline, embedded and on BMv2.
 
 Owns what is measured and how it is shown. Every measurement runs in processes of its own.
 """
@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -36,10 +37,13 @@ print(time.perf_counter() - started)
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement.
+    """One measurement of a switch with `workers` + 1 ports.
 
     packets_per_s: contributions that went into complete sums; sums and results travel beside them.
-    ratio_to_bmv2: against BMv2 with as many lanes, where it was measured.
+    latency_p50_us, latency_p99_us: from a chunk's last contribution in to its sum out, one chunk at a time;
+    slots_timed: how many chunks that was measured on.
+    bmv2: "measured", or why not; then the ratios are None.
+    rate_to_bmv2: packets_per_s over BMv2's with as many lanes and workers; latency_to_bmv2: p50 over BMv2's.
     first_packet_cold_s, first_packet_cached_s: from importing the target to the first packet's way out,
         with nothing compiled yet and with the compiled code on disk.
     lost_chunks: given up by the load after a silence.
@@ -48,22 +52,32 @@ class Row:
     target: str
     ports: str
     lanes: int
+    workers: int
     packets_per_s: float
-    ratio_to_bmv2: float | None = None
+    latency_p50_us: float
+    latency_p99_us: float
+    slots_timed: int
+    bmv2: str = "measured"
+    rate_to_bmv2: float | None = None
+    latency_to_bmv2: float | None = None
     first_packet_cold_s: float | None = None
     first_packet_cached_s: float | None = None
     lost_chunks: int = 0
 
 
 def bench_switch(
-    *, json: bool = False, lanes: Sequence[int] = COMPILED_LANES, seconds: float = 3.0
+    *,
+    json: bool = False,
+    lanes: Sequence[int] = COMPILED_LANES,
+    workers: Sequence[int] = (4,),
+    seconds: float = 3.0,
 ) -> list[Row]:
     """Measure every target, and print a table or, with `json`, a list of objects.
 
-    BMv2 is left out, with a line that says why, where it is missing or may not have its interfaces.
-    seconds: how long each row is measured.
+    BMv2 is left out, and every row says why, where it is missing or may not have its interfaces.
+    seconds: how long each row's rate is measured, and its latency for as long again.
     """
-    rows = [row for count in lanes for row in _with_ratios(list(_measure(count, seconds)))]
+    rows = [row for count in lanes for row in _rows(count, workers, seconds)]
     if json:
         sys.stdout.write(json_format.dumps([asdict(row) for row in rows], indent=2) + "\n")
     else:
@@ -71,41 +85,50 @@ def bench_switch(
     return rows
 
 
-def _measure(lanes: int, seconds: float) -> Iterator[Row]:
+def _rows(lanes: int, workers: Sequence[int], seconds: float) -> list[Row]:
+    """The rows of one number of lanes; the first tells how long the first packet takes."""
     cold, cached = _first_packet_seconds(lanes)
-    row = _row("memory", lanes, seconds)
-    yield replace(row, first_packet_cold_s=cold, first_packet_cached_s=cached)
-    yield _row("udp", lanes, seconds)
+    rows = [row for count in workers for row in _compared(lanes, count, seconds)]
+    return [replace(rows[0], first_packet_cold_s=cold, first_packet_cached_s=cached), *rows[1:]]
+
+
+def _compared(lanes: int, workers: int, seconds: float) -> list[Row]:
+    """Every target with as many lanes and workers, beside BMv2 or with the reason why it is not there."""
+    rows = [_row(ports, lanes, workers, seconds) for ports in ("memory", "udp")]
     if not bmv2.available():
-        _note(f"{bmv2.BINARY} is not on PATH")
-        return
+        return [replace(row, bmv2="not on PATH") for row in rows]
     try:
-        yield _row("veth", lanes, seconds)
+        base = _row("veth", lanes, workers, seconds)
     except TopologyError as error:
-        _note(str(error))
+        return [replace(row, bmv2=str(error)) for row in rows]
+    return [
+        replace(
+            row,
+            rate_to_bmv2=round(row.packets_per_s / base.packets_per_s, 1),
+            latency_to_bmv2=round(row.latency_p50_us / base.latency_p50_us, 3),
+        )
+        for row in (*rows, base)
+    ]
 
 
-def _note(reason: str) -> None:
-    print(f"bmv2: left out, {reason}", file=sys.stderr)
-
-
-def _row(ports: str, lanes: int, seconds: float) -> Row:
+def _row(ports: str, lanes: int, workers: int, seconds: float) -> Row:
     """One measurement in a process of its own, which ends with what it set up."""
     measure = {"memory": rates.in_memory, "udp": rates.over_udp, "veth": rates.bmv2_over_veth}[ports]
     quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; this process answers it
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, initializer=signal.signal, initargs=quiet) as process:
-        rate = process.submit(measure, lanes, seconds).result()
-    target = "bmv2" if ports == "veth" else "embedded"
-    return Row(target, ports, lanes, round(rate.packets_per_s), lost_chunks=rate.lost_chunks)
-
-
-def _with_ratios(rows: list[Row]) -> list[Row]:
-    """The rows of one number of lanes, each compared with BMv2's if that is among them."""
-    base = next((row.packets_per_s for row in rows if row.target == "bmv2"), None)
-    if not base:
-        return rows
-    return [replace(row, ratio_to_bmv2=round(row.packets_per_s / base, 1)) for row in rows]
+        rate = process.submit(measure, lanes, workers, seconds).result()
+    return Row(
+        target="bmv2" if ports == "veth" else "embedded",
+        ports=ports,
+        lanes=lanes,
+        workers=workers,
+        packets_per_s=round(rate.packets_per_s),
+        latency_p50_us=round(rate.latency_p50_us, 1),
+        latency_p99_us=round(rate.latency_p99_us, 1),
+        slots_timed=rate.slots_timed,
+        lost_chunks=rate.lost_chunks,
+    )
 
 
 def _first_packet_seconds(lanes: int) -> tuple[float, float]:
@@ -121,21 +144,27 @@ def _first_packet_seconds(lanes: int) -> tuple[float, float]:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table(title=f"Contributions of {rates.WORKERS} workers through the same compiled pipeline")
-    for heading in ("target", "ports", "lanes", "packets/s", "x BMv2", "first packet, cold", "cached"):
-        table.add_column(heading, justify="left" if heading in ("target", "ports") else "right")
+    """A table that fits 80 columns; what it takes to start stands below it."""
+    starts = (
+        f"first packet, {row.lanes} lanes: {row.first_packet_cold_s:.2f} s with nothing compiled, "
+        f"{row.first_packet_cached_s:.2f} s with compiled code on disk"
+        for row in rows
+        if row.first_packet_cold_s is not None
+    )
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="\n".join(starts), caption_justify="left"
+    )
+    for heading in ("switch", "lanes", "workers", "packets/s", "x BMv2", "p50 us", "p99 us", "x BMv2"):
+        table.add_column(heading, justify="left" if heading == "switch" else "right")
     for row in rows:
         table.add_row(
-            row.target,
-            row.ports,
+            f"{row.target}, {row.ports}",
             str(row.lanes),
+            str(row.workers),
             f"{row.packets_per_s:,.0f}",
-            _or_dash(row.ratio_to_bmv2, "{:.1f}"),
-            _or_dash(row.first_packet_cold_s, "{:.2f} s"),
-            _or_dash(row.first_packet_cached_s, "{:.2f} s"),
+            row.bmv2 if row.rate_to_bmv2 is None else f"{row.rate_to_bmv2:,.1f}",
+            f"{row.latency_p50_us:,.1f}",
+            f"{row.latency_p99_us:,.1f}",
+            "-" if row.latency_to_bmv2 is None else f"{row.latency_to_bmv2:.3f}",
         )
     return table
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)

@@ -1,7 +1,7 @@
 """Networks of switch, controller, server and workers, played by processes on this machine."""
 
 from peelsum.topology.errors import ProcessError, TopologyError
-from peelsum.topology.processes import Child, end_with_parent, hear, say, wait_for_signal
+from peelsum.topology.processes import Child, end_with_parent, hear, say, told_to_end
 from peelsum.topology.star import Seat, Star, StarReport
 
 __all__ = [
@@ -14,5 +14,5 @@ __all__ = [
     "end_with_parent",
     "hear",
     "say",
-    "wait_for_signal",
+    "told_to_end",
 ]

@@ -28,6 +28,12 @@ class Hosts(Protocol):
     def receive_sums(self, timeout: float) -> Batch | None:
         """What the server got, waiting up to `timeout` seconds; None if nothing. May be overwritten."""
 
+    def receive_results(self, expected: int, timeout: float) -> int:
+        """Take in what the workers got until they have `expected` packets, or `timeout` seconds of silence.
+
+        Returns how many came. With `expected` 0, what has come already.
+        """
+
 
 class WrongSumError(AssertionError):
     """The switch returned something else than the sum of what was sent."""
@@ -138,6 +144,7 @@ def drive(
         while under_way + half <= load.window:
             _send_half(load, hosts, packets, first, half)
             first, under_way = first + half, under_way + half
+        hosts.receive_results(0, 0.0)
         sums = hosts.receive_sums(patience)
         if sums is None:
             lost, under_way = lost + under_way, 0
@@ -148,6 +155,48 @@ def drive(
         hosts.send_results(_as_results(load, complete))
         done, under_way = done + len(complete), max(0, under_way - len(complete))
     return Driven(done, now - started, lost)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One slot's life again and again, alone in the switch: microseconds[n] each time, and what was lost.
+
+    sum_us: from the last worker's contribution on its way in to the sum at the server.
+    """
+
+    sum_us: NDArray[np.float64]
+    lost: int
+
+
+def time_slots(
+    load: Load, hosts: Hosts, seconds: float, clock: Callable[[], float], *, patience: float = 0.2
+) -> Timed:
+    """Batches of one, for `seconds`: a packet of each worker, the sum, its result; then the next chunk.
+
+    Each worker's packet is handed over by itself, as soon as the one before it was taken; time counts from
+    the last one. Chunks that do not come back within `patience` seconds are counted as lost. Raises
+    WrongSumError where a sum is wrong.
+    """
+    packets = [load.contributions(worker) for worker in range(load.workers)]
+    chunk, lost, taken = 0, 0, []
+    ends = clock() + seconds
+    while clock() < ends:
+        row = chunk % load.window
+        for worker, batch in enumerate(packets):
+            fields_of(batch[row : row + 1], load.lanes.shape[2])["chunk_id"] = chunk
+            sent = clock()
+            hosts.send(worker, batch[row : row + 1])
+        sums = hosts.receive_sums(patience)
+        came = clock()
+        chunk = (chunk + 1) & 0xFFFFFFFF
+        if sums is None or not len(complete := _complete(load, sums)):
+            lost += 1
+            continue
+        load.check(complete)
+        taken.append(came - sent)
+        hosts.send_results(_as_results(load, complete))
+        hosts.receive_results(load.workers, patience)
+    return Timed(np.array(taken) * 1e6, lost)
 
 
 def _send_half(load: Load, hosts: Hosts, packets: list[Batch], first: int, half: int) -> None:

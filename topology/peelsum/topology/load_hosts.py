@@ -60,13 +60,20 @@ class UdpHosts:
         self._sockets[-1].send(batch)
 
     def receive_sums(self, timeout: float) -> Batch | None:
-        """What the server got; empties the workers' sockets on the way."""
-        for sock in self._sockets[:-1]:
-            while sock.receive() is not None:
-                pass
+        """What the server got."""
         select.select([self._sockets[-1]], [], [], timeout)
         burst = self._sockets[-1].receive()
         return None if burst is None else burst.packets
+
+    def receive_results(self, expected: int, timeout: float) -> int:
+        """What the workers got."""
+        workers, count = self._sockets[:-1], 0
+        while True:
+            for sock in workers:
+                while (burst := sock.receive()) is not None:
+                    count += len(burst.packets)
+            if count >= expected or not select.select(workers, [], [], timeout)[0]:
+                return count
 
 
 def _greet(sock: BatchSocket, udp_port: int) -> None:
@@ -80,15 +87,23 @@ def _greet(sock: BatchSocket, udp_port: int) -> None:
 class RawHosts:
     """Workers and server at the host ends of wires: worker w at port w + 1, the server at the next port."""
 
-    def __init__(self, interfaces: Mapping[int, str], workers: int, packet_bytes: int) -> None:
-        """interfaces: names of the host ends by switch port."""
+    def __init__(
+        self, interfaces: Mapping[int, str], workers: int, packet_bytes: int, *, one_by_one: bool = False
+    ) -> None:
+        """interfaces: names of the host ends by switch port.
+
+        one_by_one: for chunks that go alone: sums are not gathered, and the workers take their results.
+        """
         self._size = packet_bytes
+        self._gather_s = 0.0 if one_by_one else _GATHER_S
         self._headers = [frame_header(port, packet_bytes) for port in range(1, workers + 2)]
-        # Nobody reads the workers' copies of results: not queueing them leaves the processor to the switch.
+        # Under load nobody reads the workers' copies: not queueing them leaves the processor to the switch.
         self._raw = [
-            RawInterface(interfaces[port], receives=port == workers + 1) for port in range(1, workers + 2)
+            RawInterface(interfaces[port], receives=one_by_one or port == workers + 1)
+            for port in range(1, workers + 2)
         ]
         self._received = np.empty((256, FRAME_HEADER_BYTES + packet_bytes), np.uint8)
+        self._spare = np.empty((1, FRAME_HEADER_BYTES + packet_bytes), np.uint8)
 
     def __enter__(self) -> Self:
         return self
@@ -111,9 +126,16 @@ class RawHosts:
         while count < len(self._received) and select.select([self._raw[-1]], [], [], wait)[0]:
             count += self._raw[-1].receive_into(self._received[count:])
             now = time.perf_counter()
-            deadline = deadline or now + _GATHER_S
+            deadline = deadline or now + self._gather_s
             wait = max(0.0, deadline - now)
         return np.ascontiguousarray(self._received[:count, FRAME_HEADER_BYTES:]) if count else None
+
+    def receive_results(self, expected: int, timeout: float) -> int:
+        """What the workers got, where they take it; else nothing."""
+        workers, count = self._raw[:-1], 0
+        while count < expected and select.select(workers, [], [], timeout)[0]:
+            count += sum(raw.receive_into(self._spare) for raw in workers)
+        return count
 
     def _send(self, host: int, batch: Batch) -> None:
         frames = np.empty((len(batch), FRAME_HEADER_BYTES + self._size), np.uint8)

@@ -146,9 +146,9 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def wait_for_signal() -> None:
-    """Return on SIGTERM or SIGINT."""
+def told_to_end() -> threading.Event:
+    """From now on SIGTERM and SIGINT do no more than set this event."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    ended.wait()
+    return ended

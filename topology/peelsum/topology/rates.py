@@ -1,4 +1,4 @@
-"""How many packets a second a switch sums, by target and by what its ports are made of.
+"""How many packets a second a switch sums and how soon, by target and by what its ports are made of.
 
 Owns the set-up of one switch and one load per measurement. Each function takes the process it runs in for
 itself: run it in a fresh one.
@@ -27,12 +27,10 @@ from peelsum.target.runner import run as run_switch
 from peelsum.target.udp import FRAME_HEADER_BYTES, frame_header
 from peelsum.topology import bmv2, veth
 from peelsum.topology.errors import TopologyError
-from peelsum.topology.load import Driven, Load, WrongSumError, drive
+from peelsum.topology.load import Hosts, Load, Timed, WrongSumError, drive, time_slots
 from peelsum.topology.load_hosts import RawHosts, UdpHosts
-from peelsum.wire import packet_bytes
+from peelsum.wire import Batch, packet_bytes
 
-WORKERS = 4
-_PORTS = range(1, WORKERS + 2)
 #: Chunks of one batch in memory: with its results, five times as many frames.
 _MEMORY_CHUNKS = 256
 _UDP_WINDOW = 512
@@ -44,61 +42,115 @@ _AGE_LIMIT_MS = 100.0
 
 @dataclass(frozen=True)
 class Rate:
-    """Contributions per second that went into complete sums, and chunks that were given up as lost."""
+    """What one switch did for one job.
+
+    packets_per_s: contributions that went into complete sums, under a load that keeps the switch busy.
+    lost_chunks: given up as lost under that load.
+    latency_p50_us, latency_p99_us: from a chunk's last contribution in to its sum out, one chunk at a time.
+    slots_timed: how many chunks that was measured on.
+    """
 
     packets_per_s: float
-    lost_chunks: int = 0
+    lost_chunks: int
+    latency_p50_us: float
+    latency_p99_us: float
+    slots_timed: int
 
 
-def in_memory(lanes: int, seconds: float) -> Rate:
+def in_memory(lanes: int, workers: int, seconds: float) -> Rate:
     """The embedded switch alone: the same batch of contributions and results, over and over."""
     device = Device()
     server = serve(device, "127.0.0.1:0")
     try:
-        generation = _admit(server.address, lanes)
-        load = Load.random(workers=WORKERS, window=_MEMORY_CHUNKS, lanes=lanes, generation=generation)
+        generation = _admit(server.address, lanes, workers)
+        load = Load.random(workers=workers, window=_MEMORY_CHUNKS, lanes=lanes, generation=generation)
         if device.switch is None:
             raise TopologyError("switch: runs no pipeline after one was loaded; see its log")
-        return _replay(device.switch, load, seconds)
+        timed = _replay_one_by_one(device.switch, load, seconds)
+        return _rate(timed, _replay(device.switch, load, seconds), 0)
     finally:
         server.stop()
         device.close()
 
 
-def over_udp(lanes: int, seconds: float) -> Rate:
+def over_udp(lanes: int, workers: int, seconds: float) -> Rate:
     """The embedded switch as a process of its own; this process is all the hosts behind its UDP ports."""
-    with _switch_process() as at:
-        generation = _admit(f"{at.host}:{at.grpc_port}", lanes)
-        load = Load.random(workers=WORKERS, window=_UDP_WINDOW, lanes=lanes, generation=generation)
-        with UdpHosts(at.host, at.udp_ports, WORKERS, packet_bytes(lanes)) as hosts:
-            return _rate(drive(load, hosts, seconds, time.perf_counter))
+    with _switch_process(workers) as at:
+        generation = _admit(f"{at.host}:{at.grpc_port}", lanes, workers)
+        load = Load.random(workers=workers, window=_UDP_WINDOW, lanes=lanes, generation=generation)
+        with UdpHosts(at.host, at.udp_ports, workers, packet_bytes(lanes)) as hosts:
+            timed = _timed(load, hosts, seconds)
+            return _driven(load, hosts, seconds, timed)
 
 
-def bmv2_over_veth(lanes: int, seconds: float) -> Rate:
+def bmv2_over_veth(lanes: int, workers: int, seconds: float) -> Rate:
     """BMv2 on virtual Ethernet pairs, with this process as all the hosts at their other ends."""
     veth.enter_own_namespace()
-    for port in _PORTS:
+    ports = _ports(workers)
+    for port in ports:
         veth.add_wire(f"switch{port}", f"host{port}")
-    with bmv2.running({port: f"switch{port}" for port in _PORTS}) as address:
-        generation = _admit(address, lanes)
-        load = Load.random(workers=WORKERS, window=_BMV2_WINDOW, lanes=lanes, generation=generation)
-        with RawHosts({port: f"host{port}" for port in _PORTS}, WORKERS, packet_bytes(lanes)) as hosts:
-            return _rate(drive(load, hosts, seconds, time.perf_counter))
+    with bmv2.running({port: f"switch{port}" for port in ports}) as address:
+        generation = _admit(address, lanes, workers)
+        load = Load.random(workers=workers, window=_BMV2_WINDOW, lanes=lanes, generation=generation)
+        wires = {port: f"host{port}" for port in ports}
+        with RawHosts(wires, workers, packet_bytes(lanes), one_by_one=True) as hosts:
+            timed = _timed(load, hosts, seconds)
+        with RawHosts(wires, workers, packet_bytes(lanes)) as hosts:
+            return _driven(load, hosts, seconds, timed)
 
 
-def _rate(driven: Driven) -> Rate:
-    return Rate(driven.chunks * WORKERS / driven.seconds, driven.lost)
+def _ports(workers: int) -> range:
+    """Workers behind ports 1 to n, the server behind the next."""
+    return range(1, workers + 2)
 
 
-def _replay(switch: Switch, load: Load, seconds: float) -> Rate:
-    """Results free the slots, so that the same batch is new to the switch every time."""
+def _timed(load: Load, hosts: Hosts, seconds: float) -> Timed:
+    timed = time_slots(load, hosts, seconds, time.perf_counter)
+    if not timed.sum_us.size:
+        raise TopologyError(f"switch: none of {timed.lost} chunks came back in {seconds:g} s; give it longer")
+    return timed
+
+
+def _driven(load: Load, hosts: Hosts, seconds: float, timed: Timed) -> Rate:
+    driven = drive(load, hosts, seconds, time.perf_counter)
+    return _rate(timed, driven.chunks * load.workers / driven.seconds, driven.lost)
+
+
+def _rate(timed: Timed, packets_per_s: float, lost: int) -> Rate:
+    p50, p99 = np.percentile(timed.sum_us, (50, 99)).tolist()
+    return Rate(packets_per_s, lost, p50, p99, len(timed.sum_us))
+
+
+def _replay(switch: Switch, load: Load, seconds: float) -> float:
+    """Contributions a second. Results free the slots: the same batch is new to the switch every time."""
     batch = _one_batch(load)
     _check_batch(load, switch.process(batch, 0))
     rounds, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds:
         switch.process(batch, int(elapsed * 1e6))
         rounds += 1
-    return Rate(rounds * load.window * load.workers / elapsed)
+    return rounds * load.window * load.workers / elapsed
+
+
+def _replay_one_by_one(switch: Switch, load: Load, seconds: float) -> Timed:
+    """The same frames, each in a call of its own, chunk by chunk; the last contribution's call is timed."""
+    batch, taken = _one_batch(load), []
+    singles = [
+        Frames(batch.data[i : i + 1], batch.length[i : i + 1], batch.port[i : i + 1])
+        for i in range(len(batch))
+    ]
+    started = time.perf_counter()
+    while (now := time.perf_counter() - started) < seconds:
+        for chunk in range(load.window):
+            *before, last, result = singles[chunk :: load.window]
+            for frame in before:
+                switch.process(frame, int(now * 1e6))
+            sent = time.perf_counter()
+            out = switch.process(last, int(now * 1e6))
+            taken.append(time.perf_counter() - sent)
+            load.check(_packets(load, out))
+            switch.process(result, int(now * 1e6))
+    return Timed(np.array(taken) * 1e6, 0)
 
 
 def _one_batch(load: Load) -> Frames:
@@ -108,29 +160,33 @@ def _one_batch(load: Load) -> Frames:
     data = np.concatenate(
         [
             np.hstack([np.broadcast_to(frame_header(port, size), (load.window, FRAME_HEADER_BYTES)), batch])
-            for port, batch in zip(_PORTS, packets, strict=True)
+            for port, batch in zip(_ports(load.workers), packets, strict=True)
         ]
     )
-    ports = np.repeat(np.array(_PORTS, np.int32), load.window)
+    ports = np.repeat(np.array(_ports(load.workers), np.int32), load.window)
     return Frames(data, np.full(len(data), data.shape[1], np.int32), ports)
 
 
 def _check_batch(load: Load, out: Frames) -> None:
     """Every chunk's sum must have left to the server, and a copy of its result to each worker."""
-    leaving = np.bincount(out.port, minlength=_PORTS.stop)[1:]
+    leaving = np.bincount(out.port, minlength=load.workers + 2)[1:]
     if (leaving != load.window).any():
         raise WrongSumError(f"frames that left by port: {leaving.tolist()}, not {load.window} for each")
-    load.check(np.ascontiguousarray(out.data[:, FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + load.packet_bytes]))
+    load.check(_packets(load, out))
 
 
-def _admit(address: str, lanes: int) -> int:
+def _packets(load: Load, frames: Frames) -> Batch:
+    return np.ascontiguousarray(frames.data[:, FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + load.packet_bytes])
+
+
+def _admit(address: str, lanes: int, workers: int) -> int:
     """Load the pipeline and admit the load's job; its generation."""
     compiled = pipeline(lanes)
     job = JobDescription.model_validate(
         {
-            "job": {"id": 1, "workers": WORKERS},
+            "job": {"id": 1, "workers": workers},
             "switch": {"p4runtime": address, "pipeline_lanes": lanes, "age_limit_ms": _AGE_LIMIT_MS},
-            "ports": {"server": WORKERS + 1, "workers": list(range(1, WORKERS + 1))},
+            "ports": {"server": workers + 1, "workers": list(range(1, workers + 1))},
         }
     )
     try:
@@ -142,11 +198,11 @@ def _admit(address: str, lanes: int) -> int:
 
 
 @contextmanager
-def _switch_process() -> Iterator[Listening]:
+def _switch_process(workers: int) -> Iterator[Listening]:
     """A switch in a process of its own; ended at exit."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_be_switch, args=(theirs,), daemon=True)
+    process = context.Process(target=_be_switch, args=(theirs, workers + 1), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -159,5 +215,5 @@ def _switch_process() -> Iterator[Listening]:
         process.join()
 
 
-def _be_switch(connection: Connection) -> None:
-    run_switch(WORKERS + 1, grpc_address="127.0.0.1:0", announce=connection.send)
+def _be_switch(connection: Connection, ports: int) -> None:
+    run_switch(ports, grpc_address="127.0.0.1:0", announce=connection.send)
