@@ -19,7 +19,7 @@ from peelsum.wire import RESERVED_JOB_ID
 _WINDOW = 64
 _ATTEMPTS = 20
 _ATTEMPT_S = 0.25
-_JOB_SHIFT = 24
+_JOB_OF_TAG = 0xFF
 _WORD = 0xFFFFFFFF
 #: How far a freed slot's stamp lies behind the slots' clock, in ticks; as far behind again, it looks live.
 _FREED_BEHIND = 1 << 30
@@ -35,7 +35,7 @@ def slot_owners(session: Session) -> dict[int, int] | None:
         tags = _register(session, "owner_tag")
     except UnsupportedError:
         return None
-    owners = {slot: tag >> _JOB_SHIFT for slot, tag in tags.items()}
+    owners = {slot: tag & _JOB_OF_TAG for slot, tag in tags.items()}
     return {slot: job_id for slot, job_id in owners.items() if job_id != RESERVED_JOB_ID}
 
 

@@ -44,39 +44,34 @@ struct headers_t {
 }
 
 struct ingress_metadata_t {
-    // From the architecture.
-    port_t      ingress_port;
-    bit<32>     now;            // ticks
+    // From the parser and the architecture.
+    verdict_t    verdict;
+    port_t       ingress_port;
+    bit<32>      now;            // ticks
     // From admission.
-    role_t      role;
-    bit<16>     generation;
-    bit<16>     worker_id;
-    bit<32>     worker_mask;
-    bit<32>     expected_mask;
-    bit<32>     deadline;       // a stamp up to here has expired
-    bit<32>     slot_index;
-    bit<32>     slot_tag;
-    port_t      up_port;
-    bit<16>     group;
-    kind_t      sum_kind;       // a complete sum's, on its way up
-    bit<1>      sum_spine;      // and its scope
-    bit<1>      spine;          // this switch's slots hold racks
-    bit<1>      for_racks;      // a spine is to pass this on to its racks
-    owner_op_t  owner_op;
+    role_t       role;
+    bit<16>      generation;
+    bit<16>      worker_id;
+    bit<32>      worker_mask;
+    bit<32>      expected_mask;
+    bit<32>      deadline;       // a stamp up to here has expired
+    bit<32>      slot_index;     // its low SLOT_BITS count
+    bit<32>      slot_tag;
+    port_t       up_port;
+    bit<16>      group;
+    kind_t       sum_kind;       // a complete sum's, on its way up
+    bit<1>       sum_spine;      // and its scope
+    bit<1>       spine;          // this switch's slots hold racks
+    bit<1>       for_racks;      // a spine is to pass this on to its racks
     // From the slot.
-    bit<1>      tag_equal;
-    bit<1>      expired;
-    bitmap_op_t bitmap_op;
-    bit<32>     held_bitmap;    // before this packet
-    bit<32>     worker_bitmap;  // with this packet
-    bit<1>      held_none;
-    bit<1>      held_this;
-    bit<1>      complete;
-    marks_t     marks;          // this packet's, then the slot's with them
-    lane_op_t   lane_op;
+    ownership_t  ownership;
+    membership_t membership;
+    bit<32>      overlap;        // this packet's worker, if the slot holds it already
+    bit<32>      worker_bitmap;  // the slot's, with this packet's
+    marks_t      marks;          // this packet's, then the slot's with them
+    lane_op_t    lane_op;
     // To the architecture.
-    way_t       way;
-    verdict_t   verdict;
-    port_t      egress_port;    // of WAY_UP, WAY_BACK, and WAY_DOWN where `multicast` is 0
-    bit<1>      multicast;
+    way_t        way;
+    port_t       egress_port;    // of WAY_UP, WAY_BACK, and WAY_DOWN where `multicast` is 0
+    bit<1>       multicast;
 }

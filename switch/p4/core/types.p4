@@ -6,10 +6,8 @@ typedef bit<32> ipv4_t;
 
 const bit<2> ECN_CE = 3;
 
-// What a slot remembers of the packets that it took, besides their lanes.
+// What a slot remembers of the packets that it took, besides their lanes: CE in bit 0, FIN in bit 1.
 typedef bit<8> marks_t;
-const marks_t MARK_CE = 1;
-const marks_t MARK_FIN = 2;
 
 // The verdict of a packet that is still on its way.
 const verdict_t VERDICT_UNDECIDED = 255;
@@ -32,20 +30,22 @@ const role_t ROLE_SERVER = 2;
 const role_t ROLE_CONTROLLER = 3;
 const role_t ROLE_RACK = 4;
 
-// What a packet does to the owner of its slot.
-typedef bit<8> owner_op_t;
-const owner_op_t OWNER_NONE = 0;
-const owner_op_t OWNER_CLAIM = 1;    // mine or expired: mine from now on
-const owner_op_t OWNER_LOOK = 2;     // change nothing
-const owner_op_t OWNER_RELEASE = 3;  // mine: nobody's
-const owner_op_t OWNER_RESET = 4;    // nobody's, whosever it is
+// What a packet found out about its slot's owner, one-hot: a Tofino stateful ALU says it so.
+typedef bit<4> ownership_t;
+const ownership_t OWNER_OTHER = 1;         // another chunk, live; or nobody asked
+const ownership_t OWNER_MINE = 2;          // this chunk
+const ownership_t OWNER_EXPIRED = 4;       // another chunk, too old to stay
+const ownership_t OWNER_MINE_EXPIRED = 8;  // this chunk, too old to stay: it does
+const ownership_t NOT_MINE = 5;            // a mask
 
-// What a packet does to the workers that its slot holds.
-typedef bit<8> bitmap_op_t;
-const bitmap_op_t BITMAP_NONE = 0;
-const bitmap_op_t BITMAP_SET = 1;    // this worker alone
-const bitmap_op_t BITMAP_MERGE = 2;  // this worker too, unless the slot is a tombstone
-const bitmap_op_t BITMAP_TAKE = 3;   // none: what is left is a tombstone
+// What a packet found out about the workers in its slot, one-hot.
+typedef bit<4> membership_t;
+const membership_t HELD_SOME = 1;       // and some are missing
+const membership_t HELD_NONE = 2;
+const membership_t HELD_REST = 4;       // all but this one
+const membership_t HELD_NONE_REST = 8;  // none, and there is but this one
+const membership_t NOT_NONE = 5;        // masks
+const membership_t NOT_REST = 3;
 
 // What a packet does to the lanes of its slot. Each leaves the new value in the packet.
 typedef bit<8> lane_op_t;

@@ -1,30 +1,65 @@
 // Which workers a slot holds, and their marks: has any met congestion, has any finished. A slot's bitmap
 // outlives its sum: zero under a matching tag is a tombstone.
 
-control Bitmap(inout ingress_metadata_t ig_md) {
+control Bitmap(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     register<bit<32>>(SLOTS) worker_bitmap;
     register<bit<8>>(SLOTS) slot_marks;
+    bitmap_op_t bitmap_op = BITMAP_KEEP;
     bit<32> held;
     bit<32> next;
     marks_t marks;
 
+    // This worker alone.
+    action set_worker() {
+        bitmap_op = BITMAP_SET;
+    }
+
+    // This worker too, unless the slot is a tombstone.
+    action merge_worker() {
+        bitmap_op = BITMAP_MERGE;
+    }
+
+    // None: what is left is a tombstone.
+    action take_workers() {
+        bitmap_op = BITMAP_TAKE;
+    }
+
+    // The slot is not this packet's.
+    action hold_none() {
+        ig_md.membership = HELD_NONE;
+        ig_md.worker_bitmap = ig_md.worker_mask;
+    }
+
+    #include "../core/arrivals.p4"
+
     apply {
-        if (ig_md.bitmap_op != BITMAP_NONE) {
+        arrivals.apply();
+        if (bitmap_op != BITMAP_KEEP) {
             worker_bitmap.read(held, ig_md.slot_index);
             slot_marks.read(marks, ig_md.slot_index);
             next = 0;
-            if (ig_md.bitmap_op == BITMAP_SET) {
-                next = ig_md.worker_mask;
+            if (bitmap_op == BITMAP_SET) {
                 held = 0;
                 marks = 0;
-            } else if (ig_md.bitmap_op == BITMAP_MERGE && held != 0) {
+                next = ig_md.worker_mask;
+            } else if (bitmap_op == BITMAP_MERGE && held != 0) {
                 next = held | ig_md.worker_mask;
             }
-            marks = marks | ig_md.marks;
+            marks = marks | 6w0 ++ hdr.peelsum.flag_fin ++ hdr.peelsum.flag_ce;
             worker_bitmap.write(ig_md.slot_index, next);
             slot_marks.write(ig_md.slot_index, marks);
-            ig_md.held_bitmap = held;
             ig_md.marks = marks;
+            ig_md.overlap = held & ig_md.worker_mask;
+            ig_md.worker_bitmap = held | ig_md.worker_mask;
+            if (held == 0 && ig_md.worker_bitmap == ig_md.expected_mask) {
+                ig_md.membership = HELD_NONE_REST;
+            } else if (held == 0) {
+                ig_md.membership = HELD_NONE;
+            } else if (ig_md.worker_bitmap == ig_md.expected_mask) {
+                ig_md.membership = HELD_REST;
+            } else {
+                ig_md.membership = HELD_SOME;
+            }
         }
     }
 }

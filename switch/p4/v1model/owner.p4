@@ -1,28 +1,58 @@
 // Who owns a slot, since when: the pair (tag, stamp).
 
-control Owner(inout ingress_metadata_t ig_md) {
+control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     register<bit<32>>(SLOTS) owner_tag;
     register<bit<32>>(SLOTS) owner_stamp;
+    owner_op_t owner_op = OWNER_KEEP;
     bit<32> tag;
     bit<32> stamp;
+    bool mine;
+    bool expired;
+
+    // Mine or expired: mine from now on.
+    action claim() {
+        owner_op = OWNER_CLAIM;
+    }
+
+    // Change nothing.
+    action look() {
+        owner_op = OWNER_LOOK;
+    }
+
+    // Mine: nobody's.
+    action release() {
+        owner_op = OWNER_RELEASE;
+    }
+
+    // Nobody's, whosever it is.
+    action free() {
+        owner_op = OWNER_FREE;
+    }
+
+    #include "../core/permissions.p4"
 
     apply {
-        if (ig_md.owner_op != OWNER_NONE) {
+        permissions.apply();
+        if (owner_op != OWNER_KEEP) {
+            ig_md.slot_index = ig_md.slot_index & SLOT_INDEX_MASK;
             owner_tag.read(tag, ig_md.slot_index);
             owner_stamp.read(stamp, ig_md.slot_index);
-            if (tag == ig_md.slot_tag) {
-                ig_md.tag_equal = 1;
-            }
             // A signed difference of clocks that wrap: bit 31 says that the stamp is later than the deadline.
-            if ((ig_md.deadline - stamp) & 0x80000000 == 0) {
-                ig_md.expired = 1;
+            expired = (ig_md.deadline - stamp) & 0x80000000 == 0;
+            mine = tag == ig_md.slot_tag;
+            if (mine) {
+                ig_md.ownership = OWNER_MINE;
+            } else if (expired) {
+                ig_md.ownership = OWNER_EXPIRED;
+            } else {
+                ig_md.ownership = OWNER_OTHER;
             }
-            if (ig_md.owner_op == OWNER_CLAIM) {
-                if (ig_md.tag_equal == 1 || ig_md.expired == 1) {
+            if (owner_op == OWNER_CLAIM) {
+                if (mine || expired) {
                     tag = ig_md.slot_tag;
                     stamp = ig_md.now;
                 }
-            } else if (ig_md.owner_op == OWNER_RESET || (ig_md.owner_op == OWNER_RELEASE && ig_md.tag_equal == 1)) {
+            } else if (owner_op == OWNER_FREE || (owner_op == OWNER_RELEASE && mine)) {
                 tag = 0;
                 stamp = ig_md.now - EPOCH_TICKS;  // expired under every limit
             }

@@ -7,6 +7,8 @@
 #include "lanes_h.p4"
 #include "../core/types.p4"
 #include "../core/headers.p4"
+#include "../core/parser.p4"
+#include "operations.p4"
 #include "owner.p4"
 #include "bitmap.p4"
 #include "v1model_lanes.p4"
@@ -21,30 +23,10 @@ struct metadata_t {
 parser PeelsumParser(
     packet_in packet, out headers_t hdr, inout metadata_t md, inout standard_metadata_t standard_metadata
 ) {
+    FrameParser() frame_parser;
+
     state start {
-        packet.extract(hdr.ethernet);
-        transition select(hdr.ethernet.ether_type) {
-            ETHERTYPE_IPV4 : parse_ipv4;
-            default        : accept;
-        }
-    }
-    state parse_ipv4 {
-        packet.extract(hdr.ipv4);
-        transition select(hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.fragment_offset, hdr.ipv4.protocol) {
-            (4, 5, 0, PROTOCOL_UDP) : parse_udp;
-            default                 : accept;
-        }
-    }
-    state parse_udp {
-        packet.extract(hdr.udp);
-        transition select(hdr.udp.dst_port) {
-            UDP_PORT : parse_peelsum;
-            default  : accept;
-        }
-    }
-    state parse_peelsum {
-        packet.extract(hdr.peelsum);
-        packet.extract(hdr.lanes);
+        frame_parser.apply(packet, hdr, md.ig_md);
         transition accept;
     }
 }

@@ -177,12 +177,12 @@ class SpecSwitch:
         if packet.generation != job.generation:
             return Verdict.WRONG_GENERATION
         member = self.members.get((packet.job_id, port))
-        if member is None or packet.kind not in MAY_SEND[member.role]:
+        if member is None:
             return Verdict.FOREIGN_PORT
         of_rack = RACK_BITS if member.role == "rack" else 0
         if member.role != "server" and packet.sender & ~of_rack != member.worker_id:
             return Verdict.WRONG_SENDER
-        return None
+        return None if packet.kind in MAY_SEND[member.role] else Verdict.FOREIGN_PORT
 
     def _contribute(
         self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int, now: int

@@ -125,4 +125,4 @@ def slot_index(salt: int, chunk_id: int, slots: int) -> int:
 
 def slot_tag(job_id: int, chunk_id: int, slots: int) -> int:
     """What tells a slot's chunk from every other that shares the slot: exact, with the slot's index."""
-    return job_id << 24 | chunk_id // slots
+    return (chunk_id & -slots) | job_id

@@ -1,0 +1,53 @@
+// What a frame is, and whether a packet of ours is of our length, of our version and plain: the first verdict.
+// Where a frame ends early, parsing does too, and the verdict stays at the first.
+
+parser FrameParser(packet_in packet, out headers_t hdr, inout ingress_metadata_t ig_md) {
+    state start {
+        ig_md.verdict = VERDICT_NOT_PEELSUM;
+        packet.extract(hdr.ethernet);
+        transition select(hdr.ethernet.ether_type) {
+            ETHERTYPE_IPV4 : parse_ipv4;
+            default        : accept;
+        }
+    }
+    state parse_ipv4 {
+        packet.extract(hdr.ipv4);
+        transition select(hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.fragment_offset, hdr.ipv4.protocol) {
+            (4, IPV4_WORDS, 0, PROTOCOL_UDP) : parse_udp;
+            default                          : accept;
+        }
+    }
+    state parse_udp {
+        packet.extract(hdr.udp);
+        transition select(hdr.udp.dst_port) {
+            UDP_PORT : parse_peelsum;
+            default  : accept;
+        }
+    }
+    state parse_peelsum {
+        packet.extract(hdr.peelsum);
+        packet.extract(hdr.lanes);
+        transition select(hdr.udp.length, hdr.peelsum.version, hdr.peelsum.reserved_flags) {
+            (PACKET_UDP_LENGTH, VERSION, 0) : admit;
+            (PACKET_UDP_LENGTH, VERSION, _) : refuse_flags;
+            (PACKET_UDP_LENGTH, _, _)       : refuse_version;
+            default                         : refuse_length;
+        }
+    }
+    state admit {
+        ig_md.verdict = VERDICT_UNDECIDED;
+        transition accept;
+    }
+    state refuse_flags {
+        ig_md.verdict = VERDICT_RESERVED_FLAGS;
+        transition accept;
+    }
+    state refuse_version {
+        ig_md.verdict = VERDICT_BAD_VERSION;
+        transition accept;
+    }
+    state refuse_length {
+        ig_md.verdict = VERDICT_BAD_LENGTH;
+        transition accept;
+    }
+}

@@ -1,0 +1,14 @@
+// What an action asks of a register. v1model's actions have no branches, so controls do it after the match.
+
+typedef bit<8> owner_op_t;
+const owner_op_t OWNER_KEEP = 0;
+const owner_op_t OWNER_CLAIM = 1;
+const owner_op_t OWNER_LOOK = 2;
+const owner_op_t OWNER_RELEASE = 3;
+const owner_op_t OWNER_FREE = 4;
+
+typedef bit<8> bitmap_op_t;
+const bitmap_op_t BITMAP_KEEP = 0;
+const bitmap_op_t BITMAP_SET = 1;
+const bitmap_op_t BITMAP_MERGE = 2;
+const bitmap_op_t BITMAP_TAKE = 3;
