@@ -14,6 +14,7 @@ import pytest
 
 from peelsum.target import Frames
 from peelsum.target.device import Device
+from peelsum.target.queues import Queues
 from peelsum.target.runner import DataPlane, StartError, run
 from peelsum.target.udp import FRAME_HEADER_BYTES, UdpPorts, frame_header
 from peelsum.wire import CPU_PORT, lanes_in, packet_bytes
@@ -32,7 +33,7 @@ class StubSwitch:
         self.clock: list[int] = []
         self.ports: list[list[int]] = []
 
-    def process(self, frames: Frames, now_us: int) -> Frames:
+    def process(self, frames: Frames, now_us: int, queues: Queues) -> Frames:
         self.clock.append(now_us)
         self.ports.append(frames.port.tolist())
         return Frames(frames.data, frames.length, self.route(frames.port).astype(np.int32))
@@ -191,7 +192,7 @@ def test_a_signal_ends_the_process_and_frees_every_port(number: signal.Signals) 
 from peelsum.target.runner import run
 show = lambda at: print(at.grpc_port, *at.udp_ports.values(), flush=True)
 counts = run(2, grpc_address="127.0.0.1:0", announce=show)
-print(sorted(counts))
+print(sorted(counts.ports))
 """
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -23,7 +23,7 @@ from peelsum.target.storage import Storage
 #: Names that generated code takes from `plain` or `native`.
 RUNTIME = (
     *("K", "number", "array8", "array16", "array32", "array64", "clamp", "copy", "shl", "shr"),
-    *("find_exact", "find_exact1", "find_first", "find_first1"),
+    *("find_exact", "find_exact1", "find_first", "find_first1", "enqueue", "waiting_time", "leave"),
     *("load8", "load16", "load32", "load64", "store8", "store16", "store32", "store64"),
 )
 

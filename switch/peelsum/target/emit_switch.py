@@ -25,11 +25,12 @@ from peelsum.target.operations import (
     Target,
 )
 from peelsum.target.program import Checksum, Program
+from peelsum.target.queues import FULL
 from peelsum.target.storage import Variable
 
 _HEAD = (
-    "def run(data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, room, "
-    "copies, memory, regs, wide, counts, groups):"
+    "def run(data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, out_leave, "
+    "room, copies, memory, regs, wide, counts, groups, queues):"
 )
 _EGRESS_SPEC = FieldRef("standard_metadata", "egress_spec")
 #: standard_metadata.instance_type of a multicast copy.
@@ -222,6 +223,9 @@ class SwitchWriter:
             kept = emit.place(rid) if rid is not None and self._storage.has(rid) else zero
             emit.line(f"egress_rid = {kept}")
             emit.line(f"instance = {zero}")
+        emit.line("depth = enqueue(queues, egress_port, now)")
+        with emit.block(f"if depth == {emit.constant(FULL)}:"):
+            emit.line("continue")
         emit.copied = self._copied_names()
         self._take_copies()
         self._egress_intrinsics()
@@ -236,10 +240,13 @@ class SwitchWriter:
         self._set_intrinsic("standard_metadata.instance_type", "instance")
         self._set_intrinsic("standard_metadata.packet_length", self._emit.name(CURRENT_SIZE))
         self._set_intrinsic("intrinsic_metadata.egress_rid", "egress_rid")
-        self._set_intrinsic("intrinsic_metadata.egress_global_timestamp", "now", mask=True)
+        waited = "waiting_time(queues, egress_port, now)"
+        self._set_intrinsic("intrinsic_metadata.egress_global_timestamp", f"now + {waited}", mask=True)
         self._set_intrinsic("queueing_metadata.enq_timestamp", "now", mask=True)
-        for name in ("enq_qdepth", "deq_timedelta", "deq_qdepth"):
-            self._set_intrinsic(f"queueing_metadata.{name}", self._emit.constant(0))
+        self._set_intrinsic("queueing_metadata.deq_timedelta", waited, mask=True)
+        # Egress runs when a packet queues up: how many will be behind it when it leaves, nobody knows yet.
+        for name in ("enq_qdepth", "deq_qdepth"):
+            self._set_intrinsic(f"queueing_metadata.{name}", "depth")
 
     def _copied_names(self) -> frozenset[str]:
         """Variables that egress changes: each copy of a packet starts from what ingress left."""
@@ -282,6 +289,8 @@ class SwitchWriter:
         for header in self._program.deparser:
             deparse(emit, header)
         emit.line("copy(out, to, data, base + off, left)")
-        emit.line("out_length[sent] = to + left - sent * out_stride")
+        emit.line("length_out = to + left - sent * out_stride")
+        emit.line("out_length[sent] = length_out")
         emit.line("out_port[sent] = egress_port")
+        emit.line("out_leave[sent] = leave(queues, egress_port, now, length_out)")
         emit.line(f"sent = sent + {emit.constant(1)}")

@@ -11,14 +11,23 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """`n` frames: row i of `data` (uint8[n, stride]) holds `length[i]` bytes of port `port[i]` (int32[n])."""
+    """`n` frames: row i of `data` (uint8[n, stride]) holds `length[i]` bytes of port `port[i]` (int32[n]).
+
+    leave: of frames on their way out, when each will have left a port that has a queue, in ticks (uint64[n]).
+    """
 
     data: NDArray[np.uint8]
     length: NDArray[np.int32]
     port: NDArray[np.int32]
+    leave: NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         return len(self.length)
+
+    def at(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> Frames:
+        """Some of the frames, copied."""
+        leave = None if self.leave is None else self.leave[which]
+        return Frames(self.data[which], self.length[which], self.port[which], leave)
 
     @classmethod
     def of(cls, frames: Sequence[tuple[int, bytes]]) -> Frames:

@@ -16,6 +16,7 @@ from numba.core import cgutils as numba_cgutils
 from numba.extending import intrinsic
 
 from peelsum.target.lookups import make_lookups
+from peelsum.target.queues import make_queueing
 
 # Numba's own annotations are partial; what it gives back has no type that would help here.
 types: Any = numba_types
@@ -30,6 +31,7 @@ def K(value: int) -> np.uint64:  # noqa: N802 - a constant's maker, written a th
 
 
 find_exact1, find_exact, find_first1, find_first = (_jit(part) for part in make_lookups(K))
+enqueue, waiting_time, leave = (_jit(part) for part in make_queueing(K))
 
 #: An unsigned 64-bit number from an array's element.
 number = np.uint64
@@ -39,10 +41,11 @@ _I32 = types.Array(types.int32, 1, "C")
 _U32 = types.Array(types.uint32, 1, "C")
 _U64 = types.Array(types.uint64, 1, "C")
 _N = types.uint64
-#: data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, room, copies,
-#: table memory, 32-bit and 64-bit registers, counters, groups -> (next frame, frames out)
+#: data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, out_leave, room,
+#: copies, table memory, 32-bit and 64-bit registers, counters, groups, queues -> (next frame, frames out)
 SIGNATURE = types.UniTuple(types.uint64, 2)(
-    _U8, _N, _I32, _I32, _N, _N, _N, _U8, _N, _I32, _I32, _N, _N, _U64, _U32, _U64, _U64, _U64
+    *(_U8, _N, _I32, _I32, _N, _N, _N, _U8, _N, _I32, _I32, _U64, _N, _N),
+    *(_U64, _U32, _U64, _U64, _U64, _U64),
 )
 
 

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.target.lookups import make_lookups
+from peelsum.target.queues import make_queueing
 
 find_exact1, find_exact, find_first1, find_first = make_lookups(int)
+enqueue, waiting_time, leave = make_queueing(int)
 
 
 #: An integer from an array's element.

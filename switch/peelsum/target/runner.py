@@ -6,23 +6,23 @@ Refuses to know what the pipeline does or what a controller writes into it.
 
 from __future__ import annotations
 
+import select
 import selectors
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, Self
-
-import numpy as np
-from numpy.typing import NDArray
 
 from peelsum.target.device import Device
 from peelsum.target.errors import TargetError
 from peelsum.target.frames import Frames
 from peelsum.target.p4runtime import serve
+from peelsum.target.pacing import Pacer
+from peelsum.target.queues import QUEUE_LIMIT, QueueCounts, Queues
 from peelsum.target.switch import Switch
 from peelsum.target.udp import PortCounts, UdpPorts
 from peelsum.wire import CPU_PORT, lanes_in, packet_bytes
@@ -54,6 +54,14 @@ class Listening:
     interfaces: Mapping[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class SwitchCounts:
+    """What a switch's ports did: each port, and the queue of each port that has one."""
+
+    ports: Mapping[int, PortCounts | InterfaceCounts]
+    queues: Mapping[int, QueueCounts]
+
+
 class Port(Protocol):
     """One switch port, as the data plane sees it."""
 
@@ -74,6 +82,7 @@ class Ports(Protocol):
     def resize(self, packet_bytes: int) -> None: ...
     def receive(self, ready: Sequence[int]) -> Frames: ...
     def send(self, frames: Frames) -> None: ...
+    def send_by(self, number: int, frames: Frames) -> None: ...
     def close(self) -> None: ...
 
 
@@ -83,13 +92,16 @@ class DataPlane:
     Theory of operation: `turn` waits in one select for any port, for the device (a frame from the
     controller, or a new pipeline) or for `stop`. Each ready port then gives up to its share of a batch, the
     batch goes through the pipeline at one instant of the clock, and what comes out leaves before the next
-    batch comes in.
+    batch comes in, or, by a port with a rate, when its time has come: no wait is longer than until then.
     While no pipeline runs, hellos are answered and packets are dropped.
     """
 
-    def __init__(self, device: Device, ports: Ports) -> None:
+    def __init__(self, device: Device, ports: Ports, queues: Queues | None = None) -> None:
+        """queues: for ports that have a rate."""
         self._device = device
         self._ports = ports
+        self._queues = queues or Queues({})
+        self._pacer = self._new_pacer()
         self._switch: Switch | None = None
         self._started = time.monotonic_ns()
         self._stopping = False
@@ -119,7 +131,7 @@ class DataPlane:
     def turn(self, timeout: float | None = None) -> None:
         """One batch, waited for up to `timeout` seconds (None: as long as it takes)."""
         ready = set(self._ports.holding())
-        events = self._selector.select(0 if ready else timeout)
+        events = self._wait(0 if ready else timeout)
         ready.update(key.data for key, _ in events if key.data is not None)
         self._follow_pipeline()
         if CPU_PORT in ready:
@@ -143,20 +155,41 @@ class DataPlane:
         self._woken.close()
         self._waker.close()
 
+    def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        """What is ready, after up to `timeout` seconds; frames leave as soon as it is time."""
+        pacer = self._pacer
+        if pacer is None:
+            return self._selector.select(timeout)
+        pacer.release(now := self.now_us())
+        due = pacer.due_in(now)
+        if due is None:
+            return self._selector.select(timeout)
+        # The selector counts in milliseconds, in which some thousand frames may leave.
+        select.select([self._selector], [], [], due if timeout is None else min(due, timeout))
+        pacer.release(self.now_us())
+        return self._selector.select(0)
+
     def _follow_pipeline(self) -> None:
         switch = self._device.switch
         if switch is not self._switch and switch is not None:
             self._ports.resize(packet_bytes(lanes_in(switch.registers)))
+            self._pacer = self._new_pacer()
         self._switch = switch
+
+    def _new_pacer(self) -> Pacer | None:
+        return Pacer(self._queues, self._ports.send_by) if self._queues.ports else None
 
     def _process(self, frames: Frames) -> None:
         if self._switch is None:
             return
-        out = self._switch.process(frames, self.now_us())
+        now = self.now_us()
+        out = self._switch.process(frames, now, self._queues)
         to_cpu = out.port == CPU_PORT
         if to_cpu.any():
-            self._device.deliver_to_cpu([frame for _, frame in _rows(out, to_cpu).pairs()])
-            out = _rows(out, ~to_cpu)
+            self._device.deliver_to_cpu([frame for _, frame in out.at(to_cpu).pairs()])
+            out = out.at(~to_cpu)
+        if self._pacer is not None:
+            out = self._pacer.hold(out, now)
         if len(out):
             self._ports.send(out)
 
@@ -171,10 +204,12 @@ def run(
     joins: Mapping[int, Address] | None = None,
     loss: float = 0.0,
     seed: int = 0,
+    rates: Mapping[int, float] | None = None,
+    queue_limit: int = QUEUE_LIMIT,
     device_id: int = 1,
     mode: Literal["numba", "python"] = "numba",
     announce: Callable[[Listening], None] = lambda listening: None,
-) -> Mapping[int, PortCounts | InterfaceCounts]:
+) -> SwitchCounts:
     """Be a switch with ports 1 to `ports` until SIGINT or SIGTERM (or `Ctrl-C`); then free every address.
 
     grpc_address: where P4Runtime listens, host:port; port 0 takes a free one.
@@ -182,8 +217,10 @@ def run(
     interfaces: names by switch port; be on these instead of UDP ports, and `ports` says nothing.
     joins: by switch port, the UDP port of another switch that it is joined to.
     loss: share of datagrams that each UDP port loses in each direction, decided by `seed`; 0 to 1.
+    rates: by switch port, Mbit/s at which it sends; the others send whatever comes, at once.
+    queue_limit: packets that may wait at a port with a rate; those that find no room are dropped.
     announce: called once everything listens.
-    Returns each port's counts. Raises StartError naming what is out of range or taken.
+    Raises StartError naming what is out of range or taken.
     """
     with ExitStack() as stack:
         try:
@@ -193,17 +230,30 @@ def run(
                 else _udp_ports(ports, udp_host, udp_base, joins or {}, loss, seed)
             )
             stack.callback(opened.close)
+            queues = _queues(opened.ports, rates or {}, queue_limit)
             device = Device(device_id, mode=mode)
             stack.callback(device.close)
             server = serve(device, grpc_address)
             stack.callback(server.stop)
-        except (OSError, ValueError) as error:
+        except (OSError, TargetError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
-        plane = stack.enter_context(DataPlane(device, opened))
+        plane = stack.enter_context(DataPlane(device, opened, queues))
         with _stopped_by_signals(plane.stop):
             announce(Listening(udp_host, server.port, opened.listening, interfaces or {}))
             plane.run()
-        return {number: port.counts for number, port in opened.ports.items()}
+        counts = {number: port.counts for number, port in opened.ports.items()}
+        return SwitchCounts(counts, queues.counts())
+
+
+def _queues(ports: Iterable[int], rates: Mapping[int, float], limit: int) -> Queues:
+    """The queues of ports with a rate. Raises StartError for a port that is not there."""
+    known = set(ports)
+    for port in rates:
+        if port not in known:
+            raise StartError(
+                f"port rate: port {port} is not there; use one of {', '.join(map(str, sorted(known)))}"
+            )
+    return Queues(rates, limit)
 
 
 def _udp_ports(
@@ -248,7 +298,3 @@ def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _rows(frames: Frames, which: NDArray[np.bool_]) -> Frames:
-    return Frames(frames.data[which], frames.length[which], frames.port[which])

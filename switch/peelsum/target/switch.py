@@ -18,11 +18,13 @@ from peelsum.target.compiled import as_it_is, through_numba
 from peelsum.target.errors import InvalidEntry, TargetError
 from peelsum.target.frames import Frames
 from peelsum.target.program import Program
+from peelsum.target.queues import Queues
 from peelsum.target.state import Counter, Groups, Register
 from peelsum.target.tables import Table
 
 #: The clock that programs see (48 bits of microseconds) wraps at this.
 _CLOCK_WRAP = 1 << 48
+_UNQUEUED = Queues({})
 
 
 class Switch:
@@ -74,11 +76,12 @@ class Switch:
         self._out = _Room()
         self._run = as_it_is(generated) if mode == "python" else through_numba(generated, cache)
 
-    def process(self, frames: Frames, now_us: int) -> Frames:
+    def process(self, frames: Frames, now_us: int, queues: Queues = _UNQUEUED) -> Frames:
         """Take frames through the program, one after the other, at time `now_us` (microseconds).
 
         Returns what leaves, in the order of what came in, copies in the order of their group. The arrays
-        returned are valid until the next call. Raises InvalidEntry for arrays that do not fit together.
+        returned are valid until the next call. What leaves by a port that has a queue passes through it: no
+        more than fits, and `leave` says when. Raises InvalidEntry for arrays that do not fit together.
         """
         data, length, port = _checked(frames)
         count, stride = data.shape
@@ -91,8 +94,9 @@ class Switch:
                 done, more = self._run(
                     data.reshape(-1), stride, length, port, done, count, now_us % _CLOCK_WRAP,
                     room.data[sent * out_stride :], out_stride, room.length[sent:], room.port[sent:],
-                    room.rows - sent, self.groups.most_copies,
+                    room.leave[sent:], room.rows - sent, self.groups.most_copies,
                     self._memory, self._regs, self._wide, self._counts, self.groups.memory,
+                    queues.memory,
                 )  # fmt: skip
                 done, sent = int(done), sent + int(more)
                 if done >= count:
@@ -117,6 +121,7 @@ class _Room:
         self.data: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self.length: NDArray[np.int32] = np.zeros(0, np.int32)
         self.port: NDArray[np.int32] = np.zeros(0, np.int32)
+        self.leave: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self.rows = 0
 
     def prepare(self, rows: int, stride: int) -> None:
@@ -126,22 +131,24 @@ class _Room:
             self.data = np.empty(max(rows * stride, self.data.size), np.uint8)
             self.length = np.empty(rows, np.int32)
             self.port = np.empty(rows, np.int32)
+            self.leave = np.empty(rows, np.uint64)
         self.rows = rows
 
     def grow(self, used: int, rows: int, stride: int) -> None:
         """Room for `rows` frames, of which the first `used` are kept."""
-        data, length, port = self.data, self.length, self.port
+        data, length, port, leave = self.data, self.length, self.port, self.leave
         self.data = np.empty(rows * stride, np.uint8)
         self.length = np.empty(rows, np.int32)
         self.port = np.empty(rows, np.int32)
+        self.leave = np.empty(rows, np.uint64)
         self.data[: used * stride] = data[: used * stride]
-        self.length[:used], self.port[:used] = length[:used], port[:used]
+        self.length[:used], self.port[:used], self.leave[:used] = length[:used], port[:used], leave[:used]
         self.rows = rows
 
     def frames(self, count: int, stride: int) -> Frames:
         """The first `count` frames."""
         data = self.data[: count * stride].reshape(count, stride)
-        return Frames(data, self.length[:count], self.port[:count])
+        return Frames(data, self.length[:count], self.port[:count], self.leave[:count])
 
 
 def _checked(frames: Frames) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int32]]:

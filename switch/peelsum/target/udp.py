@@ -191,7 +191,7 @@ class UdpPorts:
 
     def holding(self) -> list[int]:
         """Numbers of the ports that have read more than they have given up, which no select tells."""
-        return [number for number, port in self._ports.items() if port.socket.holding]
+        return self._holding
 
     def resize(self, packet_bytes: int) -> None:
         """Carry datagrams of `packet_bytes` from now on: the pipeline has changed."""
@@ -207,6 +207,7 @@ class UdpPorts:
             np.full(rows, self._frame_bytes, np.int32),
             np.zeros(rows, np.int32),
         )
+        self._holding: list[int] = []
         self._headers = {number: frame_header(number, packet_bytes) for number in self._ports}
 
     def receive(self, ready: Sequence[int]) -> Frames:
@@ -226,19 +227,33 @@ class UdpPorts:
             frames.length[count:end] = self._frame_bytes
             frames.port[count:end] = number
             count = end
+        self._holding = [number for number in ready if self._ports[number].socket.holding]
         return Frames(frames.data[:count], frames.length[:count], frames.port[:count])
 
     def send(self, frames: Frames) -> None:
         """Send the packets in `frames` to the peers of their ports, in order per port."""
+        whole = self._whole(frames).nonzero()[0]
+        to = frames.port[whole]
+        # Only the ports that are sent to: a batch of one costs the same however many ports there are.
+        for number in np.bincount(to).nonzero()[0].tolist():
+            rows = whole[to == number]
+            if number in self._ports:
+                self._ports[number].send(frames.data[rows, FRAME_HEADER_BYTES : self._frame_bytes])
+            else:
+                self.no_such_port += rows.size
+
+    def send_by(self, number: int, frames: Frames) -> None:
+        """Send the packets in `frames`, all of which leave by port `number`, in order."""
+        whole = self._whole(frames)
+        if not whole.all():
+            frames = frames.at(whole)
+        self._ports[number].send(frames.data[:, FRAME_HEADER_BYTES : self._frame_bytes])
+
+    def _whole(self, frames: Frames) -> NDArray[np.bool_]:
+        """Which frames are one whole packet; the others are counted. bool[n]"""
         whole = (frames.length == self._frame_bytes) & is_udp(frames.data)
         self.unframed += int(np.count_nonzero(~whole))
-        here = 0
-        for number, port in self._ports.items():
-            rows = np.flatnonzero(whole & (frames.port == number))
-            if rows.size:
-                port.send(frames.data[rows, FRAME_HEADER_BYTES : self._frame_bytes])
-                here += rows.size
-        self.no_such_port += int(np.count_nonzero(whole)) - here
+        return np.asarray(whole, np.bool_)
 
     def close(self) -> None:
         """Free every UDP port."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated
 
@@ -37,6 +38,15 @@ def run(
         float, typer.Option(help="Share of datagrams that each port loses, each way, from 0 to 1.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Which datagrams are lost.")] = 0,
+    port_rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PORT@]MBIT", help="Mbit/s at which every port sends, or one port; repeat it for others."
+        ),
+    ] = None,
+    port_queue: Annotated[
+        int, typer.Option(help="Packets that may wait at a port with a rate; more are dropped.")
+    ] = 1024,
     device_id: Annotated[int, typer.Option(help="P4Runtime's device_id.")] = 1,
     json: Json = False,
     child: ChildOf = False,
@@ -74,11 +84,33 @@ def run(
             joins=joins,
             loss=loss,
             seed=seed,
+            rates=_rates(port_rate or [], interfaces or range(1, ports + 1)),
+            queue_limit=port_queue,
             device_id=device_id,
             announce=announce,
         )
     if json:
-        say(ports={number: asdict(count) for number, count in counts.items()})
+        say(**asdict(counts))
+
+
+def _rates(given: list[str], ports: Iterable[int]) -> dict[int, float]:
+    """Rates by port: of all ports first, then of those that were named."""
+    rates: dict[int, float] = {}
+    for text in sorted(given, key=lambda text: "@" in text):
+        port, _, mbit = text.rpartition("@")
+        if port and not port.isdecimal():
+            raise typer.BadParameter(f"port-rate: {text}: {port} is no port; give a number, as 1@1000")
+        rates |= dict.fromkeys([int(port)] if port else ports, _mbit(mbit))
+    return rates
+
+
+def _mbit(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"port-rate: {text!r}: is no number; give Mbit/s, as 1000 or 1@1000"
+        ) from None
 
 
 def _by_port(option: str, given: list[str], example: str) -> dict[int, str]:
