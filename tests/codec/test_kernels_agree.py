@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peelsum.codec import CodecError, SketchLayout, index_words, kernels
+from peelsum.codec import CodecError, FixedPoint, SketchLayout, index_words, kernels
 
 CPU, REFERENCE = kernels("cpu"), kernels("reference")
 L = 32
@@ -54,28 +54,29 @@ def test_bits_beyond_the_last_element_are_ignored(n: int) -> None:
 def test_quantize_and_dequantize(n: int, divisor: int) -> None:
     sample, scale = values(n, density=0.9), 11
     where = np.flatnonzero(sample)
-    whole = [np.empty(n, np.int32) for _ in range(2)]
-    some = [np.empty(where.size, np.int32) for _ in range(2)]
+    fixed = FixedPoint(scale)
+    whole = [np.empty((1, n), np.int32) for _ in range(2)]
+    some = [np.empty((1, where.size), np.int32) for _ in range(2)]
     back = [np.empty(n, np.float32) for _ in range(2)]
     scattered = [np.zeros(n, np.float32) for _ in range(2)]
     for i, ops in enumerate((CPU, REFERENCE)):
-        ops.quantize(sample, scale, whole[i])
-        ops.quantize_at(sample, where, scale, some[i])
-        ops.dequantize(whole[i], scale, divisor, back[i])
-        ops.dequantize_at(some[i], where, scale, divisor, scattered[i])
+        assert ops.quantize(sample, fixed, whole[i]) == REFERENCE.magnitude(sample)
+        ops.quantize_at(sample, where, fixed, some[i])
+        ops.dequantize(whole[i], fixed, divisor, back[i])
+        ops.dequantize_at(some[i], where, fixed, divisor, scattered[i])
     for pair in (whole, some, back, scattered):
         np.testing.assert_array_equal(pair[0], pair[1])
     expected = [round(float(value) * 2.0**scale) for value in sample]
-    np.testing.assert_array_equal(whole[0], np.array(expected, np.int32))
+    np.testing.assert_array_equal(whole[0][0], np.array(expected, np.int32))
     np.testing.assert_array_equal(scattered[0], back[0])
 
 
 def test_half_goes_to_even() -> None:
     halves = np.array([0.5, 1.5, 2.5, -0.5, -1.5, -2.5], np.float32)
     for ops in (CPU, REFERENCE):
-        out = np.empty(6, np.int32)
-        ops.quantize(halves, 0, out)
-        np.testing.assert_array_equal(out, [0, 2, 2, 0, -2, -2])
+        out = np.empty((1, 6), np.int32)
+        ops.quantize(halves, FixedPoint(0), out)
+        np.testing.assert_array_equal(out[0], [0, 2, 2, 0, -2, -2])
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -85,14 +86,14 @@ def test_half_goes_to_even() -> None:
 def test_sketch(n: int, lanes: int, cells_per_candidate: float) -> None:
     sample = values(n, seed=n)
     where = np.flatnonzero(sample)
-    quantized = np.empty(where.size, np.int32)
-    CPU.quantize_at(sample, where, 20, quantized)
+    quantized = np.empty((1, where.size), np.int32)
+    CPU.quantize_at(sample, where, FixedPoint(20), quantized)
     layout = SketchLayout.sized(where.size, lanes, n, cells_per_candidate)
     sketches = [np.empty(layout.cells, np.uint32) for _ in range(2)]
     decoded = [np.empty(where.size, np.int32) for _ in range(2)]
     left = []
     for i, ops in enumerate((CPU, REFERENCE)):
-        ops.sketch_encode(layout, where, quantized, sketches[i])
+        ops.sketch_encode(layout, where, quantized[0], sketches[i])
         left.append(ops.sketch_decode(layout, sketches[i], where, decoded[i]))
     for pair in (sketches, decoded, left):
         np.testing.assert_array_equal(pair[0], pair[1])
@@ -102,11 +103,41 @@ def test_read_only_and_foreign_memory_is_read() -> None:
     sample = np.frombuffer(values(97).tobytes(), np.float32)
     assert not sample.flags.writeable
     assert CPU.magnitude(sample) == REFERENCE.magnitude(sample)
-    out = np.empty(97, np.int32)
-    CPU.quantize(sample, 3, out)
-    np.testing.assert_array_equal(out, np.rint(sample.astype(np.float64) * 8).astype(np.int32))
+    out = np.empty((1, 97), np.int32)
+    CPU.quantize(sample, FixedPoint(3), out)
+    np.testing.assert_array_equal(out[0], np.rint(sample.astype(np.float64) * 8).astype(np.int32))
 
 
 def test_unknown_implementation_is_refused() -> None:
     with pytest.raises(CodecError, match="'gpux' is unknown; use one of cpu, reference"):
         kernels("gpux")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("fixed", [FixedPoint(12), FixedPoint(40, 30)], ids=["one limb", "two limbs"])
+@pytest.mark.parametrize(("lanes", "rows"), [(256, 3), (7, 20), (1, 50)])
+def test_one_pass_is_index_and_sketch(n: int, fixed: FixedPoint, lanes: int, rows: int) -> None:
+    sample, layout, first = values(n, seed=n), SketchLayout(lanes, rows, n), 2**33 + 32
+    where = np.flatnonzero(sample)
+    quantized = np.empty((fixed.limbs, where.size), np.int32)
+    REFERENCE.quantize_at(sample, where, fixed, quantized)
+    bitmap, sketch = np.empty(index_words(n), np.uint32), np.empty((fixed.limbs, layout.cells), np.uint32)
+    REFERENCE.index(sample, bitmap)
+    for limb, out in zip(quantized, sketch, strict=True):
+        REFERENCE.sketch_encode(layout, where + first, limb, out)
+    for ops in (CPU, REFERENCE):
+        ours, added = np.empty_like(bitmap), np.empty_like(sketch)
+        assert ops.index_sketch(layout, sample, fixed, ours, added, first) == REFERENCE.magnitude(sample)
+        np.testing.assert_array_equal(ours, bitmap)
+        np.testing.assert_array_equal(added, sketch)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_one_pass_tells_what_did_not_fit(bad: float) -> None:
+    sample, layout = values(100), SketchLayout(32, 2, 0)
+    sample[40] = bad
+    for ops in (CPU, REFERENCE):
+        bitmap, sketch = np.empty(4, np.uint32), np.empty((1, layout.cells), np.uint32)
+        top = ops.index_sketch(layout, sample, FixedPoint(20), bitmap, sketch)
+        assert top == ops.quantize(sample, FixedPoint(20), np.empty((1, 100), np.int32))
+        assert top == int(np.float32(bad).view(np.uint32))

@@ -17,6 +17,7 @@ from peelsum.allreduce.summation import Words
 from peelsum.codec import (
     EXPONENT_WORDS,
     NON_FINITE,
+    FixedPoint,
     Kernels,
     SketchLayout,
     exponent_words,
@@ -67,7 +68,7 @@ class DenseExchange:
         """This worker's values into out[value_words]."""
         if self.scale is not None:
             self.quantized = out.view(np.int32)
-            self.ops.quantize(self.values, self.scale, self.quantized)
+            self.ops.quantize(self.values, FixedPoint(self.scale), self.quantized[np.newaxis])
 
     def read_values(self, words: Words) -> None:
         """Take the sum over workers."""
@@ -119,7 +120,7 @@ class DenseExchange:
 
     def _dequantized(self, scale: int, divisor: int) -> NDArray[np.float32]:
         out = np.empty(self.values.size, np.float32)
-        self.ops.dequantize(self.total, scale, divisor, out)
+        self.ops.dequantize(self.total[np.newaxis], FixedPoint(scale), divisor, out)
         return out
 
 
@@ -157,7 +158,7 @@ class CompactExchange(DenseExchange):
         """See `DenseExchange.write_values`."""
         if self.scale is not None:
             self.quantized = out.view(np.int32)
-            self.ops.quantize_at(self.values, self.union, self.scale, self.quantized)
+            self.ops.quantize_at(self.values, self.union, FixedPoint(self.scale), self.quantized[np.newaxis])
 
     @property
     def positions(self) -> NDArray[np.int64] | None:
@@ -166,7 +167,7 @@ class CompactExchange(DenseExchange):
 
     def _dequantized(self, scale: int, divisor: int) -> NDArray[np.float32]:
         out = np.zeros(self.values.size, np.float32)
-        self.ops.dequantize_at(self.total, self.union, scale, divisor, out)
+        self.ops.dequantize_at(self.total[np.newaxis], self.union, FixedPoint(scale), divisor, out)
         return out
 
 
@@ -202,7 +203,7 @@ class SketchExchange(CompactExchange):
         """See `DenseExchange.write_values`."""
         if self._layout and self.scale is not None:
             self.quantized = np.empty(self.union.size, np.int32)
-            self.ops.quantize_at(self.values, self.union, self.scale, self.quantized)
+            self.ops.quantize_at(self.values, self.union, FixedPoint(self.scale), self.quantized[np.newaxis])
             self.ops.sketch_encode(self._layout, self.union, self.quantized, out)
 
     def read_values(self, words: Words) -> None:

@@ -8,12 +8,15 @@ from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import (
     EXPONENT_WORDS,
     NON_FINITE,
+    FixedPoint,
     error_bound,
     exponent_words,
+    fixed_point,
     largest_exponent_field,
     scale_for,
 )
-from peelsum.codec.kernels import Implementation, Kernels, index_words, kernels, warm_up
+from peelsum.codec.index import BloomLayout, block_words, index_words
+from peelsum.codec.kernels import Implementation, Kernels, kernels, warm_up
 from peelsum.codec.layout import CELLS_PER_CANDIDATE, SUB_TABLES, SketchLayout
 
 __all__ = [
@@ -21,12 +24,16 @@ __all__ = [
     "EXPONENT_WORDS",
     "NON_FINITE",
     "SUB_TABLES",
+    "BloomLayout",
     "CodecError",
+    "FixedPoint",
     "Implementation",
     "Kernels",
     "SketchLayout",
+    "block_words",
     "error_bound",
     "exponent_words",
+    "fixed_point",
     "index_words",
     "kernels",
     "largest_exponent_field",

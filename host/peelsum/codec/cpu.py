@@ -1,7 +1,8 @@
 """The codec in Numba: the same bits as `peelsum.codec.reference`, one pass over memory each.
 
 What the functions mean is said in `peelsum.codec.kernels`. This module allocates and converts; the loops
-themselves stand in `peelsum.codec.cpu_loops`. Everything past the index works on candidates only.
+themselves stand in `peelsum.codec.cpu_index_loops` and `peelsum.codec.cpu_loops`. Everything past the index
+works on candidates only.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.codec import cpu_index_loops as index_loops
 from peelsum.codec import cpu_loops as loops
+from peelsum.codec.fixed_point import FixedPoint
+from peelsum.codec.index import WORD_BITS, BloomLayout
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 
 #: Twice a cell's number fits an int32 below this.
@@ -21,61 +25,116 @@ _T = TypeVar("_T", bound=np.generic)
 
 def magnitude(values: NDArray[np.float32]) -> int:
     """See `Kernels.magnitude`."""
-    return int(loops.magnitude(_frozen(values.view(np.uint32))))
+    return int(index_loops.magnitude(_frozen(values.view(np.uint32))))
 
 
 def index(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
     """See `Kernels.index`."""
-    return int(loops.index(_frozen(values.view(np.uint32)), out))
+    return int(index_loops.index(_frozen(values.view(np.uint32)), out))
 
 
-def positions(index: NDArray[np.uint32], elements: int) -> NDArray[np.int64]:
+def count(index: NDArray[np.uint32], elements: int) -> int:
+    """See `Kernels.count`."""
+    return int(index_loops.count(_frozen(index), elements))
+
+
+def positions(index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArray[np.int64]:
     """See `Kernels.positions`."""
-    bits = _frozen(index)
-    out = np.empty(loops.count(bits, elements), np.int64)
-    loops.positions(bits, elements, out)
+    out = np.empty(count(index, elements), np.int64)
+    index_loops.positions(_frozen(index), elements, first, out)
     return out
 
 
-def quantize(values: NDArray[np.float32], scale: int, out: NDArray[np.int32]) -> None:
+def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
+    """See `Kernels.block_encode`."""
+    index_loops.block_encode(_frozen(index), elements, block, out)
+
+
+def block_decode(blocks: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
+    """See `Kernels.block_decode`."""
+    index_loops.block_decode(_frozen(blocks), elements, block, out)
+
+
+def bloom_encode(
+    layout: BloomLayout, index: NDArray[np.uint32], out: NDArray[np.uint32], first: int = 0
+) -> None:
+    """See `Kernels.bloom_encode`."""
+    index_loops.bloom_encode(*_bloom(layout), first // WORD_BITS, _frozen(index), out)
+
+
+def bloom_decode(
+    layout: BloomLayout,
+    words: NDArray[np.uint32],
+    elements: int,
+    out: NDArray[np.uint32],
+    first: int = 0,
+) -> None:
+    """See `Kernels.bloom_decode`."""
+    index_loops.bloom_decode(*_bloom(layout), first // WORD_BITS, _frozen(words), elements, out)
+
+
+def gather_bits(index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
+    """See `Kernels.gather_bits`."""
+    index_loops.gather_bits(_frozen(index), _frozen(mask), out)
+
+
+def scatter_bits(bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
+    """See `Kernels.scatter_bits`."""
+    index_loops.scatter_bits(_frozen(bits), _frozen(mask), out)
+
+
+def quantize(values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
     """See `Kernels.quantize`."""
-    loops.quantize(_frozen(values), np.ldexp(1.0, scale), out)
+    return int(loops.quantize(_frozen(values), np.ldexp(1.0, fixed.scale), fixed.low_bits, out))
 
 
 def quantize_at(
-    values: NDArray[np.float32], positions: NDArray[np.int64], scale: int, out: NDArray[np.int32]
+    values: NDArray[np.float32], positions: NDArray[np.int64], fixed: FixedPoint, out: NDArray[np.int32]
 ) -> None:
     """See `Kernels.quantize_at`."""
-    loops.quantize_at(_frozen(values), _frozen(positions), np.ldexp(1.0, scale), out)
+    factor = np.ldexp(1.0, fixed.scale)
+    loops.quantize_at(_frozen(values), _frozen(positions), factor, fixed.low_bits, out)
 
 
-def dequantize(quantized: NDArray[np.int32], scale: int, divisor: int, out: NDArray[np.float32]) -> None:
+def dequantize(
+    quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
+) -> None:
     """See `Kernels.dequantize`."""
-    loops.dequantize(_frozen(quantized), np.ldexp(1.0, -scale), float(divisor), out)
+    factor = np.ldexp(1.0, -fixed.scale)
+    loops.dequantize(_frozen(quantized), factor, fixed.low_bits, float(divisor), out)
 
 
 def dequantize_at(
     quantized: NDArray[np.int32],
     positions: NDArray[np.int64],
-    scale: int,
+    fixed: FixedPoint,
     divisor: int,
     out: NDArray[np.float32],
 ) -> None:
     """See `Kernels.dequantize_at`."""
-    loops.dequantize_at(_frozen(quantized), _frozen(positions), np.ldexp(1.0, -scale), float(divisor), out)
+    factor = np.ldexp(1.0, -fixed.scale)
+    loops.dequantize_at(_frozen(quantized), _frozen(positions), factor, fixed.low_bits, float(divisor), out)
 
 
 def sketch_encode(
     layout: SketchLayout, positions: NDArray[np.int64], values: NDArray[np.int32], out: NDArray[np.uint32]
 ) -> None:
     """See `Kernels.sketch_encode`."""
-    loops.sketch_encode(
-        layout.lanes,
-        layout.rows,
-        np.uint64(layout.seed),
-        _frozen(positions),
-        _frozen(values.view(np.uint32)),
-        out,
+    loops.sketch_encode(*_sketch(layout), _frozen(positions), _frozen(values.view(np.uint32)), out)
+
+
+def index_sketch(
+    layout: SketchLayout,
+    values: NDArray[np.float32],
+    fixed: FixedPoint,
+    index: NDArray[np.uint32],
+    sketch: NDArray[np.uint32],
+    first: int = 0,
+) -> int:
+    """See `Kernels.index_sketch`."""
+    factor = np.ldexp(1.0, fixed.scale)
+    return int(
+        loops.index_sketch(*_sketch(layout), first, _frozen(values), factor, fixed.low_bits, index, sketch)
     )
 
 
@@ -88,13 +147,20 @@ def sketch_decode(
     """See `Kernels.sketch_decode`."""
     places = np.empty((positions.size, SUB_TABLES), np.int32 if layout.cells < _NARROW_CELLS else np.int64)
     cells = np.empty((layout.cells, 2), np.uint32)
-    seed = np.uint64(layout.seed)
-    loops.load(layout.lanes, layout.rows, seed, _frozen(positions), _frozen(sketch), places, cells)
+    loops.load(*_sketch(layout), _frozen(positions), _frozen(sketch), places, cells)
     left, before, count = np.arange(positions.size), -1, positions.size
     out[:] = 0
     while count != before:
         before, count = count, loops.sweep(places, cells, left, count, out.view(np.uint32))
     return left[:count]
+
+
+def _bloom(layout: BloomLayout) -> tuple[int, int, np.uint64]:
+    return layout.hashes, layout.rows, np.uint64(layout.seed)
+
+
+def _sketch(layout: SketchLayout) -> tuple[int, int, np.uint64]:
+    return layout.lanes, layout.rows, np.uint64(layout.seed)
 
 
 def _frozen(array: NDArray[_T]) -> NDArray[_T]:

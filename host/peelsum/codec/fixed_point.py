@@ -6,6 +6,8 @@ Deterministic by construction: every worker derives the same scale from the same
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,26 @@ NON_FINITE = 255
 _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
 _LARGEST_SUM = 2**31 - 1
+_WORD_BITS = 32
+#: Up to this fan-in two limbs hold all bits of the largest float32, so that rounding cannot carry past them.
+_MOST_FOR_TWO_LIMBS = 2**16
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """Numbers as integers rint(value * 2**scale), in one int32 limb or in two.
+
+    With two, the upper limb is the integer divided by 2**low_bits, rounded down; the lower limb is the rest,
+    0 to 2**low_bits - 1. Sums of upper limbs are read as int32, sums of lower limbs as uint32.
+    """
+
+    scale: int
+    low_bits: int = 0
+
+    @property
+    def limbs(self) -> int:
+        """Words per number: 1, or 2 if there are lower bits."""
+        return 2 if self.low_bits else 1
 
 
 def exponent_words(magnitude: int) -> NDArray[np.uint32]:
@@ -47,14 +69,35 @@ def scale_for(exponent_field: int, fan_in: int) -> int:
     That is fan_in * 2**(E + 1 + s) <= 2**31 - 1 with E the unbiased exponent: all that is known of a value is
     that it is below 2**(E + 1). Subnormals count as E = -127. Raises CodecError for a fan-in that is none.
     """
-    if not 1 <= fan_in <= _LARGEST_SUM:
-        raise CodecError(f"fan_in: {fan_in} workers cannot be summed in an int32; use 1 to {_LARGEST_SUM}")
+    _check(exponent_field, fan_in, _LARGEST_SUM)
+    headroom = (_LARGEST_SUM // fan_in).bit_length() - 1
+    return headroom - 1 - (exponent_field - _EXPONENT_BIAS)
+
+
+def fixed_point(exponent_field: int, fan_in: int, limbs: int = 1) -> FixedPoint:
+    """The finest fixed point in which `fan_in` values of this exponent add up within 1 or 2 limbs.
+
+    One limb has the scale of `scale_for`. Two have 62 - 2c - E, with c = ceil(log2(fan_in)): float32 values
+    down to 2**-(39 - 2c) of the largest are exact. Raises CodecError for a fan-in too large.
+    """
+    if limbs == 1:
+        return FixedPoint(scale_for(exponent_field, fan_in))
+    if limbs != 2:
+        raise CodecError(f"limbs: {limbs} is not possible; use 1 or 2")
+    _check(exponent_field, fan_in, _MOST_FOR_TWO_LIMBS)
+    carry = (fan_in - 1).bit_length()
+    # The lower limbs' sum fits a uint32. Upper limbs are rounded down, so they stay below 2**(31 - carry).
+    scale = (_WORD_BITS - 2) - carry - (exponent_field - _EXPONENT_BIAS)
+    return FixedPoint(scale + _WORD_BITS - carry, _WORD_BITS - carry)
+
+
+def _check(exponent_field: int, fan_in: int, most: int) -> None:
+    if not 1 <= fan_in <= most:
+        raise CodecError(f"fan_in: {fan_in} workers cannot be summed so; use 1 to {most}")
     if not 0 <= exponent_field < NON_FINITE:
         raise CodecError(
             f"exponent_field: {exponent_field} is no finite float32's; use 0 to {NON_FINITE - 1}"
         )
-    headroom = (_LARGEST_SUM // fan_in).bit_length() - 1
-    return headroom - 1 - (exponent_field - _EXPONENT_BIAS)
 
 
 def error_bound(scale: int, fan_in: int) -> float:

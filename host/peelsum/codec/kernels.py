@@ -1,7 +1,7 @@
 """What an implementation of the codec must do, and the choice between implementations.
 
 Kernels write into arrays that the caller provides, read nothing of what was in them, and trust sizes and
-types: arrays are one-dimensional, C-contiguous, in native byte order. Implementations give identical bits.
+types: arrays are C-contiguous, in native byte order. Implementations give identical bits.
 """
 
 from __future__ import annotations
@@ -13,48 +13,123 @@ from numpy.typing import NDArray
 
 from peelsum.codec import cpu, reference
 from peelsum.codec.errors import CodecError
+from peelsum.codec.fixed_point import FixedPoint
+from peelsum.codec.index import BloomLayout
 from peelsum.codec.layout import SketchLayout
 
 Implementation = Literal["cpu", "reference"]
 
 
 class Kernels(Protocol):
-    """Array work of the codec. n elements, k positions, ascending and distinct, out of n."""
+    """Array work of the codec. n elements; k positions, ascending and distinct, out of n.
+
+    A bitmap of n bits is uint32[ceil(n / 32)]: element i is bit i % 32 of word i // 32, least significant bit
+    first. Bitmaps that kernels write have no bits from n on; in those they read, such bits count as 0.
+
+    Where a kernel takes `first`, a multiple of 32, the bitmap or values begin at that element of a tensor;
+    positions and layouts then speak of elements of the tensor.
+    """
+
+    # Index
 
     def magnitude(self, values: NDArray[np.float32]) -> int:
         """Largest bit pattern of |value| in values[n], 0 if n is 0; from 0x7F800000 on it is not finite."""
 
     def index(self, values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
-        """Bitmap of the non-zeros of values[n] into out[ceil(n / 32)]; returns their `magnitude`.
+        """Bitmap of the non-zeros of values[n] into out; returns their `magnitude`.
 
-        Element i is bit i % 32 of word i // 32, least significant bit first. -0.0 is zero, NaN is not.
+        -0.0 is zero, NaN is not.
         """
 
-    def positions(self, index: NDArray[np.uint32], elements: int) -> NDArray[np.int64]:
+    def count(self, index: NDArray[np.uint32], elements: int) -> int:
+        """How many bits are set in a bitmap of `elements` bits."""
+
+    def positions(self, index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArray[np.int64]:
         """Elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k]."""
 
-    def quantize(self, values: NDArray[np.float32], scale: int, out: NDArray[np.int32]) -> None:
-        """rint(value * 2**scale), in float64, half to even, into out[n]; values fit (see `scale_for`)."""
+    def block_encode(
+        self, index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]
+    ) -> None:
+        """Bitmap of the blocks of `block` elements, a power of 2 from 2 on, that hold a bit of `index`.
+
+        Into out[block_words(elements, block)].
+        """
+
+    def block_decode(
+        self, blocks: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]
+    ) -> None:
+        """Bitmap of all elements of the blocks set in `blocks`, into out[index_words(elements)]."""
+
+    def bloom_encode(
+        self, layout: BloomLayout, index: NDArray[np.uint32], out: NDArray[np.uint32], first: int = 0
+    ) -> None:
+        """Bloom filter of a bitmap without stray bits, into out[layout.words]; OR-homomorphic."""
+
+    def bloom_decode(
+        self,
+        layout: BloomLayout,
+        words: NDArray[np.uint32],
+        elements: int,
+        out: NDArray[np.uint32],
+        first: int = 0,
+    ) -> None:
+        """Bitmap of the elements that the filter `words` lets pass, into out[index_words(elements)].
+
+        These are all elements encoded on any worker, and a few false positives.
+        """
+
+    def gather_bits(
+        self, index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]
+    ) -> None:
+        """The bits of `index` where `mask`, a bitmap of as many words without stray bits, has its k bits.
+
+        In order, as a bitmap of k bits, into out[index_words(k)].
+        """
+
+    def scatter_bits(
+        self, bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]
+    ) -> None:
+        """The inverse of `gather_bits`: bit t of `bits` to where `mask` has its t-th bit, the others 0.
+
+        Into as many words as `mask` has.
+        """
+
+    # Numbers
+
+    def quantize(self, values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
+        """rint(value * 2**scale), in float64, half to even, into out[limbs, n]; returns the `magnitude`.
+
+        Values that do not fit, or are not finite, give any words; the magnitude tells.
+        """
 
     def quantize_at(
-        self, values: NDArray[np.float32], positions: NDArray[np.int64], scale: int, out: NDArray[np.int32]
+        self,
+        values: NDArray[np.float32],
+        positions: NDArray[np.int64],
+        fixed: FixedPoint,
+        out: NDArray[np.int32],
     ) -> None:
-        """`quantize` of values[positions] into out[k]."""
+        """`quantize` of values[positions] into out[limbs, k]."""
 
     def dequantize(
-        self, quantized: NDArray[np.int32], scale: int, divisor: int, out: NDArray[np.float32]
+        self, quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
     ) -> None:
-        """float32 of quantized * 2**-scale / divisor (in float64) into out[n]; too large becomes infinite."""
+        """float32 of number * 2**-scale / divisor, in float64, into out[n]; too large becomes infinite.
+
+        Numbers are quantized[limbs, n]: upper limb * 2**low_bits + lower limb as uint32, in int64.
+        """
 
     def dequantize_at(
         self,
         quantized: NDArray[np.int32],
         positions: NDArray[np.int64],
-        scale: int,
+        fixed: FixedPoint,
         divisor: int,
         out: NDArray[np.float32],
     ) -> None:
-        """`dequantize` of quantized[k] into out[positions]; the rest of out[n] stays as it is."""
+        """`dequantize` of quantized[limbs, k] into out[positions]; the rest of out[n] stays as it is."""
+
+    # Sketch
 
     def sketch_encode(
         self,
@@ -64,6 +139,20 @@ class Kernels(Protocol):
         out: NDArray[np.uint32],
     ) -> None:
         """The sketch of values[k] at positions[k] into out[layout.cells], modulo 2**32: linear in values."""
+
+    def index_sketch(
+        self,
+        layout: SketchLayout,
+        values: NDArray[np.float32],
+        fixed: FixedPoint,
+        index: NDArray[np.uint32],
+        sketch: NDArray[np.uint32],
+        first: int = 0,
+    ) -> int:
+        """`index`, and the sketch of the non-zeros' `quantize` into sketch[limbs, layout.cells], in one pass.
+
+        Returns the `magnitude`: if values did not fit `fixed`, the sketch is any words.
+        """
 
     def sketch_decode(
         self,
@@ -91,22 +180,26 @@ def kernels(implementation: Implementation = "cpu") -> Kernels:
     return _IMPLEMENTATIONS[implementation]
 
 
-def index_words(elements: int) -> int:
-    """Words of a bitmap of `elements` bits."""
-    return -(-elements // 32)
-
-
 def warm_up(implementation: Implementation = "cpu") -> None:
     """Run every kernel once, so that none is compiled within a timed step: seconds when cold."""
     ops, values = kernels(implementation), np.ones(1, np.float32)
-    bitmap, quantized, layout = np.zeros(1, np.uint32), np.zeros(1, np.int32), SketchLayout(1, 1, 0)
-    sketch = np.zeros(layout.cells, np.uint32)
+    bitmap, other, sketch = np.zeros(1, np.uint32), np.zeros(1, np.uint32), np.zeros((2, 3), np.uint32)
+    layout, bloom = SketchLayout(1, 1, 0), BloomLayout(1, 1, 0)
     ops.magnitude(values)
     ops.index(values, bitmap)
-    where = ops.positions(bitmap, 1)
-    ops.quantize(values, 0, quantized)
-    ops.quantize_at(values, where, 0, quantized)
-    ops.dequantize(quantized, 0, 1, values)
-    ops.dequantize_at(quantized, where, 0, 1, values)
-    ops.sketch_encode(layout, where, quantized, sketch)
-    ops.sketch_decode(layout, sketch, where, quantized)
+    where = ops.positions(bitmap, ops.count(bitmap, 1))
+    ops.block_encode(bitmap, 1, 2, other)
+    ops.block_decode(other, 1, 2, bitmap)
+    ops.bloom_encode(bloom, bitmap, other)
+    ops.bloom_decode(bloom, other, 1, bitmap)
+    ops.gather_bits(bitmap, bitmap, other)
+    ops.scatter_bits(other, bitmap, bitmap.copy())
+    for fixed in (FixedPoint(0), FixedPoint(0, 31)):
+        quantized = np.zeros((fixed.limbs, 1), np.int32)
+        ops.quantize(values, fixed, quantized)
+        ops.quantize_at(values, where, fixed, quantized)
+        ops.dequantize(quantized, fixed, 1, values)
+        ops.dequantize_at(quantized, where, fixed, 1, values)
+        ops.index_sketch(layout, values, fixed, bitmap, sketch[: fixed.limbs])
+        ops.sketch_encode(layout, where, quantized[0], sketch[0])
+        ops.sketch_decode(layout, sketch[0], where, quantized[0])

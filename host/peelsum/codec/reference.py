@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.codec.fixed_point import FixedPoint
+from peelsum.codec.index import MIXES_PER_WORD, WORD_BITS, BloomLayout
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP, SUB_TABLES, SketchLayout
 
 
@@ -18,47 +20,106 @@ def magnitude(values: NDArray[np.float32]) -> int:
 
 def index(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
     """See `Kernels.index`."""
-    bits = np.zeros(32 * out.size, np.bool_)
-    bits[: values.size] = _magnitudes(values) != 0
-    weights = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    out[:] = (bits.reshape(-1, 32) * weights).sum(axis=1, dtype=np.uint32)
+    out[:] = _packed(_magnitudes(values) != 0, out.size)
     return magnitude(values)
 
 
-def positions(index: NDArray[np.uint32], elements: int) -> NDArray[np.int64]:
+def count(index: NDArray[np.uint32], elements: int) -> int:
+    """See `Kernels.count`."""
+    return int(np.count_nonzero(_bits(index, elements)))
+
+
+def positions(index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArray[np.int64]:
     """See `Kernels.positions`."""
-    bits = index[:, np.newaxis] >> np.arange(32, dtype=np.uint32) & np.uint32(1)
-    return np.flatnonzero(bits.reshape(-1)[:elements])
+    return np.flatnonzero(_bits(index, elements)) + first
 
 
-def quantize(values: NDArray[np.float32], scale: int, out: NDArray[np.int32]) -> None:
+def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
+    """See `Kernels.block_encode`."""
+    bits = np.zeros(-(-elements // block) * block, np.bool_)
+    bits[:elements] = _bits(index, elements)
+    out[:] = _packed(np.logical_or.reduce(bits.reshape(-1, block), axis=1), out.size)
+
+
+def block_decode(blocks: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
+    """See `Kernels.block_decode`."""
+    bits = np.repeat(_bits(blocks, -(-elements // block)), block)
+    out[:] = _packed(bits[:elements], out.size)
+
+
+def bloom_encode(
+    layout: BloomLayout, index: NDArray[np.uint32], out: NDArray[np.uint32], first: int = 0
+) -> None:
+    """See `Kernels.bloom_encode`."""
+    rows, rotations = _bloom_places(layout, index.size, first)
+    out[:] = 0
+    np.bitwise_or.at(out, rows, _rotated(index[:, np.newaxis], rotations))
+
+
+def bloom_decode(
+    layout: BloomLayout,
+    words: NDArray[np.uint32],
+    elements: int,
+    out: NDArray[np.uint32],
+    first: int = 0,
+) -> None:
+    """See `Kernels.bloom_decode`."""
+    rows, rotations = _bloom_places(layout, out.size, first)
+    passed = np.bitwise_and.reduce(_rotated(words[rows], WORD_BITS - rotations), axis=1)
+    out[:] = _packed(_bits(passed, elements), out.size)
+
+
+def gather_bits(index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
+    """See `Kernels.gather_bits`."""
+    elements = WORD_BITS * mask.size
+    out[:] = _packed(_bits(index, elements)[_bits(mask, elements)], out.size)
+
+
+def scatter_bits(bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
+    """See `Kernels.scatter_bits`."""
+    spread = _bits(mask, WORD_BITS * mask.size).copy()
+    spread[spread] = _bits(bits, int(np.count_nonzero(spread)))
+    out[:] = _packed(spread, out.size)
+
+
+def quantize(values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
     """See `Kernels.quantize`."""
-    out[:] = np.rint(values.astype(np.float64) * np.ldexp(1.0, scale)).astype(np.int32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        numbers = np.rint(values.astype(np.float64) * np.ldexp(1.0, fixed.scale)).astype(np.int64)
+    out[0] = (numbers >> fixed.low_bits).astype(np.int32)
+    if fixed.low_bits:
+        out[1] = (numbers & 2**fixed.low_bits - 1).astype(np.uint32).view(np.int32)
+    return magnitude(values)
 
 
 def quantize_at(
-    values: NDArray[np.float32], positions: NDArray[np.int64], scale: int, out: NDArray[np.int32]
+    values: NDArray[np.float32], positions: NDArray[np.int64], fixed: FixedPoint, out: NDArray[np.int32]
 ) -> None:
     """See `Kernels.quantize_at`."""
-    quantize(values[positions], scale, out)
+    quantize(values[positions], fixed, out)
 
 
-def dequantize(quantized: NDArray[np.int32], scale: int, divisor: int, out: NDArray[np.float32]) -> None:
+def dequantize(
+    quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
+) -> None:
     """See `Kernels.dequantize`."""
+    numbers = quantized[0].astype(np.int64) << fixed.low_bits
+    if fixed.low_bits:
+        numbers += quantized[1].view(np.uint32)
     with np.errstate(over="ignore"):
-        out[:] = (quantized.astype(np.float64) * np.ldexp(1.0, -scale) / divisor).astype(np.float32)
+        out[:] = (numbers.astype(np.float64) * np.ldexp(1.0, -fixed.scale) / divisor).astype(np.float32)
 
 
 def dequantize_at(
     quantized: NDArray[np.int32],
     positions: NDArray[np.int64],
-    scale: int,
+    fixed: FixedPoint,
     divisor: int,
     out: NDArray[np.float32],
 ) -> None:
     """See `Kernels.dequantize_at`."""
     wanted = np.empty(positions.size, np.float32)
-    dequantize(quantized, scale, divisor, wanted)
+    dequantize(quantized, fixed, divisor, wanted)
     out[positions] = wanted
 
 
@@ -66,9 +127,27 @@ def sketch_encode(
     layout: SketchLayout, positions: NDArray[np.int64], values: NDArray[np.int32], out: NDArray[np.uint32]
 ) -> None:
     """See `Kernels.sketch_encode`."""
-    cells, signs = _places(layout, positions)
+    cells, signs = places(layout, positions)
     out[:] = 0
     np.add.at(out, cells, signs * values.view(np.uint32)[:, np.newaxis])
+
+
+def index_sketch(
+    layout: SketchLayout,
+    values: NDArray[np.float32],
+    fixed: FixedPoint,
+    index: NDArray[np.uint32],
+    sketch: NDArray[np.uint32],
+    first: int = 0,
+) -> int:
+    """See `Kernels.index_sketch`."""
+    where = np.flatnonzero(values)
+    index[:] = _packed(values != 0, index.size)
+    quantized = np.empty((fixed.limbs, where.size), np.int32)
+    quantize_at(values, where, fixed, quantized)
+    for limb, out in zip(quantized, sketch, strict=True):
+        sketch_encode(layout, where + first, limb, out)
+    return magnitude(values)
 
 
 def sketch_decode(
@@ -78,7 +157,7 @@ def sketch_decode(
     out: NDArray[np.int32],
 ) -> NDArray[np.int64]:
     """See `Kernels.sketch_decode`."""
-    cells, signs = _places(layout, positions)
+    cells, signs = places(layout, positions)
     remaining = sketch.copy()
     load = np.zeros(layout.cells, np.uint32)
     np.add.at(load, cells, np.uint32(1))
@@ -97,12 +176,7 @@ def sketch_decode(
         left = left[~peelable]
 
 
-def _magnitudes(values: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Bit patterns without the sign: they order as |values| do, with infinity and NaN on top."""
-    return values.view(np.uint32) & np.uint32(0x7FFFFFFF)
-
-
-def _places(
+def places(
     layout: SketchLayout, positions: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     """Cells int64[k, SUB_TABLES] and signs (1 or 2**32 - 1) uint32[k, SUB_TABLES] of elements."""
@@ -115,6 +189,44 @@ def _places(
     cells = (sub_table * layout.rows + row.astype(np.int64)) * layout.lanes + rotated
     negative = (mixed >> np.uint64(31) & np.uint64(1)).astype(np.bool_)
     return cells, np.where(negative, np.uint32(0xFFFFFFFF), np.uint32(1))
+
+
+def _magnitudes(values: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """Bit patterns without the sign: they order as |values| do, with infinity and NaN on top."""
+    return values.view(np.uint32) & np.uint32(0x7FFFFFFF)
+
+
+def _bits(bitmap: NDArray[np.uint32], elements: int) -> NDArray[np.bool_]:
+    """The first `elements` bits of a bitmap, one by one."""
+    bits = bitmap[:, np.newaxis] >> np.arange(WORD_BITS, dtype=np.uint32) & np.uint32(1)
+    return bits.reshape(-1)[:elements].astype(np.bool_)
+
+
+def _packed(bits: NDArray[np.bool_], words: int) -> NDArray[np.uint32]:
+    """A bitmap of `words` words from single bits; those that are missing are 0."""
+    padded = np.zeros(WORD_BITS * words, np.bool_)
+    padded[: bits.size] = bits
+    weights = np.uint32(1) << np.arange(WORD_BITS, dtype=np.uint32)
+    packed: NDArray[np.uint32] = (padded.reshape(-1, WORD_BITS) * weights).sum(axis=1, dtype=np.uint32)
+    return packed
+
+
+def _bloom_places(
+    layout: BloomLayout, words: int, first: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    """Rows int64[words, hashes] of the filter and rotations uint32[words, hashes] of a bitmap's words."""
+    sub_table = np.arange(layout.hashes)
+    word = np.arange(words)[:, np.newaxis] + first // WORD_BITS
+    mixed = _mix((MIXES_PER_WORD * word + sub_table // 2).astype(np.uint64), layout.seed)
+    half = mixed >> (32 * (sub_table % 2)).astype(np.uint64) & np.uint64(0xFFFFFFFF)
+    row = half * np.uint64(layout.rows) >> np.uint64(32)
+    return sub_table * layout.rows + row.astype(np.int64), (half % np.uint64(WORD_BITS)).astype(np.uint32)
+
+
+def _rotated(words: NDArray[np.uint32], left: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Words rotated left by 0 to 32 bits."""
+    wide = words.astype(np.uint64) << left.astype(np.uint64)
+    return (wide | wide >> np.uint64(32)).astype(np.uint32)
 
 
 def _mix(counter: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
