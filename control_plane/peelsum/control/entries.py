@@ -36,7 +36,7 @@ def job_entry(plan: SwitchPlan, generation: int) -> P4TableEntry:
     action = P4TableAction(
         plan.level.value,
         generation=generation,
-        job_salt=salt(plan.job_id),
+        salt=salt(plan.job_id),
         expected_mask=plan.expected_mask,
         up_port=plan.up_port,
         group=group_of(plan.job_id),
@@ -47,7 +47,7 @@ def job_entry(plan: SwitchPlan, generation: int) -> P4TableEntry:
 def closed_job_entry(job_id: int, generation: int) -> P4TableEntry:
     """The row of a job that is let in no more, or not yet: nobody is expected, and nobody is a member."""
     action = P4TableAction(
-        "admit_job", generation=generation, job_salt=0, expected_mask=0, up_port=0, group=0
+        "admit_job", generation=generation, salt=0, expected_mask=0, up_port=0, group=0
     )
     return P4TableEntry("jobs", match=P4TableMatch(job_id=job_id), action=action)
 
