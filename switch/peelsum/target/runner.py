@@ -96,14 +96,20 @@ class DataPlane:
     While no pipeline runs, hellos are answered and packets are dropped.
     """
 
-    def __init__(self, device: Device, ports: Ports, queues: Queues | None = None) -> None:
-        """queues: for ports that have a rate."""
+    def __init__(
+        self,
+        device: Device,
+        ports: Ports,
+        queues: Queues | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """queues: of the ports that have a rate. clock: nanoseconds since any time."""
         self._device = device
         self._ports = ports
         self._queues = queues or Queues({})
         self._pacer = self._new_pacer()
         self._switch: Switch | None = None
-        self._started = time.monotonic_ns()
+        self._clock, self._started = clock, clock()
         self._stopping = False
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
@@ -121,7 +127,7 @@ class DataPlane:
 
     def now_us(self) -> int:
         """Microseconds since this data plane was made, 48 bits: the pipeline's clock."""
-        return (time.monotonic_ns() - self._started) // 1000 & _CLOCK_MASK
+        return (self._clock() - self._started) // 1000 & _CLOCK_MASK
 
     def run(self) -> None:
         """Move frames until `stop` is called."""
