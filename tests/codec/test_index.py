@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from peelsum.codec import BloomLayout, CodecError, Kernels, block_words, index_words, kernels
+from peelsum.codec import BLOCK_SIZES, BloomLayout, CodecError, Kernels, block_words, index_words, kernels
 from peelsum.codec.layout import MIX_STEP, mix
 
 Support = Callable[[np.random.Generator, int, int], NDArray[np.int64]]
@@ -55,6 +55,15 @@ def test_blocks_hold_what_they_say(ops: Kernels, support: Support, n: int) -> No
         ops.block_decode(blocks, n, block, out)
         expected = np.isin(np.arange(n) // block, where // block)
         np.testing.assert_array_equal(out, bitmap(n, np.flatnonzero(expected)))
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("base", [0, 2**33])
+def test_occupied_blocks_are_counted(ops: Kernels, support: Support, base: int) -> None:
+    for n in SIZES:
+        where = support(np.random.default_rng(n), n, 32) + base
+        counted = ops.occupied(where).tolist()
+        assert counted == [len({int(i) // 2**b for i in where}) for b in range(BLOCK_SIZES)]
 
 
 @IMPLEMENTATIONS
@@ -116,10 +125,10 @@ def test_filter_places_are_those_of_the_definition(ops: Kernels) -> None:
         out = blank(layout.words)
         ops.bloom_encode(layout, np.array([1 << bit], np.uint32), out, first=32 * word)
         expected = set()
+        mixed = mix((word * MIX_STEP + layout.seed) % 2**64)
         for j in range(5):
-            mixed = mix(((16 * word + j // 2) * MIX_STEP + layout.seed) % 2**64)
-            half = mixed >> 32 if j % 2 else mixed % 2**32
-            expected.add(32 * (11 * j + (half * 11 >> 32)) + (bit + half % 32) % 32)
+            hashed = (mixed + j * (mixed >> 32 | 1)) % 2**32
+            expected.add(32 * (11 * j + (hashed * 11 >> 32)) + (bit + hashed % 32) % 32)
         assert set_bits(out) == sorted(expected)
         back = blank(1)
         ops.bloom_decode(layout, out, 32, back, first=32 * word)

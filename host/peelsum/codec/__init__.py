@@ -15,11 +15,12 @@ from peelsum.codec.fixed_point import (
     largest_exponent_field,
     scale_for,
 )
-from peelsum.codec.index import BloomLayout, block_words, index_words
+from peelsum.codec.index import BLOCK_SIZES, BloomLayout, block_words, index_words
 from peelsum.codec.kernels import Implementation, Kernels, kernels, warm_up
 from peelsum.codec.layout import CELLS_PER_CANDIDATE, SUB_TABLES, SketchLayout
 
 __all__ = [
+    "BLOCK_SIZES",
     "CELLS_PER_CANDIDATE",
     "EXPONENT_WORDS",
     "NON_FINITE",

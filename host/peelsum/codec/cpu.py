@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from peelsum.codec import cpu_index_loops as index_loops
 from peelsum.codec import cpu_loops as loops
 from peelsum.codec.fixed_point import FixedPoint
-from peelsum.codec.index import WORD_BITS, BloomLayout
+from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 
 #: Twice a cell's number fits an int32 below this.
@@ -42,6 +42,13 @@ def positions(index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArr
     """See `Kernels.positions`."""
     out = np.empty(count(index, elements), np.int64)
     index_loops.positions(_frozen(index), elements, first, out)
+    return out
+
+
+def occupied(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """See `Kernels.occupied`."""
+    out = np.empty(BLOCK_SIZES, np.int64)
+    index_loops.occupied(_frozen(positions), out)
     return out
 
 

@@ -1,7 +1,7 @@
 """Loops over bitmaps and Bloom filters for `peelsum.codec.cpu`, compiled by Numba at their first call.
 
-Public ones do what the kernel of the same name does. They allocate nothing and release the GIL. NumPy scalars
-fix the widths that Numba would widen.
+Public ones do what the kernel of the same name does and release the GIL. NumPy scalars fix the widths that
+Numba would widen. Byte order is the processor's, little-endian on all that Numba serves.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from peelsum.codec.index import MIXES_PER_WORD
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
 
-_BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
+BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
+_EIGHT_BITS = np.uint64(0x0102040810204080)
 _MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
 _FULL = np.uint32(0xFFFFFFFF)
 _ZERO, _ONE, _31 = np.uint32(0), np.uint32(1), np.uint32(31)
 _STEP, _FIRST, _SECOND = np.uint64(MIX_STEP), np.uint64(MIX_FIRST), np.uint64(MIX_SECOND)
-_S27, _S30, _S31, _S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+_S27, _S30, _S31, _S32, _S56 = (np.uint64(bits) for bits in (27, 30, 31, 32, 56))
 
 Words = NDArray[np.uint32]
+Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -52,29 +53,31 @@ def magnitude(bits: Words) -> np.uint32:
 
 @compiled
 def index(bits: Words, out: Words) -> np.uint32:
-    """Largest magnitude and bitmap, a cache's worth at a time: in one loop they would not vectorise."""
-    largest = np.uint32(0)
-    for start in range(0, bits.size, _BLOCK):
-        block = bits[start : start + _BLOCK]
-        largest = max(largest, magnitude(block))
-        pack(block, out[start // 32 :])
+    largest, flags = np.uint32(0), np.empty(BLOCK, np.uint8)
+    for start in range(0, bits.size, BLOCK):
+        largest = max(largest, pack(bits[start : start + BLOCK], flags, out[start // 32 :]))
     return largest
 
 
 @compiled
-def pack(bits: Words, out: Words) -> None:
-    """Bitmap of the floats that are not zero."""
-    whole = bits.size // 32
-    for w in range(whole):
-        word = np.uint32(0)
-        for j in range(32):
-            word |= np.uint32(min(np.uint32(bits[32 * w + j] & _MAGNITUDE_MASK), _ONE) << np.uint32(j))
-        out[w] = word
-    if 32 * whole < bits.size:
-        word = np.uint32(0)
-        for j in range(bits.size - 32 * whole):
-            word |= np.uint32(min(np.uint32(bits[32 * whole + j] & _MAGNITUDE_MASK), _ONE) << np.uint32(j))
-        out[whole] = word
+def pack(bits: Words, flags: Bytes, out: Words) -> np.uint32:
+    """Bitmap of up to BLOCK floats that are not zero; returns their largest magnitude.
+
+    By way of a byte for each, flags[BLOCK], and eight bytes to a multiplication, which moves byte j's lowest
+    bit to bit 56 + j: loops that vectorise, where shifting single bits into words does not.
+    """
+    largest = np.uint32(0)
+    for i in range(bits.size):
+        size = np.uint32(bits[i] & _MAGNITUDE_MASK)
+        largest = max(largest, size)
+        flags[i] = size != _ZERO
+    words = (bits.size + 31) // 32
+    for i in range(bits.size, 32 * words):
+        flags[i] = 0
+    octets, packed = flags.view(np.uint64), out.view(np.uint8)
+    for i in range(4 * words):
+        packed[i] = np.uint8((octets[i] * _EIGHT_BITS) >> _S56)
+    return largest
 
 
 @compiled
@@ -158,8 +161,10 @@ def block_decode(blocks: Words, elements: int, block: int, out: Words) -> None:
     width = min(block, 32)
     mask = np.uint32((np.int64(1) << (32 // width)) - 1)
     for w in range(out.size):
-        number = 32 * w // block
-        word, wide = np.uint32((blocks[number // 32] >> np.uint32(number % 32)) & mask), 1
+        number, wide = 32 * w // block, 1
+        word = np.uint32((blocks[number // 32] >> np.uint32(number % 32)) & mask)
+        if width == 32:
+            word, wide = np.uint32(-word), 32
         while wide < width:
             word, wide = _doubled(word), 2 * wide
         out[w] = word
@@ -167,28 +172,49 @@ def block_decode(blocks: Words, elements: int, block: int, out: Words) -> None:
 
 
 @compiled
-def _bloom_place(word: int, j: int, rows: int, seed: np.uint64) -> tuple[np.int64, np.uint32]:
-    """Row in the filter and rotation of word number `word` in sub-table j."""
-    value = mixed(np.uint64(MIXES_PER_WORD * word + j // 2), seed)
-    half = np.uint32(value >> _S32) if j & 1 else np.uint32(value)
-    return j * rows + np.int64((np.uint64(half) * np.uint64(rows)) >> _S32), np.uint32(half & _31)
+def occupied(positions: Numbers, out: Numbers) -> None:
+    """A position begins a new block of 2**b elements when it differs from the one before from bit b on."""
+    differing = np.zeros(33, np.int64)  # pairs by the number of bits up to the highest that differs
+    highest = (np.int64(1) << out.size) - 1
+    for k in range(1, positions.size):
+        crossed = np.uint32(min(positions[k] ^ positions[k - 1], highest))
+        for shift in range(5):
+            crossed |= crossed >> np.uint32(1 << shift)
+        differing[ones(crossed)] += 1
+    total = np.int64(min(positions.size, 1))
+    for b in range(out.size - 1, -1, -1):
+        total += differing[b + 1]
+        out[b] = total
+
+
+@compiled
+def _hash_of(word: int, seed: np.uint64) -> tuple[np.uint32, np.uint32]:
+    """Start and stride of a word's hashes."""
+    value = mixed(np.uint64(word), seed)
+    return np.uint32(value), np.uint32(np.uint32(value >> _S32) | _ONE)
+
+
+@compiled
+def _row(hashed: np.uint32, j: int, rows: int) -> int:
+    return j * rows + int((np.uint64(hashed) * np.uint64(rows)) >> _S32)
 
 
 @compiled
 def _rotated(word: np.uint32, left: np.uint32) -> np.uint32:
-    return np.uint32(np.uint32(word << left) | np.uint32(word >> np.uint32((np.uint32(32) - left) & _31)))
+    """A word rotated left; of the number of bits, the lowest five count."""
+    return np.uint32(np.uint32(word << (left & _31)) | np.uint32(word >> (np.uint32(-left) & _31)))
 
 
 @compiled
 def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index: Words, out: Words) -> None:
     out[:] = _ZERO
     for w in range(index.size):
-        word = index[w]
-        if word == _ZERO:
+        if index[w] == _ZERO:
             continue
+        hashed, stride = _hash_of(first_word + w, seed)
         for j in range(hashes):
-            row, rotation = _bloom_place(first_word + w, j, rows, seed)
-            out[row] |= _rotated(word, rotation)
+            out[_row(hashed, j, rows)] |= _rotated(index[w], hashed)
+            hashed = np.uint32(hashed + stride)
 
 
 @compiled
@@ -197,38 +223,49 @@ def bloom_decode(
 ) -> None:
     for w in range(out.size):
         passed = _FULL
+        hashed, stride = _hash_of(first_word + w, seed)
         for j in range(hashes):
-            row, rotation = _bloom_place(first_word + w, j, rows, seed)
-            passed &= _rotated(words[row], np.uint32((np.uint32(32) - rotation) & _31))
+            passed &= _rotated(words[_row(hashed, j, rows)], np.uint32(-hashed))
             if passed == _ZERO:
                 break
+            hashed = np.uint32(hashed + stride)
         out[w] = passed
         out[w] = valid(out, w, elements)
 
 
 @compiled
 def gather_bits(index: Words, mask: Words, out: Words) -> None:
-    word, filled, at = np.uint32(0), np.uint32(0), 0
+    pending, filled, at = np.uint64(0), 0, 0  # bits not written yet, and how many they are
     for w in range(mask.size):
-        left = mask[w]
+        left, taken, bits = mask[w], 0, np.uint32(0)
+        if left == _FULL:
+            left, taken, bits = _ZERO, 32, index[w]
         while left != _ZERO:
-            word |= np.uint32((index[w] >> lowest(left)) & _ONE) << filled
+            bits |= np.uint32((index[w] >> lowest(left)) & _ONE) << np.uint32(taken)
             left = np.uint32(left & np.uint32(left - _ONE))
-            filled = np.uint32(filled + _ONE)
-            if filled == np.uint32(32):
-                out[at] = word
-                word, filled, at = np.uint32(0), np.uint32(0), at + 1
+            taken += 1
+        pending |= np.uint64(bits) << np.uint64(filled)
+        filled += taken
+        if filled >= 32:
+            out[at] = np.uint32(pending)
+            pending, filled, at = pending >> _S32, filled - 32, at + 1
     if filled:
-        out[at] = word
+        out[at] = np.uint32(pending)
 
 
 @compiled
 def scatter_bits(bits: Words, mask: Words, out: Words) -> None:
-    t = 0
+    pending, filled, at = np.uint64(0), 0, 0  # bits read and not placed yet, and how many they are
     for w in range(mask.size):
         left, word = mask[w], np.uint32(0)
+        if filled < 32 and at < bits.size:
+            pending |= np.uint64(bits[at]) << np.uint64(filled)
+            filled, at = filled + 32, at + 1
+        if left == _FULL:
+            left, word = _ZERO, np.uint32(pending)
+            pending, filled = pending >> _S32, filled - 32
         while left != _ZERO:
-            word |= np.uint32((bits[t >> 5] >> np.uint32(t & 31)) & _ONE) << lowest(left)
+            word |= np.uint32(np.uint32(pending) & _ONE) << lowest(left)
             left = np.uint32(left & np.uint32(left - _ONE))
-            t += 1
+            pending, filled = pending >> np.uint64(1), filled - 1
         out[w] = word

@@ -1,7 +1,7 @@
 """Loops over numbers and sketches for `peelsum.codec.cpu`, compiled by Numba and cached on disk.
 
-Public ones do what the kernel of the same name does, with the scale as a factor. They allocate nothing and
-release the GIL. NumPy scalars fix the widths that Numba would widen.
+Public ones do what the kernel of the same name does, with the scale as a factor, and release the GIL. NumPy
+scalars fix the widths that Numba would widen.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.cpu_index_loops import Numbers, Words, compiled, lowest, magnitude, mixed, pack
+from peelsum.codec.cpu_index_loops import BLOCK, Numbers, Words, compiled, lowest, magnitude, mixed, pack
 from peelsum.codec.layout import SUB_TABLES
 
 VALUE, LOAD = 0, 1  # columns of `cells`
-_BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
 _ZERO, _ONE = np.uint32(0), np.uint32(1)
 _S31, _S32 = np.uint64(31), np.uint64(32)
 _LOW31 = np.uint64(0x7FFFFFFF)
@@ -28,16 +27,21 @@ _Row = tuple[int, int, np.uint32]
 @compiled
 def quantize(values: _Floats, factor: float, low_bits: int, out: _Integers) -> np.uint32:
     largest = _ZERO
-    for start in range(0, values.size, _BLOCK):
-        block = values[start : start + _BLOCK]
+    for start in range(0, values.size, BLOCK):
+        block = values[start : start + BLOCK]
         largest = max(largest, magnitude(block.view(np.uint32)))
         if low_bits:
             for i in range(block.size):
                 _split(block[i], factor, low_bits, out, start + i)
         else:
-            for i in range(block.size):
-                out[0, start + i] = np.int32(np.rint(np.float64(block[i]) * factor))
+            _round(block, factor, out[0, start:])
     return largest
+
+
+@compiled
+def _round(values: _Floats, factor: float, out: _Integers) -> None:
+    for i in range(values.size):
+        out[i] = np.int32(np.rint(np.float64(values[i]) * factor))
 
 
 @compiled
@@ -132,13 +136,11 @@ def index_sketch(
     sketch: Words,
 ) -> np.uint32:
     sketch[:] = 0
-    largest = _ZERO
-    for start in range(0, values.size, _BLOCK):
-        block = values[start : start + _BLOCK]
+    largest, flags = _ZERO, np.empty(BLOCK, np.uint8)
+    for start in range(0, values.size, BLOCK):
+        block = values[start : start + BLOCK]
         words = index[start // 32 : start // 32 + (block.size + 31) // 32]
-        bits = block.view(np.uint32)
-        largest = max(largest, magnitude(bits))
-        pack(bits, words)
+        largest = max(largest, pack(block.view(np.uint32), flags, words))
         _add(lanes, rows, seed, first + start, block, words, factor, low_bits, sketch)
     return largest
 

@@ -13,9 +13,9 @@ from peelsum.codec.errors import CodecError
 
 #: Elements per word of a bitmap, and per block of a Bloom filter.
 WORD_BITS = 32
-#: Two sub-tables to a value of the mixer, 16 values to a word.
-MIXES_PER_WORD = 16
-_MOST_HASHES = 2 * MIXES_PER_WORD
+#: Blocks of 2**0 to 2**12 elements are counted where the size of an index is chosen.
+BLOCK_SIZES = 13
+_MOST_HASHES = 32
 _MOST_ROWS = 2**27
 _WORD = 2**64 - 1
 
@@ -25,9 +25,9 @@ class BloomLayout:
     """A Bloom filter of `hashes` sub-tables of `rows` words.
 
     Word w of a bitmap is OR-ed, rotated left by r_j(w) bits, into row h_j(w) of sub-table j, so 32 elements
-    are encoded or tested at a time. The mixer's value of 16 w + j // 2 (see `peelsum.codec.layout.mix`)
-    serves two sub-tables, the even one with its lower 32 bits, the odd one with its upper: h_j is that half
-    scaled to `rows`, r_j its lowest five bits.
+    are encoded or tested at a time. The mixer's value of w (see `peelsum.codec.layout.mix`) has a lower half
+    x and an upper half y, whose lowest bit is then set; of (x + j * y) modulo 2**32, h_j is the number scaled
+    to `rows`, r_j its lowest five bits. (One value of a good hash does for many: Kirsch and Mitzenmacher.)
     Raises CodecError for sizes that cannot be laid out.
     """
 

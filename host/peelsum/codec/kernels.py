@@ -47,6 +47,9 @@ class Kernels(Protocol):
     def positions(self, index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArray[np.int64]:
         """Elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k]."""
 
+    def occupied(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many blocks of 2**b elements hold one of positions[k], for each b: int64[BLOCK_SIZES]."""
+
     def block_encode(
         self, index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]
     ) -> None:
@@ -188,6 +191,7 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     ops.magnitude(values)
     ops.index(values, bitmap)
     where = ops.positions(bitmap, ops.count(bitmap, 1))
+    ops.occupied(where)
     ops.block_encode(bitmap, 1, 2, other)
     ops.block_decode(other, 1, 2, bitmap)
     ops.bloom_encode(bloom, bitmap, other)

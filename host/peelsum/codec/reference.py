@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.codec.fixed_point import FixedPoint
-from peelsum.codec.index import MIXES_PER_WORD, WORD_BITS, BloomLayout
+from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP, SUB_TABLES, SketchLayout
 
 
@@ -32,6 +32,11 @@ def count(index: NDArray[np.uint32], elements: int) -> int:
 def positions(index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArray[np.int64]:
     """See `Kernels.positions`."""
     return np.flatnonzero(_bits(index, elements)) + first
+
+
+def occupied(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """See `Kernels.occupied`."""
+    return np.array([np.unique(positions >> bits).size for bits in range(BLOCK_SIZES)], np.int64)
 
 
 def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
@@ -216,11 +221,11 @@ def _bloom_places(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     """Rows int64[words, hashes] of the filter and rotations uint32[words, hashes] of a bitmap's words."""
     sub_table = np.arange(layout.hashes)
-    word = np.arange(words)[:, np.newaxis] + first // WORD_BITS
-    mixed = _mix((MIXES_PER_WORD * word + sub_table // 2).astype(np.uint64), layout.seed)
-    half = mixed >> (32 * (sub_table % 2)).astype(np.uint64) & np.uint64(0xFFFFFFFF)
-    row = half * np.uint64(layout.rows) >> np.uint64(32)
-    return sub_table * layout.rows + row.astype(np.int64), (half % np.uint64(WORD_BITS)).astype(np.uint32)
+    mixed = _mix((np.arange(words) + first // WORD_BITS).astype(np.uint64), layout.seed)[:, np.newaxis]
+    start, stride = mixed & np.uint64(0xFFFFFFFF), mixed >> np.uint64(32) | np.uint64(1)
+    hashed = start + sub_table.astype(np.uint64) * stride & np.uint64(0xFFFFFFFF)
+    row = hashed * np.uint64(layout.rows) >> np.uint64(32)
+    return sub_table * layout.rows + row.astype(np.int64), (hashed % np.uint64(WORD_BITS)).astype(np.uint32)
 
 
 def _rotated(words: NDArray[np.uint32], left: NDArray[np.uint32]) -> NDArray[np.uint32]:
