@@ -12,13 +12,11 @@ BMV2 = "simple_switch_grpc"
 
 
 @contextmanager
-def running_bmv2(log_file):
-    """The P4Runtime address of a fresh BMv2; skips the test where it is not installed."""
+def running_bmv2(log_file, address=None):
+    """The P4Runtime address of a fresh BMv2, a free one unless given; skips where it is not installed."""
     if shutil.which(BMV2) is None:
         pytest.skip(f"{BMV2} is not on PATH")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = address or _free_address()
     command = [BMV2, "--no-p4", "--device-id", "1", "--", "--grpc-server-addr", address, "--cpu-port", "255"]
     with log_file.open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -29,3 +27,9 @@ def running_bmv2(log_file):
     finally:
         process.terminate()
         process.wait(timeout=10)
+
+
+def _free_address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -5,6 +5,7 @@ from peelsum.control.description import JobDescription
 from peelsum.control.errors import ControlError, DescriptionError, SwitchError
 from peelsum.control.fabric import Fabric
 from peelsum.control.racks import RacksDescription, parse_description, read_description
+from peelsum.control.watch import SwitchLost, SwitchRegained, Watch
 
 __all__ = [
     "Admission",
@@ -16,7 +17,10 @@ __all__ = [
     "JobDescription",
     "RacksDescription",
     "SwitchError",
+    "SwitchLost",
+    "SwitchRegained",
     "SwitchStatus",
+    "Watch",
     "parse_description",
     "read_description",
 ]

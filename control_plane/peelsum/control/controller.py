@@ -124,6 +124,10 @@ class Controller:
         """Leave the switch to another controller; it keeps running as it is."""
         self._session.close()
 
+    def attend(self) -> None:
+        """Raise SwitchError if the switch has gone since the last call, or another controller took over."""
+        self._session.attend()
+
     # Pipeline
 
     def load_pipeline(self, json_path: Path, p4info_path: Path, *, force: bool = False) -> bool:
@@ -235,9 +239,14 @@ class Controller:
                     f"{where}hosts.{port}: has another address for job {others[port]}; evict that job first"
                 )
 
-    def known_generation(self, job_id: int) -> int | None:
-        """The last generation of a job that the switch remembers."""
-        return next((job.generation for job in self.jobs(closed=True) if job.job_id == job_id), None)
+    def known_generation(self, job_id: int, *, closed: bool = True) -> int | None:
+        """The last generation of a job that the switch remembers; without `closed`, only if it is let in."""
+        for entry in self._entries("jobs", P4TableMatch(job_id=job_id)):
+            action = entry.action
+            if isinstance(action, P4TableAction) and (closed or action.args["expected_mask"]):
+                generation: int = action.args["generation"]
+                return generation
+        return None
 
     def next_generation(self, known: Sequence[int]) -> int:
         """A generation that is none of those that switches remember."""

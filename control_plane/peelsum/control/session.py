@@ -77,6 +77,14 @@ class Session:
         self._outgoing.put(None)
         self._channel.close()
 
+    def attend(self) -> None:
+        """Take in what the switch has told since the last time; packets among it are dropped.
+
+        Raises SwitchError if the session is over: the switch has gone, or another controller took over.
+        """
+        while self.next_packet(monotonic()) is not None:
+            pass
+
     # Connecting
 
     def _await_channel(self) -> None:
@@ -97,7 +105,7 @@ class Session:
                 self._incoming.put(response)
             self._incoming.put(SwitchError(f"switch: {self.address} ended the session; connect again"))
         except grpc.RpcError as error:
-            self._incoming.put(self._translated(error, "the session"))
+            self._incoming.put(self._translated(error, "in session"))
 
     def _become_primary(self) -> None:
         deadline = monotonic() + self._timeout_s

@@ -12,13 +12,15 @@ import typer
 
 from peelsum.cli.errors import reported
 from peelsum.cli.options import ChildOf, Json, require_device_id
-from peelsum.topology import end_with_parent, say, wait_for_signal
+from peelsum.topology import end_with_parent, say, told_to_end
 
 if TYPE_CHECKING:
-    from peelsum.control import AdmittedJob, Fabric, SwitchStatus
+    from peelsum.control import AdmittedJob, Fabric, SwitchStatus, Watch
     from peelsum.wire import Verdict
 
 app = typer.Typer(help="Jobs of a switch.", no_args_is_help=True)
+
+_LOOK_EVERY_S = 1.0
 
 P4Runtime = Annotated[str, typer.Option(help="The switch's P4Runtime address.")]
 DeviceId = Annotated[int, typer.Option(help="P4Runtime's device_id.")]
@@ -27,12 +29,17 @@ DeviceId = Annotated[int, typer.Option(help="P4Runtime's device_id.")]
 @app.command()
 def admit(
     description: Annotated[Path, typer.Argument(help="The job's description, TOML.")],
-    hold: Annotated[bool, typer.Option(help="Stay until Ctrl-C, then evict the job.")] = False,
+    hold: Annotated[
+        bool,
+        typer.Option(
+            help="Stay until Ctrl-C, give restarted switches their tables again, then evict the job."
+        ),
+    ] = False,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
     """Load the pipeline where a switch does not run it yet, and let a job in, in a new generation."""
-    from peelsum.control import ControlError, Fabric, read_description
+    from peelsum.control import ControlError, Fabric, Watch, read_description
     from peelsum.target import TargetError
     from peelsum.target.artifacts import pipeline
 
@@ -43,14 +50,27 @@ def admit(
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
         with Fabric.connect(job) as fabric:
             fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
-            values = {**asdict(fabric.admit()), "timeout_s": job.job.timeout_s}
+            admission = fabric.admit()
+            values = {**asdict(admission), "timeout_s": job.job.timeout_s}
             if json:
                 say(**values)
             else:
                 print("\n".join(f"{name} = {value}" for name, value in values.items()), flush=True)
             if hold:
-                wait_for_signal()
+                watch = Watch(fabric, admission.generation, compiled.json_path, compiled.p4info_path)
+                _look_after(watch, json)
                 _leave(fabric, json)
+
+
+def _look_after(watch: Watch, json: bool) -> None:
+    """Keep the job on its switches until told to end, and say what had to be done for it."""
+    ended = told_to_end()
+    while not ended.wait(_LOOK_EVERY_S):
+        for event in watch.look():
+            if json:
+                say(event=str(event))
+            else:
+                print(event, flush=True)
 
 
 def _leave(fabric: Fabric, json: bool) -> None:

@@ -1,0 +1,208 @@
+"""A held job, and switches that go away, come back empty, or lose their tables under its controller."""
+
+from contextlib import ExitStack
+
+import pytest
+from bmv2_process import running_bmv2
+from device_state import rows
+
+from peelsum.control import (
+    ControlError,
+    Controller,
+    Fabric,
+    SwitchError,
+    SwitchLost,
+    SwitchRegained,
+    Watch,
+    parse_description,
+)
+from peelsum.target.device import Device
+from peelsum.target.p4runtime import serve
+
+TABLES = ("jobs", "members", "return_paths")
+
+
+class RestartableSwitch:
+    """An embedded switch that forgets everything when it stops, and always starts at the same address."""
+
+    def __init__(self):
+        self.address = "127.0.0.1:0"
+        self.start()
+
+    def start(self):
+        self.device = Device(mode="python")
+        self.server = serve(self.device, self.address)
+        self.address = self.server.address
+
+    def stop(self):
+        self.server.stop()
+        self.device.close()
+
+    def holding(self):
+        return [rows(self.device, name) for name in TABLES] + [self.device.switch.groups.get(3)]
+
+
+@pytest.fixture
+def switch():
+    switch = RestartableSwitch()
+    yield switch
+    switch.stop()
+
+
+def at(description, address):
+    section = description.switch.model_copy(update={"p4runtime": address})
+    return description.model_copy(update={"switch": section})
+
+
+@pytest.fixture
+def held(switch, description, files):
+    """A fabric with the job let in, and who watches it."""
+    with Fabric.connect(at(description, switch.address), timeout_s=2) as fabric:
+        fabric.load_pipeline(*files)
+        yield fabric, Watch(fabric, fabric.admit().generation, *files)
+
+
+def looked_until_something_came(watch):
+    """What a look brought at last. A switch may take a moment to notice that its controller has left."""
+    return next(events for _ in range(100) if (events := watch.look()))
+
+
+def test_nothing_is_done_where_nothing_happened(held, switch):
+    _, watch = held
+    before = switch.holding()
+    assert watch.look() == watch.look() == []
+    assert switch.holding() == before
+
+
+def test_a_restarted_switch_gets_pipeline_and_job_back(held, switch):
+    fabric, watch = held
+    before = switch.holding()
+    switch.stop()
+    switch.start()
+    assert switch.device.switch is None
+    lost, regained = watch.look()
+    assert isinstance(lost, SwitchLost)
+    assert str(lost) in (
+        f"switch: {switch.address} ended the session; connecting again",
+        f"switch: lost the connection to {switch.address} while in session; connecting again",
+    )
+    assert regained == SwitchRegained(switch.address, restored=True)
+    assert str(regained) == f"switch: {switch.address}: had lost the job's tables; they are back"
+    assert switch.holding() == before
+    assert watch.look() == []
+    fabric.evict()
+
+
+def test_a_switch_that_stays_away_is_told_of_once(held, switch, monkeypatch):
+    monkeypatch.setattr("peelsum.control.watch._PATIENCE_S", 0.1)
+    _, watch = held
+    switch.stop()
+    assert [type(event) for event in watch.look()] == [SwitchLost]
+    assert watch.look() == watch.look() == []
+    switch.start()
+    monkeypatch.setattr("peelsum.control.watch._PATIENCE_S", 2.0)
+    assert watch.look() == [SwitchRegained(switch.address, restored=True)]
+
+
+def test_tables_lost_without_the_connection_are_put_back(held, switch, files):
+    fabric, watch = held
+    before = switch.holding()
+    fabric.load_pipeline(*files, force=True)
+    assert rows(switch.device, "jobs") == []
+    assert watch.look() == [SwitchRegained(switch.address, restored=True)]
+    assert switch.holding() == before
+
+
+def test_a_job_that_was_only_half_put_back_is_put_back_again(held, switch, files, monkeypatch):
+    fabric, watch = held
+    before = switch.holding()
+    fabric.load_pipeline(*files, force=True)
+
+    def dying(controller, plan):
+        raise SwitchError("switch: did not answer in time while writing; try again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Controller, "prepare", dying)
+        assert [type(event) for event in watch.look()] == [SwitchLost]
+    ((_, row),) = rows(switch.device, "jobs")
+    assert row[2] == 0  # closed, as if evicted
+    assert looked_until_something_came(watch) == [SwitchRegained(switch.address, restored=True)]
+    assert switch.holding() == before
+
+
+def test_a_job_that_another_controller_evicted_is_over(held, switch):
+    _, watch = held
+    with Controller.connect(switch.address, election_id=7) as other:
+        assert [type(event) for event in watch.look()] == [SwitchLost]
+        other.evict(3)
+    with pytest.raises(ControlError, match=r"job: 3: generation \d+ no longer runs on"):
+        watch.look()
+
+
+def test_a_controller_that_took_over_and_left_leaves_the_job_to_the_one_before(held, switch):
+    fabric, watch = held
+    with Controller.connect(switch.address, election_id=7):
+        (lost,) = watch.look()
+        assert str(lost) == f"switch: another controller took over {switch.address}; connecting again"
+        assert watch.look() == []
+    assert looked_until_something_came(watch) == [SwitchRegained(switch.address, restored=False)]
+    fabric.evict()
+    assert rows(switch.device, "members") == []
+
+
+def test_the_switches_of_racks_are_looked_after_one_by_one(files):
+    switches = [RestartableSwitch() for _ in range(3)]
+    text = """
+    [job]
+    id = 3
+    workers = 2
+    window = 64
+    [spine]
+    p4runtime = "{.address}"
+    pipeline_lanes = 32
+    server = 9
+    [[racks]]
+    p4runtime = "{.address}"
+    pipeline_lanes = 32
+    uplink = 7
+    spine_port = 1
+    workers = [4]
+    [[racks]]
+    p4runtime = "{.address}"
+    pipeline_lanes = 32
+    uplink = 8
+    spine_port = 2
+    workers = [4]
+    """.format(*switches)
+    with Fabric.connect(parse_description(text), timeout_s=2) as fabric:
+        fabric.load_pipeline(*files)
+        watch = Watch(fabric, fabric.admit().generation, *files)
+        before = [switch.holding() for switch in switches]
+        for switch in (switches[0], switches[2]):
+            switch.stop()
+        switches[2].start()
+        events = watch.look()
+        assert [(type(event), event.p4runtime) for event in events] == [
+            (SwitchLost, switches[0].address),
+            (SwitchLost, switches[2].address),
+            (SwitchRegained, switches[2].address),
+        ]
+        switches[0].start()
+        assert watch.look() == [SwitchRegained(switches[0].address, restored=True)]
+        assert [switch.holding() for switch in switches] == before
+    for switch in switches:
+        switch.stop()
+
+
+def test_bmv2_gets_its_tables_back_too(tmp_path, description, files):
+    with ExitStack() as later:
+        with running_bmv2(tmp_path / "first.log") as address:
+            fabric = later.enter_context(Fabric.connect(at(description, address), timeout_s=10))
+            fabric.load_pipeline(*files)
+            watch = Watch(fabric, fabric.admit().generation, *files)
+            assert watch.look() == []
+            before = fabric.status()[0].jobs
+        with running_bmv2(tmp_path / "second.log", address):
+            assert watch.look()[-1] == SwitchRegained(address, restored=True)
+            assert fabric.status()[0].jobs == before
+            assert watch.look() == []
