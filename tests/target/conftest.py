@@ -25,4 +25,4 @@ def program_of():
 @pytest.fixture(params=["python", "numba"])
 def switch_of(request, program_of):
     """`switch_of("router")`: a fresh switch, once in each mode."""
-    return lambda name: Switch(program_of(name), request.param)
+    return lambda name, **options: Switch(program_of(name), request.param, **options)

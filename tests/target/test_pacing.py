@@ -132,7 +132,7 @@ class Doubler:
         self.registers = {f"lane_{i}": None for i in range(LANES)}
         self._leave_us = leave_us
 
-    def process(self, frames, now_us, queues):
+    def process(self, frames, now_us):
         twice = frames.at(np.repeat(np.arange(len(frames)), 2))
         leave = (np.arange(1, len(twice) + 1) * self._leave_us + now_us) << 16
         return Frames(twice.data, twice.length, twice.port, leave.astype(np.uint64))
@@ -140,10 +140,10 @@ class Doubler:
 
 def test_the_data_plane_sends_by_its_clock():
     now_ns = 0
-    ports, device = UdpPorts([1, 2]), Device()
+    ports, device = UdpPorts([1, 2]), Device(queues=Queues({1: 100}))
     size = packet_bytes(LANES)
     with (
-        DataPlane(device, ports, Queues({1: 100}), clock=lambda: now_ns) as plane,
+        DataPlane(device, ports, clock=lambda: now_ns) as plane,
         BatchSocket.bind(("127.0.0.1", 0), size) as host,
         BatchSocket.bind(("127.0.0.1", 0), size) as other,
     ):
@@ -170,9 +170,9 @@ def test_the_data_plane_sends_by_its_clock():
 
 def test_the_controller_waits_for_no_queue():
     delivered = []
-    ports, device = UdpPorts([1]), Device()
+    ports, device = UdpPorts([1]), Device(queues=Queues({1: 100}))
     device.on_packet_in(delivered.extend)
-    with DataPlane(device, ports, Queues({1: 100})) as plane:
+    with DataPlane(device, ports) as plane:
         device.install(Doubler(leave_us=10**6))
         device.inject(b"frame")
         plane.turn(1)

@@ -22,15 +22,16 @@ def ask(port=9, group=0, drop=0, payload=PAYLOAD):
 
 
 @pytest.fixture
-def switch(switch_of):
-    return switch_of("queues")
+def switch_with(switch_of):
+    """`switch_with(queues)`: a fresh switch, once in each mode."""
+    return lambda queues: switch_of("queues", queues=queues)
 
 
 class Sent:
     """Frames that went through the switch in one batch: what each knew in egress, and when it leaves."""
 
-    def __init__(self, switch, queues, now, *frames):
-        out = switch.process(Frames.of([(7, frame) for frame in frames]), now, queues)
+    def __init__(self, switch, now, *frames):
+        out = switch.process(Frames.of([(7, frame) for frame in frames]), now)
         told = [TOLD.unpack(frame[:16]) for _, frame in out.pairs()]
         clocks = [
             (int.from_bytes(frame[16:22], "big"), int.from_bytes(frame[22:28], "big"))
@@ -49,73 +50,77 @@ class Sent:
         return [(ticks - (now << 16)) % (1 << 64) / 65536 for ticks in self.leave]
 
 
-def test_packets_of_a_batch_queue_behind_each_other(switch):
-    queues = Queues({9: 100})
-    sent = Sent(switch, queues, 0, *[ask()] * 4)
+def test_packets_of_a_batch_queue_behind_each_other(switch_with):
+    switch = switch_with(Queues({9: 100}))
+    sent = Sent(switch, 0, *[ask()] * 4)
     assert sent.depths == [0, 1, 2, 3]
     assert sent.waits == [0, 8, 16, 24]
     assert sent.left_after(0) == [8, 16, 24, 32]
 
 
-def test_a_queue_empties_with_time(switch):
-    queues = Queues({9: 100})
-    Sent(switch, queues, 0, *[ask()] * 4)
-    sent = Sent(switch, queues, 15, ask())
+def test_a_queue_empties_with_time(switch_with):
+    switch = switch_with(Queues({9: 100}))
+    Sent(switch, 0, *[ask()] * 4)
+    sent = Sent(switch, 15, ask())
     assert (sent.depths, sent.waits, sent.left_after(15)) == ([3], [17], [25])
-    sent = Sent(switch, queues, 16, ask())
+    sent = Sent(switch, 16, ask())
     assert (sent.depths, sent.waits, sent.left_after(16)) == ([3], [24], [32])
-    sent = Sent(switch, queues, 1000, ask())
+    sent = Sent(switch, 1000, ask())
     assert (sent.depths, sent.waits, sent.left_after(1000)) == ([0], [0], [8])
 
 
-def test_ports_without_a_rate_keep_nothing_back(switch):
-    sent = Sent(switch, Queues({8: 100}), 50, *[ask(port=9)] * 3)
-    assert (sent.depths, sent.waits) == ([0, 0, 0], [0, 0, 0])
-    assert switch.process(Frames.of([(7, ask())] * 5), 0).port.tolist() == [9] * 5
+def test_ports_without_a_rate_keep_nothing_back(switch_with):
+    for queues in (Queues({8: 100}, limit=1), None):
+        sent = Sent(switch_with(queues), 50, *[ask(port=9)] * 3)
+        assert (sent.depths, sent.waits) == ([0, 0, 0], [0, 0, 0])
 
 
-def test_what_finds_no_room_is_dropped_and_counted(switch):
+def test_what_finds_no_room_is_dropped_and_counted(switch_with):
     queues = Queues({9: 100, 8: 100}, limit=3)
-    sent = Sent(switch, queues, 0, *[ask(port=9)] * 5, *[ask(port=8)] * 2)
+    switch = switch_with(queues)
+    sent = Sent(switch, 0, *[ask(port=9)] * 5, *[ask(port=8)] * 2)
     assert sent.ports == [9, 9, 9, 8, 8]
-    assert Sent(switch, queues, 8, *[ask(port=9)] * 3).depths == [2]
+    assert Sent(switch, 8, *[ask(port=9)] * 3).depths == [2]
     assert queues.counts() == {9: QueueCounts(dropped=4, deepest=3), 8: QueueCounts(dropped=0, deepest=2)}
 
 
-def test_a_packet_that_egress_drops_takes_none_of_the_port_s_time(switch):
-    sent = Sent(switch, Queues({9: 100}), 0, ask(), ask(drop=1), ask())
+def test_a_packet_that_egress_drops_takes_none_of_the_port_s_time(switch_with):
+    sent = Sent(switch_with(Queues({9: 100})), 0, ask(), ask(drop=1), ask())
     assert (sent.depths, sent.left_after(0)) == ([0, 1], [8, 16])
 
 
-def test_every_copy_has_its_own_port_s_queue(switch):
+def test_every_copy_has_its_own_port_s_queue(switch_with):
+    switch = switch_with(Queues({9: 100, 8: 50}))
     switch.groups.set(1, [(8, 0), (9, 0), (9, 1), (5, 0)])
-    sent = Sent(switch, Queues({9: 100, 8: 50}), 0, ask(group=1), ask(group=1))
+    sent = Sent(switch, 0, ask(group=1), ask(group=1))
     assert sent.ports == [8, 9, 9, 5] * 2
     assert sent.depths == [0, 0, 1, 0, 1, 2, 3, 0]
     assert sent.waits == [0, 0, 8, 0, 16, 16, 24, 0]
 
 
-def test_a_full_queue_keeps_a_copy_from_its_port_only(switch):
+def test_a_full_queue_keeps_a_copy_from_its_port_only(switch_with):
+    switch = switch_with(Queues({9: 100}, limit=1))
     switch.groups.set(1, [(8, 0), (9, 0), (5, 0)])
-    sent = Sent(switch, Queues({9: 100}, limit=1), 0, ask(group=1), ask(group=1))
+    sent = Sent(switch, 0, ask(group=1), ask(group=1))
     assert sent.ports == [8, 9, 5, 8, 5]
 
 
-def test_queues_outlive_the_wrap_of_the_clock(switch):
-    queues = Queues({9: 100})
+def test_queues_outlive_the_wrap_of_the_clock(switch_with):
+    switch = switch_with(Queues({9: 100}))
     now = CLOCK - 10
-    assert Sent(switch, queues, now, *[ask()] * 3).left_after(now) == [8, 16, 24]
-    sent = Sent(switch, queues, now + 12, ask())
+    assert Sent(switch, now, *[ask()] * 3).left_after(now) == [8, 16, 24]
+    sent = Sent(switch, now + 12, ask())
     assert (sent.depths, sent.waits) == ([2], [12])
-    assert Sent(switch, queues, now + 1000, ask()).depths == [0]
+    assert Sent(switch, now + 1000, ask()).depths == [0]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_any_traffic_leaves_as_an_exact_model_says(switch, seed):
+def test_any_traffic_leaves_as_an_exact_model_says(switch_with, seed):
     rng = random.Random(seed)
     rates = {port: rng.choice([0.5, 10, 333, 1000, 40_000]) for port in (1, 2, 3)}
     limit = rng.choice([1, 5, 40])
     queues = Queues(rates, limit)
+    switch = switch_with(queues)
     waiting = {port: [] for port in rates}
     dropped = dict.fromkeys(rates, 0)
     now = rng.choice([0, CLOCK - 2000])
@@ -130,7 +135,7 @@ def test_any_traffic_leaves_as_an_exact_model_says(switch, seed):
             start = waiting[port][-1] if waiting[port] else Fraction(now)
             expected.append((port, len(waiting[port]), start - now))
             waiting[port].append(start + Fraction(8 * (payload + ADDED)) / Fraction(rates[port]))
-        sent = Sent(switch, queues, now, *[ask(port, payload=payload) for port, payload in batch])
+        sent = Sent(switch, now, *[ask(port, payload=payload) for port, payload in batch])
         assert sent.ports == [port for port, _, _ in expected]
         assert sent.depths == [depth for _, depth, _ in expected]
         # Each packet's time is rounded to 15 ps.

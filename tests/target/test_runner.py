@@ -14,7 +14,6 @@ import pytest
 
 from peelsum.target import Frames
 from peelsum.target.device import Device
-from peelsum.target.queues import Queues
 from peelsum.target.runner import DataPlane, StartError, run
 from peelsum.target.udp import FRAME_HEADER_BYTES, UdpPorts, frame_header
 from peelsum.wire import CPU_PORT, lanes_in, packet_bytes
@@ -33,7 +32,7 @@ class StubSwitch:
         self.clock: list[int] = []
         self.ports: list[list[int]] = []
 
-    def process(self, frames: Frames, now_us: int, queues: Queues) -> Frames:
+    def process(self, frames: Frames, now_us: int) -> Frames:
         self.clock.append(now_us)
         self.ports.append(frames.port.tolist())
         return Frames(frames.data, frames.length, self.route(frames.port).astype(np.int32))

@@ -42,8 +42,8 @@ class Generated:
 
 
 @lru_cache(maxsize=8)
-def generate(program: Program, roll: bool = True) -> Generated:
-    """Source text for a program; `roll` makes loops of runs that differ by lane.
+def generate(program: Program, roll: bool = True, queued: bool = False) -> Generated:
+    """Source text for a program; `roll` makes loops of runs that differ by lane, `queued` heeds queues.
 
     Raises UnsupportedConstruct for what cannot be written as such a function.
     """
@@ -64,7 +64,7 @@ def generate(program: Program, roll: bool = True) -> Generated:
     storage = Storage(program, blocks.all(), spans, architecture_fields(program))
     largest = largest_values(program, storage, tables, blocks.all())
     emit = Emitter(program, storage, tables, largest)
-    source = SwitchWriter(emit, places, blocks).source()
+    source = SwitchWriter(emit, places, blocks, queued).source()
     return Generated(source, tables, places, _growth(program, blocks))
 
 

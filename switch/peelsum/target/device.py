@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from peelsum.target import Program, Switch
+    from peelsum.target.queues import Queues
 
 #: Frames that may wait for the data plane before `inject` refuses more.
 WAITING_LIMIT = 8192
@@ -25,12 +26,19 @@ class Device:
 
     The data-plane loop selects on `fileno()`, which is readable whenever `inject` or `commit` left it
     something to do, then calls `take_injected()` and reads `switch` afresh. All methods may be called
-    from any thread.
+    from any thread. `queues` are those of its ports that have a rate; None: no port has.
     """
 
-    def __init__(self, device_id: int = 1, *, mode: Literal["numba", "python"] = "numba") -> None:
+    def __init__(
+        self,
+        device_id: int = 1,
+        *,
+        mode: Literal["numba", "python"] = "numba",
+        queues: Queues | None = None,
+    ) -> None:
         self.device_id = device_id
         self.mode = mode
+        self.queues = queues
         #: Guards the swap of pipelines. Work on one pipeline's state holds that switch's own lock.
         self.lock = RLock()
         self._switch: Switch | None = None
@@ -49,7 +57,7 @@ class Device:
         """A switch for the program, in its initial state, that does not run here yet."""
         from peelsum.target import Switch
 
-        return Switch(program, mode=self.mode)
+        return Switch(program, mode=self.mode, queues=self.queues)
 
     def install(self, switch: Switch) -> None:
         """Replace the running pipeline. Frames that waited for the old one are dropped."""

@@ -57,12 +57,13 @@ def architecture_fields(program: Program) -> list[FieldRef]:
 
 
 class SwitchWriter:
-    """Writes the function of one program."""
+    """Writes the function of one program; `queued` is whether any port has a queue."""
 
-    def __init__(self, emit: Emitter, places: Places, blocks: Blocks) -> None:
+    def __init__(self, emit: Emitter, places: Places, blocks: Blocks, queued: bool) -> None:
         self._program = program = emit.program
         self._storage = emit.storage
         self._blocks = blocks
+        self._queued = queued
         self._emit = emit
         self._statements = Statements(emit, places)
         self._packet_headers = [header.name for header in program.headers.values() if not header.metadata]
@@ -223,9 +224,10 @@ class SwitchWriter:
             kept = emit.place(rid) if rid is not None and self._storage.has(rid) else zero
             emit.line(f"egress_rid = {kept}")
             emit.line(f"instance = {zero}")
-        emit.line("depth = enqueue(queues, egress_port, now)")
-        with emit.block(f"if depth == {emit.constant(FULL)}:"):
-            emit.line("continue")
+        if self._queued:
+            emit.line("depth = enqueue(queues, egress_port, now)")
+            with emit.block(f"if depth == {emit.constant(FULL)}:"):
+                emit.line("continue")
         emit.copied = self._copied_names()
         self._take_copies()
         self._egress_intrinsics()
@@ -240,13 +242,14 @@ class SwitchWriter:
         self._set_intrinsic("standard_metadata.instance_type", "instance")
         self._set_intrinsic("standard_metadata.packet_length", self._emit.name(CURRENT_SIZE))
         self._set_intrinsic("intrinsic_metadata.egress_rid", "egress_rid")
-        waited = "waiting_time(queues, egress_port, now)"
+        zero = self._emit.constant(0)
+        waited = "waiting_time(queues, egress_port, now)" if self._queued else zero
         self._set_intrinsic("intrinsic_metadata.egress_global_timestamp", f"now + {waited}", mask=True)
         self._set_intrinsic("queueing_metadata.enq_timestamp", "now", mask=True)
         self._set_intrinsic("queueing_metadata.deq_timedelta", waited, mask=True)
         # Egress runs when a packet queues up: how many will be behind it when it leaves, nobody knows yet.
         for name in ("enq_qdepth", "deq_qdepth"):
-            self._set_intrinsic(f"queueing_metadata.{name}", "depth")
+            self._set_intrinsic(f"queueing_metadata.{name}", "depth" if self._queued else zero)
 
     def _copied_names(self) -> frozenset[str]:
         """Variables that egress changes: each copy of a packet starts from what ingress left."""
@@ -289,8 +292,8 @@ class SwitchWriter:
         for header in self._program.deparser:
             deparse(emit, header)
         emit.line("copy(out, to, data, base + off, left)")
-        emit.line("length_out = to + left - sent * out_stride")
-        emit.line("out_length[sent] = length_out")
+        emit.line("out_length[sent] = to + left - sent * out_stride")
         emit.line("out_port[sent] = egress_port")
-        emit.line("out_leave[sent] = leave(queues, egress_port, now, length_out)")
+        if self._queued:
+            emit.line("out_leave[sent] = leave(queues, egress_port, now, number(out_length[sent]))")
         emit.line(f"sent = sent + {emit.constant(1)}")

@@ -96,17 +96,10 @@ class DataPlane:
     While no pipeline runs, hellos are answered and packets are dropped.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        ports: Ports,
-        queues: Queues | None = None,
-        clock: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        """queues: of the ports that have a rate. clock: nanoseconds since any time."""
+    def __init__(self, device: Device, ports: Ports, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        """clock: nanoseconds since any time."""
         self._device = device
         self._ports = ports
-        self._queues = queues or Queues({})
         self._pacer = self._new_pacer()
         self._switch: Switch | None = None
         self._clock, self._started = clock, clock()
@@ -183,13 +176,13 @@ class DataPlane:
         self._switch = switch
 
     def _new_pacer(self) -> Pacer | None:
-        return Pacer(self._queues, self._ports.send_by) if self._queues.ports else None
+        return Pacer(self._device.queues, self._ports.send_by) if self._device.queues else None
 
     def _process(self, frames: Frames) -> None:
         if self._switch is None:
             return
         now = self.now_us()
-        out = self._switch.process(frames, now, self._queues)
+        out = self._switch.process(frames, now)
         to_cpu = out.port == CPU_PORT
         if to_cpu.any():
             self._device.deliver_to_cpu([frame for _, frame in out.at(to_cpu).pairs()])
@@ -237,29 +230,29 @@ def run(
             )
             stack.callback(opened.close)
             queues = _queues(opened.ports, rates or {}, queue_limit)
-            device = Device(device_id, mode=mode)
+            device = Device(device_id, mode=mode, queues=queues)
             stack.callback(device.close)
             server = serve(device, grpc_address)
             stack.callback(server.stop)
         except (OSError, TargetError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
-        plane = stack.enter_context(DataPlane(device, opened, queues))
+        plane = stack.enter_context(DataPlane(device, opened))
         with _stopped_by_signals(plane.stop):
             announce(Listening(udp_host, server.port, opened.listening, interfaces or {}))
             plane.run()
         counts = {number: port.counts for number, port in opened.ports.items()}
-        return SwitchCounts(counts, queues.counts())
+        return SwitchCounts(counts, queues.counts() if queues else {})
 
 
-def _queues(ports: Iterable[int], rates: Mapping[int, float], limit: int) -> Queues:
-    """The queues of ports with a rate. Raises StartError for a port that is not there."""
+def _queues(ports: Iterable[int], rates: Mapping[int, float], limit: int) -> Queues | None:
+    """The queues of ports with a rate, None without any. Raises StartError for a port that is not there."""
     known = set(ports)
     for port in rates:
         if port not in known:
             raise StartError(
                 f"port rate: port {port} is not there; use one of {', '.join(map(str, sorted(known)))}"
             )
-    return Queues(rates, limit)
+    return Queues(rates, limit) if rates else None
 
 
 def _udp_ports(

@@ -24,7 +24,6 @@ from peelsum.target.tables import Table
 
 #: The clock that programs see (48 bits of microseconds) wraps at this.
 _CLOCK_WRAP = 1 << 48
-_UNQUEUED = Queues({})
 
 
 class Switch:
@@ -32,7 +31,9 @@ class Switch:
 
     `mode` is how code runs: "numba" (machine code), or "python" (as it is, thousands of times slower).
     `roll=False` leaves loops unrolled, to compare with. `cache` is where machine code is kept, by default the
-    user's cache folder. `lock` is held while a batch is under way and by every access to state.
+    user's cache folder. What leaves by a port
+    that `queues` has passes through its queue. `lock` is held while a batch is under way and by every access
+    to state.
     """
 
     def __init__(
@@ -42,13 +43,14 @@ class Switch:
         *,
         roll: bool = True,
         cache: Path | None = None,
+        queues: Queues | None = None,
     ) -> None:
         if mode not in ("numba", "python"):
             raise TargetError(f"mode: {mode!r} is neither 'numba' nor 'python'")
         self.program = program
         self.mode = mode
         self.lock = RLock()
-        self._generated = generated = generate(program, roll)
+        self._generated = generated = generate(program, roll, queues is not None)
         self._memory = np.zeros(max([plan.end for plan in generated.tables.values()], default=0), np.uint64)
         places = generated.places
         plans = places.registers.values()
@@ -73,15 +75,15 @@ class Switch:
         for name, plan in places.direct.items():
             self.tables[name].attach_counts(self._counts[plan.base : plan.base + 2 * plan.size])
         self.groups = Groups(self.lock)
+        self._queues = (queues or Queues({})).memory
         self._out = _Room()
         self._run = as_it_is(generated) if mode == "python" else through_numba(generated, cache)
 
-    def process(self, frames: Frames, now_us: int, queues: Queues = _UNQUEUED) -> Frames:
+    def process(self, frames: Frames, now_us: int) -> Frames:
         """Take frames through the program, one after the other, at time `now_us` (microseconds).
 
         Returns what leaves, in the order of what came in, copies in the order of their group. The arrays
-        returned are valid until the next call. What leaves by a port that has a queue passes through it: no
-        more than fits, and `leave` says when. Raises InvalidEntry for arrays that do not fit together.
+        returned are valid until the next call. Raises InvalidEntry for arrays that do not fit together.
         """
         data, length, port = _checked(frames)
         count, stride = data.shape
@@ -96,7 +98,7 @@ class Switch:
                     room.data[sent * out_stride :], out_stride, room.length[sent:], room.port[sent:],
                     room.leave[sent:], room.rows - sent, self.groups.most_copies,
                     self._memory, self._regs, self._wide, self._counts, self.groups.memory,
-                    queues.memory,
+                    self._queues,
                 )  # fmt: skip
                 done, sent = int(done), sent + int(more)
                 if done >= count:
