@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 from bmv2_process import running_bmv2
-from device_state import rows
+from device_state import forwarding, rows
 
 from peelsum.control import (
     ControlError,
@@ -31,12 +31,15 @@ class RestartableSwitch:
 
     def start(self):
         self.device = Device(mode="python")
-        self.server = serve(self.device, self.address)
-        self.address = self.server.address
+        self.running = ExitStack()
+        self.running.callback(self.device.close)
+        self.running.enter_context(forwarding([self.device]))
+        server = serve(self.device, self.address)
+        self.running.callback(server.stop)
+        self.address = server.address
 
     def stop(self):
-        self.server.stop()
-        self.device.close()
+        self.running.close()
 
     def holding(self):
         return [rows(self.device, name) for name in TABLES] + [self.device.switch.groups.get(3)]

@@ -77,7 +77,7 @@ def test_a_bmv2_that_ends_at_once_is_reported(monkeypatch: pytest.MonkeyPatch, t
     fake.write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(TopologyError, match="ended with status 3 before it listened"), bmv2.running({}):
+    with pytest.raises(TopologyError, match="simple_switch_grpc: ended with status 3"), bmv2.running({}):
         pass
 
 

@@ -198,7 +198,7 @@ def run(
     *,
     grpc_address: str = "127.0.0.1:9559",
     udp_host: str = "127.0.0.1",
-    udp_base: int | None = None,
+    udp_base: int | Mapping[int, int] | None = None,
     interfaces: Mapping[int, str] | None = None,
     joins: Mapping[int, Address] | None = None,
     loss: float = 0.0,
@@ -212,7 +212,7 @@ def run(
     """Be a switch with ports 1 to `ports` until SIGINT or SIGTERM (or `Ctrl-C`); then free every address.
 
     grpc_address: where P4Runtime listens, host:port; port 0 takes a free one.
-    udp_base: switch port p listens on UDP port udp_base + p; None takes any free ones.
+    udp_base: switch port p listens on UDP port udp_base + p, or udp_base[p]; else on any free one.
     interfaces: names by switch port; be on these instead of UDP ports, and `ports` says nothing.
     joins: by switch port, the UDP port of another switch that it is joined to.
     loss: share of datagrams that each UDP port loses in each direction, decided by `seed`; 0 to 1.
@@ -256,11 +256,16 @@ def _queues(ports: Iterable[int], rates: Mapping[int, float], limit: int) -> Que
 
 
 def _udp_ports(
-    ports: int, host: str, base: int | None, joins: Mapping[int, Address], loss: float, seed: int
+    ports: int,
+    host: str,
+    base: int | Mapping[int, int] | None,
+    joins: Mapping[int, Address],
+    loss: float,
+    seed: int,
 ) -> Ports:
     if not 1 <= ports < CPU_PORT:
         raise StartError(f"ports: {ports} is out of range; use 1 to {CPU_PORT - 1}")
-    if base is not None and not 0 <= base <= _LAST_UDP_PORT - ports:
+    if isinstance(base, int) and not 0 <= base <= _LAST_UDP_PORT - ports:
         raise StartError(f"udp_base: {base} is out of range; use 0 to {_LAST_UDP_PORT - ports}")
     for port in joins:
         if not 1 <= port <= ports:

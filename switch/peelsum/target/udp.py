@@ -148,7 +148,7 @@ class UdpPorts:
         numbers: Iterable[int],
         *,
         host: str = "127.0.0.1",
-        base: int | None = None,
+        base: int | Mapping[int, int] | None = None,
         batch: int = 1024,
         loss: float = 0.0,
         seed: int = 0,
@@ -156,7 +156,7 @@ class UdpPorts:
     ) -> None:
         """Open one socket per switch port.
 
-        base: switch port p listens on UDP port base + p; None takes any free ones.
+        base: switch port p listens on UDP port base + p, or base[p]; where there is none, on any free one.
         batch: about how many frames `receive` brings at most.
         loss: share of datagrams that each port loses in each direction, hellos excepted, decided by `seed`.
         Raises ValueError for a share that is none, OSError naming an address that is taken.
@@ -167,7 +167,7 @@ class UdpPorts:
         self.no_such_port = 0
         try:
             for number in numbers:
-                address = (host, 0 if base is None else base + number)
+                address = (host, _udp_port(base, number))
                 sock = BatchSocket.bind(address, HEADER_BYTES, burst=batch, offload=offload)
                 try:
                     self._ports[number] = UdpPort(number, sock, loss=loss, seed=seed)
@@ -259,6 +259,13 @@ class UdpPorts:
         """Free every UDP port."""
         for port in self._ports.values():
             port.socket.close()
+
+
+def _udp_port(base: int | Mapping[int, int] | None, number: int) -> int:
+    """Where a switch port listens; 0 for any free UDP port."""
+    if base is None:
+        return 0
+    return base + number if isinstance(base, int) else base.get(number, 0)
 
 
 def is_udp(data: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -44,6 +44,9 @@ def up(
     links: Annotated[
         LinkKind, typer.Option(help="Loopback UDP, or veth between network namespaces (needs root).")
     ] = LinkKind.UDP,
+    restart: Annotated[
+        bool, typer.Option(help="Start a switch or server that ends by itself again, instead of ending all.")
+    ] = False,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
@@ -60,7 +63,7 @@ def up(
         Interruption() as interruption,
     ):
         kind = VethNetwork if links is LinkKind.VETH else UdpNetwork
-        network = kind(description.read(topology), switch.value)
+        network = kind(description.read(topology), switch.value, restart=restart)
         left_over = records.Record.read()
         if left_over is not None:
             records.end(left_over)
@@ -76,10 +79,11 @@ def up(
                 while True:
                     time.sleep(_CHECK_EVERY_S)
                     interruption.check()
-                    if network.check():
+                    news = network.check()
+                    if news:
                         records.Record(network.name, myself, network.places).write()
-                        if not json:
-                            print("job: has finished; admitted again in a new generation", flush=True)
+                    for line in news:
+                        _tell(network, line, json)
         finally:
             records.end(record)
 
@@ -123,9 +127,21 @@ def down() -> None:
         records.end(record)
 
 
+def _tell(network: Network, line: str, json: bool) -> None:
+    if json:
+        say(news=line, processes=network.processes)
+    else:
+        print(line, flush=True)
+
+
 def _announce(network: Network, json: bool) -> None:
     if json:
-        say(network=network.name, hosts=list(network.topology.hosts), p4runtime=network.p4runtime)
+        say(
+            network=network.name,
+            hosts=list(network.topology.hosts),
+            p4runtime=network.p4runtime,
+            processes=network.processes,
+        )
         return
     for name, address in network.p4runtime.items():
         print(f"{name}: {network.switch}, P4Runtime at {address}")

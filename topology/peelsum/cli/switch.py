@@ -25,6 +25,10 @@ def run(
     udp_base: Annotated[
         int | None, typer.Option(help="Port p listens on UDP port udp_base + p; by default on free ones.")
     ] = None,
+    udp_port: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PORT@UDP", help="The UDP port of one port, instead of udp_base; repeat it."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address of the UDP ports.")] = "127.0.0.1",
     interface: Annotated[
         list[str] | None,
@@ -79,7 +83,7 @@ def run(
             ports,
             grpc_address=p4runtime,
             udp_host=host,
-            udp_base=udp_base,
+            udp_base=_udp_ports(udp_port) if udp_port else udp_base,
             interfaces=interfaces,
             joins=joins,
             loss=loss,
@@ -91,6 +95,15 @@ def run(
         )
     if json:
         say(**asdict(counts))
+
+
+def _udp_ports(given: list[str]) -> dict[int, int]:
+    """UDP ports by switch port."""
+    found = _by_port("udp-port", given, "41001")
+    for port, udp in found.items():
+        if not udp.isdecimal() or not 0 < int(udp) <= 0xFFFF:
+            raise typer.BadParameter(f"udp-port: {port}@{udp}: {udp} is no UDP port; give 1 to 65535")
+    return {port: int(udp) for port, udp in found.items()}
 
 
 def _rates(given: list[str], ports: Iterable[int]) -> dict[int, float]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from peelsum.topology.errors import TopologyError
-from peelsum.topology.namespaces import die_with_parent
+from peelsum.topology.processes import Child
 from peelsum.wire import CPU_PORT
 
 BINARY = "simple_switch_grpc"
@@ -25,28 +24,38 @@ def available() -> bool:
     return shutil.which(BINARY) is not None
 
 
-@contextmanager
-def running(interfaces: Mapping[int, str], *, device_id: int = 1) -> Iterator[str]:
-    """BMv2 without a pipeline, `interfaces` by switch port; yields its P4Runtime address, ends it at exit.
+def start(
+    interfaces: Mapping[int, str], *, name: str = BINARY, device_id: int = 1, address: str | None = None
+) -> tuple[str, Child]:
+    """BMv2 without a pipeline, `interfaces` by switch port; its P4Runtime address, and the process.
 
-    Raises TopologyError where it is missing or does not come up.
+    address: where P4Runtime listens; a free port of this host if left out. Raises TopologyError where BMv2 is
+    missing or does not come up.
     """
     if not available():
         raise TopologyError(f"{BINARY}: not found on PATH; install BMv2, or do without it")
-    address = f"127.0.0.1:{_free_tcp_port()}"
+    address = address or f"127.0.0.1:{_free_tcp_port()}"
     command = [BINARY, "--no-p4", "--device-id", str(device_id), "--log-level", "off"]
-    for port, name in interfaces.items():
-        command += ["-i", f"{port}@{name}"]
+    for port, interface in interfaces.items():
+        command += ["-i", f"{port}@{interface}"]
     command += ["--", "--grpc-server-addr", address, "--cpu-port", str(CPU_PORT)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent
-    )
+    child = Child(name, command, foreign=True)
     try:
-        _await_listener(address, process)
+        _await_listener(address, child)
+    except BaseException:
+        child.stop()
+        raise
+    return address, child
+
+
+@contextmanager
+def running(interfaces: Mapping[int, str], *, device_id: int = 1) -> Iterator[str]:
+    """As `start`; yields the address, and ends BMv2 at exit."""
+    address, child = start(interfaces, device_id=device_id)
+    try:
         yield address
     finally:
-        process.terminate()
-        process.wait()
+        child.stop()
 
 
 def _free_tcp_port() -> int:
@@ -55,12 +64,12 @@ def _free_tcp_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _await_listener(address: str, process: subprocess.Popen[bytes]) -> None:
+def _await_listener(address: str, child: Child) -> None:
     host, port = address.split(":")
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise TopologyError(f"{BINARY}: ended with status {process.returncode} before it listened")
+        if not child.running:
+            raise TopologyError(child.obituary())
         try:
             socket.create_connection((host, int(port)), timeout=1).close()
         except OSError:

@@ -7,7 +7,6 @@ system: what was made goes with the processes that hold it, however they end.
 from __future__ import annotations
 
 import ctypes
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,21 +15,16 @@ from typing import Any
 
 from peelsum.target.packets import without_offloads
 from peelsum.topology.errors import TopologyError
+from peelsum.topology.processes import die_with_parent
 
 #: What a host calls its end of its link, as in Mininet's tutorials.
 HOST_INTERFACE = "eth0"
 _MTU = 9000
 _IPV6_OFF = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
 _CLONE_NEWNET = 0x40000000
-_PR_SET_PDEATHSIG = 1
 _NUD_PERMANENT = 0x80
 _SCOPE_LINK = 253
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends. For `preexec_fn`."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def hold_namespace() -> subprocess.Popen[bytes]:

@@ -23,6 +23,7 @@ from peelsum.topology.description import JobNode, Link, Topology, switch_port
 from peelsum.topology.errors import ProcessError, TopologyError
 from peelsum.topology.losses import lose
 from peelsum.topology.namespaces import HostNetwork, Wires, hold_namespace, inside
+from peelsum.topology.parts import Part
 from peelsum.topology.processes import Child
 from peelsum.topology.records import MARKER, Place, Process
 from peelsum.wire import UDP_PORT
@@ -33,9 +34,7 @@ SEAT = "PEELSUM_SEAT"
 #: BMv2's queues hold 64 packets a port by default; more chunks under way would be dropped there.
 _WINDOWS = {"embedded": 512, "bmv2": 64}
 _LOOPBACK = "127.0.0.1"
-_SERVER = "server"
-#: How long the last line of a process that has ended may take to arrive.
-_LAST_WORDS_S = 5.0
+_SERVER, _CONTROLLER = "server", "controller"
 
 
 class Network(ABC):
@@ -44,14 +43,16 @@ class Network(ABC):
     name: unique for all time. places: where commands run, by host or switch. p4runtime: by switch.
     """
 
-    def __init__(self, topology: Topology, switch: SwitchKind = "embedded") -> None:
+    def __init__(self, topology: Topology, switch: SwitchKind = "embedded", *, restart: bool = False) -> None:
+        """restart: start a switch or a server that ends by itself again; otherwise that is an error."""
         self.topology = topology
         self.switch = switch
+        self._restart = restart
         self.name = uuid.uuid4().hex
         self.places: dict[str, Place] = {}
         self.p4runtime: dict[str, str] = {}
         self._stack, self._job_stack = ExitStack(), ExitStack()
-        self._children: list[Child] = []
+        self._parts: dict[str, Part] = {}
 
     def __enter__(self) -> Self:
         try:
@@ -66,30 +67,48 @@ class Network(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def check(self) -> bool:
-        """Whether the job has finished and was admitted again, in a new generation: `places` has new seats.
+    @property
+    def processes(self) -> dict[str, int]:
+        """The numbers of the processes that play switches, controller and server, by name."""
+        return {name: part.child.pid for name, part in self._parts.items()}
 
-        Raises ProcessError if a part has ended by itself.
+    def check(self) -> list[str]:
+        """What came about since the last call, in words; after any of it, `places` may have new seats.
+
+        A job that has finished is admitted again, in a new generation. Raises ProcessError if a part has
+        ended by itself, unless it is to be restarted.
         """
-        ended = [child for child in self._children if not child.running]
-        for child in ended:
-            while child.next_line(_LAST_WORDS_S) is not None:
-                pass
-        if not ended:
-            return False
-        if [child.name for child in ended] != [_SERVER]:
-            raise ProcessError(f"{ended[0].name}: ended by itself; see what it was told")
-        self._job_stack.close()
-        del self._children[-2:]
+        news = self._told_by_controller()
+        ended = [part for part in self._parts.values() if not part.child.running]
+        finished = [part for part in ended if part.name == _SERVER and part.child.status == 0]
         with self._marked():
-            self._start_job()
-        return True
+            for part in ended:
+                if part not in finished:
+                    news.append(self._after_the_end_of(part))
+            if finished:
+                self._job_stack.close()
+                self._start_job()
+                news.append("job: has finished; admitted again in a new generation")
+        return news
+
+    def _told_by_controller(self) -> list[str]:
+        news = []
+        controller = self._parts.get(_CONTROLLER)
+        while controller is not None and controller.child.running and controller.child.has_line(0):
+            line = controller.child.next_line(0) or {}
+            news += [line["event"]] if "event" in line else []
+        return news
+
+    def _after_the_end_of(self, part: Part) -> str:
+        if not self._restart:
+            raise ProcessError(f"{part.child.obituary()}; with --restart it would have been started again")
+        return part.restart()
 
     def close(self) -> None:
         """End every process, the ones that use others first."""
         self._job_stack.close()
         self._stack.close()
-        self._children.clear()
+        self._parts.clear()
 
     @abstractmethod
     def _start(self) -> None:
@@ -116,11 +135,14 @@ class Network(ABC):
 
         It ends with `stack`.
         """
-        prefix = () if pid is None else inside(pid)
-        child = Child.peelsum(name, *arguments, "--json", "--child", prefix=prefix)
-        self._children.append(child)
-        stack.callback(child.stop)
-        return child.ready()
+        child, said = _ready(name, *arguments, pid=pid)
+        self._play(stack, child)
+        return said
+
+    def _play(self, stack: ExitStack, child: Child) -> None:
+        """Have a child play the part of its name until `stack` ends."""
+        self._parts[child.name] = part = Part(child)
+        stack.callback(part.stop)
 
     def _admit(self, job: JobNode, *, addressed: bool) -> dict[str, Any]:
         """Have the job let in; `addressed` is whether packets to hosts must carry their addresses."""
@@ -128,11 +150,12 @@ class Network(ABC):
         path = folder / "job.toml"
         window = job.window or _WINDOWS[self.switch]
         path.write_text(jobs.description(self.topology, job, self.p4runtime, window, addressed=addressed))
-        return self._child(self._job_stack, "controller", "job", "admit", str(path), "--hold")
+        return self._child(self._job_stack, _CONTROLLER, "job", "admit", str(path), "--hold")
 
     def _serve(self, switch: str, admission: Mapping[str, Any], *more: str, pid: int | None = None) -> None:
         options = ("--switch", switch, "--admission", json.dumps(admission), *more)
         self._child(self._job_stack, _SERVER, "server", "run", *options, pid=pid)
+        self._parts[_SERVER].again = lambda: _ready(_SERVER, "server", "run", *options, pid=pid)[0]
 
     def _place(
         self, host: str, address: tuple[str, int], wire: str, admission: Mapping[str, Any] | None
@@ -155,8 +178,8 @@ class Network(ABC):
 class UdpNetwork(Network):
     """Over loopback UDP: every switch a process, every port of it a UDP port, hosts wherever they like."""
 
-    def __init__(self, topology: Topology, switch: SwitchKind = "embedded") -> None:
-        super().__init__(topology, switch)
+    def __init__(self, topology: Topology, switch: SwitchKind = "embedded", *, restart: bool = False) -> None:
+        super().__init__(topology, switch, restart=restart)
         self._udp_ports: dict[str, dict[int, int]] = {}
 
     def _start(self) -> None:
@@ -190,13 +213,27 @@ class UdpNetwork(Network):
                 "ports; give them the same, or use --links veth"
             )
         options = ["--ports", str(max(self.topology.ports(name), default=1)), "--device-id", str(device_id)]
-        options += ["--loss", str(max(losses, default=0.0)), "--p4runtime", f"{_LOOPBACK}:0"]
-        for other, udp_ports in self._udp_ports.items():  # the switches before this one
-            if trunk := self.topology.trunks.get((name, other)):
-                options += ["--join", f"{trunk[0]}@{_LOOPBACK}:{udp_ports[trunk[1]]}"]
-        listening = self._child(self._stack, name, "switch", "run", *options)
+        options += ["--loss", str(max(losses, default=0.0))]
+        command = ("switch", "run", *options)
+        free = ("--p4runtime", f"{_LOOPBACK}:0")
+        listening = self._child(self._stack, name, *command, *free, *self._joins(name))
         self.p4runtime[name] = f"{_LOOPBACK}:{listening['grpc_port']}"
-        return {int(port): udp for port, udp in listening["udp_ports"].items()}
+        udp_ports = {int(port): udp for port, udp in listening["udp_ports"].items()}
+        same = ["--p4runtime", self.p4runtime[name]]
+        for port, udp in udp_ports.items():
+            same += ["--udp-port", f"{port}@{udp}"]
+        # A switch that forgot who is behind its trunks has to say hello itself: the others no longer do.
+        self._parts[name].again = lambda: _ready(name, *command, *same, *self._joins(name))[0]
+        return udp_ports
+
+    def _joins(self, name: str) -> list[str]:
+        """Options that join a switch's ports to those of the switches that listen already."""
+        return [
+            word
+            for other, udp_ports in self._udp_ports.items()
+            if (trunk := self.topology.trunks.get((name, other)))
+            for word in ("--join", f"{trunk[0]}@{_LOOPBACK}:{udp_ports[trunk[1]]}")
+        ]
 
 
 class VethNetwork(Network):
@@ -205,8 +242,8 @@ class VethNetwork(Network):
     This process enters the latter for good. Hosts have addresses, and know each other's and the switches'.
     """
 
-    def __init__(self, topology: Topology, switch: SwitchKind = "embedded") -> None:
-        super().__init__(topology, switch)
+    def __init__(self, topology: Topology, switch: SwitchKind = "embedded", *, restart: bool = False) -> None:
+        super().__init__(topology, switch, restart=restart)
         self._holders: dict[str, int] = {}
 
     def _start(self) -> None:
@@ -249,10 +286,18 @@ class VethNetwork(Network):
         """Start a switch on its interfaces; its P4Runtime address in the switches' namespace."""
         interfaces = {port: f"{name}-p{port}" for port in self.topology.ports(name)}
         if self.switch == "bmv2":
-            return self._stack.enter_context(bmv2.running(interfaces, device_id=device_id))
-        options = [option for port, end in interfaces.items() for option in ("--interface", f"{port}@{end}")]
-        options += ["--device-id", str(device_id), "--p4runtime", f"{_LOOPBACK}:0"]
-        return f"{_LOOPBACK}:{self._child(self._stack, name, 'switch', 'run', *options)['grpc_port']}"
+            address, child = bmv2.start(interfaces, name=name, device_id=device_id)
+            self._play(self._stack, child)
+            self._parts[name].again = lambda: bmv2.start(
+                interfaces, name=name, device_id=device_id, address=address
+            )[1]
+            return address
+        command = ["switch", "run", "--device-id", str(device_id)]
+        command += [word for port, end in interfaces.items() for word in ("--interface", f"{port}@{end}")]
+        listening = self._child(self._stack, name, *command, "--p4runtime", f"{_LOOPBACK}:0")
+        address = f"{_LOOPBACK}:{listening['grpc_port']}"
+        self._parts[name].again = lambda: _ready(name, *command, "--p4runtime", address)[0]
+        return address
 
     def _start_job(self) -> None:
         job, admission = self.topology.job, None
@@ -280,6 +325,17 @@ class VethNetwork(Network):
             if done.returncode:
                 reason = done.stderr.strip() or f"status {done.returncode}"
                 raise TopologyError(f"hosts.{host}.commands: {command!r}: {reason}; correct it")
+
+
+def _ready(name: str, *arguments: str, pid: int | None = None) -> tuple[Child, dict[str, Any]]:
+    """A `peelsum` command that is ready, in the namespace of `pid` if given, and what it says."""
+    prefix = () if pid is None else inside(pid)
+    child = Child.peelsum(name, *arguments, "--json", "--child", prefix=prefix)
+    try:
+        return child, child.ready()
+    except BaseException:
+        child.stop()
+        raise
 
 
 def _switch_of(end: str) -> str | None:

@@ -1,11 +1,13 @@
 """Child processes that speak JSON lines: started, waited for, and ended with their parent.
 
 A child prints one object when it is ready and one when it ends; between the two it may print more. It ends on
-SIGTERM, and when its standard input closes, which happens however its parent dies.
+SIGTERM, and when its standard input closes, which happens however its parent dies. A foreign program, which
+does not look at its input, is killed then.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import queue
@@ -15,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -23,13 +26,19 @@ from peelsum.topology.errors import ProcessError
 
 #: How long a child may take to clean up before it is killed, in seconds.
 GRACE_S = 10.0
+#: Lines of what a child said last that are told when it has ended by itself.
+_LAST_LINES = 3
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 class Child:
     """One command in a process of its own, out of reach of the terminal's Ctrl-C."""
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], *, foreign: bool = False) -> None:
+        """foreign: the command is no `peelsum` command."""
         self.name = name
+        self._other_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
         self._process = subprocess.Popen(
             command,
@@ -37,6 +46,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,
+            preexec_fn=die_with_parent if foreign else None,
         )
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name=f"{name} output", daemon=True)
@@ -47,6 +57,11 @@ class Child:
     def peelsum(cls, name: str, *arguments: str, prefix: Sequence[str] = ()) -> Self:
         """A `peelsum` subcommand under the interpreter that runs this; `prefix` runs it somewhere else."""
         return cls(name, [*prefix, sys.executable, "-m", "peelsum.cli", *arguments])
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
 
     def tell(self, **values: object) -> None:
         """Send the child one object, which it gets from `hear`. A child that has ended hears nothing."""
@@ -90,6 +105,17 @@ class Child:
         """Whether the process has not ended yet."""
         return self._process.poll() is None
 
+    @property
+    def status(self) -> int | None:
+        """What the process ended with, as for `subprocess`; None while it runs."""
+        return self._process.poll()
+
+    def obituary(self) -> str:
+        """How a child ended, and the last lines that it said: for one that ended by itself."""
+        self._reader.join(GRACE_S)
+        said = self._complaints()[-_LAST_LINES:] or list(self._other_lines)
+        return f"{self.name}: {self._fate()}" + (f"; it said: {' | '.join(said)}" if said else "")
+
     def stop(self) -> dict[str, Any]:
         """End the child and return the last object that it printed, {} if there is none."""
         if self.running:
@@ -113,13 +139,23 @@ class Child:
         for line in self._process.stdout:
             if line.startswith(b"{"):
                 self._lines.put(json.loads(line))
+            elif line.strip():
+                self._other_lines.append(line.decode(errors="replace").strip())
         self._lines.put(None)
 
     def _complaint(self) -> str:
+        lines = self._complaints()
+        return lines[-1].removeprefix("peelsum: ") if lines else self._fate()
+
+    def _complaints(self) -> list[str]:
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        status = self._process.returncode
-        return lines[-1].removeprefix("peelsum: ") if lines else f"ended with status {status}"
+        return self._errors.read().decode(errors="replace").strip().splitlines()
+
+    def _fate(self) -> str:
+        status = self._process.wait(GRACE_S)
+        return (
+            f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+        )
 
 
 def say(**values: object) -> None:
@@ -133,6 +169,11 @@ def hear() -> dict[str, Any]:
     if not line:
         raise SystemExit
     return dict(json.loads(line))
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends. For `preexec_fn`."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_with_parent() -> None:
