@@ -56,5 +56,6 @@ def test_times_come_from_the_clock_that_was_given() -> None:
     ticks = count()
     reduce = Allreduce(LocalSummation.group(1)[0], forms="dense", clock=lambda: float(next(ticks)))
     result = reduce.sum({"g": np.ones(3, np.float32)})
-    # Agreement, header and values; three exchanges are written (the left-over is empty), two of them read.
-    assert (result.encode_s, result.network_s, result.decode_s) == (3.0, 3.0, 3.0)
+    # Agreement, header and values are summed, the latter two are written and read; tensors and results are
+    # prepared, and the first round is asked for.
+    assert (result.encode_s, result.network_s, result.decode_s) == (4.0, 3.0, 3.0)

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peelsum.allreduce import Allreduce, InvalidRequestError, Plan, PlanMismatchError, TensorPlan
+from peelsum.allreduce import (
+    Allreduce,
+    Choice,
+    InvalidRequestError,
+    Plan,
+    PlanMismatchError,
+    Settings,
+    TensorPlan,
+)
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.codec import CodecError
 from peelsum.wire import packet_bytes
@@ -39,7 +47,19 @@ def test_every_worker_raises(make_workers: Any, odd: Any, steps_before: int, for
 
 
 @pytest.mark.parametrize(
-    "setting", [{"seed": 1}, {"forms": "compact"}, {"average": True}, {"cells_per_candidate": 2.0}]
+    "setting",
+    [
+        {"seed": 1},
+        {"forms": "compact"},
+        {"average": True},
+        {"cells_per_candidate": 2.0},
+        {"index": "bloom"},
+        {"predict": True},
+        {"exchange_words": 5},
+        {"limbs": 2},
+        {"estimate": True},
+        {"sparse": {"g"}},
+    ],
 )
 def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any]) -> None:
     group, other = make_workers(2, timeout_s=10), make_workers(2, **setting)
@@ -81,7 +101,9 @@ def test_a_type_that_all_share_but_none_can_sum_is_refused_by_all(make_workers: 
     failures = make_workers(2).failures([{"g": ONES.astype(np.float64)}] * 2)
     for failure in failures:
         assert isinstance(failure, InvalidRequestError)
-        assert "'g' is float64; convert it to float32" in str(failure)
+        assert "'g' is float64; convert it to one of float32, float16, bfloat16 on every worker" in str(
+            failure
+        )
 
 
 def test_after_a_failure_nothing_is_summed(make_workers: Any) -> None:
@@ -165,12 +187,13 @@ def test_digests_agree_exactly_when_equal() -> None:
 
 
 def test_digest_is_the_same_in_every_process() -> None:
-    plan = Plan((TensorPlan("g", (2, 3), "float32", "dense"),), 4, 256, 0, 1.4, False)
-    assert f"{plan.digest:#018x}" == "0xdfe779bf1470d0e1"
-    assert str(plan) == "0xdfe779bf1470d0e1 (sum over 4 workers of 'g' float32[2, 3] dense)"
+    plan = Plan((TensorPlan("g", (2, 3), "float32", Choice("dense")),), 4, 256, Settings())
+    assert f"{plan.digest:#018x}" == "0x58ca1c674a01e5e6"
+    assert str(plan) == "0x58ca1c674a01e5e6 (sum over 4 workers of 'g' float32[2, 3] dense)"
 
 
 def test_long_plans_are_shortened_in_messages() -> None:
-    plan = Plan(tuple(TensorPlan(f"t{i}", (i,), "float32", "dense") for i in range(9)), 2, 32, 0, 1.4, True)
+    tensors = tuple(TensorPlan(f"t{i}", (i,), "float32", Choice("dense")) for i in range(9))
+    plan = Plan(tensors, 2, 32, Settings(average=True))
     assert "'t5' float32[5] dense, and 3 more)" in str(plan)
     assert "'t6'" not in str(plan)

@@ -10,26 +10,36 @@ from peelsum.allreduce.errors import (
     PlanMismatchError,
     SummationStalledError,
 )
-from peelsum.allreduce.forms import RequestedForm
+from peelsum.allreduce.forms import RequestedForm, RequestedIndex
+from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index, IndexForm, TwoLevelIndex
 from peelsum.allreduce.local import LocalSummation
-from peelsum.allreduce.plan import Form, Plan, TensorPlan
+from peelsum.allreduce.plan import Choice, Form, Plan, Prediction, Settings, TensorPlan
 from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.allreduce.summation import Op, Part, Summation
 
 __all__ = [
     "Allreduce",
     "AllreduceError",
+    "BitmapIndex",
+    "BloomIndex",
+    "Choice",
     "Form",
+    "Index",
+    "IndexForm",
     "InvalidRequestError",
     "LocalSummation",
     "Op",
     "Part",
     "Plan",
     "PlanMismatchError",
+    "Prediction",
     "RequestedForm",
+    "RequestedIndex",
+    "Settings",
     "StepResult",
     "Summation",
     "SummationStalledError",
     "TensorPlan",
     "TensorResult",
+    "TwoLevelIndex",
 ]

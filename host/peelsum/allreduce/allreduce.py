@@ -1,49 +1,74 @@
 """The all-reduce: tensors in, exact sums out, over any way to sum.
 
-Theory of operation. One call of `Allreduce.sum` is one step, of these exchanges:
+Theory of operation. One call of `Allreduce.sum` is one step. First the workers agree, then every tensor goes
+through its own rounds; the rounds of all tensors share exchanges, back to back, so that chunks are full.
 
-    exchange     op   words                                       when
-    agreement    OR   a digest d of plan and step, and ~d         always; alone if the plan is new
-    header       OR   per tensor: exponent, index if it has one   with the agreement, else after it
-    values       ADD  per tensor: dense, compact or sketch        unless all is zero or not finite
-    left-over    ADD  values that peeling did not recover         if there are any
+    round        op   words                                          when
+    agreement    OR   a digest d of plan and step, and ~d            always; alone if the tensors are new
+    header       OR   exponent, index if there is one                with the agreement, else after it
+                 ADD  dense values or sketch, by a predicted scale   with the header, if there is a prediction
+    refinement   OR   the candidates' own bits                       if the index is refined
+    values       ADD  dense, compact or sketch                       unless sent already, zero or not finite
+    left-over    ADD  values that peeling did not recover            if there are any
 
-All tensors of a step share each exchange, back to back, so that chunks are full and pipelined. Every
-decision (agreed or not, scale, lengths, left-over) follows from sums, which are the same on every worker.
-This module refuses to know what adds the words up.
+A prediction that does not hold costs a round: the values are sent again, by the scale agreed on. Every
+decision (agreed or not, scale, lengths, left-over, the next step's choices) follows from sums, which are the
+same on every worker. This module refuses to know what adds the words up.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from itertools import accumulate
-from typing import NamedTuple
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.allreduce.costs import Seen
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
-from peelsum.allreduce.exchange import CompactExchange, DenseExchange, SketchExchange
-from peelsum.allreduce.forms import FormChooser, RequestedForm
-from peelsum.allreduce.plan import SUPPORTED_DTYPE, Plan, TensorPlan, agreed, agreement_words, unsupported
-from peelsum.allreduce.result import StepResult
-from peelsum.allreduce.summation import Op, Part, Summation, Words
-from peelsum.codec import CELLS_PER_CANDIDATE, Implementation, SketchLayout, kernels
+from peelsum.allreduce.exchange import Setting, TensorExchange
+from peelsum.allreduce.forms import FormChooser, RequestedForm, RequestedIndex
+from peelsum.allreduce.plan import (
+    SUPPORTED_DTYPES,
+    Plan,
+    Settings,
+    TensorPlan,
+    agreed,
+    agreement_words,
+    unsupported,
+)
+from peelsum.allreduce.result import StepResult, TensorResult
+from peelsum.allreduce.rounds import Step
+from peelsum.allreduce.summation import Part, Summation, Words
+from peelsum.codec import (
+    CELLS_PER_CANDIDATE,
+    BFloat16,
+    Implementation,
+    SketchLayout,
+    fixed_point,
+    kernels,
+    widened,
+)
 from peelsum.wire import packet_bytes
 
-Tensors = Mapping[str, NDArray[np.float32]] | Sequence[NDArray[np.float32]]
+Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16
+#: Above this density nobody needs to know where the non-zeros are.
+_DENSE = 1 / 4
+Tensors = Mapping[str, Tensor] | Sequence[Tensor]
 
 
 class Allreduce:
-    """Sums float32 tensors over the workers of `summation`, exactly. One object per worker, for one thread.
+    """Sums float tensors over the workers of `summation`, exactly. One object per worker, for one thread.
 
-    `forms` and `sparse` are explained at FormChooser. `seed` and `cells_per_candidate` lay out sketches.
-    `average` divides results by the number of workers. All of these, and the tensors' names, shapes, types
-    and order, must be the same on every worker: otherwise every worker raises PlanMismatchError.
-    `clock` returns seconds.
+    `forms`, `sparse`, `index`, `predict` and `exchange_words` are explained at FormChooser. `seed` and
+    `cells_per_candidate` lay out sketches. `limbs` is 1, or 2 for twice the words and about 30 more bits.
+    `average` divides results by the number of workers. `estimate`, for experiments only, has the values that
+    peeling left over estimated and not exchanged, by a coarser scale: results are not exact. All of these,
+    and the tensors' names, shapes, types and order, must be the same on every worker: otherwise every worker
+    raises PlanMismatchError. `clock` returns seconds.
     """
 
     def __init__(
@@ -52,17 +77,27 @@ class Allreduce:
         *,
         forms: RequestedForm | Mapping[str, RequestedForm] = "auto",
         sparse: Collection[str] = (),
+        index: RequestedIndex = "auto",
+        predict: bool = False,
+        exchange_words: int = 0,
         seed: int = 0,
         average: bool = False,
         cells_per_candidate: float = CELLS_PER_CANDIDATE,
+        limbs: int = 1,
+        estimate: bool = False,
         implementation: Implementation = "cpu",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._summation = summation
-        self._chooser = FormChooser(forms, sparse)
-        self._seed, self._average = seed, average
-        self._cells_per_candidate = cells_per_candidate
-        self._layout(0, 1)  # a size that is none is the caller's mistake, not that of a later step
+        self._chooser = FormChooser(
+            forms, sparse, index=index, predict=predict, exchange_words=exchange_words
+        )
+        self._settings = Settings(seed, average, cells_per_candidate, limbs, estimate, str(self._chooser))
+        # What is no size or no number of limbs is the caller's mistake, not that of a later step.
+        SketchLayout.sized(0, 1, 0, cells_per_candidate)
+        fixed_point(0, summation.workers, limbs)
+        if estimate and limbs != 1:
+            raise InvalidRequestError(f"estimate: {limbs} limbs cannot be estimated; use limbs=1")
         self._ops = kernels(implementation)
         self._clock = clock
         self._agreed: set[int] = set()
@@ -72,11 +107,12 @@ class Allreduce:
     def sum(self, tensors: Tensors) -> StepResult:
         """The exact sum of each tensor over all workers, who must all call this with like tensors.
 
-        Blocks until every worker has contributed. Arrays may be strided, read-only, empty or without
-        dimensions, and are not modified. A tensor that is not finite on some worker becomes NaN on all.
-        Raises PlanMismatchError if the workers differ, InvalidRequestError if all pass a type other than
-        float32, and what the summation raises when it stalls. After any of these the workers may be out of
-        step: further calls raise InvalidRequestError, and a new summation is needed.
+        Tensors are float32 or float16 arrays, or BFloat16. Blocks until every worker has contributed. Arrays
+        may be strided, read-only, empty or without dimensions, and are not modified. A tensor that is not
+        finite on some worker becomes NaN on all. Raises PlanMismatchError if the workers differ,
+        InvalidRequestError if all pass a type that is not summed, and what the summation raises when it
+        stalls. After any of these the workers may be out of step: further calls raise InvalidRequestError,
+        and a new summation is needed.
         """
         if self._failed:
             raise InvalidRequestError("sum: an earlier call failed; start again with a new summation")
@@ -88,43 +124,35 @@ class Allreduce:
     def _sum(self, tensors: Tensors) -> StepResult:
         named = _named(tensors)
         self._steps += 1
-        step = _Step(self._summation, self._clock)
+        step = Step(self._summation, self._clock)
         plan = self._plan(named)
-        known = plan.digest in self._agreed
+        known = plan.request in self._agreed
         if not known:
             self._agree(plan, step)
+        started = self._clock()
         exchanges = [self._exchange(tensor, named[tensor.name]) for tensor in plan.tensors]
-        headers = [_Piece(x.header_words, x.write_header, x.read_header) for x in exchanges]
-        step.exchange("or", headers, ahead=[self._agreement(plan)] if known else [])
-        step.exchange("add", [_Piece(x.value_words, x.write_values, x.read_values) for x in exchanges])
-        step.exchange(
-            "add", [_Piece(x.left_over_words, x.write_left_over, x.read_left_over) for x in exchanges]
-        )
+        step.encode_s += self._clock() - started
+        step.run(exchanges, [self._agreement(plan)] if known else [])
         return self._finish(exchanges, plan, step)
 
-    def _plan(self, named: Mapping[str, NDArray[np.float32]]) -> Plan:
-        tensors = tuple(
-            TensorPlan(name, array.shape, str(array.dtype), self._chooser.choose(name))
-            for name, array in named.items()
-        )
-        return Plan(
-            tensors,
-            self._summation.workers,
-            self._summation.lanes,
-            self._seed,
-            self._cells_per_candidate,
-            self._average,
-        )
+    def _plan(self, named: Mapping[str, Tensor]) -> Plan:
+        tensors = []
+        for name, tensor in named.items():
+            dtype = "bfloat16" if isinstance(tensor, BFloat16) else str(tensor.dtype)
+            choice = self._chooser.choose(name, math.prod(tensor.shape), self._settings)
+            tensors.append(TensorPlan(name, tensor.shape, dtype, choice))
+        return Plan(tuple(tensors), self._summation.workers, self._summation.lanes, self._settings)
 
-    def _agree(self, plan: Plan, step: _Step) -> None:
+    def _agree(self, plan: Plan, step: Step) -> None:
         """Exchange a new plan's digest alone: workers that differ would not know each other's lengths."""
         step.sum([self._agreement(plan)])
         refused = unsupported(plan.tensors)
         if refused is not None:
             raise InvalidRequestError(
-                f"dtype: {refused.name!r} is {refused.dtype}; convert it to {SUPPORTED_DTYPE} on every worker"
+                f"dtype: {refused.name!r} is {refused.dtype}; convert it to one of "
+                f"{', '.join(SUPPORTED_DTYPES)} on every worker"
             )
-        self._agreed.add(plan.digest)
+        self._agreed.add(plan.request)
 
     def _agreement(self, plan: Plan) -> Part:
         def check(words: Words) -> None:
@@ -138,25 +166,16 @@ class Allreduce:
         # With the step: it seeds the sketches, and a worker that starts to count anew would sum nonsense.
         return Part(agreement_words(plan.digest_at(self._steps)), "or", check)
 
-    def _exchange(self, tensor: TensorPlan, array: NDArray[np.float32]) -> DenseExchange:
-        common = (tensor.name, array, self._ops, self._summation.workers)
-        if tensor.form == "dense":
-            return DenseExchange(*common)
-        if tensor.form == "compact":
-            return CompactExchange(*common)
-        seed = _sketch_seed(self._seed, self._steps, tensor.name)
-        return SketchExchange(*common, partial(self._layout, seed))
+    def _exchange(self, plan: TensorPlan, tensor: Tensor) -> TensorExchange:
+        seed = _tensor_seed(self._settings.seed, self._steps, plan.name)
+        setting = Setting(self._ops, self._summation.workers, self._summation.lanes, self._settings, seed)
+        return TensorExchange(plan.choice, widened(tensor), setting)
 
-    def _layout(self, seed: int, candidates: int) -> SketchLayout:
-        return SketchLayout.sized(candidates, self._summation.lanes, seed, self._cells_per_candidate)
-
-    def _finish(self, exchanges: Sequence[DenseExchange], plan: Plan, step: _Step) -> StepResult:
+    def _finish(self, exchanges: Sequence[TensorExchange], plan: Plan, step: Step) -> StepResult:
         started = self._clock()
-        divisor = self._summation.workers if self._average else 1
-        results = tuple(exchange.result(divisor) for exchange in exchanges)
-        for result in results:
-            if self._chooser.wants_density(result.name) and result.finite:
-                self._chooser.learn(result.name, result.density)
+        results = tuple(map(self._result, plan.tensors, exchanges))
+        for exchange, result in zip(exchanges, results, strict=True):
+            self._learn(exchange, result)
         step.decode_s += self._clock() - started
         lanes = self._summation.lanes
         dense_chunks = -(-sum(result.elements for result in results) // lanes)
@@ -170,66 +189,46 @@ class Allreduce:
             decode_s=step.decode_s,
         )
 
+    def _result(self, plan: TensorPlan, exchange: TensorExchange) -> TensorResult:
+        divisor = self._summation.workers if self._settings.average else 1
+        return TensorResult(
+            name=plan.name,
+            form=plan.choice.form,
+            index=plan.choice.index.form if plan.choice.index else None,
+            shape=plan.shape,
+            values=exchange.floats(divisor).reshape(plan.shape),
+            finite=exchange.finite,
+            fixed=exchange.fixed,
+            fan_in=self._summation.workers,
+            words_sent=exchange.words_sent,
+            positions=exchange.positions,
+            quantized_at=exchange.quantized,
+            total_at=exchange.total,
+            estimated=exchange.estimated,
+        )
 
-class _Piece(NamedTuple):
-    """One tensor's stretch of an exchange: how many words, who writes them, and who reads their sum."""
-
-    length: int
-    write: Callable[[Words], None]
-    read: Callable[[Words], None]
-
-
-class _Step:
-    """The exchanges of one step over a summation, with what they cost."""
-
-    def __init__(self, summation: Summation, clock: Callable[[], float]) -> None:
-        self._summation, self._clock = summation, clock
-        self.chunks = 0
-        self.encode_s = self.network_s = self.decode_s = 0.0
-
-    def sum(self, parts: Sequence[Part]) -> list[Words]:
-        """`Summation.sum`, timed and counted; checks run even if the summation leaves that to its caller."""
-        started = self._clock()
-        results = self._summation.sum(parts)
-        self.network_s += self._clock() - started
-        self.chunks += sum(-(-part.words.size // self._summation.lanes) for part in parts)
-        for part, result in zip(parts, results, strict=True):
-            if part.check is not None:
-                part.check(result)
-        return results
-
-    def exchange(self, op: Op, pieces: Sequence[_Piece], ahead: Sequence[Part] = ()) -> None:
-        """Write pieces back to back, sum them over workers, read each.
-
-        Nothing is sent, and no reader called, if all pieces are empty and nothing goes ahead of them.
-        """
-        started = self._clock()
-        ends = list(accumulate(piece.length for piece in pieces))
-        spans = [slice(end - piece.length, end) for end, piece in zip(ends, pieces, strict=True)]
-        words = np.empty(ends[-1] if ends else 0, np.uint32)
-        for span, piece in zip(spans, pieces, strict=True):
-            piece.write(words[span])
-        self.encode_s += self._clock() - started
-        if not words.size and not ahead:
+    def _learn(self, exchange: TensorExchange, result: TensorResult) -> None:
+        """Have the chooser take note of what this step's sums say of a tensor."""
+        if exchange.fixed is None or exchange.exponent_field is None:
             return
-        total = self.sum([*ahead, Part(words, op)])[-1]
-        started = self._clock()
-        for span, piece in zip(spans, pieces, strict=True):
-            piece.read(total[span])
-        self.decode_s += self._clock() - started
+        if not self._chooser.wants(result.name) or result.density > _DENSE:
+            seen = Seen.uniform(result.elements, result.density, exchange.exponent_field)
+        else:
+            seen = Seen(exchange.exponent_field, exchange.occupied())
+        self._chooser.learn(result.name, seen)
 
 
-def _named(tensors: Tensors) -> dict[str, NDArray[np.float32]]:
+def _named(tensors: Tensors) -> dict[str, Tensor]:
     pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
-    named: dict[str, NDArray[np.float32]] = {}
+    named: dict[str, Tensor] = {}
     for name, tensor in pairs:
         if str(name) in named:
             raise InvalidRequestError(f"tensors: {str(name)!r} names two of them; give every tensor its own")
-        named[str(name)] = np.asarray(tensor)
+        named[str(name)] = tensor if isinstance(tensor, BFloat16) else cast(Tensor, np.asarray(tensor))
     return named
 
 
-def _sketch_seed(seed: int, step: int, name: str) -> int:
+def _tensor_seed(seed: int, step: int, name: str) -> int:
     """A new layout for each tensor and step, so that no support is unlucky twice."""
     digest = hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest)

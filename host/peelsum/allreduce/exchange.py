@@ -1,226 +1,251 @@
-"""One tensor's part in a step, by form: what it writes into each phase's words and reads from their sums.
+"""One tensor's part in a step: what it asks to have summed, round by round, and what it makes of the sums.
 
-An exchange goes through write_header, read_header, write_values, read_values and, if something is left over,
-write_left_over and read_left_over; then it has a result. It knows nothing of chunks or of other tensors.
+An exchange is a generator of rounds, in lockstep on all workers, because every decision follows from sums. It
+knows nothing of chunks, of other tensors, or of who sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.plan import Form
-from peelsum.allreduce.result import TensorResult
+from peelsum.allreduce.indexes import Index
+from peelsum.allreduce.plan import Choice, Settings
 from peelsum.allreduce.summation import Words
 from peelsum.codec import (
+    ESTIMABLE,
     EXPONENT_WORDS,
     NON_FINITE,
     FixedPoint,
     Kernels,
     SketchLayout,
+    estimate_left_over,
     exponent_words,
+    fixed_point,
     index_words,
     largest_exponent_field,
-    scale_for,
 )
 
-NO_INTEGERS = np.zeros(0, np.int32)
+
+class Round(NamedTuple):
+    """A request for sums: `write` puts a worker's words into or_words and add_words words, all of them."""
+
+    or_words: int
+    add_words: int
+    write: Callable[[Words, Words], None]
 
 
-class DenseExchange:
-    """All values, as they are; the header is the exponent alone. Base of the other forms."""
+class Sums(NamedTuple):
+    """What a round came to over all workers."""
 
-    form: Form = "dense"
+    ored: Words
+    added: Words
 
-    def __init__(self, name: str, tensor: NDArray[np.float32], ops: Kernels, fan_in: int) -> None:
-        self.name, self.shape = name, tensor.shape
-        self.values = np.ascontiguousarray(tensor).reshape(-1)
-        self.ops, self.fan_in = ops, fan_in
+
+Rounds = Generator[Round, Sums, None]
+Positions = NDArray[np.int64]
+#: int32[limbs, k].
+Limbs = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What exchanges have in common, and `seed`, which lays out one tensor's index and sketch in one step."""
+
+    ops: Kernels
+    fan_in: int
+    lanes: int
+    settings: Settings
+    seed: int
+
+
+class TensorExchange:
+    """The exchange of values[n]. When its rounds are over, its attributes are the outcome."""
+
+    def __init__(self, choice: Choice, values: NDArray[np.float32], setting: Setting) -> None:
+        self._choice, self._values, self._setting = choice, values, setting
+        self._ops, self._limbs = setting.ops, setting.settings.limbs
+        self._guess = self._fixed_point(choice.prediction.exponent_field) if choice.prediction else None
+        #: Whether every worker's values are finite.
         self.finite = True
-        self.scale: int | None = None
-        self.quantized: NDArray[np.int32] = NO_INTEGERS
-        self.total: NDArray[np.int32] = NO_INTEGERS
+        #: The largest exponent field of all workers; None if all values are zero.
+        self.exponent_field: int | None = None
+        #: How values became integers; None if the sum is known without: all zero or not finite.
+        self.fixed: FixedPoint | None = None
+        #: Elements int64[k] that the following two stand for; None means all.
+        self.positions: NDArray[np.int64] | None = None
+        #: int32[limbs, k]: what this worker contributed, and the sum over workers.
+        self.quantized = self.total = np.zeros((self._limbs, 0), np.int32)
+        #: How many of `total` are estimates.
+        self.estimated = 0
+        #: Words that this worker was asked for, by whoever runs the rounds.
+        self.words_sent = 0
 
-    @property
-    def header_words(self) -> int:
-        """Words of phase 1, OR-ed."""
-        return EXPONENT_WORDS
+    def rounds(self) -> Rounds:
+        """Every round of the exchange, to be sent its sums."""
+        if self._choice.index is None:
+            yield from self._dense()
+        else:
+            self.positions = np.zeros(0, np.int64)
+            yield from self._sparse(self._choice.index)
 
-    def write_header(self, out: Words) -> None:
-        """This worker's exponent and, where the form has one, index, into out[header_words]."""
-        out[:] = exponent_words(self.ops.magnitude(self.values))
+    def _dense(self) -> Rounds:
+        guess, words = self._guess, self._limbs * self._values.size
 
-    def read_header(self, words: Words) -> None:
-        """Take the scale, and that some worker's values are not finite, from the OR over workers."""
-        field = largest_exponent_field(words)
+        def header(ored: Words, added: Words) -> None:
+            magnitude = self._ops.magnitude(self._values) if guess is None else self._write(guess, added)
+            ored[:] = exponent_words(magnitude)
+
+        sums = yield Round(EXPONENT_WORDS, words if guess else 0, header)
+        self._agree(sums.ored)
+        if self.fixed is None:
+            return
+        if self.fixed is not guess:
+            sums = yield Round(0, words, partial(self._write_again, self.fixed))
+        self.total = self._by_limb(sums.added)
+
+    def _write(self, fixed: FixedPoint, added: Words) -> int:
+        self.quantized = self._by_limb(added)
+        return self._ops.quantize(self._values, fixed, self.quantized)
+
+    def _write_again(self, fixed: FixedPoint, ored: Words, added: Words) -> None:
+        self._write(fixed, added)
+
+    def _sparse(self, index: Index) -> Rounds:
+        n, ops, seed, guess = self._values.size, self._ops, self._setting.seed, self._guess
+        layout = self._predicted_layout()
+        own = np.empty(index_words(n), np.uint32)
+
+        def header(ored: Words, added: Words) -> None:
+            if layout and guess:
+                sketch = added.reshape(self._limbs, -1)
+                magnitude = ops.index_sketch(layout, self._values, guess, own, sketch)
+            else:
+                magnitude = ops.index(self._values, own)
+            ored[:EXPONENT_WORDS] = exponent_words(magnitude)
+            index.encode(ops, own, n, seed, ored[EXPONENT_WORDS:])
+
+        cells = self._limbs * layout.cells if layout else 0
+        sums = yield Round(EXPONENT_WORDS + index.words(n), cells, header)
+        self._agree(sums.ored)
+        if self.fixed is None:
+            return
+        union = index.decode(ops, sums.ored[EXPONENT_WORDS:], n, seed)
+        if index.refined:
+            union = yield from self._refined(own, union)
+        positions = self.positions = ops.positions(union, n)
+        if layout and self.fixed is guess:
+            yield from self._peeled(layout, sums.added, positions, self._quantized(self.fixed, positions))
+        elif self._choice.form == "sketch":
+            yield from self._sketched(self.fixed, positions)
+        else:
+            yield from self._compact(self.fixed, positions)
+
+    def _refined(self, own: Words, mask: Words) -> Generator[Round, Sums, Words]:
+        """The union's bits among the candidates in `mask`."""
+
+        def write(ored: Words, added: Words) -> None:
+            self._ops.gather_bits(own, mask, ored)
+
+        words = index_words(self._ops.count(mask, self._values.size))
+        sums = yield Round(words, 0, write)
+        union = np.empty_like(mask)
+        self._ops.scatter_bits(sums.ored, mask, union)
+        return union
+
+    def _compact(self, fixed: FixedPoint, positions: Positions) -> Rounds:
+        def write(ored: Words, added: Words) -> None:
+            self.quantized = self._by_limb(added)
+            self._ops.quantize_at(self._values, positions, fixed, self.quantized)
+
+        sums = yield Round(0, self._limbs * positions.size, write)
+        self.total = self._by_limb(sums.added)
+
+    def _sketched(self, fixed: FixedPoint, positions: Positions) -> Rounds:
+        layout = self._layout(positions.size)
+        quantized = self._quantized(fixed, positions)
+
+        def write(ored: Words, added: Words) -> None:
+            for limb, sketch in zip(quantized, added.reshape(self._limbs, -1), strict=True):
+                self._ops.sketch_encode(layout, positions, limb, sketch)
+
+        sums = yield Round(0, self._limbs * layout.cells, write)
+        yield from self._peeled(layout, sums.added, positions, quantized)
+
+    def _peeled(self, layout: SketchLayout, words: Words, positions: Positions, quantized: Limbs) -> Rounds:
+        """Peel the summed sketch; exchange, or estimate, what is left over."""
+        self.quantized, self.total = quantized, np.empty_like(quantized)
+        sketches, left = words.reshape(self._limbs, -1), positions[:0]
+        for sketch, total in zip(sketches, self.total, strict=True):
+            left = self._ops.sketch_decode(layout, sketch, positions, total)
+        if not left.size:
+            return
+        if self._setting.settings.estimate:
+            self.estimated = left.size
+            for sketch, total in zip(sketches, self.total, strict=True):
+                estimate_left_over(self._ops, layout, sketch, positions, total, left)
+            return
+
+        def write(ored: Words, added: Words) -> None:
+            added.reshape(self._limbs, -1)[:] = quantized[:, left].view(np.uint32)
+
+        sums = yield Round(0, self._limbs * left.size, write)
+        self.total[:, left] = self._by_limb(sums.added)
+
+    def floats(self, divisor: int) -> NDArray[np.float32]:
+        """float32[n]: the sum, divided by `divisor`; all NaN if some worker's values are not finite."""
+        if not self.finite:
+            return np.full(self._values.size, np.nan, np.float32)
+        if self.fixed is None:
+            return np.zeros(self._values.size, np.float32)
+        if self.positions is None:
+            out = np.empty(self._values.size, np.float32)
+            self._ops.dequantize(self.total, self.fixed, divisor, out)
+        else:
+            out = np.zeros(self._values.size, np.float32)
+            self._ops.dequantize_at(self.total, self.positions, self.fixed, divisor, out)
+        return out
+
+    def occupied(self) -> tuple[int, ...]:
+        """How many blocks of 2**b elements hold a non-zero of the union, or of a dense tensor's sum."""
+        positions = np.flatnonzero(self.total.any(axis=0)) if self.positions is None else self.positions
+        return tuple(self._ops.occupied(positions).tolist())
+
+    def _agree(self, header: Words) -> None:
+        """Take the numbers' form, and that some worker's are not finite, from the OR over workers."""
+        self.exponent_field = field = largest_exponent_field(header[:EXPONENT_WORDS])
         self.finite = field != NON_FINITE
-        if self.finite and field is not None:
-            self.scale = scale_for(field, self.fan_in)
+        if field is None or not self.finite:
+            self.quantized = np.zeros((self._limbs, 0), np.int32)
+        elif self._choice.prediction and self._choice.prediction.holds(field):
+            self.fixed = self._guess
+        else:
+            self.fixed = self._fixed_point(field)
 
-    @property
-    def value_words(self) -> int:
-        """Words of phase 2, added; none if the sum is known already: all zero or not finite."""
-        return 0 if self.scale is None else self.values.size
-
-    def write_values(self, out: Words) -> None:
-        """This worker's values into out[value_words]."""
-        if self.scale is not None:
-            self.quantized = out.view(np.int32)
-            self.ops.quantize(self.values, FixedPoint(self.scale), self.quantized[np.newaxis])
-
-    def read_values(self, words: Words) -> None:
-        """Take the sum over workers."""
-        self.total = words.view(np.int32)
-
-    @property
-    def left_over_words(self) -> int:
-        """Words of the last round, added: what the values' form could not recover."""
-        return 0
-
-    def write_left_over(self, out: Words) -> None:
-        """This worker's values of the left-over into out[left_over_words]."""
-
-    def read_left_over(self, words: Words) -> None:
-        """Take the left-over's sum over workers."""
-
-    @property
-    def words_sent(self) -> int:
-        """Words this worker sent for the tensor, in all phases."""
-        return self.header_words + self.value_words + self.left_over_words
-
-    @property
-    def positions(self) -> NDArray[np.int64] | None:
-        """Elements that `quantized` and `total` stand for; None means all."""
-        return None
-
-    def result(self, divisor: int) -> TensorResult:
-        """What the step came to, in floats divided by `divisor`."""
-        return TensorResult(
-            name=self.name,
-            form=self.form,
-            shape=self.shape,
-            scale=self.scale,
-            finite=self.finite,
-            fan_in=self.fan_in,
-            values=self._floats(divisor).reshape(self.shape),
-            words_sent=self.words_sent,
-            positions=self.positions,
-            quantized_at=self.quantized,
-            total_at=self.total,
+    def _fixed_point(self, exponent_field: int) -> FixedPoint:
+        settings, fan_in = self._setting.settings, self._setting.fan_in
+        return fixed_point(
+            exponent_field, fan_in * ESTIMABLE if settings.estimate else fan_in, settings.limbs
         )
 
-    def _floats(self, divisor: int) -> NDArray[np.float32]:
-        if not self.finite:
-            return np.full(self.values.size, np.nan, np.float32)
-        if self.scale is None:
-            return np.zeros(self.values.size, np.float32)
-        return self._dequantized(self.scale, divisor)
+    def _layout(self, candidates: int) -> SketchLayout:
+        setting = self._setting
+        per_candidate = setting.settings.cells_per_candidate
+        return SketchLayout.sized(candidates, setting.lanes, setting.seed, per_candidate)
 
-    def _dequantized(self, scale: int, divisor: int) -> NDArray[np.float32]:
-        out = np.empty(self.values.size, np.float32)
-        self.ops.dequantize(self.total[np.newaxis], FixedPoint(scale), divisor, out)
+    def _predicted_layout(self) -> SketchLayout | None:
+        prediction = self._choice.prediction
+        return self._layout(prediction.candidates) if prediction and self._choice.form == "sketch" else None
+
+    def _quantized(self, fixed: FixedPoint, positions: Positions) -> Limbs:
+        out = np.empty((self._limbs, positions.size), np.int32)
+        self._ops.quantize_at(self._values, positions, fixed, out)
         return out
 
-
-class CompactExchange(DenseExchange):
-    """A bitmap of the non-zeros in the header, then the values at the union's positions, in order."""
-
-    form: Form = "compact"
-
-    def __init__(self, name: str, tensor: NDArray[np.float32], ops: Kernels, fan_in: int) -> None:
-        super().__init__(name, tensor, ops, fan_in)
-        self.union = np.zeros(0, np.int64)
-
-    @property
-    def header_words(self) -> int:
-        """See `DenseExchange.header_words`."""
-        return EXPONENT_WORDS + index_words(self.values.size)
-
-    def write_header(self, out: Words) -> None:
-        """See `DenseExchange.write_header`."""
-        magnitude = self.ops.index(self.values, out[EXPONENT_WORDS:])
-        out[:EXPONENT_WORDS] = exponent_words(magnitude)
-
-    def read_header(self, words: Words) -> None:
-        """See `DenseExchange.read_header`."""
-        super().read_header(words[:EXPONENT_WORDS])
-        if self.scale is not None:
-            self.union = self.ops.positions(words[EXPONENT_WORDS:], self.values.size)
-
-    @property
-    def value_words(self) -> int:
-        """See `DenseExchange.value_words`."""
-        return self.union.size
-
-    def write_values(self, out: Words) -> None:
-        """See `DenseExchange.write_values`."""
-        if self.scale is not None:
-            self.quantized = out.view(np.int32)
-            self.ops.quantize_at(self.values, self.union, FixedPoint(self.scale), self.quantized[np.newaxis])
-
-    @property
-    def positions(self) -> NDArray[np.int64] | None:
-        """See `DenseExchange.positions`."""
-        return self.union
-
-    def _dequantized(self, scale: int, divisor: int) -> NDArray[np.float32]:
-        out = np.zeros(self.values.size, np.float32)
-        self.ops.dequantize_at(self.total[np.newaxis], self.union, FixedPoint(scale), divisor, out)
-        return out
-
-
-class SketchExchange(CompactExchange):
-    """A sketch in place of the values; what peeling leaves over goes compact in the last round."""
-
-    form: Form = "sketch"
-
-    def __init__(
-        self,
-        name: str,
-        tensor: NDArray[np.float32],
-        ops: Kernels,
-        fan_in: int,
-        layout_for: Callable[[int], SketchLayout],
-    ) -> None:
-        super().__init__(name, tensor, ops, fan_in)
-        self._layout_for = layout_for
-        self._layout: SketchLayout | None = None
-        self._left_over = np.zeros(0, np.int64)
-
-    def read_header(self, words: Words) -> None:
-        """See `DenseExchange.read_header`. The union, known to all, says how large the sketch must be."""
-        super().read_header(words)
-        self._layout = self._layout_for(self.union.size) if self.union.size else None
-
-    @property
-    def value_words(self) -> int:
-        """See `DenseExchange.value_words`."""
-        return self._layout.cells if self._layout else 0
-
-    def write_values(self, out: Words) -> None:
-        """See `DenseExchange.write_values`."""
-        if self._layout and self.scale is not None:
-            self.quantized = np.empty(self.union.size, np.int32)
-            self.ops.quantize_at(self.values, self.union, FixedPoint(self.scale), self.quantized[np.newaxis])
-            self.ops.sketch_encode(self._layout, self.union, self.quantized, out)
-
-    def read_values(self, words: Words) -> None:
-        """See `DenseExchange.read_values`."""
-        if self._layout:
-            self.total = np.empty(self.union.size, np.int32)
-            self._left_over = self.ops.sketch_decode(self._layout, words, self.union, self.total)
-
-    @property
-    def left_over_words(self) -> int:
-        """See `DenseExchange.left_over_words`."""
-        return self._left_over.size
-
-    def write_left_over(self, out: Words) -> None:
-        """See `DenseExchange.write_left_over`."""
-        out[:] = self.quantized[self._left_over].view(np.uint32)
-
-    def read_left_over(self, words: Words) -> None:
-        """See `DenseExchange.read_left_over`."""
-        self.total[self._left_over] = words.view(np.int32)
+    def _by_limb(self, words: Words) -> Limbs:
+        return words.view(np.int32).reshape(self._limbs, -1)

@@ -1,56 +1,100 @@
-"""The choice of a form for each tensor: as the user says, or from densities that all workers have seen.
+"""The choice of a way to send each tensor: as the user says, or the cheapest by what all workers have seen.
 
 It decides from agreed values only, so that every worker decides alike without asking.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Literal, get_args
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal, get_args
 
+from peelsum.allreduce.costs import Candidate, Seen, candidates
 from peelsum.allreduce.errors import InvalidRequestError
-from peelsum.allreduce.plan import FORMS, Form
+from peelsum.allreduce.indexes import BitmapIndex
+from peelsum.allreduce.plan import Choice, Settings
 
 RequestedForm = Literal["dense", "compact", "sketch", "auto"]
-#: A bitmap costs one bit per element of 32 bits.
-_INDEX_COST = 1 / 32
-#: Compact must promise to halve the words: it takes one more exchange than it saves on small tensors.
-_WORTHWHILE = 1 / 2
+RequestedIndex = Literal["bitmap", "two_level", "bloom", "auto"]
+#: What a tensor is taken for when its index has to be sized and nothing has been seen of it.
+_FIRST_DENSITY = 1 / 64
 
 
 class FormChooser:
-    """Forms of tensors by name.
+    """Ways to send tensors, by name.
 
-    `forms` is one form for all tensors, or a form per name; a name that is not in it is `auto`. An `auto`
-    tensor starts out dense, or compact if it is named in `sparse`; afterwards it is compact while the union
-    of its non-zeros promises to be worth an index. Raises InvalidRequestError for a form that is none.
+    `forms` is one form for all tensors, or a form per name; a name that is not in it is `auto`. `index` is
+    the form of every index, or `auto`. What is `auto` is the cheapest in words, where one more exchange
+    counts as much as `exchange_words`; while nothing has been seen of a tensor, it is dense, or compact if
+    named in `sparse`, with a bitmap. With `predict`, values that need not wait for the index go with it, by a
+    scale and a size predicted from the last step. Raises InvalidRequestError for a form that is none.
     """
 
     def __init__(
-        self, forms: RequestedForm | Mapping[str, RequestedForm] = "auto", sparse: Collection[str] = ()
+        self,
+        forms: RequestedForm | Mapping[str, RequestedForm] = "auto",
+        sparse: Collection[str] = (),
+        *,
+        index: RequestedIndex = "auto",
+        predict: bool = False,
+        exchange_words: int = 0,
     ) -> None:
         self._forms = {} if isinstance(forms, str) else dict(forms)
         self._default: RequestedForm = forms if isinstance(forms, str) else "auto"
         for name, form in [("every tensor", self._default), *self._forms.items()]:
-            if form not in get_args(RequestedForm):
-                known = ", ".join(get_args(RequestedForm))
-                raise InvalidRequestError(f"forms: {form!r} for {name} is unknown; use one of {known}")
-        self._sparse = frozenset(sparse)
-        self._density: dict[str, float] = {}
+            _require("forms", form, f" for {name}", RequestedForm)
+        _require("index", index, "", RequestedIndex)
+        self._sparse, self._index = frozenset(sparse), index
+        self._predict, self._exchange_words = predict, exchange_words
+        self._seen: dict[str, Seen] = {}
 
-    def choose(self, name: str) -> Form:
-        """The form of a tensor in the coming step."""
-        requested = self._forms.get(name, self._default)
-        if requested in FORMS:
-            return requested
-        if name in self._density:
-            return "compact" if self._density[name] + _INDEX_COST < _WORTHWHILE else "dense"
-        return "compact" if name in self._sparse else "dense"
+    def __str__(self) -> str:
+        """All that was asked for: differs where choices may differ."""
+        forms, sparse = sorted(self._forms.items()), sorted(self._sparse)
+        return repr((self._default, forms, sparse, self._index, self._predict, self._exchange_words))
 
-    def wants_density(self, name: str) -> bool:
-        """Whether a tensor's form depends on its density."""
-        return self._forms.get(name, self._default) == "auto"
+    def choose(self, name: str, elements: int, settings: Settings) -> Choice:
+        """How a tensor of so many elements goes in the coming step."""
+        seen, form = self._seen.get(name), self._forms.get(name, self._default)
+        if form == "dense" and not self._predict:
+            return Choice("dense")
+        if seen is None:
+            return self._first(form, name, elements, settings)
+        found = candidates(elements, seen, settings, predict=self._predict)
+        return self._cheapest(found, form)
 
-    def learn(self, name: str, density: float) -> None:
-        """Take note of a tensor's density, one that all workers know."""
-        self._density[name] = density
+    def wants(self, name: str) -> bool:
+        """Whether a tensor's non-zeros matter for its next choice, so that they are worth counting."""
+        form = self._forms.get(name, self._default)
+        return form == "auto" or (form != "dense" and (self._predict or self._index != "bitmap"))
+
+    def learn(self, name: str, seen: Seen) -> None:
+        """Take note of what all workers know of a tensor."""
+        self._seen[name] = seen
+
+    def _first(self, form: RequestedForm, name: str, elements: int, settings: Settings) -> Choice:
+        if form == "auto":
+            form = "compact" if name in self._sparse else "dense"
+        if form == "dense":
+            return Choice("dense")
+        if self._index in ("auto", "bitmap"):
+            return Choice(form, BitmapIndex())
+        found = candidates(elements, Seen.uniform(elements, _FIRST_DENSITY), settings, predict=False)
+        return self._cheapest(found, form)
+
+    def _cheapest(self, found: Iterable[Candidate], form: RequestedForm) -> Choice:
+        def cost(candidate: Candidate) -> float:
+            return candidate.words + candidate.exchanges * self._exchange_words
+
+        return min((one for one in found if self._allowed(one.choice, form)), key=cost).choice
+
+    def _allowed(self, choice: Choice, form: RequestedForm) -> bool:
+        if form not in ("auto", choice.form):
+            return False
+        return choice.index is None or self._index in ("auto", choice.index.form)
+
+
+def _require(option: str, value: str, where: str, known: Any) -> None:
+    if value not in get_args(known):
+        raise InvalidRequestError(
+            f"{option}: {value!r}{where} is unknown; use one of {', '.join(get_args(known))}"
+        )

@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
-from peelsum.codec import error_bound
+from peelsum.codec import FixedPoint, error_bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,30 +20,40 @@ class TensorResult:
 
     name: str
     form: Form
+    #: The form of the index; None if there was none.
+    index: IndexForm | None
     shape: tuple[int, ...]
     #: float32[shape]: the sum or average, rounded once; all NaN if any worker's tensor was not finite.
     values: NDArray[np.float32]
     #: Whether every worker's tensor was finite. If not, `total` and `quantized` are zero.
     finite: bool
-    #: Values were multiplied by 2**scale before rounding; None if nothing had to be: all zero or not finite.
-    scale: int | None
+    #: How values became integers; None if nothing had to: all zero or not finite.
+    fixed: FixedPoint | None
     fan_in: int
     #: 32-bit words that this worker sent for the tensor: exponents, index, values and left-over.
     words_sent: int
     #: Elements int64[k] that the following two stand for; None means all of them.
     positions: NDArray[np.int64] | None
+    #: int32[limbs, k]
     quantized_at: NDArray[np.int32]
     total_at: NDArray[np.int32]
+    #: Elements of `total` that are estimates: none, unless the all-reduce was asked to estimate.
+    estimated: int = 0
 
     @cached_property
-    def quantized(self) -> NDArray[np.int32]:
-        """int32[shape]: what this worker contributed."""
+    def quantized(self) -> NDArray[np.int32] | NDArray[np.int64]:
+        """int32[shape], or int64 if there are two limbs: what this worker contributed."""
         return self._spread(self.quantized_at)
 
     @cached_property
-    def total(self) -> NDArray[np.int32]:
-        """int32[shape]: the exact sum of all workers' `quantized`."""
+    def total(self) -> NDArray[np.int32] | NDArray[np.int64]:
+        """int32[shape], or int64 if there are two limbs: the exact sum of all workers' `quantized`."""
         return self._spread(self.total_at)
+
+    @property
+    def scale(self) -> int | None:
+        """Values were multiplied by 2**scale before rounding; None if nothing had to be."""
+        return None if self.fixed is None else self.fixed.scale
 
     @property
     def elements(self) -> int:
@@ -52,23 +63,24 @@ class TensorResult:
     @property
     def error_bound(self) -> float:
         """How far an element of the sum can be from that of the workers' floats; an average, so much less."""
-        return 0.0 if self.scale is None else error_bound(self.scale, self.fan_in)
+        return 0.0 if self.fixed is None else error_bound(self.fixed.scale, self.fan_in)
 
     @cached_property
     def density(self) -> float:
         """Share of elements that are non-zero on any worker, by the index; of a dense tensor, in the total.
 
-        0 for a tensor without elements, NaN if not finite.
+        0 for a tensor without elements, NaN if not finite. An index with false positives counts them.
         """
         if not self.finite:
             return float("nan")
-        occupied = np.count_nonzero(self.total_at) if self.positions is None else self.positions.size
+        occupied = np.count_nonzero(self.total) if self.positions is None else self.positions.size
         return occupied / self.elements if self.elements else 0.0
 
-    def _spread(self, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _spread(self, limbs: NDArray[np.int32]) -> NDArray[np.int32] | NDArray[np.int64]:
+        numbers = limbs[0] if len(limbs) == 1 or self.fixed is None else self.fixed.joined(limbs)
         if numbers.size == self.elements:
             return numbers.reshape(self.shape)
-        spread = np.zeros(self.elements, np.int32)
+        spread = np.zeros(self.elements, numbers.dtype)
         if numbers.size:
             spread[self.positions] = numbers
         return spread.reshape(self.shape)

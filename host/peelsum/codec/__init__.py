@@ -5,6 +5,7 @@ nothing of packets, of switches or of who adds the words up.
 """
 
 from peelsum.codec.errors import CodecError
+from peelsum.codec.estimate import ESTIMABLE, estimate_left_over
 from peelsum.codec.fixed_point import (
     EXPONENT_WORDS,
     NON_FINITE,
@@ -15,6 +16,7 @@ from peelsum.codec.fixed_point import (
     largest_exponent_field,
     scale_for,
 )
+from peelsum.codec.floats import BFloat16, widened
 from peelsum.codec.index import BLOCK_SIZES, BloomLayout, block_words, index_words
 from peelsum.codec.kernels import Implementation, Kernels, kernels, warm_up
 from peelsum.codec.layout import CELLS_PER_CANDIDATE, SUB_TABLES, SketchLayout
@@ -22,9 +24,11 @@ from peelsum.codec.layout import CELLS_PER_CANDIDATE, SUB_TABLES, SketchLayout
 __all__ = [
     "BLOCK_SIZES",
     "CELLS_PER_CANDIDATE",
+    "ESTIMABLE",
     "EXPONENT_WORDS",
     "NON_FINITE",
     "SUB_TABLES",
+    "BFloat16",
     "BloomLayout",
     "CodecError",
     "FixedPoint",
@@ -33,6 +37,7 @@ __all__ = [
     "SketchLayout",
     "block_words",
     "error_bound",
+    "estimate_left_over",
     "exponent_words",
     "fixed_point",
     "index_words",
@@ -40,4 +45,5 @@ __all__ = [
     "largest_exponent_field",
     "scale_for",
     "warm_up",
+    "widened",
 ]

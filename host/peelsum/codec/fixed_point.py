@@ -41,6 +41,13 @@ class FixedPoint:
         """Words per number: 1, or 2 if there are lower bits."""
         return 2 if self.low_bits else 1
 
+    def joined(self, limbs: NDArray[np.int32]) -> NDArray[np.int64]:
+        """The numbers int64[k] that limbs[limbs, k] stand for."""
+        numbers: NDArray[np.int64] = limbs[0].astype(np.int64) << self.low_bits
+        if self.low_bits:
+            numbers += limbs[1].view(np.uint32)
+        return numbers
+
 
 def exponent_words(magnitude: int) -> NDArray[np.uint32]:
     """The exponent field of a tensor's largest magnitude, one-hot: uint32[EXPONENT_WORDS].

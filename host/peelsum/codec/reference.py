@@ -108,11 +108,10 @@ def dequantize(
     quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
 ) -> None:
     """See `Kernels.dequantize`."""
-    numbers = quantized[0].astype(np.int64) << fixed.low_bits
-    if fixed.low_bits:
-        numbers += quantized[1].view(np.uint32)
     with np.errstate(over="ignore"):
-        out[:] = (numbers.astype(np.float64) * np.ldexp(1.0, -fixed.scale) / divisor).astype(np.float32)
+        out[:] = (fixed.joined(quantized).astype(np.float64) * np.ldexp(1.0, -fixed.scale) / divisor).astype(
+            np.float32
+        )
 
 
 def dequantize_at(

@@ -1,0 +1,98 @@
+"""The rounds of one step: the exchanges of all tensors side by side, each round one sum.
+
+It lays the tensors' words back to back, so that chunks are full, and times and counts what they cost. It
+knows nothing of what the words mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from peelsum.allreduce.exchange import Round, Rounds, Sums, TensorExchange
+from peelsum.allreduce.summation import Part, Summation, Words
+
+_NOTHING = np.zeros(0, np.uint32)
+
+
+@dataclass(eq=False)
+class _Running:
+    """An exchange that waits for sums."""
+
+    exchange: TensorExchange
+    rounds: Rounds
+    asked: Round
+
+    def write(self, ored: Words, added: Words) -> None:
+        self.exchange.words_sent += self.asked.or_words + self.asked.add_words
+        self.asked.write(ored, added)
+
+
+class Step:
+    """Runs exchanges over a summation. `chunks` and seconds add up over its sums."""
+
+    def __init__(self, summation: Summation, clock: Callable[[], float]) -> None:
+        self._summation, self._clock = summation, clock
+        self.chunks = 0
+        self.encode_s = self.network_s = self.decode_s = 0.0
+
+    def run(self, exchanges: Sequence[TensorExchange], ahead: Sequence[Part]) -> None:
+        """All rounds of the exchanges, with the parts `ahead` before those of the first."""
+        started = self._clock()
+        running = []
+        for exchange in exchanges:
+            rounds = exchange.rounds()
+            running.append(_Running(exchange, rounds, next(rounds)))
+        self.encode_s += self._clock() - started
+        while running or ahead:
+            sums = self._round(running, ahead)
+            started = self._clock()
+            running, ahead = _advanced(running, sums), ()
+            self.decode_s += self._clock() - started
+
+    def sum(self, parts: Sequence[Part]) -> list[Words]:
+        """`Summation.sum`, timed and counted; checks run even if the summation leaves that to its caller."""
+        started = self._clock()
+        results = self._summation.sum(parts)
+        self.network_s += self._clock() - started
+        self.chunks += sum(-(-part.words.size // self._summation.lanes) for part in parts)
+        for part, result in zip(parts, results, strict=True):
+            if part.check is not None:
+                part.check(result)
+        return results
+
+    def _round(self, running: Sequence[_Running], ahead: Sequence[Part]) -> list[Sums]:
+        """One round of every exchange: write, sum, and cut the sums up."""
+        started = self._clock()
+        ored, or_spans = _laid_out([one.asked.or_words for one in running])
+        added, add_spans = _laid_out([one.asked.add_words for one in running])
+        for one, or_span, add_span in zip(running, or_spans, add_spans, strict=True):
+            one.write(ored[or_span], added[add_span])
+        self.encode_s += self._clock() - started
+        parts = [Part(ored, "or"), Part(added, "add")]
+        sent = [part for part in parts if part.words.size]
+        totals = self.sum([*ahead, *sent])[len(ahead) :]
+        by_op = {part.op: total for part, total in zip(sent, totals, strict=True)}
+        ored, added = by_op.get("or", _NOTHING), by_op.get("add", _NOTHING)
+        return [Sums(ored[a], added[b]) for a, b in zip(or_spans, add_spans, strict=True)]
+
+
+def _laid_out(lengths: Sequence[int]) -> tuple[Words, list[slice]]:
+    """Room for stretches of these lengths, and where each lies."""
+    ends = np.cumsum([0, *lengths]).tolist()
+    return np.empty(ends[-1], np.uint32), [slice(a, b) for a, b in pairwise(ends)]
+
+
+def _advanced(running: Sequence[_Running], sums: Sequence[Sums]) -> list[_Running]:
+    """The exchanges that ask for one more round, now that they have the sums of the last."""
+    left = []
+    for one, total in zip(running, sums, strict=True):
+        try:
+            asked = one.rounds.send(total)
+        except StopIteration:
+            continue
+        left.append(_Running(one.exchange, one.rounds, asked))
+    return left

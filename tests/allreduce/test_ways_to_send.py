@@ -1,0 +1,366 @@
+"""Whatever index, prediction, limbs, type or size: the sum is exact, and the same bits on every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from peelsum.allreduce import InvalidRequestError
+from peelsum.codec import BFloat16, CodecError
+
+Floats = NDArray[np.float32]
+INDEXES = ["bitmap", "two_level", "bloom", "auto"]
+
+
+def expected(arrays: Sequence[Floats], scale: int) -> list[int]:
+    """The sum of integers, in Python's arithmetic; elements that are zero everywhere are skipped."""
+    total = [0] * arrays[0].size
+    for array in arrays:
+        for i in np.flatnonzero(array):
+            total[i] += round(Fraction(float(array.flat[i])) * Fraction(2) ** scale)
+    return total
+
+
+def check(results: Sequence[Any], arrays: Sequence[Floats], name: str = "g") -> Any:
+    first = results[0][name]
+    if first.scale is not None:
+        assert first.total.reshape(-1).tolist() == expected(arrays, first.scale)
+    else:
+        assert not any(array.any() for array in arrays)
+        assert not first.total.any()
+    for result in results:
+        tensor = result[name]
+        np.testing.assert_array_equal(tensor.total, first.total)
+        assert tensor.values.tobytes() == first.values.tobytes()
+    return first
+
+
+def workers_of(n: int, workers: int, density: float, seed: int, spread: int = 3) -> list[Floats]:
+    arrays = []
+    for worker in range(workers):
+        rng = np.random.default_rng([seed, worker])
+        values = rng.normal(size=n) * 10.0 ** rng.integers(-spread, spread, n)
+        arrays.append(np.where(rng.random(n) < density, values, 0).astype(np.float32))
+    return arrays
+
+
+def supports(n: int, lanes: int) -> dict[str, NDArray[np.int64]]:
+    """Non-zeros where they hurt: what hashing and blocks might take badly."""
+    powers = 2 ** np.arange(1, 40)
+    return {
+        "one block": np.arange(3 * lanes, 4 * lanes),
+        "one per block": np.arange(5, n, lanes),
+        "columns": np.flatnonzero(np.arange(n) % lanes < 2),
+        "powers of two": powers[powers < n],
+        "first": np.array([0]),
+        "last": np.array([n - 1]),
+        "ends": np.array([0, n - 1]),
+        "all": np.arange(n),
+    }
+
+
+@pytest.mark.parametrize("index", INDEXES)
+@pytest.mark.parametrize("form", ["compact", "sketch"])
+@pytest.mark.parametrize("predict", [False, True])
+@pytest.mark.parametrize("limbs", [1, 2])
+def test_sum_is_exact_step_after_step(
+    make_workers: Any, index: str, form: str, predict: bool, limbs: int
+) -> None:
+    group = make_workers(3, forms=form, index=index, predict=predict, limbs=limbs)
+    for step, density in enumerate([0.05, 0.05, 0.3, 0.0, 0.002, 0.01]):
+        arrays = workers_of(2003, 3, density, step)
+        tensor = check(group.sum([{"g": array} for array in arrays]), arrays)
+        assert tensor.index == (index if index != "auto" else tensor.index)
+        assert tensor.total.dtype == (np.int32 if limbs == 1 or tensor.scale is None else np.int64)
+
+
+@pytest.mark.parametrize("index", INDEXES[:3])
+@pytest.mark.parametrize("form", ["compact", "sketch"])
+def test_adversarial_supports(make_workers: Any, index: str, form: str) -> None:
+    n, lanes = 4099, 8
+    group = make_workers(4, lanes, forms=form, index=index, predict=True)
+    for name, where in supports(n, lanes).items():
+        arrays = []
+        for worker in range(4):
+            array = np.zeros(n, np.float32)
+            mine = where[worker % 2 :: 2] if where.size > 1 else where
+            array[mine] = np.random.default_rng(worker).normal(size=mine.size)
+            arrays.append(array)
+        for _ in range(2):
+            assert check(group.sum([{"g": array} for array in arrays]), arrays).finite, name
+
+
+@settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # the fixtures hold no state
+)
+@given(data=st.data())
+def test_any_way_any_size(make_workers: Any, data: st.DataObject) -> None:
+    workers = data.draw(st.one_of(st.integers(1, 4), st.sampled_from([16, 17, 32])))
+    n = data.draw(st.one_of(st.integers(0, 300), st.sampled_from([8191, 8193, 20011])))
+    choices = {
+        "forms": data.draw(st.sampled_from(["dense", "compact", "sketch", "auto"])),
+        "index": data.draw(st.sampled_from(INDEXES)),
+        "predict": data.draw(st.booleans()),
+        "limbs": data.draw(st.sampled_from([1, 2])),
+        "implementation": data.draw(st.sampled_from(["cpu", "reference"])),
+        "cells_per_candidate": data.draw(st.sampled_from([0.1, 1.3, 2.0])),
+        "exchange_words": data.draw(st.sampled_from([0, 100, 10**6])),
+        "seed": data.draw(st.integers(0, 2**40)),
+    }
+    group = make_workers(workers, data.draw(st.sampled_from([1, 7, 32])), **choices)
+    for step in range(3):
+        density = data.draw(st.sampled_from([0.0, 0.01, 0.2, 1.0])) / (1 if n < 1000 else 10)
+        arrays = workers_of(n, workers, density, step, spread=data.draw(st.integers(1, 12)))
+        check(group.sum([{"g": array} for array in arrays]), arrays)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [999_999, 1_000_000])
+@pytest.mark.parametrize("index", INDEXES[:3])
+def test_a_million_elements(make_workers: Any, n: int, index: str) -> None:
+    for form in ("compact", "sketch"):
+        group = make_workers(4, 256, forms=form, index=index, predict=True)
+        for step in range(2):
+            arrays = workers_of(n, 4, 0.01, step)
+            check(group.sum([{"g": array} for array in arrays]), arrays)
+
+
+@pytest.mark.parametrize("form", ["dense", "compact", "sketch"])
+@pytest.mark.parametrize("implementation", ["cpu", "reference"])
+def test_narrow_floats_are_summed_as_they_are(make_workers: Any, form: str, implementation: str) -> None:
+    halves = [array.astype(np.float16) for array in workers_of(999, 3, 0.1, 1)]
+    wide = workers_of(999, 3, 0.1, 2, spread=30)
+    bits = [(array.view(np.uint32) >> 16).astype(np.uint16) for array in wide]
+    truncated = [(pattern.astype(np.uint32) << 16).view(np.float32) for pattern in bits]
+    group = make_workers(3, forms=form, implementation=implementation)
+    inputs = [
+        {"half": half.reshape(27, 37)[:, ::-1], "brain": BFloat16(pattern.reshape(37, 27).T)}
+        for half, pattern in zip(halves, bits, strict=True)
+    ]
+    results = group.sum(inputs)
+    check(results, [half.reshape(27, 37)[:, ::-1].astype(np.float32) for half in halves], "half")
+    brain = check(results, [np.ascontiguousarray(array.reshape(37, 27).T) for array in truncated], "brain")
+    assert brain.shape == brain.values.shape == (27, 37)
+    assert brain.values.dtype == np.float32
+
+
+def test_a_narrow_float_that_is_not_finite_reaches_all(make_workers: Any) -> None:
+    bits, halves = np.zeros((2, 5), np.uint16), np.zeros((2, 5), np.float16)
+    bits[1, 2], halves[0, 3] = 0x7F80, np.nan
+    inputs = [{"brain": BFloat16(bits[w]), "half": halves[w]} for w in range(2)]
+    for result in make_workers(2).sum(inputs):
+        assert np.isnan(result["brain"].values).all()
+        assert np.isnan(result["half"].values).all()
+
+
+def test_types_are_part_of_the_plan(make_workers: Any) -> None:
+    failures = make_workers(2, timeout_s=10).failures(
+        [{"g": np.zeros(4, np.float16)}, {"g": BFloat16(np.zeros(4, np.uint16))}]
+    )
+    assert "'g' float16[4] dense" in str(failures[0])
+    assert "'g' bfloat16[4] dense" in str(failures[1])
+
+
+def test_two_limbs_keep_what_one_loses(make_workers: Any) -> None:
+    small = np.float32(1.0 + 2.0**-23) * np.float32(2.0**-35)
+    arrays = [np.array([1.0, small, 0], np.float32), np.array([0.5, 0, small], np.float32)] * 2
+    one, two = (make_workers(4, limbs=limbs).sum([{"g": array} for array in arrays])[0] for limbs in (1, 2))
+    assert one["g"].values.tolist() == [3.0, 0.0, 0.0]
+    assert two["g"].values.tolist() == [3.0, 2 * float(small), 2 * float(small)]
+    assert two["g"].error_bound < 2.0**-50
+
+
+@pytest.mark.parametrize("workers", [16, 32, 255])
+def test_many_workers(make_workers: Any, workers: int) -> None:
+    """More than a four-bit counter can tell apart; and all of them in every cell."""
+    arrays = workers_of(211, workers, 0.5, workers)
+    for form in ("compact", "sketch"):
+        group = make_workers(workers, 32, forms=form, cells_per_candidate=1.5)
+        check(group.sum([{"g": array} for array in arrays]), arrays)
+
+
+def test_cells_that_wrap_many_times(make_workers: Any) -> None:
+    """Sums near the ends of int32, hundreds to a cell."""
+    n = 5000
+    arrays = [np.full(n, 2.0 - 2.0**-20, np.float32) * sign for sign in (1, 1, 1)]
+    group = make_workers(3, 4, forms="sketch", cells_per_candidate=0.05)
+    tensor = check(group.sum([{"g": array} for array in arrays]), arrays)
+    assert int(tensor.total.min()) > 2**30
+
+
+class Calls:
+    """The lengths of the parts of every sum of one worker."""
+
+    def __init__(self, group: Any) -> None:
+        self.calls: list[list[tuple[str, int]]] = []
+        original = group.summations[0].sum
+
+        def spy(parts: Any) -> Any:
+            self.calls.append([(part.op, part.words.size) for part in parts])
+            return original(parts)
+
+        group.summations[0].sum = spy
+
+    def take(self) -> list[list[tuple[str, int]]]:
+        taken, self.calls = self.calls, []
+        return taken
+
+
+@pytest.mark.parametrize("form", ["dense", "sketch"])
+def test_a_prediction_that_holds_takes_one_exchange(make_workers: Any, form: str) -> None:
+    group = make_workers(2, 8, forms=form, index="bitmap", predict=True, cells_per_candidate=2.0)
+    calls, arrays = Calls(group), workers_of(640, 2, 0.1, 1)
+    counts = []
+    for factor in (1.0, 1.9, 3.9, 0.5, 2.0**-3, 2.0**-30, 2.0**30, 1.0):
+        scaled = [array * np.float32(factor) for array in arrays]
+        check(group.sum([{"g": array} for array in scaled]), scaled)
+        counts.append(len(calls.take()))
+    # The first agrees on the tensors and has nothing to predict from; larger, or much smaller, is sent again.
+    assert counts == [3, 1, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_prediction_loses_no_more_than_its_slack(make_workers: Any) -> None:
+    group = make_workers(2, forms="dense", predict=True)
+    scales = []
+    for exponent in (0, 0, -3, -4):
+        arrays = [np.array([2.0**exponent], np.float32)] * 2
+        scales.append(check(group.sum([{"g": array} for array in arrays]), arrays).scale)
+    assert scales == [28, 27, 27, 30]
+
+
+def test_a_sketch_predicted_too_small_is_finished_by_the_left_over_round(make_workers: Any) -> None:
+    group = make_workers(2, 8, forms="sketch", index="bitmap", predict=True)
+    calls = Calls(group)
+    for density in (0.01, 0.5):
+        arrays = workers_of(2000, 2, density, 3)
+        check(group.sum([{"g": array} for array in arrays]), arrays)
+    header, left_over = calls.take()[-2:]
+    assert [op for op, _ in header] == ["or", "or", "add"]
+    assert left_over == [("add", left_over[0][1])]
+    assert left_over[0][1] > 1000
+
+
+def test_predictions_and_choices_wait_for_the_yes(make_workers: Any) -> None:
+    """A step that fails to agree, or is not finite, teaches nothing."""
+    group = make_workers(2, forms="dense", predict=True)
+    ones = np.ones(4, np.float32)
+    check(group.sum([{"g": ones}] * 2), [ones] * 2)
+    for bad in (np.nan, np.inf):
+        results = group.sum([{"g": ones}, {"g": ones * np.float32(bad)}])
+        assert all(np.isnan(result["g"].values).all() for result in results)
+        assert all(not result["g"].quantized.any() for result in results)
+    calls = Calls(group)
+    check(group.sum([{"g": ones}] * 2), [ones] * 2)
+    assert len(calls.take()) == 1
+
+
+def test_refinement_is_one_more_exchange_and_the_sketch_does_not_wait_for_it(make_workers: Any) -> None:
+    arrays = workers_of(20_000, 2, 0.01, 1)
+    for form, predict, ops in (
+        ("compact", False, [["or", "or"], ["or"], ["add"]]),
+        ("sketch", True, [["or", "or", "add"], ["or"]]),
+    ):
+        group = make_workers(2, forms=form, index="two_level", predict=predict)
+        calls = Calls(group)
+        for _ in range(2):
+            calls.take()
+            check(group.sum([{"g": array} for array in arrays]), arrays)
+        assert [[op for op, _ in parts] for parts in calls.take()] == ops
+
+
+def test_tensors_go_at_their_own_pace(make_workers: Any) -> None:
+    """A dense tensor's values do not wait for another's refinement."""
+    group = make_workers(2, forms={"d": "dense", "c": "compact"}, index="two_level")
+    calls = Calls(group)
+    arrays = workers_of(1000, 2, 0.05, 1)
+    results = group.sum([{"d": array, "c": array} for array in arrays])
+    for name in ("d", "c"):
+        check(results, arrays, name)
+    assert [[op for op, _ in parts] for parts in calls.take()] == [["or"], ["or"], ["or", "add"], ["add"]]
+
+
+@pytest.mark.parametrize(
+    ("density", "form", "index"),
+    [
+        (0.001, "compact", "bloom"),
+        (0.03, "compact", "bloom"),
+        (0.3, "compact", "bitmap"),
+        (1.0, "dense", None),
+    ],
+)
+def test_auto_finds_the_smallest(make_workers: Any, density: float, form: str, index: str | None) -> None:
+    group = make_workers(2, 32)
+    arrays = [workers_of(50_000, 1, density, 1)[0]] * 2
+    for _ in range(2):
+        tensor = check(group.sum([{"g": array} for array in arrays]), arrays)
+    assert (tensor.form, tensor.index) == (form, index)
+
+
+def test_auto_finds_blocks_where_non_zeros_come_in_rows(make_workers: Any) -> None:
+    group, array = make_workers(2, 32), np.zeros((1000, 64), np.float32)
+    array[::50] = 1.5
+    for _ in range(2):
+        tensor = check(group.sum([{"g": array}] * 2), [array] * 2)
+    assert (tensor.form, tensor.index) == ("compact", "two_level")
+
+
+def test_exchanges_that_cost_much_are_avoided(make_workers: Any) -> None:
+    group = make_workers(2, 32, exchange_words=10**6, predict=True)
+    arrays = workers_of(50_000, 2, 0.01, 1)
+    for _ in range(2):
+        tensor = check(group.sum([{"g": array} for array in arrays]), arrays)
+    assert (tensor.form, tensor.index) == ("sketch", "bloom")
+    calls = Calls(group)
+    group.sum([{"g": array} for array in arrays])
+    assert len(calls.take()) == 1
+
+
+def test_estimates_are_asked_for_and_unbiased(make_workers: Any) -> None:
+    """Over layouts, the mean of estimates nears the sum, though each may be far off."""
+    rng = np.random.default_rng(0)
+    array = np.zeros(1200, np.float32)
+    array[rng.permutation(1200)[:300]] = rng.integers(-8, 9, 300)
+    group = make_workers(1, 8, forms="sketch", index="bitmap", cells_per_candidate=0.6, estimate=True)
+    runs, estimated = [], 0
+    for _ in range(400):
+        (result,) = group.sum([{"g": array}])
+        runs.append(result["g"].values)
+        estimated += result["g"].estimated
+        assert result["g"].words_sent == 8 + 38 + 3 * 8 * 8
+    assert estimated > 300 * 400 / 2
+    error = np.mean(runs, axis=0) - array
+    spread = np.std(runs, axis=0) / 20
+    assert np.abs(error[array != 0]).mean() < 1.2 * spread[array != 0].mean()
+    assert np.std(runs, axis=0).max() > 1
+
+
+def test_nothing_is_estimated_unless_asked(make_workers: Any) -> None:
+    arrays = workers_of(1000, 2, 0.3, 1)
+    results = make_workers(2, forms="sketch", cells_per_candidate=0.3).sum([{"g": array} for array in arrays])
+    assert check(results, arrays).estimated == 0
+
+
+def test_two_limbs_cannot_be_estimated(make_workers: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="estimate: 2 limbs cannot be estimated; use limbs=1"):
+        make_workers(1, limbs=2, estimate=True)
+
+
+@pytest.mark.parametrize("setting", [{"limbs": 3}, {"limbs": 0}])
+def test_impossible_limbs_are_refused_at_once(make_workers: Any, setting: dict[str, Any]) -> None:
+    with pytest.raises(CodecError, match="limbs"):
+        make_workers(1, **setting)
+
+
+def test_unknown_indexes_are_refused_at_once(make_workers: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="index: 'tree' is unknown; use one of bitmap, two_level, "):
+        make_workers(1, index="tree")
