@@ -4,7 +4,7 @@ control Admission(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     action admit_job(bit<16> generation, bit<32> salt, bit<32> expected_mask, port_t up_port, bit<16> group) {
         ig_md.generation = generation;
         ig_md.slot_index = salt + hdr.peelsum.chunk_id;
-        ig_md.slot_tag = hdr.peelsum.chunk_id[31:SLOT_BITS] ++ (bit<SLOT_BITS>)hdr.peelsum.job_id;
+        ig_md.slot_tag = hdr.peelsum.chunk_id[31:8] ++ hdr.peelsum.job_id;
         ig_md.expected_mask = expected_mask;
         ig_md.up_port = up_port;
         ig_md.group = group;
@@ -46,7 +46,7 @@ control Admission(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     action admit_rack(bit<32> rack_mask, bit<16> first_worker) {
         ig_md.role = ROLE_RACK;
         ig_md.worker_mask = rack_mask;
-        ig_md.worker_id = first_worker | (hdr.peelsum.sender & 31);
+        ig_md.worker_id = first_worker[15:5] ++ hdr.peelsum.sender[4:0];
     }
 
     // Speaks for every worker.
@@ -70,17 +70,7 @@ control Admission(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         size = 4096;
     }
 
-    action set_age_limit(bit<32> ticks) {
-        ig_md.deadline = ig_md.now - ticks;
-    }
-
-    table limits {
-        actions = { set_age_limit; }
-        default_action = set_age_limit(DEFAULT_AGE_TICKS);
-    }
-
     apply {
-        limits.apply();
         if (hdr.peelsum.kind == KIND_RESET) {
             if (ig_md.ingress_port == CPU_PORT) {
                 ig_md.role = ROLE_CONTROLLER;

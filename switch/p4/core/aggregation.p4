@@ -27,6 +27,7 @@ control Aggregation(inout headers_t hdr, inout ingress_metadata_t ig_md) {
                 hdr.peelsum.flag_ce = 1;
             }
             admission.apply(hdr, ig_md);
+            ig_md.other_masks = ig_md.expected_mask ^ ig_md.worker_mask;
             // One chain: on Tofino the owner is asked in the stage that refuses.
             if (ig_md.verdict == VERDICT_UNDECIDED) {
                 if (hdr.peelsum.generation != ig_md.generation) {

@@ -54,7 +54,7 @@ struct ingress_metadata_t {
     bit<16>      worker_id;
     bit<32>      worker_mask;
     bit<32>      expected_mask;
-    bit<32>      deadline;       // a stamp up to here has expired
+    bit<32>      other_masks;    // expected, but for this packet's worker
     bit<32>      slot_index;     // its low SLOT_BITS count
     bit<32>      slot_tag;
     port_t       up_port;

@@ -10,8 +10,8 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.lane_op = lane_op;
         ig_md.verdict = verdict;
         ig_md.way = WAY_UP;
-        hdr.peelsum.flag_ce = ig_md.marks[0:0];
-        hdr.peelsum.flag_fin = ig_md.marks[1:1];
+        hdr.peelsum.flag_ce = ig_md.marks[2:2];
+        hdr.peelsum.flag_fin = ig_md.marks[3:3];
     }
 
     // The packet stays behind in the slot's lanes.

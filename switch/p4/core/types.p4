@@ -6,16 +6,15 @@ typedef bit<32> ipv4_t;
 
 const bit<2> ECN_CE = 3;
 
-// What a slot remembers of the packets that it took, besides their lanes: CE in bit 0, FIN in bit 1.
+// What a slot remembers of the packets that it took, besides their lanes: their flags, OR-ed. CE is bit 2, FIN bit 3.
 typedef bit<8> marks_t;
 
 // The verdict of a packet that is still on its way.
 const verdict_t VERDICT_UNDECIDED = 255;
 
-// Slots of the switch: a power of two, at least 256, at least twice the largest window of a job.
-const int SLOT_BITS = 12;
+// Slots of the switch: a power of two, at least 256, at least twice the largest window of a job. The
+// architecture says SLOT_BITS.
 const bit<32> SLOTS = 1 << SLOT_BITS;
-const bit<32> SLOT_INDEX_MASK = (1 << SLOT_BITS) - 1;
 
 // The slots' clock ticks every 64 us (2^16 ns on Tofino). It starts a quarter turn ahead, so that a register
 // that was never written looks long expired. No age limit is longer than that quarter.

@@ -45,17 +45,17 @@ control Bitmap(inout headers_t hdr, inout ingress_metadata_t ig_md) {
             } else if (bitmap_op == BITMAP_MERGE && held != 0) {
                 next = held | ig_md.worker_mask;
             }
-            marks = marks | 6w0 ++ hdr.peelsum.flag_fin ++ hdr.peelsum.flag_ce;
+            marks = marks | 4w0 ++ hdr.peelsum.flag_fin ++ hdr.peelsum.flag_ce ++ 2w0;
             worker_bitmap.write(ig_md.slot_index, next);
             slot_marks.write(ig_md.slot_index, marks);
             ig_md.marks = marks;
             ig_md.overlap = held & ig_md.worker_mask;
             ig_md.worker_bitmap = held | ig_md.worker_mask;
-            if (held == 0 && ig_md.worker_bitmap == ig_md.expected_mask) {
+            if (held == 0 && ig_md.other_masks == 0) {
                 ig_md.membership = HELD_NONE_REST;
             } else if (held == 0) {
                 ig_md.membership = HELD_NONE;
-            } else if (ig_md.worker_bitmap == ig_md.expected_mask) {
+            } else if (held == ig_md.other_masks) {
                 ig_md.membership = HELD_REST;
             } else {
                 ig_md.membership = HELD_SOME;

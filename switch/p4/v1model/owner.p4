@@ -4,6 +4,7 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     register<bit<32>>(SLOTS) owner_tag;
     register<bit<32>>(SLOTS) owner_stamp;
     owner_op_t owner_op = OWNER_KEEP;
+    bit<32> deadline = 0;  // a stamp up to here has expired
     bit<32> tag;
     bit<32> stamp;
     bool mine;
@@ -29,16 +30,26 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         owner_op = OWNER_FREE;
     }
 
+    action set_age_limit(bit<32> ticks) {
+        deadline = ig_md.now - ticks;
+    }
+
+    table limits {
+        actions = { set_age_limit; }
+        default_action = set_age_limit(DEFAULT_AGE_TICKS);
+    }
+
     #include "../core/permissions.p4"
 
     apply {
         permissions.apply();
         if (owner_op != OWNER_KEEP) {
-            ig_md.slot_index = ig_md.slot_index & SLOT_INDEX_MASK;
+            limits.apply();
+            ig_md.slot_index = ig_md.slot_index & (SLOTS - 1);
             owner_tag.read(tag, ig_md.slot_index);
             owner_stamp.read(stamp, ig_md.slot_index);
             // A signed difference of clocks that wrap: bit 31 says that the stamp is later than the deadline.
-            expired = (ig_md.deadline - stamp) & 0x80000000 == 0;
+            expired = (deadline - stamp) & 0x80000000 == 0;
             mine = tag == ig_md.slot_tag;
             if (mine) {
                 ig_md.ownership = OWNER_MINE;

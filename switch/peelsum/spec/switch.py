@@ -149,7 +149,7 @@ class SpecSwitch:
             return self._count(refusal)
         job, member = self.jobs[packet.job_id], self.members[packet.job_id, port]
         slot = self.state[slot_index(job.salt, packet.chunk_id, self.slots)]
-        tag = slot_tag(packet.job_id, packet.chunk_id, self.slots)
+        tag = slot_tag(packet.job_id, packet.chunk_id)
         match packet.kind:
             case Kind.CONTRIBUTION:
                 return self._contribute(job, member, packet, slot, tag, now)

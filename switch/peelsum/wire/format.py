@@ -25,6 +25,8 @@ MAX_WORKERS = 32
 RESERVED_JOB_ID = 0
 #: Lanes of the pipelines that are committed compiled. 32 fit one pass of Tofino 1; 256 are a kilobyte.
 COMPILED_LANES = (32, 64, 128, 256)
+#: Lanes of the pipelines for each Tofino: what a packet can add up in one pass.
+TOFINO_LANES = {"tofino": 32, "tofino2": 60}
 
 
 _LANE_REGISTER = re.compile(r"(?:^|\.)lane_\d+$")
@@ -123,6 +125,9 @@ def slot_index(salt: int, chunk_id: int, slots: int) -> int:
     return (salt + chunk_id) & (slots - 1)
 
 
-def slot_tag(job_id: int, chunk_id: int, slots: int) -> int:
-    """What tells a slot's chunk from every other that shares the slot: exact, with the slot's index."""
-    return (chunk_id & -slots) | job_id
+def slot_tag(job_id: int, chunk_id: int) -> int:
+    """What tells a slot's chunk from every other that shares the slot: exact, with the slot's index.
+
+    A slot's index holds the chunk's low 8 bits at least; the job takes their place.
+    """
+    return (chunk_id & 0xFFFFFF00) | job_id

@@ -15,6 +15,7 @@ from peelsum.wire.format import (
     CPU_PORT,
     EVERYONE,
     FIELDS,
+    TOFINO_LANES,
     UDP_PORT,
     VERSION,
     Flag,
@@ -32,6 +33,9 @@ def sources() -> dict[str, str]:
     for lanes in COMPILED_LANES:
         files[f"lanes_{lanes}/lanes_h.p4"] = lanes_h_p4(lanes)
         files[f"lanes_{lanes}/v1model_lanes.p4"] = v1model_lanes_p4(lanes)
+    for lanes in TOFINO_LANES.values():
+        files[f"lanes_{lanes}/lanes_h.p4"] = lanes_h_p4(lanes)
+        files[f"lanes_{lanes}/tofino_lanes.p4"] = tofino_lanes_p4(lanes)
     return files
 
 
@@ -86,6 +90,23 @@ def v1model_lanes_p4(lanes: int) -> str:
             "        else if (op == LANES_SET) set_lanes();",
             "        else if (op == LANES_OR) or_lanes();",
             "        else if (op == LANES_READ) read_lanes();",
+            "    }",
+            "}",
+            "",
+        ]
+    )
+
+
+def tofino_lanes_p4(lanes: int) -> str:
+    """The control `Lanes` for Tofino: one `Lane` a lane, each with a stateful ALU."""
+    return "\n".join(
+        [
+            NOTICE,
+            "control Lanes(in lane_op_t op, in bit<32> slot_index, inout lanes_h lanes) {",
+            *_each(lanes, lambda i: [f"    Lane() lane_{i};"]),
+            "",
+            "    apply {",
+            *_each(lanes, lambda i: [f"        lane_{i}.apply(op, slot_index, lanes.v{i});"]),
             "    }",
             "}",
             "",

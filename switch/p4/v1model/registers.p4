@@ -1,4 +1,7 @@
-// What an action asks of a register. v1model's actions have no branches, so controls do it after the match.
+// How many slots there are, and what an action asks of a register: v1model's actions have no branches, so
+// controls do it after the match.
+
+const int SLOT_BITS = 12;
 
 typedef bit<8> owner_op_t;
 const owner_op_t OWNER_KEEP = 0;

@@ -1,0 +1,72 @@
+// Who owns a slot, until when: the pair (tag, expiry), one stateful ALU with two comparisons.
+
+// 64 bits: a stateful ALU's pair.
+struct owner_t {
+    bit<32> expiry;
+    bit<32> tag;
+}
+
+control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
+    Register<owner_t, slot_t>(SLOTS) owner;
+    RegisterParam<bit<32>>(DEFAULT_AGE_TICKS) age_limit;
+
+    // A signed difference of clocks that wrap.
+    #define EXPIRED ((int<32>)ig_md.now - (int<32>)value.expiry >= 0)
+    #define MINE (value.tag == ig_md.slot_tag)
+
+    RegisterAction<owner_t, slot_t, ownership_t>(owner) claim_owner = {
+        void apply(inout owner_t value, out ownership_t found) {
+            found = this.predicate(MINE, EXPIRED);
+            if (MINE || EXPIRED) {
+                value.tag = ig_md.slot_tag;
+                value.expiry = ig_md.now + age_limit.read();
+            }
+        }
+    };
+    RegisterAction<owner_t, slot_t, ownership_t>(owner) look_at_owner = {
+        void apply(inout owner_t value, out ownership_t found) {
+            found = this.predicate(MINE, EXPIRED);
+        }
+    };
+    RegisterAction<owner_t, slot_t, ownership_t>(owner) release_owner = {
+        void apply(inout owner_t value, out ownership_t found) {
+            found = this.predicate(MINE, EXPIRED);
+            if (MINE) {
+                value.tag = 0;
+                value.expiry = ig_md.now;
+            }
+        }
+    };
+    RegisterAction<owner_t, slot_t, ownership_t>(owner) free_owner = {
+        void apply(inout owner_t value) {
+            value.tag = 0;
+            value.expiry = ig_md.now;
+        }
+    };
+
+    // Mine or expired: mine from now on.
+    action claim() {
+        ig_md.ownership = claim_owner.execute((slot_t)ig_md.slot_index);
+    }
+
+    // Change nothing.
+    action look() {
+        ig_md.ownership = look_at_owner.execute((slot_t)ig_md.slot_index);
+    }
+
+    // Mine: nobody's.
+    action release() {
+        ig_md.ownership = release_owner.execute((slot_t)ig_md.slot_index);
+    }
+
+    // Nobody's, whosever it is.
+    action free() {
+        free_owner.execute((slot_t)ig_md.slot_index);
+    }
+
+    #include "../core/permissions.p4"
+
+    apply {
+        permissions.apply();
+    }
+}

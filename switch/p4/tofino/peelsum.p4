@@ -1,0 +1,183 @@
+// peelsum for Tofino 1 (TNA) and Tofino 2 (T2NA): the core, between their parsers and deparsers.
+
+#include <core.p4>
+#if __TARGET_TOFINO__ == 2
+#include <t2na.p4>
+#else
+#include <tna.p4>
+#endif
+
+#include "../generated/wire.p4"
+
+// The port of the switch's own processor: 192 on a four-pipe Tofino 1, 0 on Tofino 2, set with -D where it differs.
+#ifndef PCIE_PORT
+#if __TARGET_TOFINO__ == 2
+#define PCIE_PORT 0
+#else
+#define PCIE_PORT 192
+#endif
+#endif
+#define CPU_PORT PCIE_PORT
+
+#include "lanes_h.p4"
+#include "registers.p4"
+#include "../core/types.p4"
+#include "../core/headers.p4"
+#include "../core/parser.p4"
+#include "owner.p4"
+#include "bitmap.p4"
+#include "lane.p4"
+#include "tofino_lanes.p4"
+#include "../core/aggregation.p4"
+
+const bit<19> NEVER_MARKED = 0x7ffff;
+
+struct egress_metadata_t {
+    bit<19> spare;  // 0 where the queue was as deep as the mark
+}
+
+parser IngressParser(
+    packet_in packet, out headers_t hdr, out ingress_metadata_t ig_md, out ingress_intrinsic_metadata_t ig_intr_md
+) {
+    FrameParser() frame_parser;
+
+    state start {
+        packet.extract(ig_intr_md);
+        packet.advance(PORT_METADATA_SIZE);
+        ig_md.ingress_port = ig_intr_md.ingress_port;
+        // Metadata starts as nothing in particular here.
+        ig_md.role = ROLE_NOBODY;
+        ig_md.worker_mask = 0;
+        ig_md.sum_spine = 0;
+        ig_md.spine = 0;
+        ig_md.for_racks = 0;
+        ig_md.overlap = 0;
+        ig_md.lane_op = LANES_NONE;
+        ig_md.way = WAY_NOWHERE;
+        ig_md.multicast = 0;
+        frame_parser.apply(packet, hdr, ig_md);
+        transition accept;
+    }
+}
+
+control Ingress(
+    inout headers_t hdr,
+    inout ingress_metadata_t ig_md,
+    in ingress_intrinsic_metadata_t ig_intr_md,
+    in ingress_intrinsic_metadata_from_parser_t ig_prsr_md,
+    inout ingress_intrinsic_metadata_for_deparser_t ig_dprsr_md,
+    inout ingress_intrinsic_metadata_for_tm_t ig_tm_md
+) {
+    Counter<bit<32>, bit<5>>(32, CounterType_t.PACKETS) verdicts;
+    Aggregation() aggregation;
+
+    apply {
+        ig_md.now = ig_prsr_md.global_tstamp[47:16];
+        aggregation.apply(hdr, ig_md);
+        verdicts.count(ig_md.verdict[4:0]);
+        if (ig_md.way == WAY_NOWHERE) {
+            ig_dprsr_md.drop_ctl = 1;
+        } else if (ig_md.multicast == 1) {
+            ig_tm_md.mcast_grp_a = ig_md.group;
+        } else {
+            ig_tm_md.ucast_egress_port = ig_md.egress_port;
+        }
+    }
+}
+
+control IngressDeparser(
+    packet_out packet,
+    inout headers_t hdr,
+    in ingress_metadata_t ig_md,
+    in ingress_intrinsic_metadata_for_deparser_t ig_dprsr_md
+) {
+    apply {
+        packet.emit(hdr);
+    }
+}
+
+// Lanes stay unparsed: egress has no use for them.
+parser EgressParser(
+    packet_in packet, out headers_t hdr, out egress_metadata_t eg_md, out egress_intrinsic_metadata_t eg_intr_md
+) {
+    state start {
+        packet.extract(eg_intr_md);
+        packet.extract(hdr.ethernet);
+        transition select(hdr.ethernet.ether_type, packet.lookahead<bit<8>>()) {
+            (ETHERTYPE_IPV4, 0x45) : parse_ipv4;
+            default                : accept;
+        }
+    }
+    state parse_ipv4 {
+        packet.extract(hdr.ipv4);
+        transition select(hdr.ipv4.fragment_offset, hdr.ipv4.protocol) {
+            (0, PROTOCOL_UDP) : parse_udp;
+            default           : accept;
+        }
+    }
+    state parse_udp {
+        packet.extract(hdr.udp);
+        transition select(hdr.udp.dst_port) {
+            UDP_PORT : parse_peelsum;
+            default  : accept;
+        }
+    }
+    state parse_peelsum {
+        packet.extract(hdr.peelsum);
+        transition accept;
+    }
+}
+
+control Egress(
+    inout headers_t hdr,
+    inout egress_metadata_t eg_md,
+    in egress_intrinsic_metadata_t eg_intr_md,
+    in egress_intrinsic_metadata_from_parser_t eg_prsr_md,
+    inout egress_intrinsic_metadata_for_deparser_t eg_dprsr_md,
+    inout egress_intrinsic_metadata_for_output_port_t eg_oport_md
+) {
+    Readdress() readdress;
+
+    action mark_from(bit<19> depth) {
+        eg_md.spare = depth |-| eg_intr_md.deq_qdepth;
+    }
+
+    // Packets that queued behind `depth` cells or more carry the news.
+    table congestion {
+        actions = { mark_from; }
+        default_action = mark_from(NEVER_MARKED);
+    }
+
+    apply {
+        congestion.apply();
+        if (hdr.peelsum.isValid()) {
+            if (eg_md.spare == 0) {
+                hdr.peelsum.flag_ce = 1;
+            }
+            readdress.apply(hdr, eg_intr_md.egress_port);
+        }
+    }
+}
+
+control EgressDeparser(
+    packet_out packet,
+    inout headers_t hdr,
+    in egress_metadata_t eg_md,
+    in egress_intrinsic_metadata_for_deparser_t eg_dprsr_md
+) {
+    Checksum() ipv4_checksum;
+
+    apply {
+        if (hdr.ipv4.isValid()) {
+            hdr.ipv4.checksum = ipv4_checksum.update({
+                hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.dscp, hdr.ipv4.ecn, hdr.ipv4.total_length,
+                hdr.ipv4.identification, hdr.ipv4.flags, hdr.ipv4.fragment_offset, hdr.ipv4.ttl,
+                hdr.ipv4.protocol, hdr.ipv4.src_ip, hdr.ipv4.dst_ip
+            });
+        }
+        packet.emit(hdr);
+    }
+}
+
+Pipeline(IngressParser(), Ingress(), IngressDeparser(), EgressParser(), Egress(), EgressDeparser()) pipe;
+Switch(pipe) main;
