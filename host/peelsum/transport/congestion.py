@@ -4,6 +4,11 @@ from __future__ import annotations
 
 #: Below this, overtaking could hardly show a loss any more, and every loss would wait for a timer.
 LEAST = 16
+#: What a mark leaves of a window that has been cut before: queues mark long before they overflow, and would
+#: run empty if every mark took half the window (RFC 8511).
+KEPT_ON_MARK = 0.8
+#: What is left of a window that was never cut, and so may be many times too large, or that lost too much.
+KEPT = 0.5
 #: A window that lost a larger share of its chunks was sent too fast; less is taken for noise.
 TOLERATED_LOSS = 0.5
 
@@ -11,10 +16,10 @@ TOLERATED_LOSS = 0.5
 class CongestionWindow:
     """cwnd <= W_max, in chunks.
 
-    It halves when a result carries a congestion mark, and when more than half of a window was lost,
-    whether a timer ran out or later results overtook; at most once per window. It grows by one per result
-    below the last cut, and by one per window above it. A single loss does not cut it: a result takes all
-    workers' packets, so that each would pay for the others' noise.
+    It is cut when a result carries a congestion mark, to `KEPT_ON_MARK` or the first time to `KEPT`, and when
+    more than half of a window was lost, whether a timer ran out or later results overtook, to `KEPT`; at most
+    once per window. It grows by one per result below the last cut, and by one per window above it. A single
+    loss does not cut it: a result takes all workers' packets, so that each would pay for the others' noise.
     """
 
     def __init__(self, most: int, start: int) -> None:
@@ -39,7 +44,7 @@ class CongestionWindow:
     def on_results(self, results: int, marked: bool, base: int, end: int) -> None:
         """`results` new answers came, some of them `marked`; chunks [base, end) are outstanding."""
         if marked:
-            self._cut(base, end)
+            self._cut(KEPT_ON_MARK if self.cuts else KEPT, base, end)
         else:
             slow = self._size >= self._threshold
             self._size = min(self._size + (results / self._size if slow else results), float(self._most))
@@ -50,13 +55,13 @@ class CongestionWindow:
             self._window_until, self._lost = end, 0
         self._lost += lost
         if self._lost > TOLERATED_LOSS * self._size:
-            self._cut(base, end)
+            self._cut(KEPT, base, end)
 
-    def _cut(self, base: int, end: int) -> None:
-        """Halve, unless chunks that were outstanding at the last cut still are."""
+    def _cut(self, kept: float, base: int, end: int) -> None:
+        """Keep a share, unless chunks that were outstanding at the last cut still are."""
         if base < self._cut_until:
             return
         self.cuts += 1
-        self._size = max(self._size / 2, float(min(LEAST, self._most)))
+        self._size = max(self._size * kept, float(min(LEAST, self._most)))
         self._threshold = self._size
         self._cut_until, self._lost = end, 0

@@ -9,7 +9,7 @@ tensors in the order of submission. `base` is the oldest chunk without its resul
 | nothing came back since the oldest chunk left, for `first_answer` | RESEND that chunk alone, backing off |
 | results flow, and the oldest chunk's measured timer runs out | RESEND it; backing off; more when it helped |
 | the result of a chunk contributed 3 chunks after another was last sent | RESEND that other |
-| RESULT of this generation, sent chunk, new | store, advance, cwnd grows, or halves on CE |
+| RESULT of this generation, sent chunk, new | store, advance, cwnd grows, or on CE is cut |
 | more than half of a window was lost | cwnd halves |
 | RESULT with FIN of a chunk that I sent without | refuse it, report that a worker left |
 | NEED naming me, sent chunk >= base - W | RESEND, even if already answered |

@@ -1,0 +1,64 @@
+"""The congestion window by itself: when it is cut, how far, and how it grows back."""
+
+import pytest
+
+from peelsum.transport.congestion import LEAST, CongestionWindow
+
+
+def cut(window: CongestionWindow, base: int) -> int:
+    """A mark on chunk `base` with a full window outstanding; the size after it."""
+    window.on_results(1, True, base, base + window.size)
+    return window.size
+
+
+def test_the_first_mark_halves_later_ones_take_a_fifth() -> None:
+    window = CongestionWindow(400, 400)
+    assert [cut(window, base) for base in (0, 1000, 2000)] == [200, 160, 128]
+    assert window.cuts == 3
+
+
+def test_a_window_is_cut_once_however_many_marks_it_has() -> None:
+    window = CongestionWindow(400, 400)
+    cut(window, 0)
+    for base in range(1, 400):
+        window.on_results(1, True, base, 400)
+    assert (window.size, window.cuts) == (200, 1)
+    window.on_results(1, True, 400, 600)
+    assert (window.size, window.cuts) == (160, 2)
+
+
+def test_marks_never_cut_below_the_least() -> None:
+    window = CongestionWindow(400, 30)
+    assert [cut(window, base) for base in (0, 100, 200)] == [LEAST] * 3
+
+
+def test_growth_is_a_doubling_until_the_first_cut_and_one_per_window_after_it() -> None:
+    window = CongestionWindow(512, 64)
+    window.on_results(64, False, 64, 128)
+    assert window.size == 128
+    cut(window, 128)
+    for round_ in range(10):
+        window.on_results(window.size, False, 1000 * round_, 1000 * round_)
+    assert window.size == pytest.approx(64 + 10, abs=1)
+
+
+def test_a_window_that_lost_more_than_half_is_halved_whatever_was_before() -> None:
+    window = CongestionWindow(400, 400)
+    cut(window, 0)
+    window.on_losses(100, 1000, 1200)
+    assert window.size == 200
+    window.on_losses(1, 1100, 1200)
+    assert window.size == 100
+
+
+@pytest.mark.parametrize("shares", [(300, 20), (20, 300), (160, 160)])
+def test_two_windows_that_are_marked_together_become_equal(shares: tuple[int, int]) -> None:
+    """The argument of Chiu and Jain: all grow by as much, and lose in proportion to what they have."""
+    windows = [CongestionWindow(512, share) for share in shares]
+    for round_ in range(300):
+        marked = sum(window.size for window in windows) > 100
+        for window in windows:
+            window.on_results(window.size, marked, 1000 * round_, 1000 * round_)
+    low, high = sorted(window.size for window in windows)
+    assert high - low <= 2
+    assert 60 <= low + high <= 105
