@@ -91,6 +91,20 @@ def test_toml_and_json_say_the_same(tmp_path) -> None:
     assert read(str(path)) == parse(json.dumps(PAIR), "pair.json")
 
 
+def test_rates_are_of_the_ports_at_both_ends_and_have_switches_mark() -> None:
+    topology = read("two_racks")
+    slow = [
+        link.model_copy(update={"rate_mbit": 100.0}) if "s3-p1" in link.ends else link
+        for link in topology.links
+    ]
+    topology = topology.model_copy(update={"links": tuple(slow)})
+    assert [topology.rates(name) for name in ("s1", "s2", "s3")] == [{3: 100.0}, {}, {1: 100.0}]
+    assert topology.job is not None
+    text = job_description(topology, topology.job, AT, 512, addressed=False)
+    asked = parse_description(text, "job").plans()
+    assert [plan.switch.queue_depth for plan in asked] == [64, 64, None]
+
+
 REFUSED = [
     ({"hosts": {"h1": {"ip": "10.0.0"}}}, "hosts.h1.ip: '10.0.0': must be an IPv4 address"),
     ({"hosts": {"h1": {"mac": "1:2"}}}, "hosts.h1.mac: '1:2': must be six bytes"),
@@ -98,6 +112,7 @@ REFUSED = [
     ({"hosts": {**PAIR["hosts"], "h 4": {}}}, "hosts: 'h 4': must be a short word"),
     ({"switches": {"s1": {}, "h1": {}}}, "hosts: 'h1': is a switch's name, too"),
     ({"switches": {"s1": {"runtime_json": "a"}}}, "switches.s1.runtime_json: is no field of a topology"),
+    ({"switches": {"s1": {"mark_from": -1}}}, "switches.s1.mark_from: -1: "),
     ({"switches": {"much_too_long": {}}}, "switches: 'much_too_long': must be a short word"),
     ({"links": [["h1", "h2"]]}, "links.0: h1 to h2: joins two hosts; put a switch"),
     ({"links": [["h1", "s2-p1"]]}, "links.0: 's2-p1': is no host and no port of a switch"),

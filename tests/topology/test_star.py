@@ -1,15 +1,18 @@
 """Sums over a real star of processes: what goes right, and what every worker is told when it does not."""
 
 import threading
+import time
 from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from peelsum.allreduce import Allreduce, Part, PlanMismatchError
+from peelsum.target.udp import FRAME_HEADER_BYTES
 from peelsum.topology import Star
 from peelsum.topology.seats import plug_in
 from peelsum.transport import StalledError, TransportError
+from peelsum.wire import packet_bytes
 
 WORKERS = 3
 
@@ -64,6 +67,29 @@ def test_sums_are_exact(form, loss):
     lost = sum(port["lost_in"] + port["lost_out"] for port in star.report.ports.values())
     assert (lost > 0) == (loss > 0)
     assert star.report.server["chunks_in_switch"] > 0
+
+
+def test_ports_with_a_rate_take_their_time_and_tell_workers_of_their_queues():
+    mbit, elements = 20.0, 200 * 256
+    words = np.arange(elements, dtype=np.float32)
+    marks, times = {}, {}
+
+    def work(worker, summation):
+        started = time.monotonic()
+        result = Allreduce(summation, forms="dense").sum({"t": words * (worker + 1)})
+        times[worker] = time.monotonic() - started
+        marks[worker] = summation.stats().marked
+        return [result]
+
+    with Star(WORKERS, rate_mbit=mbit, mark_from=16) as star:
+        outcomes = on_every_worker(star, work)
+    results = [outcomes[worker][0] for worker in range(WORKERS)]
+    np.testing.assert_array_equal(results[0]["t"].total, expected_total(results))
+    frame_bits = 8 * (FRAME_HEADER_BYTES + packet_bytes(256))
+    assert min(times.values()) > 200 * frame_bits / (mbit * 1e6)
+    assert min(marks.values()) > 0
+    assert all(queue["deepest"] > 16 and not queue["dropped"] for queue in star.report.queues.values())
+    assert len(star.report.queues) == WORKERS + 1
 
 
 def test_not_a_number_on_one_worker_reaches_all():

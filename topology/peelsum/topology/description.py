@@ -81,10 +81,14 @@ class Host(_Section):
 
 
 class SwitchNode(_Section):
-    """The source address of what a switch sends to its hosts, given by the topology where left out."""
+    """The source address of what a switch sends to its hosts, given by the topology where left out.
+
+    mark_from: how many packets may wait at a port with a rate before those behind them are marked.
+    """
 
     ip: Address | None = None
     mac: Mac | None = None
+    mark_from: int = Field(default=64, ge=0, lt=1 << 19)
 
 
 class Link(_Section):
@@ -165,6 +169,15 @@ class Topology(_Section):
         """A switch's ports that have a link, ascending."""
         ends = [port for link in self.links for end in link.ends if (port := switch_port(end))]
         return sorted(port for name, port in ends if name == switch)
+
+    def rates(self, switch: str) -> dict[int, float]:
+        """Mbit/s by port, of a switch's ports whose link has a rate."""
+        return {
+            port[1]: link.rate_mbit
+            for link in self.links
+            for end in link.ends
+            if link.rate_mbit is not None and (port := switch_port(end)) and port[0] == switch
+        }
 
     def address_of(self, name: str) -> tuple[str, str]:
         """A host's or switch's MAC and IPv4 address with its prefix; numbered where none was given."""

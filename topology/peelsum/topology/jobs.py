@@ -39,6 +39,8 @@ def description(
         """What every kind of section says of a switch and of the hosts behind it."""
         said = f'p4runtime = "{p4runtime[name]}"\npipeline_lanes = {job.lanes}\n'
         said += f"device_id = {list(topology.switches).index(name) + 1}\n"
+        if topology.rates(name):
+            said += f"queue_depth = {topology.switches[name].mark_from}\n"
         return said + (_addresses(topology, name, section, hosts) if addressed else "")
 
     racks = _racks(topology, job)

@@ -10,7 +10,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +26,7 @@ timeout_s = {timeout_s}
 [switch]
 p4runtime = "{p4runtime}"
 pipeline_lanes = {lanes}
+queue_depth = {mark_from}
 
 [ports]
 workers = {worker_ports}
@@ -50,10 +51,15 @@ class StarReport:
     verdicts: Mapping[str, int]
     server: Mapping[str, Any]
     ports: Mapping[str, Any]
+    queues: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Star:
-    """Started on entry, ended on exit; `report` is there after that."""
+    """Started on entry, ended on exit; `report` is there after that.
+
+    rate_mbit: at which every port of the switch sends; None: as fast as it can. mark_from: how many packets
+    may wait at such a port before those behind them are marked.
+    """
 
     def __init__(
         self,
@@ -63,11 +69,14 @@ class Star:
         window: int = 1024,
         loss: float = 0.0,
         seed: int = 0,
+        rate_mbit: float | None = None,
+        mark_from: int = 64,
         job_id: int = 1,
         timeout_s: float = 30.0,
     ) -> None:
         self._workers, self._lanes, self._window, self._job_id = workers, lanes, window, job_id
         self._loss, self._seed, self._timeout_s = loss, seed, timeout_s
+        self._rate_mbit, self._mark_from = rate_mbit, mark_from
         self._stack = ExitStack()
         self._children: dict[str, Child] = {}
         self.seats: list[Seat] = []
@@ -100,6 +109,7 @@ class Star:
                 verdicts=ended.get("controller", {}).get("verdicts", {}),
                 server=ended.get("server", {}),
                 ports=ended.get("switch", {}).get("ports", {}),
+                queues=ended.get("switch", {}).get("queues", {}),
             )
 
     def _start(self) -> None:
@@ -117,9 +127,12 @@ class Star:
         return child.ready()
 
     def _switch(self) -> dict[str, Any]:
-        loss = ("--loss", str(self._loss), "--seed", str(self._seed))
+        options = ["--loss", str(self._loss), "--seed", str(self._seed)]
+        if self._rate_mbit is not None:
+            options += ["--port-rate", str(self._rate_mbit)]
+        ports = str(self._workers + 1)
         return self._child(
-            "switch", "switch", "run", "--ports", str(self._workers + 1), "--p4runtime", "127.0.0.1:0", *loss
+            "switch", "switch", "run", "--ports", ports, "--p4runtime", "127.0.0.1:0", *options
         )
 
     def _controller(self, listening: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,6 +146,7 @@ class Star:
                 timeout_s=float(self._timeout_s),
                 p4runtime=f"{listening['host']}:{listening['grpc_port']}",
                 lanes=self._lanes,
+                mark_from=self._mark_from,
                 worker_ports=list(range(1, self._workers + 1)),
                 server_port=self._workers + 1,
             )
