@@ -217,8 +217,7 @@ def test_down_without_a_network_is_no_mistake() -> None:
 @pytest.mark.parametrize(
     ("links", "complaint"),
     [
-        ([["h1", "s1-p1", 0, 10]], "links: h1 to s1-p1: rate: loopback UDP has none; use --links veth"),
-        ([["h1", "s1-p1", "1ms"]], "links: h1 to s1-p1: latency: loopback UDP has none"),
+        ([["h1", "s1-p1", "1ms"]], "h1 to s1-p1: latency: loopback UDP has none; use --links veth"),
         ([{"ends": ["h1", "s1-p1"], "loss": 0.1}], r"loss: links of s1 lose \[0.0, 0.1\]: over UDP"),
     ],
 )

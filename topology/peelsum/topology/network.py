@@ -214,6 +214,8 @@ class UdpNetwork(Network):
             )
         options = ["--ports", str(max(self.topology.ports(name), default=1)), "--device-id", str(device_id)]
         options += ["--loss", str(max(losses, default=0.0))]
+        for port, mbit in self.topology.rates(name).items():
+            options += ["--port-rate", f"{port}@{mbit}"]
         command = ("switch", "run", *options)
         free = ("--p4runtime", f"{_LOOPBACK}:0")
         listening = self._child(self._stack, name, *command, *free, *self._joins(name))
@@ -345,9 +347,8 @@ def _switch_of(end: str) -> str | None:
 
 def _check_udp(link: Link) -> None:
     """Raise TopologyError for what loopback UDP cannot do."""
-    for what, asked in (("rate", link.rate_mbit), ("latency", link.latency_ms)):
-        if asked:
-            raise TopologyError(f"links: {link}: {what}: loopback UDP has none; use --links veth")
+    if link.latency_ms:
+        raise TopologyError(f"links: {link}: latency: loopback UDP has none; use --links veth")
 
 
 def _lay(wires: Wires, topology: Topology, link: Link, holders: Mapping[str, int]) -> None:
