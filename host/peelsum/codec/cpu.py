@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from peelsum.codec import cpu_index_loops as index_loops
 from peelsum.codec import cpu_loops as loops
 from peelsum.codec.fixed_point import FixedPoint
-from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
+from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 
 #: Twice a cell's number fits an int32 below this.
@@ -54,12 +54,27 @@ def occupied(positions: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
     """See `Kernels.block_encode`."""
-    index_loops.block_encode(_frozen(index), elements, block, out)
+    if block < WORD_BITS:
+        index_loops.block_encode(_frozen(index), block.bit_length() - 1, out)
+    elif block == WORD_BITS:
+        index_loops.used_words(_frozen(index), out)
+    else:
+        used = np.empty(block_words(elements, WORD_BITS), np.uint32)
+        index_loops.used_words(_frozen(index), used)
+        block_encode(used, index.size, block // WORD_BITS, out)
 
 
 def block_decode(blocks: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
     """See `Kernels.block_decode`."""
-    index_loops.block_decode(_frozen(blocks), elements, block, out)
+    if block < WORD_BITS:
+        index_loops.block_decode(_frozen(blocks), block.bit_length() - 1, out)
+    elif block == WORD_BITS:
+        index_loops.fill_words(_frozen(blocks), out)
+    else:
+        used = np.empty(block_words(elements, WORD_BITS), np.uint32)
+        block_decode(blocks, out.size, block // WORD_BITS, used)
+        index_loops.fill_words(_frozen(used), out)
+    index_loops.clean(out, elements)
 
 
 def bloom_encode(

@@ -63,21 +63,25 @@ def index(bits: Words, out: Words) -> np.uint32:
 def pack(bits: Words, flags: Bytes, out: Words) -> np.uint32:
     """Bitmap of up to BLOCK floats that are not zero; returns their largest magnitude.
 
-    By way of a byte for each, flags[BLOCK], and eight bytes to a multiplication, which moves byte j's lowest
-    bit to bit 56 + j: loops that vectorise, where shifting single bits into words does not.
+    By way of a byte for each, flags[BLOCK]: loops that vectorise, where shifting bits into words does not.
     """
     largest = np.uint32(0)
     for i in range(bits.size):
         size = np.uint32(bits[i] & _MAGNITUDE_MASK)
         largest = max(largest, size)
         flags[i] = size != _ZERO
-    words = (bits.size + 31) // 32
-    for i in range(bits.size, 32 * words):
-        flags[i] = 0
+    _pack(flags, bits.size, out)
+    return largest
+
+
+@compiled
+def _pack(flags: Bytes, elements: int, out: Words) -> None:
+    """Bitmap of bytes that are 0 or 1. A multiplication moves the lowest bit of byte j to bit 56 + j."""
+    words = (elements + 31) // 32
+    flags[elements : 32 * words] = 0
     octets, packed = flags.view(np.uint64), out.view(np.uint8)
     for i in range(4 * words):
         packed[i] = np.uint8((octets[i] * _EIGHT_BITS) >> _S56)
-    return largest
 
 
 @compiled
@@ -144,30 +148,50 @@ def _doubled(word: np.uint32) -> np.uint32:
 
 
 @compiled
-def block_encode(index: Words, elements: int, block: int, out: Words) -> None:
+def block_encode(index: Words, shift: int, out: Words) -> None:
+    """Blocks of 2**shift elements, fewer than 32."""
     out[:] = _ZERO
     for w in range(index.size):
-        word, width = valid(index, w, elements), 1
-        if word == _ZERO:
-            continue
-        while width < min(block, 32):
-            word, width = _squeezed(np.uint32(word | (word >> _ONE))), 2 * width
-        number = 32 * w // block
-        out[number // 32] |= word << np.uint32(number % 32)
+        word = index[w]
+        for _ in range(shift):
+            word = _squeezed(np.uint32(word | (word >> _ONE)))
+        bit = (32 * w) >> shift
+        out[bit >> 5] |= word << np.uint32(bit & 31)
 
 
 @compiled
-def block_decode(blocks: Words, elements: int, block: int, out: Words) -> None:
-    width = min(block, 32)
-    mask = np.uint32((np.int64(1) << (32 // width)) - 1)
+def block_decode(blocks: Words, shift: int, out: Words) -> None:
+    """Blocks of 2**shift elements, fewer than 32."""
     for w in range(out.size):
-        number, wide = 32 * w // block, 1
-        word = np.uint32((blocks[number // 32] >> np.uint32(number % 32)) & mask)
-        if width == 32:
-            word, wide = np.uint32(-word), 32
-        while wide < width:
-            word, wide = _doubled(word), 2 * wide
+        bit = (32 * w) >> shift
+        word = np.uint32(blocks[bit >> 5] >> np.uint32(bit & 31))
+        for _ in range(shift):
+            word = _doubled(word)
         out[w] = word
+
+
+@compiled
+def used_words(index: Words, out: Words) -> None:
+    """Bitmap of the words that are not 0: blocks of 32 elements."""
+    flags = np.empty(BLOCK, np.uint8)
+    for start in range(0, index.size, BLOCK):
+        words = index[start : start + BLOCK]
+        for i in range(words.size):
+            flags[i] = words[i] != _ZERO
+        _pack(flags, words.size, out[start // 32 :])
+
+
+@compiled
+def fill_words(used: Words, out: Words) -> None:
+    """All bits of the words whose bit is set: the inverse of `used_words`."""
+    for w in range(out.size):
+        out[w] = np.uint32(-((used[w >> 5] >> np.uint32(w & 31)) & _ONE))
+
+
+@compiled
+def clean(out: Words, elements: int) -> None:
+    """Take away the bits of a bitmap past `elements`."""
+    for w in range(elements // 32, out.size):
         out[w] = valid(out, w, elements)
 
 
@@ -230,7 +254,7 @@ def bloom_decode(
                 break
             hashed = np.uint32(hashed + stride)
         out[w] = passed
-        out[w] = valid(out, w, elements)
+    clean(out, elements)
 
 
 @compiled

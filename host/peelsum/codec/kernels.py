@@ -24,7 +24,7 @@ class Kernels(Protocol):
     """Array work of the codec. n elements; k positions, ascending and distinct, out of n.
 
     A bitmap of n bits is uint32[ceil(n / 32)]: element i is bit i % 32 of word i // 32, least significant bit
-    first. Bitmaps that kernels write have no bits from n on; in those they read, such bits count as 0.
+    first. Bitmaps have no bits from n on; those that `count` and `positions` read may.
 
     Where a kernel takes `first`, a multiple of 32, the bitmap or values begin at that element of a tensor;
     positions and layouts then speak of elements of the tensor.
@@ -66,7 +66,7 @@ class Kernels(Protocol):
     def bloom_encode(
         self, layout: BloomLayout, index: NDArray[np.uint32], out: NDArray[np.uint32], first: int = 0
     ) -> None:
-        """Bloom filter of a bitmap without stray bits, into out[layout.words]; OR-homomorphic."""
+        """Bloom filter of a bitmap, into out[layout.words]; OR-homomorphic."""
 
     def bloom_decode(
         self,
@@ -84,7 +84,7 @@ class Kernels(Protocol):
     def gather_bits(
         self, index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]
     ) -> None:
-        """The bits of `index` where `mask`, a bitmap of as many words without stray bits, has its k bits.
+        """The bits of `index` where `mask`, a bitmap of as many words, has its k bits.
 
         In order, as a bitmap of k bits, into out[index_words(k)].
         """
