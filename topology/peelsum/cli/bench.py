@@ -36,6 +36,58 @@ def switch(
 
 
 @app.command()
+def endpoint(
+    lanes: Annotated[list[int] | None, typer.Option(help="Lanes of a packet; 32 and 256 by default.")] = None,
+    seconds: Annotated[float, typer.Option(help="How long each row is measured.")] = 3.0,
+    json: Json = False,
+) -> None:
+    """Packets a second that one core of a worker sends and takes results for, beside bare sockets."""
+    from peelsum.cli.bench_endpoint import DEFAULT_LANES, bench_endpoint
+    from peelsum.transport import TransportError
+
+    within("--seconds", seconds, 0.1, 3600)
+    for count in lanes or ():
+        require_lanes(count)
+    with reported(TransportError), Interruption():
+        bench_endpoint(json=json, lanes=lanes or DEFAULT_LANES, seconds=seconds)
+
+
+@app.command()
+def loss(
+    loss: Annotated[
+        list[float] | None, typer.Option(help="Shares of packets that each port loses; 0.001, 0.01, 0.05.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes that sum.")] = 4,
+    lanes: Annotated[int, typer.Option(help="Lanes of the pipeline.")] = 256,
+    elements: Annotated[int, typer.Option(help="32-bit words of a sum.")] = 1 << 20,
+    seconds: Annotated[float, typer.Option(help="How long sums are repeated at each share.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="Which packets are lost, and what is summed.")] = 0,
+    json: Json = False,
+) -> None:
+    """Rate of sums over the embedded switch whose ports lose packets, beside the rate without loss."""
+    from peelsum.cli.bench_loss import bench_loss
+    from peelsum.wire import MAX_WORKERS
+
+    require_lanes(lanes)
+    within("--workers", workers, 2, MAX_WORKERS)
+    within("--elements", elements, 1, 1 << 28)
+    within("--seconds", seconds, 0, 3600)
+    within("--seed", seed, 0, 2**63 - 1)
+    for share in loss or ():
+        within("--loss", share, 0, 0.5)
+    with reported(TopologyError), Interruption():
+        bench_loss(
+            losses=loss or (0.001, 0.01, 0.05),
+            workers=workers,
+            lanes=lanes,
+            elements=elements,
+            seconds=seconds,
+            seed=seed,
+            json=json,
+        )
+
+
+@app.command()
 def allreduce(
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size, in bytes of float32.")] = "1M",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "16M",

@@ -1,0 +1,105 @@
+"""Draws the figures of docs/performance.md from the measurements beside this file. Needs matplotlib."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).parent
+FIGURES = HERE.parent / "docs" / "figures"
+#: Text stays text, and the same measurements give the same file.
+mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "peelsum", "font.size": 9})
+_SWITCHES = (("embedded", "memory"), ("embedded", "udp"), ("bmv2", "veth"))
+
+
+def rate_of_a_switch(figure: Any) -> None:
+    """Packets a second by lanes and by workers."""
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, rows, key in ((left, _read("switch_realtime"), "lanes"), (right, _read("ports"), "workers")):
+        for target, ports in _SWITCHES:
+            mine = sorted(
+                (row[key], row["packets_per_s"])
+                for row in rows
+                if (row["target"], row["ports"]) == (target, ports)
+            )
+            axes.plot(*zip(*mine, strict=True), marker="o", label=f"{target}, {ports}")
+        _doubling(axes, sorted({row[key] for row in rows}))
+        axes.set_yscale("log")
+    left.set(xlabel="lanes (4 workers)", ylabel="contributions/s")
+    right.set(xlabel="workers (256 lanes)")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+
+
+def parts_of_a_packet(figure: Any) -> None:
+    """Nanoseconds a contribution by lanes: in the program, and in the process around it."""
+    report = _read("profile")
+    for axes, part, title in zip(
+        figure.subplots(1, 2),
+        ("program", "loop"),
+        ("in the program", "in the process, over UDP"),
+        strict=True,
+    ):
+        rows = [row for row in report[part] if row["workers"] == 4]
+        _stack(axes, [str(row["lanes"]) for row in rows], [row["parts_ns"] for row in rows])
+        axes.set(xlabel="lanes", title=title)
+    figure.axes[0].set_ylabel("ns a contribution")
+
+
+def cost_of_loss(figure: Any) -> None:
+    """Share of the rate that is lost, by the share of packets that are."""
+    axes = figure.subplots()
+    rows = [row for row in _read("loss") if row["loss"]]
+    labels = [f"{row['loss']:.1%}" for row in rows]
+    bars = axes.bar(labels, [row["share_lost"] for row in rows], width=0.5)
+    axes.bar_label(bars, [f"{row['share_lost']:.0%}" for row in rows])
+    axes.set(xlabel="packets lost at every port, each way", ylabel="share of the rate lost", ylim=(0, 1.1))
+
+
+def _stack(axes: Any, names: Sequence[str], parts: Sequence[dict[str, float]]) -> None:
+    below = [0.0] * len(parts)
+    for part in parts[0]:
+        heights = [one[part] for one in parts]
+        axes.bar(names, heights, bottom=below, label=part, width=0.6)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    handles, labels = axes.get_legend_handles_labels()
+    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    axes.legend(handles[::-1], labels[::-1], frameon=False, fontsize=8, **beside)
+
+
+def _doubling(axes: Any, values: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [str(value) for value in values])
+
+
+def _read(name: str) -> Any:
+    return json.loads((HERE / f"{name}.json").read_text())
+
+
+def draw(name: str, content: Callable[[Any], None], width: float) -> Path:
+    """One SVG in docs/figures."""
+    figure = plt.figure(figsize=(width, 3.2), layout="constrained")
+    content(figure)
+    FIGURES.mkdir(exist_ok=True)
+    path = FIGURES / f"{name}.svg"
+    figure.savefig(path, metadata={"Date": None, "Creator": None})
+    plt.close(figure)
+    return path
+
+
+def main() -> None:
+    """All figures."""
+    for name, content, width in (
+        ("switch-rate", rate_of_a_switch, 8),
+        ("switch-profile", parts_of_a_packet, 8),
+        ("loss", cost_of_loss, 4),
+    ):
+        print(draw(name, content, width))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""`bench endpoint`: what is counted comes back exact, and what is printed of it."""
+
+import json
+
+import pytest
+
+from peelsum.cli import bench_endpoint_rates as rates
+from peelsum.cli.bench_endpoint import bench_endpoint
+from peelsum.cli.bench_endpoint_rates import WrongSumError
+from peelsum.wire import Batch
+
+KEYS = {"way", "lanes", "packets_per_core_s", "packets_per_s", "share_of_bare"}
+
+
+def test_json_has_a_row_for_each_way_and_shares_of_bare_sockets(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_endpoint(json=True, lanes=(32,), seconds=0.02)
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["way"], row["lanes"]) for row in rows] == [("memory", 32), ("sockets", 32), ("bare", 32)]
+    assert all(row.keys() == KEYS for row in rows)
+    bare = rows[-1]["packets_per_core_s"]
+    for row in rows:
+        assert row["share_of_bare"] == pytest.approx(row["packets_per_core_s"] / bare, abs=0.001)
+    assert rows[0]["packets_per_s"] is None
+    assert all(row["packets_per_s"] > 0 for row in rows[1:])
+
+
+def test_the_table_names_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_endpoint(lanes=(64,), seconds=0.02)
+    out = capsys.readouterr().out
+    assert "endpoint and sockets" in out
+    assert "bare sockets" in out
+
+
+def test_a_result_that_differs_by_one_bit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = rates.as_results
+
+    def spoiling(batch: Batch, lanes: int) -> Batch:
+        honest(batch, lanes)[-1, -1] ^= 1
+        return batch
+
+    monkeypatch.setattr(rates, "as_results", spoiling)
+    with pytest.raises(WrongSumError, match=r"element \d+: \d+ came back for \d+"):
+        rates.in_memory(32, 0.0)

@@ -1,0 +1,48 @@
+"""`bench loss`: a lossy network beside one without, and the check of every sum."""
+
+import json
+
+import numpy as np
+import pytest
+
+from peelsum.cli import bench_loss as bench
+from peelsum.cli.bench_loss import bench_loss
+from peelsum.cli.bench_loss_worker import expected, words_of
+
+SHAPE = {"workers": 2, "lanes": 32, "elements": 5000, "seed": 3}
+
+
+def test_json_compares_each_share_with_none(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_loss(losses=(0.02,), seconds=0.0, json=True, **SHAPE)
+    none, some = json.loads(capsys.readouterr().out)
+    assert none.keys() == some.keys() == set(bench.Row.__dataclass_fields__)
+    assert (none["loss"], none["lost_packets"], none["resends"], none["share_lost"]) == (0, 0, 0, 0)
+    assert none["summed_in_switch"] == 1
+    assert some["loss"] == 0.02
+    assert some["lost_packets"] > 0
+    assert some["resends"] > 0
+    assert some["share_lost"] == pytest.approx(1 - some["rate_gbit_s"] / none["rate_gbit_s"], abs=0.01)
+    assert {key: some[key] for key in SHAPE} == SHAPE
+    assert none["wrong"] == some["wrong"] == 0
+
+
+def test_a_wrong_sum_is_shown_and_ends_in_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ran(loss: float, *_: int) -> bench.Run:
+        report = bench.StarReport({}, {"chunks_in_switch": 1, "chunks_at_server": 1}, {})
+        return bench.Run([0.5, 0.1, 0.2], int(loss > 0), [{"resends": 1, "window_cuts": 2}], report)
+
+    monkeypatch.setattr(bench, "_run", ran)
+    with pytest.raises(SystemExit):
+        bench_loss(losses=(0.5,), elements=1000)
+    out = capsys.readouterr().out
+    assert "50.0%" in out
+    assert "200.0" in out
+
+
+def test_the_expected_sum_is_of_all_workers_words() -> None:
+    total = expected(6, seed=1, workers=3)
+    for i in range(6):
+        assert int(total[i]) == sum(int(words_of(6, 1, worker)[i]) for worker in range(3)) % 2**32
+    assert np.unique(total).size > 1
