@@ -3,7 +3,6 @@
 import contextlib
 import json
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,14 +11,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from networks import (
+    PEELSUM,
+    ROOT,
+    exec_in,
+    needs,
+    needs_namespaces,
+    needs_nftables,
+    own_folder,
+    said,
+    up,
+)
 
-from peelsum.topology import TopologyError, bmv2, description, veth
+from peelsum.topology import TopologyError, description, veth
 from peelsum.topology.namespaces import inside
 from peelsum.topology.network import UdpNetwork, VethNetwork
 from peelsum.topology.records import MARKER, Record
 
-ROOT = Path(__file__).parents[2]
-PEELSUM = (sys.executable, "-m", "peelsum.cli")
+__all__ = ["own_folder"]
+
 PAIR = {
     "hosts": {"h1": {}, "h2": {}, "h3": {}},
     "switches": {"s1": {}},
@@ -29,66 +39,13 @@ PAIR = {
 KINDS = [("udp", "embedded"), ("veth", "embedded"), ("veth", "bmv2")]
 
 
-def _refusal() -> str:
-    """Why this machine has no network namespaces for us; empty if it has."""
-    if shutil.which("nsenter") is None:
-        return "nsenter is not on PATH"
-    program = "from peelsum.topology.veth import enter_own_namespace as e; e()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    return done.stderr.strip().rpartition("\n")[2]
-
-
-REFUSAL = _refusal()
-needs_namespaces = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL or "has them")
-
-
-def needs(links: str, switch: str) -> None:
-    """Skip where the machine lacks what such a network is made of."""
-    if links == "veth" and REFUSAL:
-        pytest.skip(REFUSAL)
-    if switch == "bmv2" and not bmv2.available():
-        pytest.skip("simple_switch_grpc is not on PATH")
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.delenv(MARKER, raising=False)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def described(tmp_path, **parts: object) -> str:
     path = tmp_path / "pair.json"
     path.write_text(json.dumps({**PAIR, **parts}))
     return str(path)
-
-
-@contextlib.contextmanager
-def up(topology: str, links: str, switch: str = "embedded"):
-    """`peelsum up` as a process that is ready."""
-    command = [*PEELSUM, "up", topology, "--links", links, "--switch", switch, "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert select.select([process.stdout], [], [], 120)[0], "not ready in time"
-        assert process.stdout.readline().startswith("{"), process.stderr.read()
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-        process.stdout.close()
-        process.stderr.close()
-
-
-def exec_in(host: str, *command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*PEELSUM, "exec", host, "--", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def said(process: subprocess.Popen[str]) -> str:
-    """What a process printed, all of it; it must have ended well."""
-    out, err = process.communicate(timeout=90)
-    assert process.returncode == 0, err
-    return out.strip()
 
 
 def members(network: str) -> set[str]:
@@ -131,6 +88,37 @@ def test_racks_below_a_spine_sum_exactly(links: str) -> None:
         workers = [exec_in(host, sys.executable, str(ROOT / "examples/sum.py")) for host in hosts]
         exact = [f"worker {number}: exact" for number in (0, 1, 32, 33)]
         assert [said(worker) for worker in workers] == exact
+
+
+def test_a_part_that_dies_ends_the_network_and_is_named(tmp_path) -> None:
+    with up(described(tmp_path), "udp") as network:
+        network.kill_part("s1")
+        assert network.wait(30) == 2
+        assert network.stderr.read().decode() == (
+            "peelsum: s1: ended by SIGKILL; with --restart it would have been started again\n"
+        )
+    assert Record.read() is None
+
+
+def test_switches_joined_by_udp_find_each_other_again_after_a_restart() -> None:
+    worker = [sys.executable, str(ROOT / "tests/support/scenario_worker.py"), "1", "8", "20"]
+    with up("two_racks", "udp", "embedded", "--restart") as network:
+        workers = [exec_in(f"h{n}", *worker, "4" if n == 1 else "0") for n in range(1, 5)]
+        assert workers[0].stdout.readline() == "before 4\n"
+        for part in ("s1", "s3"):
+            network.kill_part(part)
+            assert network.hear()["news"] == f"{part}: ended by SIGKILL; started again"
+        workers[0].stdin.write("\n")
+        assert [said(one) for one in workers] == ["exact"] * 4
+
+
+def test_readmission_needs_a_job(tmp_path) -> None:
+    def refusal() -> str:
+        return subprocess.run([*PEELSUM, "readmit"], capture_output=True, text=True, check=False).stderr
+
+    assert refusal() == "peelsum: readmit: no network is up; start one with `peelsum up`\n"
+    with up(described(tmp_path, job=None), "udp"):
+        assert refusal() == "peelsum: readmit: the network that is up has no job; describe one\n"
 
 
 @needs_namespaces
@@ -293,7 +281,7 @@ def late() -> dict[str, str]:
 
 
 @needs_namespaces
-@pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not on PATH")
+@needs_nftables
 def test_a_lossy_link_loses_its_share_packet_by_packet() -> None:
     # Binomial: of 4,000 some 400 are lost, with a standard deviation of 19; 134 if it lost bursts of 50.
     assert 3500 <= alone("lossy")["got"] <= 3700

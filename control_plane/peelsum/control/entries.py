@@ -46,9 +46,7 @@ def job_entry(plan: SwitchPlan, generation: int) -> P4TableEntry:
 
 def closed_job_entry(job_id: int, generation: int) -> P4TableEntry:
     """The row of a job that is let in no more, or not yet: nobody is expected, and nobody is a member."""
-    action = P4TableAction(
-        "admit_job", generation=generation, salt=0, expected_mask=0, up_port=0, group=0
-    )
+    action = P4TableAction("admit_job", generation=generation, salt=0, expected_mask=0, up_port=0, group=0)
     return P4TableEntry("jobs", match=P4TableMatch(job_id=job_id), action=action)
 
 

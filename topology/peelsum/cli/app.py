@@ -28,6 +28,7 @@ app.command("demo-worker", hidden=True)(demo.worker_command)
 app.command("status")(job.status)
 app.command("up")(network.up)
 app.command("exec", context_settings={"allow_interspersed_args": False})(network.exec_)
+app.command("readmit")(network.readmit)
 app.command("down")(network.down)
 
 

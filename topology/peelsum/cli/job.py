@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from peelsum.cli.errors import reported
 from peelsum.cli.options import ChildOf, Json, require_device_id
-from peelsum.topology import end_with_parent, say, told_to_end
+from peelsum.topology import Signalled, end_with_parent, say
 
 if TYPE_CHECKING:
     from peelsum.control import AdmittedJob, Fabric, SwitchStatus, Watch
@@ -64,7 +65,7 @@ def admit(
 
 def _look_after(watch: Watch, json: bool) -> None:
     """Keep the job on its switches until told to end, and say what had to be done for it."""
-    ended = told_to_end()
+    ended = Signalled(SIGINT, SIGTERM)
     while not ended.wait(_LOOK_EVERY_S):
         for event in watch.look():
             if json:

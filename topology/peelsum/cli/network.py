@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -14,12 +15,15 @@ import typer
 from peelsum.cli.errors import reported
 from peelsum.cli.interrupts import Interrupted, Interruption
 from peelsum.cli.options import ChildOf, Json
-from peelsum.topology import TopologyError, end_with_parent, say
+from peelsum.topology import Signalled, TopologyError, end_with_parent, say
 
 if TYPE_CHECKING:
     from peelsum.topology.network import Network
 
 _CHECK_EVERY_S = 0.5
+#: How long a readmission may take: processes start for it.
+_READMISSION_S = 60.0
+_POLL_S = 0.05
 
 
 class SwitchKind(StrEnum):
@@ -69,6 +73,7 @@ def up(
             records.end(left_over)
         myself = records.Process.of(os.getpid())
         assert myself is not None
+        readmission = Signalled(signal.SIGUSR1)
         # Before anything is started, so that whoever comes after a SIGKILL knows what to look for.
         record = records.Record(network.name, myself)
         record.write()
@@ -77,9 +82,11 @@ def up(
                 records.Record(network.name, myself, network.places).write()
                 _announce(network, json)
                 while True:
-                    time.sleep(_CHECK_EVERY_S)
+                    asked = readmission.wait(_CHECK_EVERY_S)
                     interruption.check()
                     news = network.check()
+                    if asked:
+                        news.append(f"job: {network.readmit()}")
                     if news:
                         records.Record(network.name, myself, network.places).write()
                     for line in news:
@@ -113,6 +120,25 @@ def exec_(
             what = words[0] if words else "command"
             reason = error.strerror if isinstance(error, OSError) else "is missing"
             raise TopologyError(f"exec: {what}: {reason}; give a command") from None
+
+
+def readmit() -> None:
+    """Have the job of the network that is up admitted again, for workers that start again."""
+    from peelsum.topology.network import SEAT
+    from peelsum.topology.records import Record
+
+    with reported(TopologyError):
+        before = Record.read()
+        if before is None or not before.up.running:
+            raise TopologyError("readmit: no network is up; start one with `peelsum up`")
+        if not any(SEAT in place.environment for place in before.places.values()):
+            raise TopologyError("readmit: the network that is up has no job; describe one")
+        os.kill(before.up.pid, signal.SIGUSR1)
+        deadline = time.monotonic() + _READMISSION_S
+        while Record.read() == before and before.up.running and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if Record.read() == before or not before.up.running:
+            raise TopologyError("readmit: the job was not admitted; see what `peelsum up` says")
 
 
 def down() -> None:

@@ -85,11 +85,16 @@ class Network(ABC):
             for part in ended:
                 if part not in finished:
                     news.append(self._after_the_end_of(part))
-            if finished:
-                self._job_stack.close()
-                self._start_job()
-                news.append("job: has finished; admitted again in a new generation")
+        if finished:
+            news.append(f"job: has finished; {self.readmit()}")
         return news
+
+    def readmit(self) -> str:
+        """Have the job admitted again, in a new generation, for workers that start again; what was done."""
+        self._job_stack.close()
+        with self._marked():
+            self._start_job()
+        return "admitted again in a new generation"
 
     def _told_by_controller(self) -> list[str]:
         news = []

@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -154,7 +155,7 @@ class Child:
     def _fate(self) -> str:
         status = self._process.wait(GRACE_S)
         return (
-            f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+            f"ended with status {status}" if status >= 0 else f"ended by {signal.Signals(-status).name}"
         )
 
 
@@ -187,9 +188,23 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def told_to_end() -> threading.Event:
-    """From now on SIGTERM and SIGINT do no more than set this event."""
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    return ended
+class Signalled:
+    """From now on signals of these numbers do no more than make `wait` return."""
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._come, self._tell = os.pipe()
+        os.set_blocking(self._tell, False)
+        for number in numbers:
+            signal.signal(number, self._note)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether one has come since the last call, after up to `timeout_s`; None: as long as it takes."""
+        come = bool(select.select([self._come], [], [], timeout_s)[0])
+        if come:
+            os.read(self._come, 4096)
+        return come
+
+    def _note(self, *_: object) -> None:
+        # Locks, as events have, could be held by the very code that a signal interrupts.
+        with suppress(BlockingIOError):
+            os.write(self._tell, b"\0")

@@ -1,0 +1,162 @@
+"""Whole jobs through BMv2 and the embedded target, on wires between network namespaces, while parts fail.
+
+Workers, server, switches and controller are the processes that a user would start. Every bit of every sum is
+compared by every worker with what it computes from all workers' words.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from networks import PEELSUM, exec_in, needs, needs_nftables, own_folder, said, up
+
+__all__ = ["own_folder"]
+
+WORKER = str(Path(__file__).parents[1] / "support" / "scenario_worker.py")
+#: Rounds of sums, and chunks in each.
+ROUNDS, CHUNKS = 20, 100
+PAUSE = 5
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+
+@pytest.fixture(params=["embedded", "bmv2"])
+def switch(request) -> str:
+    needs("veth", request.param)
+    return request.param
+
+
+def star(tmp_path, *, hosts=3, loss=0.0, job=True, timeout_s=30.0) -> str:
+    """A description of one switch, a job's server last."""
+    names = [f"h{number}" for number in range(1, hosts + 1)]
+    network = {
+        "hosts": {name: {} for name in names},
+        "switches": {"s1": {}},
+        "links": [{"ends": [name, f"s1-p{port}"], "loss": loss} for port, name in enumerate(names, 1)],
+    }
+    if job:
+        network["job"] = {"workers": names[:-1], "server": names[-1], "lanes": 32, "timeout_s": timeout_s}
+    return written(tmp_path, network)
+
+
+def written(tmp_path, network) -> str:
+    path = tmp_path / "network.json"
+    path.write_text(json.dumps(network))
+    return str(path)
+
+
+def worker_at(host, *, first=1, last=ROUNDS, chunks=CHUNKS, pause=0, before=()):
+    return exec_in(host, *before, sys.executable, WORKER, *map(str, (first, last, chunks, pause)))
+
+
+def go_on(worker) -> None:
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+
+
+@needs_nftables
+def test_packets_are_lost_on_every_link(tmp_path, switch) -> None:
+    with up(star(tmp_path, loss=0.02), "veth", switch):
+        workers = [worker_at("h1"), worker_at("h2")]
+        assert [said(worker) for worker in workers] == ["exact", "exact"]
+
+
+@pytest.mark.parametrize("part", ["s1", "server"])
+def test_a_switch_or_a_server_is_restarted_in_the_middle(tmp_path, switch, part) -> None:
+    """While worker 0 pauses, worker 1 goes on alone: its words are in the slots, and are lost with them."""
+    with up(star(tmp_path), "veth", switch, "--restart") as network:
+        workers = [worker_at("h1", pause=PAUSE), worker_at("h2")]
+        assert workers[0].stdout.readline() == f"before {PAUSE}\n"
+        network.kill_part(part)
+        go_on(workers[0])
+        assert network.hear()["news"].startswith(f"{part}: ended by SIGKILL")
+        assert [said(worker) for worker in workers] == ["exact", "exact"]
+
+
+def test_a_worker_starts_again_and_the_job_goes_on_where_it_was(tmp_path, switch) -> None:
+    with up(star(tmp_path, timeout_s=1.0), "veth", switch):
+        workers = [worker_at("h1", pause=PAUSE), worker_at("h2")]
+        assert workers[0].stdout.readline() == f"before {PAUSE}\n"
+        workers[0].kill()
+        workers[0].communicate()
+        complaint = workers[1].communicate()[1]
+        assert "no progress on chunk" in complaint
+        assert "still waiting for worker 0" in complaint
+        subprocess.run([*PEELSUM, "readmit"], check=True)
+        workers = [worker_at(host, first=PAUSE) for host in ("h1", "h2")]
+        assert [said(worker) for worker in workers] == ["exact", "exact"]
+
+
+def description(job_id: int, workers: list[int], server: int, p4runtime: str) -> str:
+    """A job of hosts on the wires of these ports, for `peelsum job admit`."""
+    text = (
+        f"[job]\nid = {job_id}\nworkers = {len(workers)}\nwindow = 64\n"
+        f"[ports]\nworkers = {workers}\nserver = {server}\n"
+        f'[switch]\np4runtime = "{p4runtime}"\npipeline_lanes = 32\nage_limit_ms = 60000.0\n'
+        'address = { mac = "02:00:00:00:ff:fe", ip = "10.0.0.254" }\n'
+    )
+    for port in (*workers, server):
+        text += f'[hosts.{port}]\nmac = "02:00:00:00:00:{port:02x}"\nip = "10.0.0.{port}"\n'
+    return text
+
+
+def admitted(tmp_path, job_id: int, workers: list[int], server: int, p4runtime: str) -> dict[str, object]:
+    path = tmp_path / f"job{job_id}.toml"
+    path.write_text(description(job_id, workers, server, p4runtime))
+    return json.loads(said(exec_in("s1", *PEELSUM, "job", "admit", str(path), "--json")))
+
+
+def served(admission, host):
+    """The job's server at a host, ready."""
+    options = ("--switch", "10.0.0.254:20563", "--admission", json.dumps(admission), "--ethernet", "--json")
+    server = exec_in(host, *PEELSUM, "server", "run", *options)
+    assert server.stdout.readline().startswith("{")
+    return server
+
+
+def seated(admission, host, worker_id, **rounds):
+    seat = {
+        "worker_id": worker_id,
+        "switch_host": "10.0.0.254",
+        "switch_port": 20563,
+        "wire": "ethernet",
+        "admission": admission,
+    }
+    return worker_at(host, before=("env", f"PEELSUM_SEAT={json.dumps(seat)}"), **rounds)
+
+
+def test_two_jobs_collide_on_slots(tmp_path, switch) -> None:
+    """One job holds slots while the other goes through all that there are; then they go on side by side."""
+    with up(star(tmp_path, hosts=6, job=False), "veth", switch) as network:
+        p4runtime = network.said["p4runtime"]["s1"]
+        patient = admitted(tmp_path, 7, [1, 2], 3, p4runtime)
+        busy = admitted(tmp_path, 8, [4, 5], 6, p4runtime)
+        servers = [served(patient, "h3"), served(busy, "h6")]
+        waiting = [seated(patient, "h1", 0, pause=PAUSE), seated(patient, "h2", 1)]
+        assert waiting[0].stdout.readline() == f"before {PAUSE}\n"
+        running = [
+            seated(busy, host, n, last=2, chunks=patient["slots"]) for n, host in enumerate(("h4", "h5"))
+        ]
+        assert [said(worker) for worker in running] == ["exact", "exact"]
+        go_on(waiting[0])
+        assert [said(worker).split()[-1] for worker in waiting] == ["exact", "exact"]
+        status = json.loads(said(exec_in("s1", *PEELSUM, "status", "--p4runtime", p4runtime, "--json")))
+        assert status["verdicts"]["collided"] > 0
+        for server in servers:
+            said(server)
+
+
+@needs_nftables
+def test_two_racks_below_a_spine_and_links_that_lose(tmp_path, switch) -> None:
+    places = {"h1": "s1-p1", "h2": "s1-p2", "h3": "s2-p1", "h4": "s2-p2", "h5": "s3-p3", "s1-p3": "s3-p1"}
+    network = {
+        "hosts": {f"h{number}": {} for number in range(1, 6)},
+        "switches": {"s1": {}, "s2": {}, "s3": {}},
+        "links": [{"ends": ends, "loss": 0.01} for ends in (*places.items(), ("s2-p3", "s3-p2"))],
+        "job": {"workers": ["h1", "h2", "h3", "h4"], "server": "h5", "lanes": 32},
+    }
+    with up(written(tmp_path, network), "veth", switch):
+        workers = [worker_at(f"h{number}") for number in range(1, 5)]
+        assert [said(worker) for worker in workers] == ["exact"] * 4

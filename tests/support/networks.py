@@ -1,0 +1,93 @@
+"""Networks that `peelsum up` has up for a test, commands in their hosts, and why this machine has none."""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peelsum.topology import bmv2
+from peelsum.topology.records import MARKER
+
+ROOT = Path(__file__).parents[2]
+PEELSUM = (sys.executable, "-m", "peelsum.cli")
+
+
+def _refusal() -> str:
+    """Why this machine has no network namespaces for us; empty if it has."""
+    if shutil.which("nsenter") is None:
+        return "nsenter is not on PATH"
+    program = "from peelsum.topology.veth import enter_own_namespace as e; e()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    return done.stderr.strip().rpartition("\n")[2]
+
+
+REFUSAL = _refusal()
+needs_namespaces = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL or "has them")
+needs_nftables = pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not on PATH")
+
+
+def needs(links: str, switch: str) -> None:
+    """Skip where the machine lacks what such a network is made of."""
+    if links == "veth" and REFUSAL:
+        pytest.skip(REFUSAL)
+    if switch == "bmv2" and not bmv2.available():
+        pytest.skip("simple_switch_grpc is not on PATH")
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch) -> None:
+    """This test's networks are nobody else's."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv(MARKER, raising=False)
+
+
+class Up(subprocess.Popen):
+    """`peelsum up` as a process. `said` is the last object that it printed, at first that it is ready."""
+
+    def hear(self, timeout_s: float = 120) -> dict[str, object]:
+        """The next object."""
+        assert select.select([self.stdout], [], [], timeout_s)[0], "nothing in time"
+        line = self.stdout.readline()
+        assert line.startswith(b"{"), self.stderr.read()
+        self.said = json.loads(line)
+        return self.said
+
+    def kill_part(self, name: str) -> None:
+        """End the process that plays a switch or the server, without warning."""
+        os.kill(self.said["processes"][name], signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def up(topology: str, links: str, switch: str = "embedded", *options: str):
+    """A network that is ready."""
+    command = [*PEELSUM, "up", topology, "--links", links, "--switch", switch, "--json", *options]
+    # Unbuffered, so that `select` tells what `readline` has not taken.
+    process = Up(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    try:
+        process.hear()
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        process.stdout.close()
+        process.stderr.close()
+
+
+def exec_in(host: str, *command: str) -> subprocess.Popen[str]:
+    """A command in a host."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*PEELSUM, "exec", host, "--", *command], text=True, **pipes)
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """What a process printed, all of it; it must have ended well."""
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    return out.strip()
