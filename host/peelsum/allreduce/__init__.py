@@ -4,6 +4,7 @@
 """
 
 from peelsum.allreduce.allreduce import Allreduce
+from peelsum.allreduce.costs import Network
 from peelsum.allreduce.errors import (
     AllreduceError,
     InvalidRequestError,
@@ -28,6 +29,7 @@ __all__ = [
     "IndexForm",
     "InvalidRequestError",
     "LocalSummation",
+    "Network",
     "Op",
     "Part",
     "Plan",

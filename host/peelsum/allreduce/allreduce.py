@@ -27,10 +27,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.costs import Seen
+from peelsum.allreduce.costs import Network, Seen
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.exchange import Setting, TensorExchange
-from peelsum.allreduce.forms import FormChooser, RequestedForm, RequestedIndex
+from peelsum.allreduce.forms import DEFAULT_NETWORK, FormChooser, RequestedForm, RequestedIndex
 from peelsum.allreduce.plan import (
     SUPPORTED_DTYPES,
     Plan,
@@ -63,7 +63,7 @@ Tensors = Mapping[str, Tensor] | Sequence[Tensor]
 class Allreduce:
     """Sums float tensors over the workers of `summation`, exactly. One object per worker, for one thread.
 
-    `forms`, `sparse`, `index`, `predict` and `exchange_words` are explained at FormChooser. `seed` and
+    `forms`, `sparse`, `index`, `predict` and `network` are explained at FormChooser. `seed` and
     `cells_per_candidate` lay out sketches. `limbs` is 1, or 2 for twice the words and about 30 more bits.
     `average` divides results by the number of workers. `estimate`, for experiments only, has the values that
     peeling left over estimated and not exchanged, by a coarser scale: results are not exact. All of these,
@@ -79,7 +79,7 @@ class Allreduce:
         sparse: Collection[str] = (),
         index: RequestedIndex = "auto",
         predict: bool = False,
-        exchange_words: int = 0,
+        network: Network = DEFAULT_NETWORK,
         seed: int = 0,
         average: bool = False,
         cells_per_candidate: float = CELLS_PER_CANDIDATE,
@@ -89,9 +89,7 @@ class Allreduce:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._summation = summation
-        self._chooser = FormChooser(
-            forms, sparse, index=index, predict=predict, exchange_words=exchange_words
-        )
+        self._chooser = FormChooser(forms, sparse, index=index, predict=predict, network=network)
         self._settings = Settings(seed, average, cells_per_candidate, limbs, estimate, str(self._chooser))
         # What is no size or no number of limbs is the caller's mistake, not that of a later step.
         SketchLayout.sized(0, 1, 0, cells_per_candidate)

@@ -1,7 +1,4 @@
-"""What each way of sending a tensor costs, in words and exchanges, by formula from what all workers saw last.
-
-It compares; which costs count for how much is the chooser's business.
-"""
+"""What each way of sending a tensor costs, by formula, from what all workers saw of it in the last step."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index, TwoLevelIndex
-from peelsum.allreduce.plan import Choice, Prediction, Settings
+from peelsum.allreduce.plan import Choice, Form, Prediction, Settings
 from peelsum.codec import BLOCK_SIZES, EXPONENT_WORDS, NON_FINITE, SUB_TABLES, BloomLayout
 
 _WORD_BITS = 32
@@ -19,6 +16,18 @@ _MORE_CANDIDATES = 1.1
 _MORE_EXPONENT = 1
 #: Bits of a Bloom filter for each halving of its false positives, and nepers to a bit.
 _BLOOM_BITS = 1 / math.log(2)
+#: Blocks of 2**5 elements are words of a bitmap.
+_WORD_LEVEL = 5
+
+# Nanoseconds on one core of a shared 2-core machine (docs/codec.md), encoding and decoding together.
+_DENSE_NS = 0.4  # per element: quantize, dequantize
+_SPARSE_NS = 0.16  # per element: index, zeros
+_COMPACT_NS = 12.0  # per candidate: positions, quantize, dequantize
+_CELL_NS = 36.0  # per cell of a sketch: add, peel
+_BLOCK_NS = 8.0  # per word of a bitmap: blocks smaller than a word
+_WORD_NS = 0.5  # per word of a bitmap: larger blocks
+_REFINE_NS = 20.0  # per word of a bitmap that holds candidates
+_PROBE_NS = 2.0  # per word of a bitmap and sub-table of a Bloom filter
 
 
 @dataclass(frozen=True)
@@ -50,12 +59,33 @@ class Seen:
 
 
 @dataclass(frozen=True)
+class Network:
+    """What sending costs a worker: its words at `gbps`, and `round_trip_s` for each exchange, however short.
+
+    The default is about what the embedded switch does on a shared 2-core machine. With next to no `gbps`, the
+    fewest words are the cheapest.
+    """
+
+    gbps: float = 1.0
+    round_trip_s: float = 1e-3
+
+    def seconds(self, words: float, exchanges: int) -> float:
+        """Time to send so many words in so many exchanges."""
+        return words * _WORD_BITS / (self.gbps * 1e9) + exchanges * self.round_trip_s
+
+
+@dataclass(frozen=True)
 class Candidate:
-    """A choice, the words a worker is expected to send for it, and the exchanges it takes."""
+    """A choice, and what a worker is expected to spend on it: words, exchanges, and seconds in the codec."""
 
     choice: Choice
     words: float
     exchanges: int
+    codec_s: float
+
+    def seconds(self, network: Network) -> float:
+        """Time for it all."""
+        return network.seconds(self.words, self.exchanges) + self.codec_s
 
 
 def candidates(elements: int, seen: Seen, settings: Settings, *, predict: bool) -> Iterator[Candidate]:
@@ -63,20 +93,49 @@ def candidates(elements: int, seen: Seen, settings: Settings, *, predict: bool) 
 
     With `predict`, values that need not wait for the index go with it, by `seen.prediction`.
     """
-    late = 0 if predict else 1
+    late, limbs = 0 if predict else 1, settings.limbs
     guess = seen.prediction(elements) if predict else None
-    dense = EXPONENT_WORDS + settings.limbs * elements
-    yield Candidate(Choice("dense", prediction=guess), dense, 1 + late)
-    for index in _indexes(elements, seen, settings.limbs):
-        words, passed = expected(index, elements, seen)
-        total = EXPONENT_WORDS + words + settings.limbs * passed
-        yield Candidate(Choice("compact", index), total, 2 + index.refined)
-    per_candidate = settings.limbs * settings.cells_per_candidate * (_MORE_CANDIDATES if predict else 1.0)
+    dense = EXPONENT_WORDS + limbs * elements
+    yield Candidate(Choice("dense", prediction=guess), dense, 1 + late, _DENSE_NS * limbs * elements * 1e-9)
+    for index in _indexes(elements, seen, limbs):
+        yield _sparse("compact", index, elements, seen, limbs * 1.0, None, 2)
+    per_candidate = limbs * settings.cells_per_candidate * (_MORE_CANDIDATES if predict else 1.0)
     for index in _indexes(elements, seen, per_candidate):
-        words, passed = expected(index, elements, seen)
-        total = EXPONENT_WORDS + words + max(per_candidate * passed, SUB_TABLES)
+        _, passed = expected(index, elements, seen)
         guess = seen.prediction(passed) if predict else None
-        yield Candidate(Choice("sketch", index, guess), total, 1 + late + index.refined)
+        yield _sparse("sketch", index, elements, seen, per_candidate, guess, 1 + late)
+
+
+def _sparse(
+    form: Form,
+    index: Index,
+    elements: int,
+    seen: Seen,
+    words_per_candidate: float,
+    guess: Prediction | None,
+    exchanges: int,
+) -> Candidate:
+    words, passed = expected(index, elements, seen)
+    values = words_per_candidate * passed
+    work_ns = _SPARSE_NS * elements + _COMPACT_NS * passed + index_ns(index, elements, seen)
+    if form == "sketch":
+        values, work_ns = max(values, SUB_TABLES), work_ns + _CELL_NS * values
+    total = EXPONENT_WORDS + words + values
+    return Candidate(Choice(form, index, guess), total, exchanges + index.refined, work_ns * 1e-9)
+
+
+def index_ns(index: Index, elements: int, seen: Seen) -> float:
+    """Nanoseconds that an index costs a worker beyond its bitmap, encoding and decoding together."""
+    words = elements / _WORD_BITS
+    if isinstance(index, BitmapIndex):
+        return 0.0
+    if isinstance(index, TwoLevelIndex):
+        refined = max(seen.occupied[_WORD_LEVEL], seen.occupied[_level(index)] * index.block / _WORD_BITS)
+        return (_BLOCK_NS if index.block < _WORD_BITS else _WORD_NS) * words + _REFINE_NS * refined
+    probes = index.hashes * (words + seen.occupied[_WORD_LEVEL])
+    passed = _passed(index, elements, seen) / max(elements, 1)
+    refined = words * (1 - (1 - min(passed, 1.0)) ** _WORD_BITS) if index.refined else 0.0
+    return _PROBE_NS * probes + _REFINE_NS * refined
 
 
 def expected(index: Index, elements: int, seen: Seen) -> tuple[float, float]:
@@ -85,20 +144,26 @@ def expected(index: Index, elements: int, seen: Seen) -> tuple[float, float]:
     if isinstance(index, BitmapIndex):
         return words, count
     if isinstance(index, TwoLevelIndex):
-        blocks = seen.occupied[index.block.bit_length() - 1]
-        return words + min(blocks * index.block, elements) / _WORD_BITS, count
-    filled = -math.expm1(-count / (_WORD_BITS * index.rows))
-    passed = count + (elements - count) * filled**index.hashes
+        return words + min(seen.occupied[_level(index)] * index.block, elements) / _WORD_BITS, count
+    passed = _passed(index, elements, seen)
     return (words + passed / _WORD_BITS, count) if index.refined else (words, passed)
 
 
+def _passed(index: BloomIndex, elements: int, seen: Seen) -> float:
+    """Elements that a Bloom filter lets pass."""
+    filled = -math.expm1(-seen.candidates / (_WORD_BITS * index.rows))
+    return seen.candidates + (elements - seen.candidates) * filled**index.hashes
+
+
+def _level(index: TwoLevelIndex) -> int:
+    return index.block.bit_length() - 1
+
+
 def _indexes(elements: int, seen: Seen, words_per_candidate: float) -> Iterator[Index]:
-    """The best index of each form, where a candidate's value takes so many words."""
+    """The best indexes of each form, where a candidate's value takes so many words."""
     yield BitmapIndex()
-    yield min(
-        (TwoLevelIndex(2**b) for b in range(1, BLOCK_SIZES)),
-        key=lambda index: expected(index, elements, seen)[0],
-    )
+    for levels in (range(1, _WORD_LEVEL), range(_WORD_LEVEL, BLOCK_SIZES)):
+        yield min((TwoLevelIndex(2**b) for b in levels), key=lambda index: expected(index, elements, seen)[0])
     for refined in (False, True):
         wasted_bits = 1.0 if refined else _WORD_BITS * words_per_candidate
         yield best_bloom(elements, seen.candidates, wasted_bits, refined=refined)

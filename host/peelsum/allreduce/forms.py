@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, get_args
 
-from peelsum.allreduce.costs import Candidate, Seen, candidates
+from peelsum.allreduce.costs import Candidate, Network, Seen, candidates
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex
 from peelsum.allreduce.plan import Choice, Settings
@@ -17,15 +17,16 @@ RequestedForm = Literal["dense", "compact", "sketch", "auto"]
 RequestedIndex = Literal["bitmap", "two_level", "bloom", "auto"]
 #: What a tensor is taken for when its index has to be sized and nothing has been seen of it.
 _FIRST_DENSITY = 1 / 64
+DEFAULT_NETWORK = Network()
 
 
 class FormChooser:
     """Ways to send tensors, by name.
 
     `forms` is one form for all tensors, or a form per name; a name that is not in it is `auto`. `index` is
-    the form of every index, or `auto`. What is `auto` is the cheapest in words, where one more exchange
-    counts as much as `exchange_words`; while nothing has been seen of a tensor, it is dense, or compact if
-    named in `sparse`, with a bitmap. With `predict`, values that need not wait for the index go with it, by a
+    the form of every index, or `auto`. What is `auto` is what takes the least time over `network` by formula;
+    while nothing has been seen of a tensor, it is dense, or compact if named in `sparse`, with a bitmap. With
+    `predict`, values that need not wait for the index go with it, by a
     scale and a size predicted from the last step. Raises InvalidRequestError for a form that is none.
     """
 
@@ -36,7 +37,7 @@ class FormChooser:
         *,
         index: RequestedIndex = "auto",
         predict: bool = False,
-        exchange_words: int = 0,
+        network: Network = DEFAULT_NETWORK,
     ) -> None:
         self._forms = {} if isinstance(forms, str) else dict(forms)
         self._default: RequestedForm = forms if isinstance(forms, str) else "auto"
@@ -44,13 +45,13 @@ class FormChooser:
             _require("forms", form, f" for {name}", RequestedForm)
         _require("index", index, "", RequestedIndex)
         self._sparse, self._index = frozenset(sparse), index
-        self._predict, self._exchange_words = predict, exchange_words
+        self._predict, self._network = predict, network
         self._seen: dict[str, Seen] = {}
 
     def __str__(self) -> str:
         """All that was asked for: differs where choices may differ."""
         forms, sparse = sorted(self._forms.items()), sorted(self._sparse)
-        return repr((self._default, forms, sparse, self._index, self._predict, self._exchange_words))
+        return repr((self._default, forms, sparse, self._index, self._predict, self._network))
 
     def choose(self, name: str, elements: int, settings: Settings) -> Choice:
         """How a tensor of so many elements goes in the coming step."""
@@ -82,10 +83,8 @@ class FormChooser:
         return self._cheapest(found, form)
 
     def _cheapest(self, found: Iterable[Candidate], form: RequestedForm) -> Choice:
-        def cost(candidate: Candidate) -> float:
-            return candidate.words + candidate.exchanges * self._exchange_words
-
-        return min((one for one in found if self._allowed(one.choice, form)), key=cost).choice
+        allowed = (one for one in found if self._allowed(one.choice, form))
+        return min(allowed, key=lambda one: one.seconds(self._network)).choice
 
     def _allowed(self, choice: Choice, form: RequestedForm) -> bool:
         if form not in ("auto", choice.form):
