@@ -20,7 +20,7 @@ _SWITCHES = (("embedded", "memory"), ("embedded", "udp"), ("bmv2", "veth"))
 def rate_of_a_switch(figure: Any) -> None:
     """Packets a second by lanes and by workers."""
     left, right = figure.subplots(1, 2, sharey=True)
-    for axes, rows, key in ((left, _read("switch_realtime"), "lanes"), (right, _read("ports"), "workers")):
+    for axes, rows, key in ((left, _read("switch"), "lanes"), (right, _read("ports"), "workers")):
         for target, ports in _SWITCHES:
             mine = sorted(
                 (row[key], row["packets_per_s"])

@@ -217,6 +217,12 @@ def test_switch_address_that_is_none():
             "--lanes: no pipeline of 7 lanes is compiled; use 32, 64, 128, 256",
         ),
         (["bench", "switch", "--seconds=nan"], "--seconds: nan is out of range; use 0.1 to 3600"),
+        (["bench", "switch", "--workers=33"], "--workers: 33 is out of range; use 1 to 32"),
+        (
+            ["bench", "endpoint", "--lanes=7"],
+            "--lanes: no pipeline of 7 lanes is compiled; use 32, 64, 128, 256",
+        ),
+        (["bench", "loss", "--loss=0.9"], "--loss: 0.9 is out of range; use 0 to 0.5"),
         (["status", "--device-id=-1"], DEVICE_ID.format(-1)),
         (["status", f"--device-id={10**22}"], DEVICE_ID.format(10**22)),
         (["job", "evict", "1", "--device-id=-1"], DEVICE_ID.format(-1)),
