@@ -26,7 +26,7 @@ RESERVED_JOB_ID = 0
 #: Lanes of the pipelines that are committed compiled. 32 fit one pass of Tofino 1; 256 are a kilobyte.
 COMPILED_LANES = (32, 64, 128, 256)
 #: Lanes of the pipelines for each Tofino: what a packet can add up in one pass.
-TOFINO_LANES = {"tofino": 32, "tofino2": 60}
+TOFINO_LANES = {"tofino": 32, "tofino2": 64}
 
 
 _LANE_REGISTER = re.compile(r"(?:^|\.)lane_\d+$")

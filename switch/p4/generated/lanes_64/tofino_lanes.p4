@@ -61,6 +61,10 @@ control Lanes(in lane_op_t op, in bit<32> slot_index, inout lanes_h lanes) {
     Lane() lane_57;
     Lane() lane_58;
     Lane() lane_59;
+    Lane() lane_60;
+    Lane() lane_61;
+    Lane() lane_62;
+    Lane() lane_63;
 
     apply {
         lane_0.apply(op, slot_index, lanes.v0);
@@ -123,5 +127,9 @@ control Lanes(in lane_op_t op, in bit<32> slot_index, inout lanes_h lanes) {
         lane_57.apply(op, slot_index, lanes.v57);
         lane_58.apply(op, slot_index, lanes.v58);
         lane_59.apply(op, slot_index, lanes.v59);
+        lane_60.apply(op, slot_index, lanes.v60);
+        lane_61.apply(op, slot_index, lanes.v61);
+        lane_62.apply(op, slot_index, lanes.v62);
+        lane_63.apply(op, slot_index, lanes.v63);
     }
 }
