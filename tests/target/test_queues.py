@@ -81,7 +81,10 @@ def test_what_finds_no_room_is_dropped_and_counted(switch_with):
     sent = Sent(switch, 0, *[ask(port=9)] * 5, *[ask(port=8)] * 2)
     assert sent.ports == [9, 9, 9, 8, 8]
     assert Sent(switch, 8, *[ask(port=9)] * 3).depths == [2]
-    assert queues.counts() == {9: QueueCounts(dropped=4, deepest=3), 8: QueueCounts(dropped=0, deepest=2)}
+    assert queues.counts() == {
+        9: QueueCounts(sent=4, dropped=4, mean=(0 + 1 + 2 + 2) / 4, deepest=3),
+        8: QueueCounts(sent=2, dropped=0, mean=0.5, deepest=2),
+    }
 
 
 def test_a_packet_that_egress_drops_takes_none_of_the_port_s_time(switch_with):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +30,27 @@ _WHOLE = (1 << 64) - 1
 _COST_SHIFT = 20
 # One queue's words: ticks a byte (times 2**20), most packets, when the last one will have left, then counts
 # and a ring with the time at which each waiting packet will have left.
-_COST, _LIMIT, _FREE_AT, _HEAD, _WAITING, _DROPPED, _DEEPEST, _RING = range(8)
+_COST, _LIMIT, _FREE_AT, _HEAD, _WAITING, _SENT, _FOUND, _DROPPED, _DEEPEST, _RING = range(10)
 
 
 @dataclass(frozen=True)
 class QueueCounts:
-    """One queue since it was made. dropped: packets that found no room. deepest: most packets that waited."""
+    """One queue since it was made.
 
+    sent, dropped: packets that passed, and that found no room. mean: how many were there before a packet that
+    passed, on average. deepest: most packets that were there at once.
+    """
+
+    sent: int
     dropped: int
+    mean: float
     deepest: int
+
+    @classmethod
+    def of(cls, words: NDArray[np.uint64]) -> Self:
+        """The counts in one queue's words."""
+        sent, found, dropped, deepest = (int(words[at]) for at in (_SENT, _FOUND, _DROPPED, _DEEPEST))
+        return cls(sent, dropped, found / sent if sent else 0.0, deepest)
 
 
 class Queues:
@@ -73,11 +85,7 @@ class Queues:
 
     def counts(self) -> dict[int, QueueCounts]:
         """What each queue did so far, by port."""
-        rows = {port: int(self.memory[port]) for port in self.ports}
-        return {
-            port: QueueCounts(int(self.memory[at + _DROPPED]), int(self.memory[at + _DEEPEST]))
-            for port, at in rows.items()
-        }
+        return {port: QueueCounts.of(self.memory[int(self.memory[port]) :]) for port in self.ports}
 
 
 def make_queueing(number: Callable[[int], Any]) -> tuple[Callable[..., Any], ...]:
@@ -90,6 +98,7 @@ def make_queueing(number: Callable[[int], Any]) -> tuple[Callable[..., Any], ...
     whole, half, full = map(number, (_WHOLE, 1 << 63, FULL))
     cost, most, free_at = map(number, (_COST, _LIMIT, _FREE_AT))
     head, waiting, dropped, deepest, ring = map(number, (_HEAD, _WAITING, _DROPPED, _DEEPEST, _RING))
+    sent, found = map(number, (_SENT, _FOUND))
 
     def enqueue(queues: Any, port: Any, now: Any) -> Any:
         """How many packets wait at the port; FULL, and counted, if no more may."""
@@ -131,6 +140,8 @@ def make_queueing(number: Callable[[int], Any]) -> tuple[Callable[..., Any], ...
             place = place - queues[at + most]
         queues[at + ring + place] = end
         queues[at + waiting] = count + one
+        queues[at + sent] = queues[at + sent] + one
+        queues[at + found] = queues[at + found] + count
         if count >= queues[at + deepest]:
             queues[at + deepest] = count + one
         return end

@@ -88,6 +88,40 @@ def loss(
 
 
 @app.command()
+def fairness(
+    jobs: Annotated[list[int] | None, typer.Option(help="Jobs that compete for a port; 2 and 4.")] = None,
+    workers: Annotated[int, typer.Option(help="Workers of each job.")] = 2,
+    lanes: Annotated[int, typer.Option(help="Lanes of the pipeline.")] = 256,
+    mbit: Annotated[float, typer.Option(help="Mbit/s at which every port sends.")] = 100.0,
+    mark_from: Annotated[int, typer.Option(help="Packets at a port, from which on more are marked.")] = 64,
+    seconds: Annotated[float, typer.Option(help="How long each row is measured, in its own time.")] = 2.0,
+    json: Json = False,
+) -> None:
+    """What jobs that compete for a port get of it, and its queue: in virtual time, and over UDP."""
+    from peelsum.cli.bench_fairness import bench_fairness
+    from peelsum.target import TargetError
+    from peelsum.transport import TransportError
+
+    require_lanes(lanes)
+    within("--workers", workers, 2, 15)
+    for count in jobs or ():
+        within("--jobs", count, 1, 16)
+    within("--mbit", mbit, 1, 10_000)
+    within("--mark-from", mark_from, 0, 1 << 18)
+    within("--seconds", seconds, 0.01, 3600)
+    with reported(TopologyError, TargetError, TransportError), Interruption():
+        bench_fairness(
+            jobs=jobs or (2, 4),
+            workers=workers,
+            lanes=lanes,
+            mbit=mbit,
+            mark_from=mark_from,
+            seconds=seconds,
+            json=json,
+        )
+
+
+@app.command()
 def allreduce(
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size, in bytes of float32.")] = "1M",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "16M",
