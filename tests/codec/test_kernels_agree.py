@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peelsum.codec import CodecError, FixedPoint, SketchLayout, index_words, kernels
+from peelsum.codec import BloomLayout, CodecError, FixedPoint, SketchLayout, index_words, kernels, threads
 
 CPU, REFERENCE = kernels("cpu"), kernels("reference")
 L = 32
@@ -141,3 +141,31 @@ def test_one_pass_tells_what_did_not_fit(bad: float) -> None:
         top = ops.index_sketch(layout, sample, FixedPoint(20), bitmap, sketch)
         assert top == ops.quantize(sample, FixedPoint(20), np.empty((1, 100), np.int32))
         assert top == int(np.float32(bad).view(np.uint32))
+
+
+@pytest.mark.parametrize("n", [3 * 8192 + 17, 65537, 131072])
+@pytest.mark.parametrize("fixed", [FixedPoint(12), FixedPoint(40, 30)], ids=["one limb", "two limbs"])
+def test_cores_share_the_work_and_change_nothing(
+    n: int, fixed: FixedPoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample, first = values(n, seed=n, density=0.5), 2**33
+    where, layout, bloom = np.flatnonzero(sample), SketchLayout(64, 9, n), BloomLayout(3, 500, n)
+    outcomes = []
+    for cores in (1, 3):
+        monkeypatch.setattr(threads, "PER_CORE", 8192)
+        monkeypatch.setattr(threads, "_CORES", cores)
+        bitmap, passed = np.empty(index_words(n), np.uint32), np.empty(index_words(n), np.uint32)
+        sketch, filtered = np.empty((fixed.limbs, layout.cells), np.uint32), np.empty(bloom.words, np.uint32)
+        whole, some = np.empty((fixed.limbs, n), np.int32), np.empty((fixed.limbs, where.size), np.int32)
+        back, scattered = np.empty(n, np.float32), np.zeros(n, np.float32)
+        tops = [CPU.magnitude(sample), CPU.index(sample, bitmap), CPU.quantize(sample, fixed, whole)]
+        tops.append(CPU.index_sketch(layout, sample, fixed, bitmap, sketch, first))
+        assert tops == [REFERENCE.magnitude(sample)] * 4
+        CPU.bloom_encode(bloom, bitmap, filtered, first)
+        CPU.bloom_decode(bloom, filtered, n, passed, first)
+        CPU.quantize_at(sample, where, fixed, some)
+        CPU.dequantize(whole, fixed, 3, back)
+        CPU.dequantize_at(some, where, fixed, 3, scattered)
+        outcomes.append((bitmap, passed, sketch, whole, some, back, scattered))
+    for one, several in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(one, several)

@@ -1,4 +1,4 @@
-"""The codec in Numba: the same bits as `peelsum.codec.reference`, one pass over memory each.
+"""The codec in Numba: the same bits as `peelsum.codec.reference`, one pass over memory each, on all cores.
 
 What the functions mean is said in `peelsum.codec.kernels`. This module allocates and converts; the loops
 themselves stand in `peelsum.codec.cpu_index_loops` and `peelsum.codec.cpu_loops`. Everything past the index
@@ -17,6 +17,7 @@ from peelsum.codec import cpu_loops as loops
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
+from peelsum.codec.threads import each
 
 #: Twice a cell's number fits an int32 below this.
 _NARROW_CELLS = 2**30
@@ -25,12 +26,14 @@ _T = TypeVar("_T", bound=np.generic)
 
 def magnitude(values: NDArray[np.float32]) -> int:
     """See `Kernels.magnitude`."""
-    return int(index_loops.magnitude(_frozen(values.view(np.uint32))))
+    bits = _frozen(values.view(np.uint32))
+    return int(max(each(bits.size, lambda a, b: index_loops.magnitude(bits[a:b]))))
 
 
 def index(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
     """See `Kernels.index`."""
-    return int(index_loops.index(_frozen(values.view(np.uint32)), out))
+    bits = _frozen(values.view(np.uint32))
+    return int(max(each(bits.size, lambda a, b: index_loops.index(bits[a:b], out[a // WORD_BITS :]))))
 
 
 def count(index: NDArray[np.uint32], elements: int) -> int:
@@ -92,7 +95,13 @@ def bloom_decode(
     first: int = 0,
 ) -> None:
     """See `Kernels.bloom_decode`."""
-    index_loops.bloom_decode(*_bloom(layout), first // WORD_BITS, _frozen(words), elements, out)
+    words = _frozen(words)
+
+    def work(begin: int, end: int) -> None:
+        a, b = begin // WORD_BITS, -(-end // WORD_BITS)
+        index_loops.bloom_decode(*_bloom(layout), first // WORD_BITS + a, words, end - begin, out[a:b])
+
+    each(elements, work)
 
 
 def gather_bits(index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
@@ -107,23 +116,30 @@ def scatter_bits(bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArra
 
 def quantize(values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
     """See `Kernels.quantize`."""
-    return int(loops.quantize(_frozen(values), np.ldexp(1.0, fixed.scale), fixed.low_bits, out))
+    values, factor, low_bits = _frozen(values), np.ldexp(1.0, fixed.scale), fixed.low_bits
+    return int(max(each(values.size, lambda a, b: loops.quantize(values, factor, low_bits, out, a, b))))
 
 
 def quantize_at(
     values: NDArray[np.float32], positions: NDArray[np.int64], fixed: FixedPoint, out: NDArray[np.int32]
 ) -> None:
     """See `Kernels.quantize_at`."""
-    factor = np.ldexp(1.0, fixed.scale)
-    loops.quantize_at(_frozen(values), _frozen(positions), factor, fixed.low_bits, out)
+    values, positions, factor = _frozen(values), _frozen(positions), np.ldexp(1.0, fixed.scale)
+    each(
+        positions.size,
+        lambda a, b: loops.quantize_at(values, positions, factor, fixed.low_bits, out, a, b),
+    )
 
 
 def dequantize(
     quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
 ) -> None:
     """See `Kernels.dequantize`."""
-    factor = np.ldexp(1.0, -fixed.scale)
-    loops.dequantize(_frozen(quantized), factor, fixed.low_bits, float(divisor), out)
+    quantized, factor = _frozen(quantized), np.ldexp(1.0, -fixed.scale)
+    each(
+        out.size,
+        lambda a, b: loops.dequantize(quantized, factor, fixed.low_bits, float(divisor), out, a, b),
+    )
 
 
 def dequantize_at(
@@ -134,8 +150,13 @@ def dequantize_at(
     out: NDArray[np.float32],
 ) -> None:
     """See `Kernels.dequantize_at`."""
-    factor = np.ldexp(1.0, -fixed.scale)
-    loops.dequantize_at(_frozen(quantized), _frozen(positions), factor, fixed.low_bits, float(divisor), out)
+    quantized, positions, factor = _frozen(quantized), _frozen(positions), np.ldexp(1.0, -fixed.scale)
+    each(
+        positions.size,
+        lambda a, b: loops.dequantize_at(
+            quantized, positions, factor, fixed.low_bits, float(divisor), out, a, b
+        ),
+    )
 
 
 def sketch_encode(
@@ -154,10 +175,19 @@ def index_sketch(
     first: int = 0,
 ) -> int:
     """See `Kernels.index_sketch`."""
-    factor = np.ldexp(1.0, fixed.scale)
-    return int(
-        loops.index_sketch(*_sketch(layout), first, _frozen(values), factor, fixed.low_bits, index, sketch)
-    )
+    values, factor = _frozen(values), np.ldexp(1.0, fixed.scale)
+
+    def work(begin: int, end: int) -> tuple[int, NDArray[np.uint32]]:
+        own, bits = np.empty_like(sketch) if begin else sketch, index[begin // WORD_BITS :]
+        largest = loops.index_sketch(
+            *_sketch(layout), first + begin, values[begin:end], factor, fixed.low_bits, bits, own
+        )
+        return int(largest), own
+
+    largest, sketches = zip(*each(values.size, work), strict=True)
+    for own in sketches[1:]:
+        np.add(sketch, own, out=sketch)
+    return int(max(largest))
 
 
 def sketch_decode(

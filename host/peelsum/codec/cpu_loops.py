@@ -1,7 +1,7 @@
 """Loops over numbers and sketches for `peelsum.codec.cpu`, compiled by Numba and cached on disk.
 
-Public ones do what the kernel of the same name does, with the scale as a factor, and release the GIL. NumPy
-scalars fix the widths that Numba would widen.
+Public ones do what the kernel of the same name does, with the scale as a factor, and where they have a `begin`
+and an `end`, for that slice. They release the GIL. NumPy scalars fix the widths that Numba would widen.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ _Row = tuple[int, int, np.uint32]
 
 
 @compiled
-def quantize(values: _Floats, factor: float, low_bits: int, out: _Integers) -> np.uint32:
+def quantize(
+    values: _Floats, factor: float, low_bits: int, out: _Integers, begin: int, end: int
+) -> np.uint32:
     largest = _ZERO
-    for start in range(0, values.size, BLOCK):
-        block = values[start : start + BLOCK]
+    for start in range(begin, end, BLOCK):
+        stop = min(start + BLOCK, end)
+        block = values[start:stop]
         largest = max(largest, magnitude(block.view(np.uint32)))
         if low_bits:
-            for i in range(block.size):
-                _split(block[i], factor, low_bits, out, start + i)
+            _split(block, factor, low_bits, out[0, start:stop], out[1, start:stop])
         else:
-            _round(block, factor, out[0, start:])
+            _round(block, factor, out[0, start:stop])
     return largest
 
 
@@ -45,42 +47,70 @@ def _round(values: _Floats, factor: float, out: _Integers) -> None:
 
 
 @compiled
-def quantize_at(values: _Floats, positions: Numbers, factor: float, low_bits: int, out: _Integers) -> None:
-    for k in range(positions.size):
-        if low_bits:
-            _split(values[positions[k]], factor, low_bits, out, k)
-        else:
-            out[0, k] = np.int32(np.rint(np.float64(values[positions[k]]) * factor))
+def _split(values: _Floats, factor: float, low_bits: int, upper: _Integers, lower: _Integers) -> None:
+    for i in range(values.size):
+        number = np.int64(np.rint(np.float64(values[i]) * factor))
+        upper[i] = np.int32(number >> low_bits)
+        lower[i] = np.int32(np.uint32(number & ((1 << low_bits) - 1)))
 
 
 @compiled
-def _split(value: np.float32, factor: float, low_bits: int, out: _Integers, k: int) -> None:
-    """Both limbs of a value into out[2, :] at k."""
-    number = np.int64(np.rint(np.float64(value) * factor))
-    out[0, k] = np.int32(number >> low_bits)
-    out[1, k] = np.int32(np.uint32(number & ((1 << low_bits) - 1)))
+def quantize_at(
+    values: _Floats,
+    positions: Numbers,
+    factor: float,
+    low_bits: int,
+    out: _Integers,
+    begin: int,
+    end: int,
+) -> None:
+    gathered = np.empty(BLOCK, np.float32)
+    for start in range(begin, end, BLOCK):
+        where = positions[start : min(start + BLOCK, end)]
+        for k in range(where.size):
+            gathered[k] = values[where[k]]
+        quantize(gathered, factor, low_bits, out[:, start:], 0, where.size)
 
 
 @compiled
-def _joined(quantized: _Integers, low_bits: int, k: int) -> float:
-    """The number whose limbs are quantized[:, k]."""
+def _floats(
+    quantized: _Integers, factor: float, low_bits: int, divisor: float, out: _Floats, begin: int
+) -> None:
+    """Floats of the numbers from `begin` on into all of out[n]."""
+    upper, lower = quantized[0, begin:], quantized[-1, begin:]
     if low_bits:
-        return float((np.int64(quantized[0, k]) << low_bits) + np.int64(np.uint32(quantized[1, k])))
-    return float(quantized[0, k])
+        for i in range(out.size):
+            number = (np.int64(upper[i]) << low_bits) + np.int64(np.uint32(lower[i]))
+            out[i] = np.float32(np.float64(number) * factor / divisor)
+    else:
+        for i in range(out.size):
+            out[i] = np.float32(np.float64(upper[i]) * factor / divisor)
 
 
 @compiled
-def dequantize(quantized: _Integers, factor: float, low_bits: int, divisor: float, out: _Floats) -> None:
-    for i in range(out.size):
-        out[i] = np.float32(_joined(quantized, low_bits, i) * factor / divisor)
+def dequantize(
+    quantized: _Integers, factor: float, low_bits: int, divisor: float, out: _Floats, begin: int, end: int
+) -> None:
+    _floats(quantized, factor, low_bits, divisor, out[begin:end], begin)
 
 
 @compiled
 def dequantize_at(
-    quantized: _Integers, positions: Numbers, factor: float, low_bits: int, divisor: float, out: _Floats
+    quantized: _Integers,
+    positions: Numbers,
+    factor: float,
+    low_bits: int,
+    divisor: float,
+    out: _Floats,
+    begin: int,
+    end: int,
 ) -> None:
-    for k in range(positions.size):
-        out[positions[k]] = np.float32(_joined(quantized, low_bits, k) * factor / divisor)
+    floats = np.empty(BLOCK, np.float32)
+    for start in range(begin, end, BLOCK):
+        where = positions[start : min(start + BLOCK, end)]
+        _floats(quantized, factor, low_bits, divisor, floats[: where.size], start)
+        for k in range(where.size):
+            out[where[k]] = floats[k]
 
 
 @compiled
