@@ -209,8 +209,9 @@ class Allreduce:
         """Have the chooser take note of what this step's sums say of a tensor."""
         if exchange.fixed is None or exchange.exponent_field is None:
             return
-        if not self._chooser.wants(result.name) or result.density > _DENSE:
-            seen = Seen.uniform(result.elements, result.density, exchange.exponent_field)
+        density = result.density if self._chooser.wants(result.name) else 1.0
+        if density > _DENSE:
+            seen = Seen.uniform(result.elements, density, exchange.exponent_field)
         else:
             seen = Seen(exchange.exponent_field, exchange.occupied())
         self._chooser.learn(result.name, seen)

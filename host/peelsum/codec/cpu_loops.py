@@ -1,7 +1,7 @@
 """Loops over numbers and sketches for `peelsum.codec.cpu`, compiled by Numba and cached on disk.
 
-Public ones do what the kernel of the same name does, with the scale as a factor, and where they have a `begin`
-and an `end`, for that slice. They release the GIL. NumPy scalars fix the widths that Numba would widen.
+Public ones do what the kernel of the same name does, with the scale as a factor, and for a slice only where
+they have `begin` and `end`. They release the GIL. NumPy scalars fix the widths that Numba would widen.
 """
 
 from __future__ import annotations

@@ -1,0 +1,70 @@
+"""Peak memory beyond the caller's tensors is what docs/codec.md says."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peelsum.allreduce import Allreduce, Part
+from peelsum.codec import warm_up
+
+N = 1 << 20
+#: Arrays whose size does not grow with the tensor, interpreter objects, and the like.
+SLACK = 64 * 1024
+
+
+class Echo:
+    """One worker whose sums are its own words, copied as a summation must."""
+
+    lanes, workers, worker_id = 256, 1, 0
+
+    def sum(self, parts: Sequence[Part]) -> list[Any]:
+        return [part.words.copy() for part in parts]
+
+
+def peak_bytes(non_zeros: int, dtype: type[np.floating[Any]] = np.float32, **settings: Any) -> int:
+    warm_up()
+    rng = np.random.default_rng(0)
+    tensor = np.zeros(N, dtype)
+    tensor[rng.permutation(N)[:non_zeros]] = 1 + rng.random(non_zeros)
+    reduce = Allreduce(Echo(), **settings)
+    for _ in range(2):
+        reduce.sum({"g": tensor})
+    tracemalloc.start()
+    try:
+        result = reduce.sum({"g": tensor})
+        assert result["g"].elements == N
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("settings", "per_element", "per_candidate", "while_peeling"),
+    [
+        ({"forms": "dense"}, 12, 0, 0),
+        ({"forms": "dense", "predict": True}, 12, 0, 0),
+        ({"forms": "dense", "limbs": 2}, 20, 0, 0),
+        ({"forms": "compact", "index": "bitmap"}, 4.25, 16, 0),
+        ({"forms": "compact", "index": "two_level"}, 4.5, 16, 0),
+        ({"forms": "compact", "index": "bloom"}, 4.5, 16, 0),
+        ({"forms": "compact", "index": "bitmap", "limbs": 2}, 4.25, 24, 0),
+        ({"forms": "sketch", "index": "bitmap"}, 4.25, 16, 60),
+        ({"forms": "sketch", "index": "bitmap", "predict": True}, 4.25, 17, 60),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
+)
+def test_peak(
+    settings: dict[str, Any], per_element: float, per_candidate: float, while_peeling: float
+) -> None:
+    for candidates in (N // 1000, N // 5, N // 2):
+        bound = max(per_element * N + per_candidate * candidates, 0.25 * N + while_peeling * candidates)
+        assert peak_bytes(candidates, **settings) < bound + SLACK
+
+
+def test_narrow_floats_are_widened_once() -> None:
+    assert peak_bytes(N // 1000, np.float16, forms="compact", index="bitmap") < 8.25 * N + SLACK
