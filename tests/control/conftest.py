@@ -42,8 +42,8 @@ def files():
 
 
 @pytest.fixture
-def controller(server, files):
-    """The primary, with the 32-lane pipeline freshly committed."""
+def controller(server, files, data_plane):
+    """The primary, with the 32-lane pipeline freshly committed, on a switch that forwards."""
     with Controller.connect(server.address) as controller:
         assert controller.load_pipeline(*files)
         yield controller

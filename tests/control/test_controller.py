@@ -1,11 +1,14 @@
 import socket
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from device_state import forward, rows, tables
+from device_state import forward, forwarding, rows, tables
 from p4runtime_client import Client
 
 from peelsum.control import ControlError, Controller, DescriptionError, JobDescription, SwitchError
+from peelsum.target.device import Device
+from peelsum.target.p4runtime import serve
 from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
 
 LANES = 32
@@ -17,11 +20,11 @@ def exchange(device, port, now_us=0, lanes=1, **fields):
     return [(out, unpack(packet, LANES)[0]) for out, packet in forward(device, port, payload, now_us)]
 
 
-def contribute(device, admission, worker_id, chunk_id=0, lanes=1, **fields):
+def contribute(device, admission, worker_id, chunk_id=0, lanes=1, now_us=0, **fields):
     fields = {"generation": admission.generation, "sender": worker_id, "bitmap": 1 << worker_id, **fields}
     port = admission.worker_ports[worker_id]
     fields = {"kind": Kind.CONTRIBUTION, "job_id": admission.job_id, "chunk_id": chunk_id, **fields}
-    return exchange(device, port, lanes=lanes, **fields)
+    return exchange(device, port, lanes=lanes, now_us=now_us, **fields)
 
 
 def test_the_pipeline_tells_its_size(controller):
@@ -84,7 +87,7 @@ def test_admitting_again_raises_the_generation_and_frees_the_jobs_slots(
     assert (up["lanes"] == 31).all()
     verdicts = controller.verdicts()
     assert verdicts[Verdict.WRONG_GENERATION] == 1
-    assert verdicts[Verdict.RESET_DONE] == 2  # and one that was free, to read the slots' clock
+    assert verdicts[Verdict.RESET_DONE] == 4  # one slot, and one per admission to read the clock
 
 
 def stamps(device):
@@ -107,6 +110,21 @@ def test_free_slots_that_aged_until_they_look_live_are_freed_anew(
     assert verdicts[Verdict.COLLIDED] == 0
 
 
+@pytest.mark.parametrize("hours", [0, 20, 40, 60, 77])
+def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_has_no_slot_that_looks_live(
+    server, device, files, description, hours
+):
+    """Its stamps are 0, of a clock that comes round after 76 hours."""
+    now_us = hours * 3600 * 1_000_000
+    with forwarding([device], now_us), Controller.connect(server.address) as controller:
+        controller.load_pipeline(*files)
+        job = controller.admit(description)
+        for chunk in range(64):
+            assert contribute(device, job, 0, chunk_id=chunk, now_us=now_us) == []
+        verdicts = controller.verdicts()
+    assert (verdicts[Verdict.ABSORBED], verdicts[Verdict.COLLIDED]) == (64, 0)
+
+
 def test_slots_in_use_and_slots_freed_lately_are_left_alone(controller, device, description, data_plane):
     job = controller.admit(description)
     register = stamps(device)
@@ -114,7 +132,7 @@ def test_slots_in_use_and_slots_freed_lately_are_left_alone(controller, device, 
         register.write(slot, -(3600 * 1_000_000 // 64) & 0xFFFFFFFF)  # an hour before
     contribute(device, job, 0, chunk_id=0)
     controller.admit(description)
-    assert controller.verdicts()[Verdict.RESET_DONE] == 2  # the job's one slot, and one to read the clock
+    assert controller.verdicts()[Verdict.RESET_DONE] == 3  # one slot, and twice one to read the clock
 
 
 def test_a_switch_that_hides_its_registers_gets_every_slot_reset(
@@ -126,7 +144,7 @@ def test_a_switch_that_hides_its_registers_gets_every_slot_reset(
     contribute(device, first, 0, chunk_id=5)
     monkeypatch.setattr(resets, "slot_owners", lambda session: None)
     controller.admit(description)
-    assert controller.verdicts()[Verdict.RESET_DONE] == 4096
+    assert controller.verdicts()[Verdict.RESET_DONE] == 4097  # with one to read the clock, before
     register = next(r for name, r in device.switch.registers.items() if name.endswith("owner_tag"))
     entry = next(iter(rows(device, "jobs")))
     assert register.read(slot_index(entry[1][1], 5, 4096)) == 0
@@ -139,6 +157,7 @@ def test_resets_that_nobody_acknowledges_are_an_error(controller, device, descri
     monkeypatch.setattr(resets, "slots_to_reset", lambda *_: [5, 6])
     monkeypatch.setattr("peelsum.control.controller.slots_to_reset", lambda *_: [5, 6])
     monkeypatch.setattr(resets, "_ATTEMPT_S", 0.01)
+    monkeypatch.setattr(device, "inject", lambda frame: True)
     with pytest.raises(SwitchError, match=r"did not acknowledge freeing 2 of 2 slots \(first: 5\)"):
         controller.admit(description)
     # The job stays out rather than half in.
@@ -236,6 +255,28 @@ def test_what_the_pipeline_cannot_hold_is_refused(controller, device, descriptio
     with pytest.raises(DescriptionError, match=r"switch\.pipeline_lanes: 256: the switch runs 32 lanes"):
         controller.admit(lanes)
     assert rows(device, "jobs") == []
+
+
+def test_ports_that_the_switch_does_not_have_are_named_before_anything_changes(files, description):
+    device = Device(mode="python", ports=[1, 2, 4, 9])
+    with ExitStack() as stack:
+        stack.callback(device.close)
+        stack.enter_context(forwarding([device]))
+        server = serve(device, "127.0.0.1:0")
+        stack.callback(server.stop)
+        controller = stack.enter_context(Controller.connect(server.address))
+        controller.load_pipeline(*files)
+        with pytest.raises(
+            DescriptionError,
+            match=r"ports: 5: .* refuses them \(port 5 is none of this switch, which has 1, 2, 4, 9\)",
+        ):
+            controller.admit(description)
+        assert rows(device, "jobs") == rows(device, "members") == []
+        fits = description.model_copy(
+            update={"ports": description.ports.model_copy(update={"workers": (1, 4)})}
+        )
+        assert controller.admit(fits).worker_ports == (1, 4)
+        assert device.switch.groups.ids() == [3]
 
 
 def test_an_observer_sees_and_changes_nothing(server, controller, description):

@@ -33,6 +33,6 @@ def test_a_job_is_admitted_again_and_evicted(address, files, description):
         # Where registers can be read, only what the job left behind is freed, here nothing, and one free
         # slot, to read the slots' clock.
         resets = controller.verdicts()[Verdict.RESET_DONE]
-        assert resets == 1 if status.slots_in_use is not None else resets >= status.slots
+        assert resets == 2 if status.slots_in_use is not None else resets >= 2 * status.slots
         controller.evict(3)
         assert controller.status().jobs == ()

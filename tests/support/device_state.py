@@ -34,15 +34,15 @@ def forward(device, port, payload, now_us=0):
 
 
 @contextmanager
-def forwarding(devices):
-    """A thread that forwards what controllers inject, while the context lasts."""
+def forwarding(devices, now_us=0):
+    """A thread that forwards what controllers inject, at one time, while the context lasts."""
     ours, theirs = socket.socketpair()
 
     def run():
         while theirs not in (ready := select.select([*devices, theirs], [], [])[0]):
             for one in ready:
                 if frames := one.take_injected():
-                    process(one, frames)
+                    process(one, frames, now_us)
 
     thread = Thread(target=run)
     thread.start()

@@ -1,6 +1,7 @@
 """The control plane: job descriptions, and a controller that admits jobs to a switch over P4Runtime."""
 
-from peelsum.control.controller import Admission, AdmittedJob, Controller, SwitchStatus
+from peelsum.control.answers import Admission, AdmittedJob, SwitchStatus
+from peelsum.control.controller import Controller
 from peelsum.control.description import JobDescription
 from peelsum.control.errors import ControlError, DescriptionError, SwitchError
 from peelsum.control.fabric import Fabric

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from finsy.p4entity import (
@@ -22,6 +21,7 @@ from finsy.p4entity import (
 from finsy.p4schema import P4Schema
 from google.protobuf import text_format
 
+from peelsum.control.answers import Admission, AdmittedJob, SwitchStatus
 from peelsum.control.description import JobDescription
 from peelsum.control.entries import (
     age_limit_entry,
@@ -34,62 +34,17 @@ from peelsum.control.entries import (
     participant_entries,
     queue_limit_entry,
 )
-from peelsum.control.errors import ControlError, DescriptionError, SwitchError
+from peelsum.control.errors import ControlError, DescriptionError, RefusedError, SwitchError
 from peelsum.control.plan import Level, SwitchPlan
 from peelsum.control.resets import reset, slot_owners, slots_to_reset, stale_slots
 from peelsum.control.session import Session
 from peelsum.wire import MAX_WORKERS, Verdict, lanes_in
 
 _GENERATIONS = 1 << 16
+#: A multicast group that no job has.
+_PROBE_GROUP = 1 << 8
 #: Generations of a job that the switch has forgotten come from the clock; it comes round after 4.5 hours.
 _GENERATION_S = 0.25
-
-
-@dataclass(frozen=True)
-class Admission:
-    """What participants of an admitted job have to know.
-
-    `worker_ports` is in the order of the workers' numbers, each at its own switch; `racks` is how many
-    workers each rack has, empty with one switch; `slots` is what the smallest switch has.
-    """
-
-    job_id: int
-    generation: int
-    workers: int
-    window: int
-    lanes: int
-    slots: int
-    server_port: int
-    worker_ports: tuple[int, ...]
-    racks: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class AdmittedJob:
-    """A job as a switch's tables have it.
-
-    `server_port` is the way up, `worker_ports` is by worker number, `rack_ports` by rack; a spine has racks.
-    """
-
-    job_id: int
-    generation: int
-    expected_mask: int
-    server_port: int
-    worker_ports: dict[int, int]
-    rack_ports: dict[int, int]
-    level: str
-
-
-@dataclass(frozen=True)
-class SwitchStatus:
-    """What a switch does at the moment. `slots_in_use` is by job; None where registers cannot be read."""
-
-    address: str
-    lanes: int
-    slots: int
-    jobs: tuple[AdmittedJob, ...]
-    verdicts: dict[Verdict, int]
-    slots_in_use: dict[int, int] | None
 
 
 class Controller:
@@ -98,9 +53,6 @@ class Controller:
     def __init__(self, session: Session, clock: Callable[[], float] = time.time) -> None:
         self._session = session
         self._clock = clock
-        # Jobs that cannot have left anything in the slots: all but these, after a fresh commit.
-        self._fresh = False
-        self._seen: set[int] = set()
 
     @classmethod
     def connect(
@@ -147,7 +99,6 @@ class Controller:
         if self._session.runs(wanted) and not force:
             return False
         self._session.commit(wanted)
-        self._fresh, self._seen = True, set()
         return True
 
     def lanes(self) -> int:
@@ -186,10 +137,11 @@ class Controller:
 
     # Jobs
 
-    def admit(self, description: JobDescription) -> Admission:
+    def admit(self, description: JobDescription, *, free_slots: bool = True) -> Admission:
         """Let a job in, in a new generation; whatever was left of an earlier one is gone.
 
         The job's row is closed first and opened last, so that no packet meets half an admission.
+        free_slots: False where the switch has just started, and so holds nothing: it need not forward yet.
         Raises DescriptionError if the pipeline cannot hold the job, SwitchError if the switch refuses.
         """
         (plan,) = description.plans()
@@ -197,7 +149,8 @@ class Controller:
         known = self.known_generation(plan.job_id)
         generation = self.next_generation([] if known is None else [known])
         self.close_job(plan.job_id, generation)
-        self.free_slots(plan.job_id)
+        if free_slots:
+            self.free_slots(plan.job_id)
         self.prepare(plan)
         self.open_job(plan, generation)
         return Admission(
@@ -222,11 +175,12 @@ class Controller:
     # The steps of an admission, for who admits a job on several switches
 
     def check(self, plan: SwitchPlan) -> None:
-        """Raise DescriptionError if the pipeline cannot hold the job, or a port's host is another already.
+        """Raise DescriptionError if pipeline or ports cannot hold the job, or a port's host is another.
 
         Two jobs may share a port, as the switch tells them apart by their id; two hosts may not.
         """
         _check_fits(plan, self.lanes(), self.slots())
+        self._check_ports(plan)
         others = self._ports_in_use(besides=plan.job_id)
         for entry in self._entries("hosts") if plan.hosts else ():
             port, action = entry["egress_port"], entry.action
@@ -238,6 +192,25 @@ class Controller:
                 raise DescriptionError(
                     f"{where}hosts.{port}: has another address for job {others[port]}; evict that job first"
                 )
+
+    def _check_ports(self, plan: SwitchPlan) -> None:
+        """Raise DescriptionError for ports that the switch says it does not have. BMv2 has them all.
+
+        P4Runtime has no list of ports, but a switch may refuse to copy packets to one that is not there.
+        """
+        missing: dict[int, str] = {}
+        for port in plan.ports:
+            probe = P4MulticastGroupEntry(_PROBE_GROUP, replicas=[port])
+            try:
+                self._session.write([+probe, -P4MulticastGroupEntry(_PROBE_GROUP)])
+            except RefusedError as error:
+                missing[port] = error.reason
+        if missing:
+            section = "" if plan.level is Level.ONLY else f"{plan.section}."
+            ports, reason = ", ".join(map(str, missing)), next(iter(missing.values()))
+            raise DescriptionError(
+                f"{section}ports: {ports}: {plan.switch.p4runtime} refuses them ({reason}); use its own"
+            )
 
     def known_generation(self, job_id: int, *, closed: bool = True) -> int | None:
         """The last generation of a job that the switch remembers; without `closed`, only if it is let in."""
@@ -264,12 +237,13 @@ class Controller:
         }
 
     def free_slots(self, job_id: int) -> None:
-        """Whatever an earlier generation left; after a fresh commit there is none."""
-        left_nothing = self._fresh and job_id not in self._seen
-        self._seen.add(job_id)
-        if not left_nothing:
-            reset(self._session, slots_to_reset(self._session, job_id, self.slots()), self.lanes())
-            reset(self._session, stale_slots(self._session, self.slots(), self.lanes()), self.lanes())
+        """Free what an earlier generation left, and what looks live though nobody used it for long.
+
+        A pipeline that was just committed needs it, too: its slots are empty, but their stamps say time 0, of
+        a clock that may have gone on for days.
+        """
+        reset(self._session, slots_to_reset(self._session, job_id, self.slots()), self.lanes())
+        reset(self._session, stale_slots(self._session, self.slots(), self.lanes()), self.lanes())
 
     def prepare(self, plan: SwitchPlan) -> None:
         """Put in all of a closed job but the row that lets it in."""

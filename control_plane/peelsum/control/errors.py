@@ -13,5 +13,13 @@ class SwitchError(ControlError):
     """The switch cannot be reached, refused a request, or runs something else."""
 
 
+class RefusedError(SwitchError):
+    """The switch refused to change a part of its state. `reason` is in the switch's own words."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class UnsupportedError(SwitchError):
     """The switch does not implement what it was asked for, as BMv2 does not let registers be read."""

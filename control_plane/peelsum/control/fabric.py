@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from peelsum.control.controller import Admission, Controller, SwitchStatus
+from peelsum.control.answers import Admission, SwitchStatus
+from peelsum.control.controller import Controller
 from peelsum.control.description import JobDescription
 from peelsum.control.errors import ControlError
 from peelsum.control.plan import SwitchPlan

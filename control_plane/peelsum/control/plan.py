@@ -53,6 +53,11 @@ class SwitchPlan:
         return sum(member.mask for member in self.members)
 
     @property
+    def ports(self) -> tuple[int, ...]:
+        """Every port that the job uses, ascending."""
+        return tuple(sorted({self.up_port, *self.group, *self.ways_back.values()}))
+
+    @property
     def group(self) -> tuple[int, ...]:
         """The ports that a result for everybody is copied to."""
         return tuple(member.port for member in self.members)

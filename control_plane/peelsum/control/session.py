@@ -19,7 +19,7 @@ from finsy.p4entity import P4Entity, P4MulticastGroupEntry, P4TableEntry
 from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, p4r_grpc, rpc_code
 
-from peelsum.control.errors import ControlError, SwitchError, UnsupportedError
+from peelsum.control.errors import ControlError, RefusedError, SwitchError, UnsupportedError
 
 #: A pipeline may take seconds to compile on the target before it answers.
 _PIPELINE_TIMEOUT_S = 120.0
@@ -263,7 +263,10 @@ class Session:
         if failed:
             number, detail = next(iter(failed.items()))
             what = updates[number].entity.WhichOneof("entity") if number < len(updates) else "unknown"
-            reason = f"update {number} ({what}): {detail.message or detail.canonical_code!r}"
+            words = detail.message or repr(detail.canonical_code)
+            return RefusedError(
+                f"switch: {self.address} refused {doing}: update {number} ({what}): {words}", words
+            )
         kind = UnsupportedError if code == grpc.StatusCode.UNIMPLEMENTED else SwitchError
         return kind(f"switch: {self.address} refused {doing}: {reason}")
 

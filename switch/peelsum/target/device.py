@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Literal
@@ -26,7 +26,8 @@ class Device:
 
     The data-plane loop selects on `fileno()`, which is readable whenever `inject` or `commit` left it
     something to do, then calls `take_injected()` and reads `switch` afresh. All methods may be called
-    from any thread. `queues` are those of its ports that have a rate; None: no port has.
+    from any thread. `queues` are those of its ports that have a rate; None: no port has. `ports` are the
+    numbers that a controller may send packets to; None: it is not known which there are.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class Device:
         *,
         mode: Literal["numba", "python"] = "numba",
         queues: Queues | None = None,
+        ports: Collection[int] | None = None,
     ) -> None:
         self.device_id = device_id
         self.mode = mode
         self.queues = queues
+        self.ports = ports
         #: Guards the swap of pipelines. Work on one pipeline's state holds that switch's own lock.
         self.lock = RLock()
         self._switch: Switch | None = None

@@ -230,7 +230,7 @@ def run(
             )
             stack.callback(opened.close)
             queues = _queues(opened.ports, rates or {}, queue_limit)
-            device = Device(device_id, mode=mode, queues=queues)
+            device = Device(device_id, mode=mode, queues=queues, ports={*opened.ports, CPU_PORT})
             stack.callback(device.close)
             server = serve(device, grpc_address)
             stack.callback(server.stop)

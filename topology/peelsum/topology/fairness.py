@@ -98,7 +98,10 @@ def admit(address: str, scene: Scene) -> list[JobConfig]:
     try:
         with Controller.connect(address) as controller:
             controller.load_pipeline(compiled.json_path, compiled.p4info_path)
-            admitted = [controller.admit(_description(address, scene, job)) for job in range(scene.jobs)]
+            admitted = [
+                controller.admit(_description(address, scene, job), free_slots=False)
+                for job in range(scene.jobs)
+            ]
     except ControlError as error:
         raise TopologyError(str(error)) from error
     return [job_config({**asdict(admission), "timeout_s": _STALL_S}) for admission in admitted]

@@ -192,7 +192,7 @@ def _admit(address: str, lanes: int, workers: int) -> int:
     try:
         with Controller.connect(address) as controller:
             controller.load_pipeline(compiled.json_path, compiled.p4info_path)
-            return controller.admit(job).generation
+            return controller.admit(job, free_slots=False).generation
     except ControlError as error:
         raise TopologyError(str(error)) from error
 

@@ -5,7 +5,7 @@ Entities this target does not have are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from finsy.proto import p4r
 
@@ -28,11 +28,12 @@ from peelsum.target.p4runtime.tables import Tables
 class Entities:
     """Everything of one pipeline that Write and Read reach."""
 
-    def __init__(self, info: PipelineInfo, switch: Switch) -> None:
+    def __init__(self, info: PipelineInfo, switch: Switch, ports: Collection[int] | None = None) -> None:
+        """ports: the switch's; None: not known."""
         self._tables = Tables(info, switch)
         self._counters = Counters(info, switch)
         self._registers = Registers(info, switch)
-        self._groups = Groups(switch)
+        self._groups = Groups(switch, ports)
 
     def write(self, updates: Sequence[p4r.Update]) -> None:
         """Attempt every update in order. Raises BatchError with an outcome for each if any failed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from finsy.proto import p4r
 
@@ -17,8 +17,10 @@ _GROUP_LIMIT = 1 << 16
 class Groups:
     """The multicast groups of one pipeline, and the metadata controllers keep with them."""
 
-    def __init__(self, switch: Switch) -> None:
+    def __init__(self, switch: Switch, ports: Collection[int] | None = None) -> None:
+        """ports: where copies may leave; None: anywhere."""
         self._switch = switch
+        self._ports = ports
         self._metadata: dict[int, bytes] = {}
         # Groups written with the older `egress_port` are read back with it: a client sees what it wrote.
         self._older_form: set[int] = set()
@@ -39,11 +41,19 @@ class Groups:
             self._metadata.pop(number, None)
             self._older_form.discard(number)
             return
-        self._switch.groups.set(number, _replicas(group))
+        replicas = _replicas(group)
+        self._check_ports(port for port, _ in replicas)
+        self._switch.groups.set(number, replicas)
         self._metadata[number] = group.metadata
         self._older_form.discard(number)
         if any(replica.WhichOneof("port_kind") == "egress_port" for replica in group.replicas):
             self._older_form.add(number)
+
+    def _check_ports(self, ports: Iterable[int]) -> None:
+        for port in ports:
+            if self._ports is not None and port not in self._ports:
+                known = ", ".join(map(str, sorted(self._ports)))
+                raise invalid(f"port {port} is none of this switch, which has {known}")
 
     def read(self, wanted: p4r.PacketReplicationEngineEntry) -> Iterator[p4r.PacketReplicationEngineEntry]:
         """The group that `wanted` names, if it is there, or (id 0) all groups."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from finsy.proto import p4r
 
@@ -22,17 +23,24 @@ _WITH_DEVICE_CONFIG = (_Get.ALL, _Get.DEVICE_CONFIG_AND_COOKIE)
 class Pipeline:
     """A verified configuration with a switch of its own, whether that switch is running or not."""
 
-    def __init__(self, config: p4r.ForwardingPipelineConfig, info: PipelineInfo, switch: Switch) -> None:
+    def __init__(
+        self,
+        config: p4r.ForwardingPipelineConfig,
+        info: PipelineInfo,
+        switch: Switch,
+        ports: Collection[int] | None = None,
+    ) -> None:
+        """ports: the switch's; None: not known."""
         self.config = config
         self.info = info
         self.switch = switch
-        self.entities = Entities(info, switch)
+        self.entities = Entities(info, switch, ports)
 
     @classmethod
     def build(cls, config: p4r.ForwardingPipelineConfig, device: Device) -> Pipeline:
         """Verify a configuration and build its switch. Raises RequestError."""
         info, program = verify(config)
-        return cls(config, info, device.build(program))
+        return cls(config, info, device.build(program), device.ports)
 
     def runs(self, config: p4r.ForwardingPipelineConfig) -> bool:
         """Whether a configuration is this one, its cookie aside."""
