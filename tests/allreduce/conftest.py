@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from poison import poisoned_memory
 
-from peelsum.allreduce import Allreduce, LocalSummation
+from peelsum.allreduce import Allreduce, LocalSummation, Part
 
-__all__ = ["exact", "make_workers", "poisoned_memory"]
+__all__ = ["echo", "exact", "make_workers", "poisoned_memory"]
 
 T = TypeVar("T")
 
@@ -44,6 +44,21 @@ class Workers:
             return raised.value
 
         return self.each(attempt)
+
+
+class Echo:
+    """One worker whose sums are its own words, copied as a summation must."""
+
+    lanes, workers, worker_id = 256, 1, 0
+
+    def sum(self, parts: Sequence[Part]) -> list[Any]:
+        return [part.words.copy() for part in parts]
+
+
+@pytest.fixture
+def echo() -> Echo:
+    """A way to sum without others, for what depends on one worker's words alone."""
+    return Echo()
 
 
 @pytest.fixture

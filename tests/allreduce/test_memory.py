@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from peelsum.allreduce import Allreduce, Part
+from peelsum.allreduce import Allreduce, Summation
 from peelsum.codec import warm_up
 
 N = 1 << 20
@@ -17,21 +16,14 @@ N = 1 << 20
 SLACK = 64 * 1024
 
 
-class Echo:
-    """One worker whose sums are its own words, copied as a summation must."""
-
-    lanes, workers, worker_id = 256, 1, 0
-
-    def sum(self, parts: Sequence[Part]) -> list[Any]:
-        return [part.words.copy() for part in parts]
-
-
-def peak_bytes(non_zeros: int, dtype: type[np.floating[Any]] = np.float32, **settings: Any) -> int:
+def peak_bytes(
+    summation: Summation, non_zeros: int, dtype: type[np.floating[Any]] = np.float32, **settings: Any
+) -> int:
     warm_up()
     rng = np.random.default_rng(0)
     tensor = np.zeros(N, dtype)
     tensor[rng.permutation(N)[:non_zeros]] = 1 + rng.random(non_zeros)
-    reduce = Allreduce(Echo(), **settings)
+    reduce = Allreduce(summation, **settings)
     for _ in range(2):
         reduce.sum({"g": tensor})
     tracemalloc.start()
@@ -59,12 +51,12 @@ def peak_bytes(non_zeros: int, dtype: type[np.floating[Any]] = np.float32, **set
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
 )
 def test_peak(
-    settings: dict[str, Any], per_element: float, per_candidate: float, while_peeling: float
+    echo: Summation, settings: dict[str, Any], per_element: float, per_candidate: float, while_peeling: float
 ) -> None:
     for candidates in (N // 1000, N // 5, N // 2):
         bound = max(per_element * N + per_candidate * candidates, 0.25 * N + while_peeling * candidates)
-        assert peak_bytes(candidates, **settings) < bound + SLACK
+        assert peak_bytes(echo, candidates, **settings) < bound + SLACK
 
 
-def test_narrow_floats_are_widened_once() -> None:
-    assert peak_bytes(N // 1000, np.float16, forms="compact", index="bitmap") < 8.25 * N + SLACK
+def test_narrow_floats_are_widened_once(echo: Summation) -> None:
+    assert peak_bytes(echo, N // 1000, np.float16, forms="compact", index="bitmap") < 8.25 * N + SLACK

@@ -1,0 +1,64 @@
+"""What is sent stays near the information-theoretic bound, if the choice is for the fewest words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Allreduce, Network
+from peelsum.allreduce.costs import Seen, candidates, lower_bound_bits
+from peelsum.allreduce.plan import Settings
+
+N = 1 << 20
+SMALLEST = Network(gbps=1e-3, round_trip_s=0.0)
+
+
+def support(kind: str, density: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+    if kind == "uniform":
+        return rng.random(N) < density
+    if kind == "rows":
+        return np.repeat(rng.random(N // 64) < density, 64)
+    alive = rng.permutation(256) < 128
+    return np.tile(alive, N // 256) & (rng.random(N) < 2 * density)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "rows", "columns"])
+@pytest.mark.parametrize(
+    ("density", "most"), [(0.001, 1.25), (0.01, 1.25), (0.03, 1.1), (0.1, 1.1), (0.3, 1.1), (0.5, 1.1)]
+)
+def test_the_smallest_choice_is_near_the_bound(echo: Any, kind: str, density: float, most: float) -> None:
+    rng, reduce = np.random.default_rng(5), Allreduce(echo, network=SMALLEST)
+    for _ in range(2):
+        chosen = support(kind, density, rng)
+        tensor = reduce.sum({"g": chosen.astype(np.float32)})["g"]
+    assert tensor.total_at.shape == (1, np.count_nonzero(chosen))
+    assert 32 * tensor.words_sent < most * lower_bound_bits(N, int(np.count_nonzero(chosen)))
+
+
+@pytest.mark.parametrize("density", [0.0005, 0.01, 0.1, 0.4])
+@pytest.mark.parametrize("index", ["bitmap", "two_level", "bloom"])
+@pytest.mark.parametrize("form", ["compact", "sketch"])
+def test_formulas_foretell_the_words(echo: Any, density: float, index: str, form: str) -> None:
+    """The second step's words are those that the first step's non-zeros let expect."""
+    rng = np.random.default_rng(6)
+    reduce = Allreduce(echo, forms=form, index=index, network=SMALLEST)  # type: ignore[arg-type]
+    for _ in range(2):
+        tensor = reduce.sum({"g": (rng.random(N) < density).astype(np.float32)})["g"]
+    choices = candidates(N, Seen.uniform(N, density), Settings(), predict=False)
+    foretold = min(
+        one.words
+        for one in choices
+        if one.choice.form == form and one.choice.index is not None and one.choice.index.form == index
+    )
+    assert tensor.words_sent == pytest.approx(foretold, rel=0.05)
+
+
+def test_the_bound_counts_values_and_places() -> None:
+    ways = math.comb(1000, 30)
+    assert lower_bound_bits(1000, 30) == pytest.approx(32 * 30 + math.log2(ways), rel=0.01)
+    assert lower_bound_bits(1000, 0) == 0
+    assert lower_bound_bits(1000, 1000) == 32_000
