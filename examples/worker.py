@@ -28,7 +28,7 @@ def main() -> None:
     job = job_config(json.loads(Path(admission).read_text()))
     host, _, port = switch_port.rpartition(":")
     worker_id = int(number)
-    with SwitchSummation(job, worker_id, (host, int(port)), timeout_s=job.timers.stall) as summation:
+    with SwitchSummation(job, worker_id, (host, int(port))) as summation:
         result = Allreduce(summation, forms={"embedding": "compact"}).sum({"embedding": gradient(worker_id)})
     embedding = result["embedding"]
     print(

@@ -4,7 +4,9 @@ the wire format, and how to read and write it. Knows nothing of what the fields 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -12,6 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from peelsum.wire import FIELDS, HEADER_BYTES, Batch, pack
+from peelsum.wire import format as wire_format
 
 Words = NDArray[np.uint32]
 #: A field's word in the row, its shift in that word, and its mask after shifting.
@@ -24,9 +27,29 @@ SERIAL_BASE = 1 << 32
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def _fingerprint() -> str:
+    """A hash of all that compiled loops take constants and functions from, besides their own module."""
+    here = Path(__file__).parent
+    sources = [Path(wire_format.__file__), Path(__file__), *sorted(here.glob("*_state.py"))]
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+
+
+_FINGERPRINT = _fingerprint()
+
+
+def _named_by_sources(function: Function) -> Function:
+    """The function under a name of these sources: Numba's cache goes by it, and by the function's own file.
+
+    What is compiled has other modules' constants in it, a header field's place for example, and Numba would
+    take it from the cache when only those have changed.
+    """
+    function.__qualname__ += f"_{_FINGERPRINT}"
+    return function
+
+
 def compiled(function: Function) -> Function:
     """The function, compiled by Numba on its first call, cached on disk, run without Python's lock."""
-    return cast(Function, njit(cache=True, nogil=True)(function))
+    return cast(Function, njit(cache=True, nogil=True)(_named_by_sources(function)))
 
 
 def inlined(function: Function) -> Function:
@@ -34,7 +57,7 @@ def inlined(function: Function) -> Function:
 
     Numba counts references to each array that is passed, which can cost more than the work.
     """
-    return cast(Function, njit(cache=True, nogil=True, inline="always")(function))
+    return cast(Function, njit(cache=True, nogil=True, inline="always")(_named_by_sources(function)))
 
 
 def _place(name: str) -> Place:

@@ -71,10 +71,10 @@ class JoiningPart:
 class SwitchSummation:
     """Sums of worker `worker_id`, over the switch port at `switch`. For one thread; a context manager.
 
-    `timeout_s`: how long nothing may move before `sum` gives up. `hello_s`: how long the switch may take to
-    answer at first. `wire`: "udp-port" where the switch port is a UDP socket, "ethernet" where the switch is
-    on this host's wire and takes what is sent to the address `switch`. Raises TransportConfigError, or
-    SwitchUnreachableError when the switch does not answer.
+    `timeout_s`: how long nothing may move before `sum` gives up, in place of the job's `timers.stall`.
+    `hello_s`: how long the switch may take to answer at first. `wire`: "udp-port" where the switch port is a
+    UDP socket, "ethernet" where the switch is on this host's wire and takes what is sent to the address
+    `switch`. Raises TransportConfigError, or SwitchUnreachableError when the switch does not answer.
     """
 
     def __init__(
@@ -83,11 +83,12 @@ class SwitchSummation:
         worker_id: int,
         switch: Address,
         *,
-        timeout_s: float = 30.0,
+        timeout_s: float | None = None,
         hello_s: float = 10.0,
         wire: Wire = "udp-port",
     ) -> None:
-        config = replace(config, timers=replace(config.timers, stall=timeout_s))
+        if timeout_s is not None:
+            config = replace(config, timers=replace(config.timers, stall=timeout_s))
         self._endpoint = WorkerEndpoint(config, worker_id)
         self._broken = False
         self._closed = self._joined = False
