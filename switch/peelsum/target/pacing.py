@@ -17,6 +17,9 @@ from peelsum.target.queues import TICK_SHIFT, Queues
 #: Once frames have left, others wait for so long, in microseconds: fewer and larger system calls.
 PAUSE_US = 200
 
+#: v1model's ports have 9 bits.
+_PORTS = 512
+
 Send = Callable[[int, Frames], None]
 
 
@@ -31,7 +34,8 @@ class Pacer:
 
     def __init__(self, queues: Queues, send: Send) -> None:
         self._rings = {port: _Ring(port, queues.limit) for port in queues.ports}
-        self._ports = np.array(queues.ports, np.int32)
+        self._unqueued = np.ones(_PORTS, np.bool_)
+        self._unqueued[queues.ports] = False
         self._send = send
         self._paused_until = 0
 
@@ -44,7 +48,7 @@ class Pacer:
             if ring.room < rows.size:
                 self._release(ring, now_us)
             ring.append(frames, rows)
-        return frames.at(np.flatnonzero(~np.isin(frames.port, self._ports)))
+        return frames.at(self._unqueued[frames.port])
 
     def release(self, now_us: int) -> None:
         """Send what should have left by now, unless something left a moment ago."""
@@ -93,10 +97,16 @@ class _Ring:
             wider = np.zeros((self._rows, width), np.uint8)
             wider[:, : self._data.shape[1]] = self._data
             self._data = wider
-        to = (self._first + self.count + np.arange(rows.size)) % self._rows
-        self._data[to, :width] = frames.data[rows]
-        self._length[to] = frames.length[rows]
-        self._leave[to] = frames.leave[rows]
+        start = (self._first + self.count) % self._rows
+        before_end = min(rows.size, self._rows - start)
+        for part, at in ((rows[:before_end], start), (rows[before_end:], 0)):
+            to = slice(at, at + part.size)
+            if width == self._data.shape[1]:
+                np.take(frames.data, part, 0, out=self._data[to], mode="clip")  # no copy in between
+            else:
+                self._data[to, :width] = frames.data[part]
+            self._length[to] = frames.length[part]
+            self._leave[to] = frames.leave[part]
         self.count += rows.size
 
     def take(self, now_us: int) -> Frames | None:
