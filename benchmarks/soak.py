@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from peelsum.spec import EPOCH_TICKS, TICK_US
 from peelsum.target import Frames, Switch, load
 from peelsum.target.artifacts import pipeline
-from peelsum.target.udp import FRAME_HEADER_BYTES, frame_header
+from peelsum.target.udp import frame_header
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, Timers, WorkerEndpoint
-from peelsum.wire import CPU_PORT, Batch, Kind, pack, packet_bytes
+from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, Batch, Kind, pack, packet_bytes
 
 LANES, WORKERS, WINDOW, SLOTS = 32, 4, 1024, 4096
 SERVER_PORT = WORKERS + 1

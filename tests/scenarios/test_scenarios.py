@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from networks import PEELSUM, exec_in, needs, needs_nftables, own_folder, said, up
+from networks import PEELSUM, ROOT, exec_in, needs, needs_nftables, own_folder, said, up
 
 __all__ = ["own_folder"]
 
@@ -149,14 +149,7 @@ def test_two_jobs_collide_on_slots(tmp_path, switch) -> None:
 
 
 @needs_nftables
-def test_two_racks_below_a_spine_and_links_that_lose(tmp_path, switch) -> None:
-    places = {"h1": "s1-p1", "h2": "s1-p2", "h3": "s2-p1", "h4": "s2-p2", "h5": "s3-p3", "s1-p3": "s3-p1"}
-    network = {
-        "hosts": {f"h{number}": {} for number in range(1, 6)},
-        "switches": {"s1": {}, "s2": {}, "s3": {}},
-        "links": [{"ends": ends, "loss": 0.01} for ends in (*places.items(), ("s2-p3", "s3-p2"))],
-        "job": {"workers": ["h1", "h2", "h3", "h4"], "server": "h5", "lanes": 32},
-    }
-    with up(written(tmp_path, network), "veth", switch):
-        workers = [worker_at(f"h{number}") for number in range(1, 5)]
-        assert [said(worker) for worker in workers] == ["exact"] * 4
+def test_racks_below_a_spine_and_links_that_lose(switch) -> None:
+    with up(str(ROOT / "examples/topologies/racks.toml"), "veth", switch):
+        workers = [worker_at(f"h{number}", last=8) for number in range(1, 6)]
+        assert [said(worker) for worker in workers] == ["exact"] * 5

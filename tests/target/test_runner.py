@@ -15,8 +15,8 @@ import pytest
 from peelsum.target import Frames
 from peelsum.target.device import Device
 from peelsum.target.runner import DataPlane, StartError, run
-from peelsum.target.udp import FRAME_HEADER_BYTES, UdpPorts, frame_header
-from peelsum.wire import CPU_PORT, lanes_in, packet_bytes
+from peelsum.target.udp import UdpPorts, frame_header
+from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, lanes_in, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 
 LANES = 8

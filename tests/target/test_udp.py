@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from peelsum.target.udp import FRAME_HEADER_BYTES, Loss, UdpPorts, frame_header, is_udp
-from peelsum.wire import UDP_PORT, packet_bytes
+from peelsum.target.udp import Loss, UdpPorts, frame_header, is_udp
+from peelsum.wire import FRAME_HEADER_BYTES, UDP_PORT, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 
 SIZE = packet_bytes(8)

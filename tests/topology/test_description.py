@@ -118,6 +118,14 @@ REFUSED = [
     ({"links": [["h1", "s2-p1"]]}, "links.0: 's2-p1': is no host and no port of a switch"),
     ({"links": [["h1", "s1-p255"]]}, "links.0: 's1-p255': port 255 is out of range; use 1 to 254"),
     ({"links": [["h1", "s1-p1"], ["h2", "s1-p1"]]}, "links: 's1-p1': has 2 links; give it one"),
+    (
+        {
+            "switches": {"s1": {}, "s2": {}},
+            "links": [*PAIR["links"], ["s1-p4", "s2-p4"], ["s2-p5", "s1-p5"]],
+        },
+        "links.4: s2-p5 to s1-p5: would carry nothing",
+    ),
+    ({"links": [*PAIR["links"], ["s1-p4", "s1-p5"]]}, "links.3: s1-p4 to s1-p5: would carry nothing"),
     ({"links": [["h1"]]}, "links.0: ['h1']: must be "),
     ({"links": [["h1", "s1-p1", "soon"]]}, "links.0.latency_ms: 'soon': must be milliseconds"),
     ({"links": [["h1", "s1-p1", 0, 0]]}, "links.0.rate_mbit: 0: "),

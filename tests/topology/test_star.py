@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from peelsum.allreduce import Allreduce, Part, PlanMismatchError
-from peelsum.target.udp import FRAME_HEADER_BYTES
 from peelsum.topology import Star
 from peelsum.topology.seats import plug_in
 from peelsum.transport import StalledError, TransportError
-from peelsum.wire import packet_bytes
+from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 WORKERS = 3
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from peelsum.control.complaints import first_complaint
 from peelsum.control.errors import DescriptionError
 from peelsum.control.plan import Level, Member, SwitchPlan
 from peelsum.wire import COMPILED_LANES, CPU_PORT, MAX_WORKERS, RESERVED_JOB_ID
@@ -209,25 +210,4 @@ def validated(model: type[Description], tables: Mapping[str, Any], source: str) 
     try:
         return model.model_validate(tables)
     except ValidationError as error:
-        raise DescriptionError(f"{source}: {_first_complaint(error)}") from None
-
-
-def _first_complaint(error: ValidationError) -> str:
-    """The first problem as `field: value: what would be right`."""
-    problem = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
-    match problem["type"]:
-        case "missing":
-            return f"{where}: is missing; add it"
-        case "extra_forbidden":
-            return f"{where}: is no field of a job description; remove it or correct its name"
-        case "value_error" if not where:
-            return message
-        case "string_pattern_mismatch":
-            message = "must be host:port, as 127.0.0.1:9559"
-        case "too_short":
-            message = f"must list at least {problem['ctx']['min_length']}"
-        case "too_long":
-            message = f"must list at most {problem['ctx']['max_length']}"
-    return f"{where}: {problem['input']!r}: {message[0].lower()}{message[1:]}"
+        raise DescriptionError(f"{source}: {first_complaint(error, 'a job description')}") from None

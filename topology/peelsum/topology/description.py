@@ -140,6 +140,7 @@ class Topology(_Section):
     def _consistent(self) -> Topology:
         _check_names(self)
         _check_links(self)
+        _check_trunks(self)
         _check_addresses(self)
         _check_job(self)
         return self
@@ -258,7 +259,10 @@ def parse(text: str, source: str) -> Topology:
         values = json.loads(text) if source.endswith(".json") else tomllib.loads(text)
         return Topology.model_validate(values)
     except ValidationError as error:
-        raise TopologyDescriptionError(f"{source}: {_first_complaint(error)}") from None
+        # Only who complains waits for the control plane to load.
+        from peelsum.control.complaints import first_complaint
+
+        raise TopologyDescriptionError(f"{source}: {first_complaint(error, 'a topology')}") from None
     except ValueError as error:  # what both decoders raise
         raise TopologyDescriptionError(f"{source}: cannot be read: {error}; correct it there") from None
 
@@ -289,6 +293,20 @@ def _check_links(topology: Topology) -> None:
     for name in topology.hosts:
         if not uses[name]:
             raise ValueError(f"hosts: {name!r}: has no link; plug it into a switch")
+
+
+def _check_trunks(topology: Topology) -> None:
+    joined: set[frozenset[str]] = set()
+    for number, link in enumerate(topology.links):
+        one, other = (switch_port(end) for end in link.ends)
+        if one and other:
+            pair = frozenset((one[0], other[0]))
+            if pair in joined or len(pair) == 1:
+                raise ValueError(
+                    f"links.{number}: {link}: would carry nothing: two switches need one link, a switch none "
+                    "to itself; remove it"
+                )
+            joined.add(pair)
 
 
 def _check_end(topology: Topology, field: str, end: str) -> None:
@@ -337,18 +355,3 @@ def _check_job(topology: Topology) -> None:
     for rack, count in racks.items():
         if count > MAX_WORKERS:
             raise ValueError(f"job: {count} workers are behind {rack}; a switch sums {MAX_WORKERS} at most")
-
-
-def _first_complaint(error: ValidationError) -> str:
-    """The first problem as `field: value: what would be right`."""
-    problem = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
-    match problem["type"]:
-        case "missing":
-            return f"{where}: is missing; add it"
-        case "extra_forbidden":
-            return f"{where}: is no field of a topology; remove it or correct its name"
-        case "value_error" if not where:
-            return message
-    return f"{where}: {problem['input']!r}: {message[0].lower()}{message[1:]}"
