@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.target.frames import Frames
-from peelsum.target.udp import FRAME_HEADER_BYTES
+from peelsum.wire import FRAME_HEADER_BYTES
 
 _ETH_P_ALL = 3
 # linux/if_packet.h; the `socket` module does not name them.

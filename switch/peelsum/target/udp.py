@@ -14,12 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.target.frames import Frames
-from peelsum.wire import HEADER_BYTES, UDP_PORT
+from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES, FrameAddress, encapsulation
 from peelsum.wire.batch import Batch
 from peelsum.wire.datagrams import MAX_DATAGRAM, Address, BatchSocket
 
-#: Ethernet, IPv4 without options, UDP.
-FRAME_HEADER_BYTES = 14 + 20 + 8
 _SWITCH_NUMBER = 0xFFFE
 #: Bursts looked at in one go on a port that brings nothing but strangers and hellos.
 _PATIENCE = 16
@@ -276,27 +274,9 @@ def is_udp(data: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 def frame_header(number: int, packet_bytes: int) -> NDArray[np.uint8]:
     """The 42 bytes before a packet that enters at switch port `number`: from host `number` to the switch."""
-    ethernet = _mac(_SWITCH_NUMBER) + _mac(number) + b"\x08\x00"
-    udp = struct.pack("!HHHH", UDP_PORT, UDP_PORT, 8 + packet_bytes, 0)
-    start = struct.pack("!BBHHHBB", 0x45, 0, 20 + 8 + packet_bytes, 0, 0x4000, 64, 17)
-    addresses = _ip(number) + _ip(_SWITCH_NUMBER)
-    checksum = _internet_checksum(start + b"\0\0" + addresses)
-    return np.frombuffer(ethernet + start + checksum + addresses + udp, np.uint8)
+    return np.frombuffer(encapsulation(packet_bytes, _address(number), _address(_SWITCH_NUMBER)), np.uint8)
 
 
-def _mac(number: int) -> bytes:
-    """A locally administered MAC address for host `number`."""
-    return struct.pack("!HI", 0x0200, number)
-
-
-def _ip(number: int) -> bytes:
-    """A private IPv4 address for host `number`: 10.0.x.y."""
-    return struct.pack("!HH", 0x0A00, number)
-
-
-def _internet_checksum(header: bytes) -> bytes:
-    """RFC 1071: the complement of the one's complement sum of 16-bit words."""
-    total = sum(struct.unpack(f"!{len(header) // 2}H", header))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return struct.pack("!H", total ^ 0xFFFF)
+def _address(number: int) -> FrameAddress:
+    """Host `number`: a locally administered MAC address, and 10.0.x.y."""
+    return FrameAddress(struct.pack("!HI", 0x0200, number), struct.pack("!HH", 0x0A00, number))

@@ -23,6 +23,7 @@ from peelsum.wire.format import (
     slot_index,
     slot_tag,
 )
+from peelsum.wire.frames import FRAME_HEADER_BYTES, FrameAddress, encapsulation
 
 __all__ = [
     "ALL_FLAGS",
@@ -31,6 +32,7 @@ __all__ = [
     "DROPS",
     "EVERYONE",
     "FIELDS",
+    "FRAME_HEADER_BYTES",
     "HEADER_BYTES",
     "MAX_WORKERS",
     "RESERVED_JOB_ID",
@@ -39,10 +41,12 @@ __all__ = [
     "VERSION",
     "Batch",
     "Flag",
+    "FrameAddress",
     "Kind",
     "Verdict",
     "WireError",
     "empty",
+    "encapsulation",
     "fields_of",
     "lanes_in",
     "malformed",

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from peelsum.control import ControlError, Controller, JobDescription
 from peelsum.target.artifacts import pipeline
 from peelsum.target.queues import QUEUE_LIMIT, QueueCounts
-from peelsum.target.udp import FRAME_HEADER_BYTES
 from peelsum.topology.errors import TopologyError
 from peelsum.transport import JobConfig, job_config
-from peelsum.wire import packet_bytes
+from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 _STALL_S = 30.0
 

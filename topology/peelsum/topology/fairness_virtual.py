@@ -18,11 +18,11 @@ from peelsum.target import Frames, Switch
 from peelsum.target.device import Device
 from peelsum.target.p4runtime import serve
 from peelsum.target.queues import TICK_SHIFT, Queues
-from peelsum.target.udp import FRAME_HEADER_BYTES, frame_header
+from peelsum.target.udp import frame_header
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.fairness import Scene, Shares, admit
 from peelsum.transport import AggregationServer, Event, JobConfig, TensorCompleted, WorkerEndpoint
-from peelsum.wire import Batch, fields_of, packet_bytes
+from peelsum.wire import FRAME_HEADER_BYTES, Batch, fields_of, packet_bytes
 
 #: How long a link takes, beside its rate.
 HOP_S = 10e-6

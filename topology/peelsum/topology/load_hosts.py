@@ -12,10 +12,10 @@ from typing import Self
 
 import numpy as np
 
-from peelsum.target.udp import FRAME_HEADER_BYTES, frame_header
+from peelsum.target.udp import frame_header
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.veth import RawInterface
-from peelsum.wire import Batch
+from peelsum.wire import FRAME_HEADER_BYTES, Batch
 from peelsum.wire.datagrams import BatchSocket
 
 _HELLOS = 50

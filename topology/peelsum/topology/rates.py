@@ -24,12 +24,12 @@ from peelsum.target.device import Device
 from peelsum.target.p4runtime import serve
 from peelsum.target.runner import Listening
 from peelsum.target.runner import run as run_switch
-from peelsum.target.udp import FRAME_HEADER_BYTES, frame_header
+from peelsum.target.udp import frame_header
 from peelsum.topology import bmv2, veth
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.load import Hosts, Load, Timed, WrongSumError, drive, time_slots
 from peelsum.topology.load_hosts import RawHosts, UdpHosts
-from peelsum.wire import Batch, packet_bytes
+from peelsum.wire import FRAME_HEADER_BYTES, Batch, packet_bytes
 
 #: Chunks of one batch in memory: with its results, five times as many frames.
 _MEMORY_CHUNKS = 256

@@ -1,0 +1,51 @@
+"""What stands before a packet on an Ethernet: Ethernet's, IPv4's (without options) and UDP's headers.
+
+Owns each of those bytes. Refuses to know whose addresses they carry.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from peelsum.wire.format import UDP_PORT
+
+_ETHERNET = struct.Struct("!6s6sH")
+_IPV4 = struct.Struct("!BBHHHBBH4s4s")
+_UDP = struct.Struct("!HHHH")
+FRAME_HEADER_BYTES = _ETHERNET.size + _IPV4.size + _UDP.size
+_ETHERTYPE_IPV4, _PROTOCOL_UDP = 0x0800, 17
+_NO_OPTIONS, _DO_NOT_FRAGMENT, _TTL = 0x45, 0x4000, 64
+
+
+class FrameAddress(NamedTuple):
+    """Whom a frame is from or to: a MAC and an IPv4 address."""
+
+    mac: bytes = bytes(6)
+    ip: bytes = bytes(4)
+
+
+NOBODY = FrameAddress()
+
+
+def encapsulation(
+    packet_bytes: int, source: FrameAddress = NOBODY, destination: FrameAddress = NOBODY
+) -> bytes:
+    """The FRAME_HEADER_BYTES before a packet: lengths and the IPv4 checksum right, no UDP checksum."""
+    datagram = _UDP.size + packet_bytes
+    ends = (source.ip, destination.ip)
+    fields = (_NO_OPTIONS, 0, _IPV4.size + datagram, 0, _DO_NOT_FRAGMENT, _TTL, _PROTOCOL_UDP)
+    checksum = _internet_checksum(_IPV4.pack(*fields, 0, *ends))
+    return (
+        _ETHERNET.pack(destination.mac, source.mac, _ETHERTYPE_IPV4)
+        + _IPV4.pack(*fields, checksum, *ends)
+        + _UDP.pack(UDP_PORT, UDP_PORT, datagram, 0)
+    )
+
+
+def _internet_checksum(header: bytes) -> int:
+    """RFC 1071: the complement of the one's complement sum of 16-bit words."""
+    total: int = sum(struct.unpack(f"!{len(header) // 2}H", header))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total ^ 0xFFFF
