@@ -1,0 +1,39 @@
+"""The compiled programs that tests run come from the sources beside them."""
+
+import json
+import shutil
+
+import pytest
+from p4_programs import COMPILER, FOLDERS, MANIFEST, build, compiler, digests, sources
+
+PROGRAMS = [source for folder in FOLDERS for source in sources(folder)]
+REBUILD = "run `python tests/support/p4_programs.py`"
+
+
+def manifest(folder):
+    return json.loads((folder / MANIFEST).read_text())
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.parent.name)
+def test_programs_are_those_that_were_compiled(folder):
+    assert digests(folder) == manifest(folder)["files"], REBUILD
+
+
+def test_a_changed_source_is_noticed(tmp_path):
+    folder = shutil.copytree(FOLDERS[0], tmp_path / "p4")
+    with sources(folder)[0].open("a") as source:
+        source.write("\n")
+    assert digests(folder) != manifest(folder)["files"]
+
+
+@pytest.mark.skipif(compiler() is None, reason=f"{COMPILER} is not on PATH")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
+def test_compiling_again_gives_the_same(program, tmp_path):
+    if compiler() != manifest(program.parent)["compiler"]:
+        pytest.skip(f"it was compiled by {manifest(program.parent)['compiler']}")
+    committed = list(program.parent.glob(f"{program.stem}.*"))
+    for path in committed:
+        shutil.copy(path, tmp_path)
+    build(tmp_path / program.name)
+    for path in committed:
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), REBUILD
