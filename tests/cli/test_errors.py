@@ -62,7 +62,7 @@ def switch():
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        assert json.loads(process.stdout.readline()).keys() == {"ports"}
+        assert json.loads(process.stdout.readline()).keys() == {"ports", "queues"}
         assert process.wait(timeout=30) == 0
 
 
@@ -228,6 +228,23 @@ def test_switch_address_that_is_none():
         (["job", "evict", "1", "--device-id=-1"], DEVICE_ID.format(-1)),
         (["switch", "run", f"--device-id={10**22}"], DEVICE_ID.format(10**22)),
         (["switch", "run", "--seed=-3"], "--seed: -3 is out of range; use 0 to 9223372036854775807"),
+        (
+            ["switch", "run", "--port-rate=fast"],
+            "port-rate: 'fast': is no number; give Mbit/s, as 1000 or 1@1000",
+        ),
+        (["switch", "run", "--port-rate=x@1"], "port-rate: x@1: x is no port; give a number, as 1@1000"),
+        (
+            ["switch", "run", "--ports=2", "--port-rate=9@10"],
+            "port rate: port 9 is not there; use one of 1, 2",
+        ),
+        (
+            ["switch", "run", "--port-rate=0"],
+            "port rate: 0 Mbit/s at port 1 is out of range; use 0.01 to 1e+06",
+        ),
+        (
+            ["switch", "run", "--port-rate=9", "--port-queue=0"],
+            "port queue: 0 packets are out of range; use 1 to 524287",
+        ),
     ],
 )
 def test_options_out_of_range(arguments, complaint):
