@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from peelsum.target import Frames
+from peelsum.target.pacing import Pacer
 from peelsum.target.packets import InterfacePorts
+from peelsum.target.queues import Queues
 from peelsum.target.runner import StartError, run
 from peelsum.topology import TopologyError, veth
 
@@ -89,6 +91,19 @@ def rows_out_of_order() -> dict[str, object]:
     }
 
 
+def after_a_wait() -> dict[str, object]:
+    """Through a queue: 50 frames a millisecond apart, given to their port whenever some may leave."""
+    wired, sent = Wired(), frames(50)
+    pacer = Pacer(Queues({2: 8.0}, limit=50), wired.ports.send_by)
+    leave = (np.arange(1, 51, dtype=np.uint64) * 1000) << 16
+    rest = pacer.hold(Frames(sent, np.full(50, FRAME_BYTES, np.int32), np.full(50, 2, np.int32), leave), 0)
+    counts = []
+    for now in (0, 20_000, 50_000):
+        pacer.release(now)
+        counts.append(wired.ports.ports[2].counts.sent)
+    return {"rest": len(rest), "sent": counts, "whole": bool(np.array_equal(wired.received(2), sent))}
+
+
 def too_long() -> dict[str, object]:
     wired = Wired()
     sent = frames(3, 2000)
@@ -130,6 +145,10 @@ def test_ports_share_a_batch() -> None:
 
 def test_each_frame_leaves_by_its_port_with_its_length() -> None:
     assert alone("rows_out_of_order") == {"small": True, "large": True, "no_such_port": 1}
+
+
+def test_a_port_with_a_rate_sends_when_it_is_time() -> None:
+    assert alone("after_a_wait") == {"rest": 0, "sent": [0, 20, 50], "whole": True}
 
 
 def test_frames_longer_than_the_pipeline_takes_are_dropped() -> None:
