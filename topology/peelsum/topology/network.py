@@ -105,9 +105,9 @@ class Network(ABC):
         return news
 
     def _after_the_end_of(self, part: Part) -> str:
-        if not self._restart:
-            raise ProcessError(f"{part.child.obituary()}; with --restart it would have been started again")
-        return part.restart()
+        if self._restart or part.again is None:
+            return part.restart()
+        raise ProcessError(f"{part.child.obituary()}; with --restart it would have been started again")
 
     def close(self) -> None:
         """End every process, the ones that use others first."""

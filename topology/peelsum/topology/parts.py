@@ -28,7 +28,10 @@ class Part:
         return self.child.name
 
     def restart(self) -> str:
-        """Start a child that has ended again; what happened. Raises ProcessError where there is no way."""
+        """Put another child in the place of one that has ended; what happened.
+
+        Raises ProcessError, with how it ended, where that cannot be, or was done too often.
+        """
         happened = self.child.obituary()
         if self.again is None:
             raise ProcessError(happened)

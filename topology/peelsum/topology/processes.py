@@ -29,6 +29,7 @@ from peelsum.topology.errors import ProcessError
 GRACE_S = 10.0
 #: Lines of what a child said last that are told when it has ended by itself.
 _LAST_LINES = 3
+_POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -77,7 +78,7 @@ class Child:
         while self._lines.empty():
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(timeout_s / 10)
+            time.sleep(_POLL_S)
         return True
 
     def next_line(self, timeout_s: float) -> dict[str, Any] | None:

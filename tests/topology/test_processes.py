@@ -1,0 +1,76 @@
+"""Children that end by themselves: what is told of them, and how often others take their place."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from peelsum.topology import Child, ProcessError, Signalled
+from peelsum.topology.parts import MOST_RESTARTS, Part
+
+
+def ended(program: str) -> Child:
+    """A child that ran a Python program to its end."""
+    child = Child("part", [sys.executable, "-c", program])
+    assert child.has_line(30)
+    return child
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (
+            "import sys; [print(n, file=sys.stderr) for n in range(9)]; sys.exit(3)",
+            "status 3; it said: 6 | 7 | 8",
+        ),
+        ("print('loading'); raise SystemExit(1)", "status 1; it said: loading"),
+        ("raise SystemExit(1)", "status 1"),
+    ],
+)
+def test_how_a_child_ended_is_told_with_its_last_lines(program: str, told: str) -> None:
+    child = ended(program)
+    assert child.obituary() == f"part: ended with {told}"
+    child.stop()
+
+
+def test_a_killed_child_is_told_of_by_its_signal() -> None:
+    child = Child("part", [sys.executable, "-c", "import signal; print('{}', flush=True); signal.pause()"])
+    assert child.ready() == {}
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.has_line(30)
+    assert child.obituary() == "part: ended by SIGKILL"
+    child.stop()
+
+
+def test_a_part_that_always_ends_is_given_up() -> None:
+    def again() -> Child:
+        return ended("raise SystemExit(1)")
+
+    part = Part(again(), again)
+    for _ in range(MOST_RESTARTS):
+        before = part.child.pid
+        assert part.restart() == "part: ended with status 1; started again"
+        assert part.child.pid != before
+    with pytest.raises(ProcessError, match="status 1; not started again after 5 times"):
+        part.restart()
+    part.stop()
+
+
+def test_a_part_that_cannot_start_again_is_an_error() -> None:
+    part = Part(ended("raise SystemExit(1)"))
+    with pytest.raises(ProcessError, match=r"part: ended with status 1$"):
+        part.restart()
+    part.stop()
+
+
+def test_a_signal_is_remembered_until_it_was_waited_for() -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    signalled = Signalled(signal.SIGUSR2)
+    try:
+        assert not signalled.wait(0)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert signalled.wait(30)
+        assert not signalled.wait(0)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
