@@ -67,7 +67,7 @@ class Network:
     """
 
     gbps: float = 1.0
-    round_trip_s: float = 1e-3
+    round_trip_s: float = 3e-3
 
     def seconds(self, words: float, exchanges: int) -> float:
         """Time to send so many words in so many exchanges."""

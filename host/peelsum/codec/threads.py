@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from numba import config
 
-#: Elements that are worth waking another core for: a quarter of a millisecond's work.
-PER_CORE = 2**21
+#: Elements that are worth waking another core for, though it may be at work for another process.
+PER_CORE = 2**22
 #: Slices begin at multiples of this, so that no two write to one word of a bitmap.
 _GRAIN = 2**13
 _CORES: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # made at run time
