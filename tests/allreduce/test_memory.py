@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peelsum.allreduce import Allreduce, Summation
+from peelsum.allreduce import Allreduce, Network, Summation
 from peelsum.codec import warm_up
 
 N = 1 << 20
@@ -23,7 +23,8 @@ def peak_bytes(
     rng = np.random.default_rng(0)
     tensor = np.zeros(N, dtype)
     tensor[rng.permutation(N)[:non_zeros]] = 1 + rng.random(non_zeros)
-    reduce = Allreduce(summation, **settings)
+    # The fewest words, which leaves no false positives among the candidates.
+    reduce = Allreduce(summation, network=Network(gbps=1e-3, round_trip_s=0.0), **settings)
     for _ in range(2):
         reduce.sum({"g": tensor})
     tracemalloc.start()
