@@ -69,12 +69,12 @@ def test_a_scene_is_the_same_every_time() -> None:
 
 @pytest.mark.parametrize("jobs", [2, 4])
 def test_jobs_share_a_port_over_udp(jobs: int) -> None:
-    scene = Scene(jobs, mbit=50.0, settle_s=0.4, seconds=1.2, chunks=300)
+    scene = Scene(jobs, settle_s=0.5, seconds=1.5, chunks=300)
     shares = over_udp(scene)
     assert shares.fairness > 0.9
     assert min(shares.chunks_per_s) > FAIR * np.mean(shares.chunks_per_s)
-    assert 0.7 < shares.used < 1.1
-    assert shares.queue.mean < 2 * scene.mark_from
+    assert 0.5 < shares.used < 1.1
+    assert shares.queue.mean < 3 * scene.mark_from
     assert shares.wrong == 0
 
 

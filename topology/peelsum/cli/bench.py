@@ -92,9 +92,9 @@ def fairness(
     jobs: Annotated[list[int] | None, typer.Option(help="Jobs that compete for a port; 2 and 4.")] = None,
     workers: Annotated[int, typer.Option(help="Workers of each job.")] = 2,
     lanes: Annotated[int, typer.Option(help="Lanes of the pipeline.")] = 256,
-    mbit: Annotated[float, typer.Option(help="Mbit/s at which every port sends.")] = 100.0,
+    mbit: Annotated[float, typer.Option(help="Mbit/s at which every port sends.")] = 20.0,
     mark_from: Annotated[int, typer.Option(help="Packets at a port, from which on more are marked.")] = 64,
-    seconds: Annotated[float, typer.Option(help="How long each row is measured, in its own time.")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="How long each row is measured, in its own time.")] = 4.0,
     json: Json = False,
 ) -> None:
     """What jobs that compete for a port get of it, and its queue: in virtual time, and over UDP."""

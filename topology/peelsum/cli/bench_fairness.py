@@ -50,9 +50,9 @@ def bench_fairness(
     jobs: Sequence[int] = (2, 4),
     workers: int = 2,
     lanes: int = 256,
-    mbit: float = 100.0,
+    mbit: float = 20.0,
     mark_from: int = 64,
-    seconds: float = 2.0,
+    seconds: float = 4.0,
     json: bool = False,
 ) -> list[Row]:
     """Measure every number of jobs; a table or, with `json`, a list of objects.

@@ -33,7 +33,7 @@ class Scene:
     jobs: int
     workers: int = 2
     lanes: int = 256
-    mbit: float = 100.0
+    mbit: float = 20.0
     mark_from: int = 64
     queue_limit: int = QUEUE_LIMIT
     window: int = 512
