@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -140,10 +141,24 @@ def _by_port(option: str, given: list[str], example: str) -> dict[int, str]:
 
 
 @app.command("compile")
-def compile_() -> None:
-    """Rebuild the committed pipelines from switch/p4, with p4c-bm2-ss."""
+def compile_(
+    tofino: Annotated[
+        bool, typer.Option("--tofino", help="Compile for Tofino 1 and 2 instead, and rewrite the reports.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="With --tofino: keep what the compiler makes, in a folder per device.")
+    ] = None,
+) -> None:
+    """Rebuild what is committed compiled from switch/p4: with p4c-bm2-ss, or with p4c-barefoot and bfas."""
     from peelsum.target.artifacts import PipelineError, compile_pipelines
+    from peelsum.target.tofino import ARCHITECTURES, compile_for, report_path
 
     with reported(PipelineError, OSError):
-        for built in compile_pipelines():
-            print(f"{built.lanes} lanes: {built.json_path}")
+        if not tofino:
+            for built in compile_pipelines():
+                print(f"{built.lanes} lanes: {built.json_path}")
+            return
+        for device in ARCHITECTURES:
+            report = compile_for(device, out / device if out else None)
+            report_path(device).write_text(report)
+            print(f"{report.splitlines()[0]}; see {report_path(device)}")
