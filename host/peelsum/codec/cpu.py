@@ -51,13 +51,14 @@ def positions(index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArr
 def occupied(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """See `Kernels.occupied`."""
     out = np.empty(BLOCK_SIZES, np.int64)
-    index_loops.occupied(_frozen(positions), out)
+    index_loops.occupied(_frozen(positions), np.zeros(WORD_BITS + 1, np.int64), out)
     return out
 
 
 def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
     """See `Kernels.block_encode`."""
     if block < WORD_BITS:
+        out[:] = 0
         index_loops.block_encode(_frozen(index), block.bit_length() - 1, out)
     elif block == WORD_BITS:
         index_loops.used_words(_frozen(index), out)
@@ -84,6 +85,7 @@ def bloom_encode(
     layout: BloomLayout, index: NDArray[np.uint32], out: NDArray[np.uint32], first: int = 0
 ) -> None:
     """See `Kernels.bloom_encode`."""
+    out[:] = 0
     index_loops.bloom_encode(*_bloom(layout), first // WORD_BITS, _frozen(index), out)
 
 
@@ -163,6 +165,7 @@ def sketch_encode(
     layout: SketchLayout, positions: NDArray[np.int64], values: NDArray[np.int32], out: NDArray[np.uint32]
 ) -> None:
     """See `Kernels.sketch_encode`."""
+    out[:] = 0
     loops.sketch_encode(*_sketch(layout), _frozen(positions), _frozen(values.view(np.uint32)), out)
 
 
@@ -179,6 +182,7 @@ def index_sketch(
 
     def work(begin: int, end: int) -> tuple[int, NDArray[np.uint32]]:
         own, bits = np.empty_like(sketch) if begin else sketch, index[begin // WORD_BITS :]
+        own[:] = 0
         largest = loops.index_sketch(
             *_sketch(layout), first + begin, values[begin:end], factor, fixed.low_bits, bits, own
         )

@@ -78,7 +78,8 @@ def pack(bits: Words, flags: Bytes, out: Words) -> np.uint32:
 def _pack(flags: Bytes, elements: int, out: Words) -> None:
     """Bitmap of bytes that are 0 or 1. A multiplication moves the lowest bit of byte j to bit 56 + j."""
     words = (elements + 31) // 32
-    flags[elements : 32 * words] = 0
+    for i in range(elements, 32 * words):
+        flags[i] = 0
     octets, packed = flags.view(np.uint64), out.view(np.uint8)
     for i in range(4 * words):
         packed[i] = np.uint8((octets[i] * _EIGHT_BITS) >> _S56)
@@ -149,8 +150,7 @@ def _doubled(word: np.uint32) -> np.uint32:
 
 @compiled
 def block_encode(index: Words, shift: int, out: Words) -> None:
-    """Blocks of 2**shift elements, fewer than 32."""
-    out[:] = _ZERO
+    """Blocks of 2**shift elements, fewer than 32, into zeros."""
     for w in range(index.size):
         word = index[w]
         for _ in range(shift):
@@ -196,9 +196,11 @@ def clean(out: Words, elements: int) -> None:
 
 
 @compiled
-def occupied(positions: Numbers, out: Numbers) -> None:
-    """A position begins a new block of 2**b elements when it differs from the one before from bit b on."""
-    differing = np.zeros(33, np.int64)  # pairs by the number of bits up to the highest that differs
+def occupied(positions: Numbers, differing: Numbers, out: Numbers) -> None:
+    """A position begins a new block of 2**b elements when it differs from the one before from bit b on.
+
+    differing[33], zeros: pairs by the number of bits up to the highest that differs.
+    """
     highest = (np.int64(1) << out.size) - 1
     for k in range(1, positions.size):
         crossed = np.uint32(min(positions[k] ^ positions[k - 1], highest))
@@ -231,7 +233,7 @@ def _rotated(word: np.uint32, left: np.uint32) -> np.uint32:
 
 @compiled
 def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index: Words, out: Words) -> None:
-    out[:] = _ZERO
+    """Into zeros."""
     for w in range(index.size):
         if index[w] == _ZERO:
             continue

@@ -142,7 +142,7 @@ def _cell(row: _Row, lane: int, lanes: int) -> int:
 def sketch_encode(
     lanes: int, rows: int, seed: np.uint64, positions: Numbers, values: Words, out: Words
 ) -> None:
-    out[:] = 0
+    """Into zeros."""
     start, placed = -lanes, _rows_of(0, lanes, rows, seed)
     for k in range(positions.size):
         if positions[k] - start >= lanes:
@@ -165,7 +165,7 @@ def index_sketch(
     index: Words,
     sketch: Words,
 ) -> np.uint32:
-    sketch[:] = 0
+    """The sketch is added to sketch[limbs, cells]."""
     largest, flags = _ZERO, np.empty(BLOCK, np.uint8)
     for start in range(0, values.size, BLOCK):
         block = values[start : start + BLOCK]

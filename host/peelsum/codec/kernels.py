@@ -192,8 +192,9 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     ops.index(values, bitmap)
     where = ops.positions(bitmap, ops.count(bitmap, 1))
     ops.occupied(where)
-    ops.block_encode(bitmap, 1, 2, other)
-    ops.block_decode(other, 1, 2, bitmap)
+    for block in (2, 32, 64):
+        ops.block_encode(bitmap, 1, block, other)
+        ops.block_decode(other, 1, block, bitmap)
     ops.bloom_encode(bloom, bitmap, other)
     ops.bloom_decode(bloom, other, 1, bitmap)
     ops.gather_bits(bitmap, bitmap, other)
