@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from peelsum.allreduce import InvalidRequestError, Network
+from peelsum.allreduce import Allreduce, InvalidRequestError, Network
 from peelsum.codec import BFloat16, CodecError
 
 Floats = NDArray[np.float32]
@@ -366,3 +366,28 @@ def test_impossible_limbs_are_refused_at_once(make_workers: Any, setting: dict[s
 def test_unknown_indexes_are_refused_at_once(make_workers: Any) -> None:
     with pytest.raises(InvalidRequestError, match="index: 'tree' is unknown; use one of bitmap, two_level, "):
         make_workers(1, index="tree")
+
+
+@pytest.mark.parametrize("form", ["compact", "sketch"])
+@pytest.mark.parametrize("network", [SLOW, FAR], ids=["refined", "unrefined"])
+def test_a_filter_so_small_that_everything_passes(make_workers: Any, form: str, network: Network) -> None:
+    n = 3001
+    group = make_workers(2, 8, forms=form, index="bloom", predict=True, network=network)
+    few, many = np.zeros(n, np.float32), workers_of(n, 1, 0.4, 1)[0]
+    few[5] = 1.0
+    for array in (few, few, many):
+        tensor = check(group.sum([{"g": array}] * 2), [array] * 2)
+    candidates = n if network is FAR else np.count_nonzero(many)
+    assert tensor.total_at.shape == (1, candidates)
+
+
+@pytest.mark.parametrize("index", INDEXES[1:3])
+def test_implementations_work_together(make_workers: Any, index: str) -> None:
+    ways = {"forms": {"c": "compact", "s": "sketch", "d": "dense"}, "index": index, "predict": True}
+    group = make_workers(2, 8, implementation="reference", **ways)
+    group.reduces[1] = Allreduce(group.summations[1], implementation="cpu", **ways)
+    for step in range(3):
+        arrays = workers_of(5003, 2, 0.05, step)
+        results = group.sum([dict.fromkeys("csd", array) for array in arrays])
+        for name in "csd":
+            check(results, arrays, name)
