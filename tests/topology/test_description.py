@@ -129,6 +129,7 @@ REFUSED = [
     ({"links": [["h1"]]}, "links.0: ['h1']: must be "),
     ({"links": [["h1", "s1-p1", "soon"]]}, "links.0.latency_ms: 'soon': must be milliseconds"),
     ({"links": [["h1", "s1-p1", 0, 0]]}, "links.0.rate_mbit: 0: "),
+    ({"links": [["h1", "s1-p1", 0, 40000]]}, "links.0.rate_mbit: 40000: "),
     ({"links": [{"ends": ["h1", "s1-p1"], "loss": 1}]}, "links.0.loss: 1: "),
     ({"job": {"workers": ["h1"], "server": "h3"}}, "job.workers: "),
     ({"job": {"workers": ["h1", "h9"], "server": "h3"}}, "job: 'h9': is no host; use one of h1, h2, h3"),

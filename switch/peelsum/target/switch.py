@@ -31,8 +31,8 @@ class Switch:
 
     `mode` is how code runs: "numba" (machine code), or "python" (as it is, thousands of times slower).
     `roll=False` leaves loops unrolled, to compare with. `cache` is where machine code is kept, by default the
-    user's cache folder. What leaves by a port that `queues` has passes through its queue. `lock` is held while
-    a batch is under way and by every access to state.
+    user's cache folder. What leaves by a port that `queues` has passes through its queue. `lock` is held
+    while a batch is under way and by every access to state.
     """
 
     def __init__(

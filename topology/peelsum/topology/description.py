@@ -99,7 +99,7 @@ class Link(_Section):
 
     ends: tuple[str, str]
     latency_ms: Annotated[float, BeforeValidator(_milliseconds)] = Field(default=0.0, ge=0, le=60_000)
-    rate_mbit: float | None = Field(default=None, gt=0, le=34_000)
+    rate_mbit: float | None = Field(default=None, ge=0.01, le=34_000)
     loss: float = Field(default=0.0, ge=0, lt=1)
 
     @model_validator(mode="before")
