@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index, TwoLevelIndex
-from peelsum.allreduce.plan import Choice, Form, Prediction, Settings
+from peelsum.allreduce.plan import FORMS, Choice, Form, Prediction, Settings
 from peelsum.codec import BLOCK_SIZES, EXPONENT_WORDS, NON_FINITE, SUB_TABLES, BloomLayout
 
 _WORD_BITS = 32
@@ -88,22 +88,27 @@ class Candidate:
         return network.seconds(self.words, self.exchanges) + self.codec_s
 
 
-def candidates(elements: int, seen: Seen, settings: Settings, *, predict: bool) -> Iterator[Candidate]:
-    """Every way to send a tensor of so many elements, each form with the best of its parameters.
+def candidates(
+    elements: int, seen: Seen, settings: Settings, *, predict: bool, forms: Collection[Form] = FORMS
+) -> Iterator[Candidate]:
+    """Every way to send a tensor of so many elements in one of `forms`, each with the best of its parameters.
 
     With `predict`, values that need not wait for the index go with it, by `seen.prediction`.
     """
     late, limbs = 0 if predict else 1, settings.limbs
-    guess = seen.prediction(elements) if predict else None
-    dense = EXPONENT_WORDS + limbs * elements
-    yield Candidate(Choice("dense", prediction=guess), dense, 1 + late, _DENSE_NS * limbs * elements * 1e-9)
-    for index in _indexes(elements, seen, limbs):
-        yield _sparse("compact", index, elements, seen, limbs * 1.0, None, 2)
-    per_candidate = limbs * settings.cells_per_candidate * (_MORE_CANDIDATES if predict else 1.0)
-    for index in _indexes(elements, seen, per_candidate):
-        _, passed = expected(index, elements, seen)
-        guess = seen.prediction(passed) if predict else None
-        yield _sparse("sketch", index, elements, seen, per_candidate, guess, 1 + late)
+    if "dense" in forms:
+        guess = seen.prediction(elements) if predict else None
+        words = EXPONENT_WORDS + limbs * elements
+        yield Candidate(Choice("dense", None, guess), words, 1 + late, _DENSE_NS * limbs * elements * 1e-9)
+    if "compact" in forms:
+        for index in _indexes(elements, seen, limbs):
+            yield _sparse("compact", index, elements, seen, limbs, None, 2)
+    if "sketch" in forms:
+        per_candidate = limbs * settings.cells_per_candidate * (_MORE_CANDIDATES if predict else 1.0)
+        for index in _indexes(elements, seen, per_candidate):
+            _, passed = expected(index, elements, seen)
+            guess = seen.prediction(passed) if predict else None
+            yield _sparse("sketch", index, elements, seen, per_candidate, guess, 1 + late)
 
 
 def _sparse(

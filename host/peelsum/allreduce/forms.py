@@ -5,18 +5,20 @@ It decides from agreed values only, so that every worker decides alike without a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, get_args
 
-from peelsum.allreduce.costs import Candidate, Network, Seen, candidates
+from peelsum.allreduce.costs import Network, Seen, candidates
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex
-from peelsum.allreduce.plan import Choice, Settings
+from peelsum.allreduce.plan import FORMS, Choice, Form, Settings
 
 RequestedForm = Literal["dense", "compact", "sketch", "auto"]
 RequestedIndex = Literal["bitmap", "two_level", "bloom", "auto"]
 #: What a tensor is taken for when its index has to be sized and nothing has been seen of it.
 _FIRST_DENSITY = 1 / 64
+#: A sketch that waits for the index is larger than the values themselves.
+_WITHOUT_PREDICTION: tuple[Form, ...] = ("dense", "compact")
 DEFAULT_NETWORK = Network()
 
 
@@ -60,8 +62,7 @@ class FormChooser:
             return Choice("dense")
         if seen is None:
             return self._first(form, name, elements, settings)
-        found = candidates(elements, seen, settings, predict=self._predict)
-        return self._cheapest(found, form)
+        return self._cheapest(form, elements, seen, settings, predict=self._predict)
 
     def wants(self, name: str) -> bool:
         """Whether a tensor's non-zeros matter for its next choice, so that they are worth counting."""
@@ -79,17 +80,19 @@ class FormChooser:
             return Choice("dense")
         if self._index in ("auto", "bitmap"):
             return Choice(form, BitmapIndex())
-        found = candidates(elements, Seen.uniform(elements, _FIRST_DENSITY), settings, predict=False)
-        return self._cheapest(found, form)
+        seen = Seen.uniform(elements, _FIRST_DENSITY)
+        return self._cheapest(form, elements, seen, settings, predict=False)
 
-    def _cheapest(self, found: Iterable[Candidate], form: RequestedForm) -> Choice:
-        allowed = (one for one in found if self._allowed(one.choice, form))
+    def _cheapest(
+        self, form: RequestedForm, elements: int, seen: Seen, settings: Settings, *, predict: bool
+    ) -> Choice:
+        forms = (form,) if form != "auto" else FORMS if predict else _WITHOUT_PREDICTION
+        allowed = (
+            one
+            for one in candidates(elements, seen, settings, predict=predict, forms=forms)
+            if one.choice.index is None or self._index in ("auto", one.choice.index.form)
+        )
         return min(allowed, key=lambda one: one.seconds(self._network)).choice
-
-    def _allowed(self, choice: Choice, form: RequestedForm) -> bool:
-        if form not in ("auto", choice.form):
-            return False
-        return choice.index is None or self._index in ("auto", choice.index.form)
 
 
 def _require(option: str, value: str, where: str, known: Any) -> None:
