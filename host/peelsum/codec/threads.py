@@ -1,6 +1,6 @@
 """Slices of long arrays on several cores: which slices, and running them. Knows nothing of the work itself.
 
-Numba's own parallel loops would do as well, but take seconds more to compile and hold on to their threads.
+Plain threads do, since compiled loops release the GIL; what they do to slices cannot depend on their number.
 """
 
 from __future__ import annotations
