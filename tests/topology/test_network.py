@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import select
 import signal
 import subprocess
@@ -218,7 +219,9 @@ def test_what_udp_cannot_do_is_refused(links: list[object], complaint: str) -> N
 def alone(scene: str) -> dict[str, object]:
     """What a scene says, played in a process of its own: namespaces are entered for good."""
     command = [sys.executable, __file__, scene]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    # Whatever this process finds, its test helpers among it.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 

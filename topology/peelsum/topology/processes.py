@@ -155,9 +155,7 @@ class Child:
 
     def _fate(self) -> str:
         status = self._process.wait(GRACE_S)
-        return (
-            f"ended with status {status}" if status >= 0 else f"ended by {signal.Signals(-status).name}"
-        )
+        return f"ended with status {status}" if status >= 0 else f"ended by {signal.Signals(-status).name}"
 
 
 def say(**values: object) -> None:
