@@ -87,7 +87,8 @@ def test_ports_with_a_rate_take_their_time_and_tell_workers_of_their_queues():
     frame_bits = 8 * (FRAME_HEADER_BYTES + packet_bytes(256))
     assert min(times.values()) > 200 * frame_bits / (mbit * 1e6)
     assert min(marks.values()) > 0
-    assert all(queue["deepest"] > 16 and not queue["dropped"] for queue in star.report.queues.values())
+    assert max(queue["deepest"] for queue in star.report.queues.values()) > 16
+    assert not any(queue["dropped"] for queue in star.report.queues.values())
     assert len(star.report.queues) == WORKERS + 1
 
 
