@@ -77,7 +77,7 @@ def test_rows_over_a_real_switch(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["form"] for row in (dense, compact, sketch)] == ["dense", "compact", "sketch"]
     assert dense["wire_bytes"] == (1 + 1 + 8) * packet_bytes(256)
     assert compact["wire_bytes"] == (1 + 1 + 1) * packet_bytes(256)
-    assert sketch["wire_bytes"] == (1 + 1 + 3) * packet_bytes(256)
+    assert sketch["wire_bytes"] == (1 + 1 + 2) * packet_bytes(256)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

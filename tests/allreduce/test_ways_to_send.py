@@ -391,3 +391,18 @@ def test_implementations_work_together(make_workers: Any, index: str) -> None:
         results = group.sum([dict.fromkeys("csd", array) for array in arrays])
         for name in "csd":
             check(results, arrays, name)
+
+
+@pytest.mark.parametrize("width", [1, 64, 256, 1024])
+def test_sketches_get_blocks_that_suit_the_support(make_workers: Any, width: int) -> None:
+    """Rows that fill whole blocks would be peeled block by block, and of blocks there are few."""
+    group, n = make_workers(1, 256, forms="sketch", index="bitmap"), 1 << 20
+    left_over = 0
+    for step in range(12):
+        rng = np.random.default_rng([width, step])
+        chosen = np.repeat(rng.random(n // width) < 0.005, width)
+        (result,) = group.sum([{"g": chosen.astype(np.float32)}])
+        cells = 3 * 256 * -(-np.count_nonzero(chosen) * 1.4 // 768)
+        if step:
+            left_over += result["g"].words_sent > 8 + n // 32 + cells
+    assert left_over <= 1

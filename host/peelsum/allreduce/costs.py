@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index, TwoLevelIndex
 from peelsum.allreduce.plan import FORMS, Choice, Form, Prediction, Settings
-from peelsum.codec import BLOCK_SIZES, EXPONENT_WORDS, NON_FINITE, SUB_TABLES, BloomLayout
+from peelsum.codec import BLOCK_SIZES, EXPONENT_WORDS, NON_FINITE, BloomLayout, SketchLayout
 
 _WORD_BITS = 32
 #: A sketch is sized, and a predicted exponent raised, by this much more than the last step would have needed.
@@ -16,6 +16,8 @@ _MORE_CANDIDATES = 1.1
 _MORE_EXPONENT = 1
 #: Bits of a Bloom filter for each halving of its false positives, and nepers to a bit.
 _BLOOM_BITS = 1 / math.log(2)
+#: Lanes of a sketch: of 1.3 to 1.4 cells per candidate in three sub-tables, 18 are about eight rows.
+_CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 18, 256, 1000
 #: Blocks of 2**5 elements are words of a bitmap.
 _WORD_LEVEL = 5
 
@@ -102,31 +104,45 @@ def candidates(
         yield Candidate(Choice("dense", None, guess), words, 1 + late, _DENSE_NS * limbs * elements * 1e-9)
     if "compact" in forms:
         for index in _indexes(elements, seen, limbs):
-            yield _sparse("compact", index, elements, seen, limbs, None, 2)
-    if "sketch" in forms:
-        per_candidate = limbs * settings.cells_per_candidate * (_MORE_CANDIDATES if predict else 1.0)
-        for index in _indexes(elements, seen, per_candidate):
             _, passed = expected(index, elements, seen)
+            yield _sparse(Choice("compact", index), elements, seen, limbs * passed, 2)
+    if "sketch" in forms:
+        more, per_candidate = _MORE_CANDIDATES if predict else 1.0, settings.cells_per_candidate
+        lanes = block_width(seen)
+        for index in _indexes(elements, seen, limbs * per_candidate * more):
+            _, passed = expected(index, elements, seen)
+            layout = SketchLayout.sized(math.ceil(passed * more), lanes, 0, per_candidate)
             guess = seen.prediction(passed) if predict else None
-            yield _sparse("sketch", index, elements, seen, per_candidate, guess, 1 + late)
+            choice = Choice("sketch", index, guess, lanes)
+            yield _sparse(choice, elements, seen, limbs * layout.cells, 1 + late)
 
 
-def _sparse(
-    form: Form,
-    index: Index,
-    elements: int,
-    seen: Seen,
-    words_per_candidate: float,
-    guess: Prediction | None,
-    exchanges: int,
-) -> Candidate:
-    words, passed = expected(index, elements, seen)
-    values = words_per_candidate * passed
-    work_ns = _SPARSE_NS * elements + _COMPACT_NS * passed + index_ns(index, elements, seen)
-    if form == "sketch":
-        values, work_ns = max(values, SUB_TABLES), work_ns + _CELL_NS * values
-    total = EXPONENT_WORDS + words + values
-    return Candidate(Choice(form, index, guess), total, exchanges + index.refined, work_ns * 1e-9)
+def _sparse(choice: Choice, elements: int, seen: Seen, values: float, exchanges: int) -> Candidate:
+    """The candidate that sends so many words of values."""
+    assert choice.index is not None
+    words, passed = expected(choice.index, elements, seen)
+    work_ns = _SPARSE_NS * elements + _COMPACT_NS * passed + index_ns(choice.index, elements, seen)
+    if choice.form == "sketch":
+        work_ns += _CELL_NS * values
+    total, exchanges = EXPONENT_WORDS + words + values, exchanges + choice.index.refined
+    return Candidate(choice, total, exchanges, work_ns * 1e-9)
+
+
+def block_width(seen: Seen) -> int:
+    """Lanes of a sketch that suits what was seen.
+
+    As many as leave several rows to a sub-table, up to 256. But if blocks of so many are more than half full,
+    whole blocks go astray together: then so few that there are enough blocks to count on.
+    """
+    lanes = min(_power_of_2(seen.candidates / _CANDIDATES_PER_LANE), _MOST_LANES)
+    blocks = max(seen.occupied[lanes.bit_length() - 1], 1.0)
+    if seen.candidates <= lanes * blocks / 2:
+        return lanes
+    return min(lanes, _power_of_2(seen.candidates / _BLOCKS_TO_COUNT_ON))
+
+
+def _power_of_2(most: float) -> int:
+    return 1 << max(int(most).bit_length() - 1, 0)
 
 
 def index_ns(index: Index, elements: int, seen: Seen) -> float:

@@ -236,7 +236,8 @@ class TensorExchange:
     def _layout(self, candidates: int) -> SketchLayout:
         setting = self._setting
         per_candidate = setting.settings.cells_per_candidate
-        return SketchLayout.sized(candidates, setting.lanes, setting.seed, per_candidate)
+        lanes = self._choice.lanes or setting.lanes
+        return SketchLayout.sized(candidates, lanes, setting.seed, per_candidate)
 
     def _predicted_layout(self) -> SketchLayout | None:
         prediction = self._choice.prediction

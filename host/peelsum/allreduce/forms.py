@@ -67,7 +67,7 @@ class FormChooser:
     def wants(self, name: str) -> bool:
         """Whether a tensor's non-zeros matter for its next choice, so that they are worth counting."""
         form = self._forms.get(name, self._default)
-        return form == "auto" or (form != "dense" and (self._predict or self._index != "bitmap"))
+        return form in ("auto", "sketch") or (form == "compact" and self._index != "bitmap")
 
     def learn(self, name: str, seen: Seen) -> None:
         """Take note of what all workers know of a tensor."""

@@ -48,11 +48,15 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a tensor travels in one step. `index` is None for a dense one."""
+    """How a tensor travels in one step.
+
+    `index` is None for a dense one. `lanes` of a sketch: None for as many as a chunk has.
+    """
 
     form: Form
     index: Index | None = None
     prediction: Prediction | None = None
+    lanes: int | None = None
 
 
 @dataclass(frozen=True)
