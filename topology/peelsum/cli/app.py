@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from peelsum.cli import bench, demo, job, network, server, switch
+from peelsum.cli import bench, demo, job, network, plan, server, switch
 from peelsum.cli.errors import INTERRUPTED, USER_ERROR
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.add_typer(bench.app, name="bench")
 app.command("demo")(demo.command)
 app.command("demo-worker", hidden=True)(demo.worker_command)
 app.command("status")(job.status)
+app.command("plan")(plan.plan)
 app.command("up")(network.up)
 app.command("exec", context_settings={"allow_interspersed_args": False})(network.exec_)
 app.command("readmit")(network.readmit)

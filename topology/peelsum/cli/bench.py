@@ -158,3 +158,36 @@ def allreduce(
             lanes=lanes,
             json=json,
         )
+
+
+@app.command()
+def codec(
+    elements: Annotated[list[int] | None, typer.Option(help="Elements; 2**20, 2**24 and 2**27.")] = None,
+    density: Annotated[list[float] | None, typer.Option(help="Shares of non-zeros; 0.1 to 20 %.")] = None,
+    support: Annotated[list[str] | None, typer.Option(help="uniform, rows or columns; all three.")] = None,
+    cells: Annotated[float, typer.Option(help="Cells of a sketch for each candidate.")] = 1.4,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    quick: Annotated[bool, typer.Option(help="2**20 elements only.")] = False,
+    seed: Annotated[int, typer.Option(help="Where non-zeros lie, and their values.")] = 0,
+    json: Json = False,
+) -> None:
+    """Size over the lower bound, and speed, of every form of the codec, beside LHC's layout."""
+    from peelsum.bench import SUPPORTS, NotEnoughMemoryError, NotExactError
+    from peelsum.cli import bench_codec as bench
+
+    for count in elements or ():
+        within("--elements", count, 1, 2**40)
+    for share in density or ():
+        within("--density", share, 1e-9, 1)
+    within("--cells", cells, 0.1, 100)
+    within("--seed", seed, 0, 2**63 - 1)
+    chosen = [known for known in SUPPORTS if known in (support or SUPPORTS)]
+    with reported(bench.CodecBenchError, NotEnoughMemoryError, NotExactError), Interruption():
+        bench.require_device(device)
+        if unknown := set(support or ()) - set(SUPPORTS):
+            raise bench.CodecBenchError(
+                f"--support: {min(unknown)!r} is unknown; use one of {', '.join(SUPPORTS)}"
+            )
+        sizes = elements or (bench.QUICK_ELEMENTS if quick else bench.DEFAULT_ELEMENTS)
+        points = bench.points_of(sizes, density or bench.DEFAULT_DENSITIES, chosen)
+        bench.bench_codec(points, cells_per_candidate=cells, seed=seed, json=json)

@@ -1,0 +1,96 @@
+"""LHC's layout: exact where it peels, and what it leaves over is what peeling must leave."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from peelsum.bench import LARGEST_FAN_IN, LhcLayout, lhc_step, peel, smallest_lhc, tensor
+from peelsum.bench.timing import NotExactError
+from peelsum.codec import FixedPoint, fixed_point, kernels
+
+
+def four_bits(index: NDArray[np.uint32], elements: int) -> NDArray[np.uint32]:
+    return (index[:, np.newaxis] >> np.arange(0, 32, 4, dtype=np.uint32) & 15).reshape(-1)[:elements]
+
+
+def drawn(elements: int, density: float, seed: int) -> tuple[NDArray[np.float32], FixedPoint]:
+    values, _ = tensor("uniform", elements, density, seed)
+    return values, fixed_point(kernels().magnitude(values) >> 23, LARGEST_FAN_IN)
+
+
+@pytest.mark.parametrize("elements", [1, 15, 16, 17, 1023, 1024, 1025, 33_333, 2**23 + 5])
+@pytest.mark.parametrize("density", [0.01, 1.0])
+def test_decodes_the_exact_sum_of_workers(elements: int, density: float) -> None:
+    workers = 3 if elements < 2**20 else 1
+    layout = LhcLayout(max(8, 5 * elements // 1024))
+    tensors = [drawn(elements, density, seed)[0] for seed in range(workers)]
+    fixed = fixed_point(130, workers)
+    index = sum(layout.index(values) for values in tensors)
+    sketches = [layout.encode(values, fixed, index) for values in tensors]
+    total = sum(sketch for sketch, _ in sketches)
+    exact = sum(np.rint(values.astype(np.float64) * 2.0**fixed.scale) for values in tensors)
+    out, left = layout.decode(total, sketches[0][1], index, fixed, elements)
+    assert left == 0
+    np.testing.assert_array_equal(out, (exact * 2.0**-fixed.scale).astype(np.float32))
+
+
+def test_index_counts_workers_and_overflows_at_sixteen() -> None:
+    values = np.array([0.0, 1.0, -0.0, np.nan, 0.0, -2.0], np.float32)
+    layout = LhcLayout(1)
+    np.testing.assert_array_equal(four_bits(15 * layout.index(values), 6), [0, 15, 0, 15, 0, 15])
+    # The sixteenth worker's count carries into the neighbour, whose zero is then a candidate.
+    np.testing.assert_array_equal(four_bits(16 * layout.index(values), 6), [0, 0, 1, 0, 1, 0])
+
+
+@pytest.mark.parametrize("rows", [9, 40, 400])
+def test_what_is_left_over_is_what_parallel_peeling_leaves(rows: int) -> None:
+    values, fixed = drawn(200_000, 0.2, 1)
+    layout = LhcLayout(rows, seed=3)
+    left = layout.peeled(np.flatnonzero(values)).left
+    assert lhc_step(layout, values, fixed).left == left
+    assert (left > 0) == (rows < 400)
+
+
+def test_the_smallest_layout_recovers_all_and_one_of_fewer_rows_does_not() -> None:
+    positions = np.flatnonzero(drawn(300_000, 0.05, 2)[0])
+    layout = smallest_lhc(positions, 300_000)
+    assert layout is not None
+    assert layout.peeled(positions).left == 0
+    assert LhcLayout(int(layout.rows / 1.06)).peeled(positions).left > 0
+    assert smallest_lhc(np.arange(300_000), 300_000) is None
+
+
+def test_a_table_without_room_for_its_fullest_lane_cannot_be_peeled() -> None:
+    """Lanes never meet: candidates in one lane have as many cells as the table has rows."""
+    positions = np.arange(0, 50 * 1024, 1024)
+    assert LhcLayout(49).peeled(positions).left > 0
+    assert LhcLayout(400).peeled(positions).left == 0
+
+
+def test_words_are_half_a_byte_an_element_and_the_table() -> None:
+    assert LhcLayout(7).words(5000) == 625 + 7 * 1024
+
+
+def test_peeling_counts_rounds_in_which_something_is_recovered() -> None:
+    # A chain: only its end is pure, and frees the next.
+    chain = np.array([[0, 0, 1], [1, 1, 2], [2, 2, 3]])
+    assert peel(chain, 4) == (0, 3)
+    # All three pairs of cells between two candidates: neither is ever pure.
+    assert peel(np.array([[0, 1, 2], [0, 1, 2]]), 3) == (2, 0)
+    assert peel(np.empty((0, 3), np.int64), 3) == (0, 0)
+
+
+def test_a_wrong_element_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = LhcLayout.decode
+
+    def spoilt(*arguments: object) -> object:
+        out, left = honest(*arguments)  # type: ignore[arg-type]
+        out[777] += 1
+        return out, left
+
+    values, fixed = drawn(2048, 0.1, 4)
+    monkeypatch.setattr(LhcLayout, "decode", spoilt)
+    with pytest.raises(NotExactError, match="element 777: "):
+        lhc_step(LhcLayout(9), values, fixed)

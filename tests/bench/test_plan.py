@@ -1,0 +1,114 @@
+"""`peelsum plan`: the choice is an all-reduce's, reasons add up, and checks compare with what was sent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from peelsum.allreduce import Settings
+from peelsum.allreduce.forms import FormChooser
+from peelsum.bench import seen
+from peelsum.cli.plan_ways import Request, show
+
+SLOW = Request(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform", 256, False)
+
+
+def planned(capsys: pytest.CaptureFixture[str], request: Request, **options: Any) -> dict[str, Any]:
+    show(request, check=options.get("check", False), json=True)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("gbps", [0.01, 1.0, 400.0])
+@pytest.mark.parametrize("rtt", [1e-6, 3e-3])
+@pytest.mark.parametrize("predict", [False, True])
+def test_the_choice_is_what_an_allreduce_takes(
+    capsys: pytest.CaptureFixture[str], gbps: float, rtt: float, predict: bool
+) -> None:
+    request = Request(1 << 20, 0.01, gbps, rtt, 4, "rows", 256, predict)
+    chooser = FormChooser(predict=predict, network=request.network)
+    chooser.learn("g", seen("rows", 1 << 20, 0.01, 127))
+    wanted = chooser.choose("g", 1 << 20, Settings())
+    choice = planned(capsys, request)["choice"]
+    assert choice["form"] == wanted.form
+    assert choice["index"] == (wanted.index.form if wanted.index else "none")
+
+
+def test_candidates_are_sorted_and_their_parts_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, SLOW)
+    times = [row["total_ms"] for row in found["candidates"]]
+    assert times == sorted(times)
+    assert {row["form"] for row in found["candidates"]} == {"dense", "compact", "sketch"}
+    for row in found["candidates"]:
+        parts = row["words_ms"] + row["exchanges_ms"] + row["codec_ms"]
+        assert row["total_ms"] == pytest.approx(parts, abs=1e-3)
+        assert row["words_ms"] == pytest.approx(8 * row["bytes"] / SLOW.gbps / 1e6, rel=1e-3, abs=1e-2)
+        assert row["measured_bytes"] is None
+
+
+def test_the_reason_names_the_choice_and_what_each_other_form_would_add(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = planned(capsys, SLOW)
+    first, *others, precision = found["why"]
+    assert first.startswith(f"{found['choice']['form']} with {found['choice']['index']}")
+    assert {line.split()[0] for line in others} == {"dense", "compact", "sketch"}
+    assert "within 2**-26 " in precision
+    more = Request(1 << 20, 0.01, 0.01, 1e-6, 16, "uniform", 256, False)
+    assert "within 2**-22 " in planned(capsys, more)["why"][-1]
+
+
+@pytest.mark.parametrize("support", ["uniform", "rows", "columns"])
+@pytest.mark.parametrize("predict", [False, True])
+def test_a_check_finds_predicted_bytes_near_those_sent(
+    capsys: pytest.CaptureFixture[str], support: Any, predict: bool
+) -> None:
+    request = Request(1 << 20, 0.02, 1, 3e-3, 4, support, 256, predict)
+    for row in planned(capsys, request, check=True)["candidates"]:
+        assert row["bytes_error"] == pytest.approx(row["bytes"] / row["measured_bytes"] - 1, abs=1e-3)
+        assert abs(row["bytes_error"]) < 0.05, row
+        assert row["codec_error"] == pytest.approx(row["codec_ms"] / row["measured_codec_ms"] - 1, abs=0.01)
+
+
+def peelsum(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "peelsum.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+PLAN = ("plan", "--elements", "1000000", "--gbps", "10", "--rtt", "0.001", "--density")
+
+
+def test_the_command_prints_ways_and_reasons() -> None:
+    done = peelsum(*PLAN, "0.01")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:3] == ["form", "index", "bytes"]
+    assert len(lines) == 1 + 11 + 1 + 5
+    assert lines[1].split()[0] == lines[13].split()[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((*PLAN, "1.5"), "--density: 1.5 is out of range; use 0 to 1"),
+        ((*PLAN, "0.6", "--support", "columns"), "--density: 0.6 is out of range; use 0 to 0.5"),
+        ((*PLAN, "0.1", "--lanes", "7"), "--lanes: no pipeline of 7 lanes"),
+        (("bench", "codec", "--elements", "99999999999"), "--elements: 99,999,999,999 at density"),
+        (("bench", "codec", "--support", "cube"), "--support: 'cube' is unknown; use one of uniform, "),
+        (("bench", "codec", "--device", "abacus"), "--device: 'abacus' "),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(arguments: tuple[str, ...], complaint: str) -> None:
+    done = peelsum(*arguments)
+    assert done.returncode == 2, done.stdout
+    (line,) = done.stderr.splitlines()
+    assert complaint in line

@@ -1,0 +1,31 @@
+"""What the codec is measured with: supports, one worker's rounds, peeling in rounds, and LHC's layout.
+
+Only benchmarks and their tests reach it; nothing that sums knows of it.
+"""
+
+from peelsum.bench.lhc import LARGEST_FAN_IN, LHC_LANES, LhcLayout, smallest_lhc
+from peelsum.bench.memory import NotEnoughMemoryError, require_memory
+from peelsum.bench.peeling import Peeled, peel, peel_sketch
+from peelsum.bench.supports import SUPPORTS, Support, seen, tensor
+from peelsum.bench.timing import Measured, NotExactError, fastest, lhc_step, one_step
+
+__all__ = [
+    "LARGEST_FAN_IN",
+    "LHC_LANES",
+    "SUPPORTS",
+    "LhcLayout",
+    "Measured",
+    "NotEnoughMemoryError",
+    "NotExactError",
+    "Peeled",
+    "Support",
+    "fastest",
+    "lhc_step",
+    "one_step",
+    "peel",
+    "peel_sketch",
+    "require_memory",
+    "seen",
+    "smallest_lhc",
+    "tensor",
+]

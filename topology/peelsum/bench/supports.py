@@ -1,0 +1,72 @@
+"""Where the non-zeros of a benchmark's tensors lie, drawn at random and by formula. Nothing here measures."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce.costs import Seen
+from peelsum.codec import BLOCK_SIZES
+
+Support = Literal["uniform", "rows", "columns"]
+SUPPORTS: tuple[Support, ...] = ("uniform", "rows", "columns")
+#: Non-zeros of `rows` come in so many neighbours; of so many `columns`, half are always zero.
+ROW = 64
+COLUMNS = 256
+_ALIVE = COLUMNS // 2
+
+
+def positions(support: Support, elements: int, density: float, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Elements that are not zero, ascending: each, or each row of ROW, with probability `density`.
+
+    Of `columns`, elements of living columns with twice that; `density` is then at most 1/2.
+    """
+    if support == "rows":
+        rows = np.flatnonzero(rng.random(-(-elements // ROW), np.float32) < density)
+        inside = (rows[:, np.newaxis] * ROW + np.arange(ROW)).reshape(-1)
+        return inside[: np.searchsorted(inside, elements)]
+    if support == "uniform":
+        return np.flatnonzero(rng.random(elements, np.float32) < density)
+    alive = np.resize(rng.permutation(COLUMNS) < _ALIVE, elements)
+    return np.flatnonzero(alive & (rng.random(elements, np.float32) < 2 * density))
+
+
+def tensor(
+    support: Support, elements: int, density: float, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """float32[elements] with normal values at `positions`, and those."""
+    rng = np.random.default_rng([seed, elements])
+    where = positions(support, elements, density, rng)
+    drawn = rng.standard_normal(where.size, np.float32)
+    values = np.zeros(elements, np.float32)
+    values[where] = np.where(drawn == 0, np.float32(1), drawn)
+    return values, where
+
+
+def seen(support: Support, elements: int, density: float, exponent_field: int = 0) -> Seen:
+    """What workers see, on average, of a tensor with this support."""
+    if support == "uniform":
+        return Seen.uniform(elements, density, exponent_field)
+    share = _row_share if support == "rows" else _column_share
+    sizes = [2**b for b in range(BLOCK_SIZES)]
+    return Seen(exponent_field, tuple(elements / size * share(size, density) for size in sizes))
+
+
+def _row_share(size: int, density: float) -> float:
+    """Share of blocks of `size` elements, a power of 2, that hold a non-zero."""
+    return float(1 - (1 - density) ** max(size // ROW, 1))
+
+
+def _column_share(size: int, density: float) -> float:
+    zero = 1 - 2 * density
+    if size >= COLUMNS:
+        return float(1 - zero ** (size // 2))
+    ways = math.comb(COLUMNS, size)
+    empty = sum(
+        math.comb(_ALIVE, alive) * math.comb(_ALIVE, size - alive) / ways * zero**alive
+        for alive in range(max(0, size - _ALIVE), min(size, _ALIVE) + 1)
+    )
+    return 1 - empty

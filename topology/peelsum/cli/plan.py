@@ -1,0 +1,45 @@
+"""`peelsum plan`: its options. What is made of them stands in `peelsum.cli.plan_ways`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from peelsum.cli.errors import reported
+from peelsum.cli.interrupts import Interruption
+from peelsum.cli.options import Json, require_lanes, within
+
+
+def plan(
+    elements: Annotated[int, typer.Option(help="Elements of the tensor.")],
+    density: Annotated[float, typer.Option(help="Share of them that is not zero on some worker.")],
+    gbps: Annotated[float, typer.Option(help="Gbit/s at which a worker sends words.")],
+    rtt: Annotated[float, typer.Option(help="Seconds that an exchange takes, however short.")],
+    workers: Annotated[int, typer.Option(help="Workers that sum: they share the bits of an int32.")] = 4,
+    support: Annotated[
+        Literal["uniform", "rows", "columns"],
+        typer.Option(help="Non-zeros anywhere, in rows of 64, or in half of 256 columns."),
+    ] = "uniform",
+    lanes: Annotated[int, typer.Option(help="Lanes of the pipeline: the width of a sketch's rows.")] = 256,
+    predict: Annotated[
+        bool, typer.Option(help="Send values with the index, by the last step's scale.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option(help="Run every way here, and show what was foretold wrong.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Ways to send a tensor: bytes and time by formula, which one is chosen, and why."""
+    from peelsum.bench import NotEnoughMemoryError, NotExactError
+    from peelsum.cli.plan_ways import Request, show
+
+    within("--elements", elements, 1, 2**40)
+    within("--density", density, 0, 0.5 if support == "columns" else 1)
+    within("--gbps", gbps, 1e-6, 1e6)
+    within("--rtt", rtt, 0, 3600)
+    within("--workers", workers, 1, 1024)
+    require_lanes(lanes)
+    request = Request(elements, density, gbps, rtt, workers, support, lanes, predict)
+    with reported(NotEnoughMemoryError, NotExactError), Interruption():
+        show(request, check=check, json=json)
