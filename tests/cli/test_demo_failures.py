@@ -53,7 +53,7 @@ def flipped(step, name, element, bit):
     """The step with one bit of one total changed."""
     total = step[name].total.copy().ravel()
     total[element] ^= np.int32(1) << bit
-    wrong = replace(step[name], total_at=total)
+    wrong = replace(step[name], total_at=total[np.newaxis])
     return replace(step, tensors=tuple(wrong if tensor.name == name else tensor for tensor in step.tensors))
 
 
