@@ -14,7 +14,7 @@ from peelsum.allreduce.forms import FormChooser
 from peelsum.bench import seen
 from peelsum.cli.plan_ways import Request, show
 
-SLOW = Request(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform", 256, False)
+SLOW = Request(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform", False)
 
 
 def planned(capsys: pytest.CaptureFixture[str], request: Request, **options: Any) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def planned(capsys: pytest.CaptureFixture[str], request: Request, **options: Any
 def test_the_choice_is_what_an_allreduce_takes(
     capsys: pytest.CaptureFixture[str], gbps: float, rtt: float, predict: bool
 ) -> None:
-    request = Request(1 << 20, 0.01, gbps, rtt, 4, "rows", 256, predict)
+    request = Request(1 << 20, 0.01, gbps, rtt, 4, "rows", predict)
     chooser = FormChooser(predict=predict, network=request.network)
     chooser.learn("g", seen("rows", 1 << 20, 0.01, 127))
     wanted = chooser.choose("g", 1 << 20, Settings())
@@ -58,7 +58,7 @@ def test_the_reason_names_the_choice_and_what_each_other_form_would_add(
     assert first.startswith(f"{found['choice']['form']} with {found['choice']['index']}")
     assert {line.split()[0] for line in others} == {"dense", "compact", "sketch"}
     assert "within 2**-26 " in precision
-    more = Request(1 << 20, 0.01, 0.01, 1e-6, 16, "uniform", 256, False)
+    more = Request(1 << 20, 0.01, 0.01, 1e-6, 16, "uniform", False)
     assert "within 2**-22 " in planned(capsys, more)["why"][-1]
 
 
@@ -67,7 +67,7 @@ def test_the_reason_names_the_choice_and_what_each_other_form_would_add(
 def test_a_check_finds_predicted_bytes_near_those_sent(
     capsys: pytest.CaptureFixture[str], support: Any, predict: bool
 ) -> None:
-    request = Request(1 << 20, 0.02, 1, 3e-3, 4, support, 256, predict)
+    request = Request(1 << 20, 0.02, 1, 3e-3, 4, support, predict)
     for row in planned(capsys, request, check=True)["candidates"]:
         assert row["bytes_error"] == pytest.approx(row["bytes"] / row["measured_bytes"] - 1, abs=1e-3)
         assert abs(row["bytes_error"]) < 0.05, row
@@ -101,7 +101,6 @@ def test_the_command_prints_ways_and_reasons() -> None:
     [
         ((*PLAN, "1.5"), "--density: 1.5 is out of range; use 0 to 1"),
         ((*PLAN, "0.6", "--support", "columns"), "--density: 0.6 is out of range; use 0 to 0.5"),
-        ((*PLAN, "0.1", "--lanes", "7"), "--lanes: no pipeline of 7 lanes"),
         (("bench", "codec", "--elements", "99999999999"), "--elements: 99,999,999,999 at density"),
         (("bench", "codec", "--support", "cube"), "--support: 'cube' is unknown; use one of uniform, "),
         (("bench", "codec", "--device", "abacus"), "--device: 'abacus' "),

@@ -187,7 +187,8 @@ def _ours(drawn: _Tensor, form: Form, index: str, cells_per_candidate: float, lh
     measured = fastest(lambda n: one_step(choice, drawn.values, settings, ops, _LANES, seed=n))
     rounds = None
     if choice.prediction and measured.candidates is not None:
-        sized = SketchLayout.sized(choice.prediction.candidates, _LANES, 0, cells_per_candidate)
+        lanes = choice.lanes or _LANES
+        sized = SketchLayout.sized(choice.prediction.candidates, lanes, 0, cells_per_candidate)
         rounds = peel_sketch(sized, measured.candidates).rounds
     return _row(drawn, form, choice.index.form if choice.index else "none", measured, rounds, lhc)
 

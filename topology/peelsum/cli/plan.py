@@ -8,7 +8,7 @@ import typer
 
 from peelsum.cli.errors import reported
 from peelsum.cli.interrupts import Interruption
-from peelsum.cli.options import Json, require_lanes, within
+from peelsum.cli.options import Json, within
 
 
 def plan(
@@ -21,7 +21,6 @@ def plan(
         Literal["uniform", "rows", "columns"],
         typer.Option(help="Non-zeros anywhere, in rows of 64, or in half of 256 columns."),
     ] = "uniform",
-    lanes: Annotated[int, typer.Option(help="Lanes of the pipeline: the width of a sketch's rows.")] = 256,
     predict: Annotated[
         bool, typer.Option(help="Send values with the index, by the last step's scale.")
     ] = False,
@@ -39,7 +38,6 @@ def plan(
     within("--gbps", gbps, 1e-6, 1e6)
     within("--rtt", rtt, 0, 3600)
     within("--workers", workers, 1, 1024)
-    require_lanes(lanes)
-    request = Request(elements, density, gbps, rtt, workers, support, lanes, predict)
+    request = Request(elements, density, gbps, rtt, workers, support, predict)
     with reported(NotEnoughMemoryError, NotExactError), Interruption():
         show(request, check=check, json=json)

@@ -18,6 +18,8 @@ from peelsum.codec import SketchLayout, error_bound, kernels, scale_for, warm_up
 
 #: Exponent field of 1: sums are judged by values whose largest is 1 to 2.
 _EXPONENT_FIELD = 127
+#: Lanes of a chunk.
+_LANES = 256
 _WIDTHS = (7, 9, 13, 9, 9, 8, 9, 9, 13, 6, 9, 6)
 
 
@@ -31,7 +33,6 @@ class Request:
     rtt: float
     workers: int
     support: Support
-    lanes: int
     predict: bool
 
     @property
@@ -109,8 +110,8 @@ def _layout(request: Request, choice: Choice) -> str:
         expectation = seen(request.support, request.elements, request.density)
         _, passed = expected(choice.index, request.elements, expectation)
         count = choice.prediction.candidates if choice.prediction else math.ceil(passed)
-        rows = SketchLayout.sized(count, request.lanes, 0).rows
-        parts.append(f"3 x {rows} rows of {request.lanes}")
+        layout = SketchLayout.sized(count, choice.lanes or _LANES, 0)
+        parts.append(f"3 x {layout.rows} rows of {layout.lanes}")
     return ", ".join(filter(None, parts))
 
 
@@ -166,7 +167,7 @@ def _measured(request: Request, found: Sequence[Candidate]) -> list[Measured]:
     }
 
     def run(choice: Choice) -> Measured:
-        return fastest(lambda n: one_step(choice, values, settings, ops, request.lanes, seed=n))
+        return fastest(lambda n: one_step(choice, values, settings, ops, _LANES, seed=n))
 
     return [run(by_way[one.choice.form, one.choice.index]) for one in found]
 
