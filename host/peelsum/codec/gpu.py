@@ -1,0 +1,184 @@
+"""The codec in Triton, on torch tensors: the same bits as `peelsum.codec.reference`, on the caller's stream.
+
+The functions have the names and parameters of `peelsum.codec.kernels`, but for two things that a device does
+not do well: arrays are tensors, of int32 where those of NumPy are uint32, for torch has next to no arithmetic
+on uint32; and magnitudes are tensors int32[1], for reading one as an int means to wait for the device. What
+has a size that only the device knows (`count`, `positions`, the left-over of `sketch_decode`) does wait; in
+`peelsum.codec.gpu_launch` nothing does. Tensors are contiguous, all on one device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from peelsum.codec import gpu_launch as launch
+from peelsum.codec.fixed_point import FixedPoint
+from peelsum.codec.gpu_launch import ROUNDS, Candidates, Peeling
+from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words, index_words
+from peelsum.codec.layout import SketchLayout
+
+_SIGN = 2**63
+#: The largest blocks that one kernel gathers; larger ones take several passes.
+_LARGEST_BLOCK = 4096
+
+
+def magnitude(values: Tensor) -> Tensor:
+    """See `Kernels.magnitude`: int32[1], of float32 values[n]."""
+    largest = _empty(1, values)
+    launch.magnitude(values.view(torch.int32), largest)
+    return largest
+
+
+def index(values: Tensor, out: Tensor) -> Tensor:
+    """See `Kernels.index`: int32[1]."""
+    largest = _empty(1, values)
+    launch.index(values.view(torch.int32), out, largest)
+    return largest
+
+
+def count(index: Tensor, elements: int) -> int:
+    """See `Kernels.count`. Waits for the device."""
+    _, total = _totals(index, elements)
+    return int(total)
+
+
+def positions(index: Tensor, elements: int, first: int = 0) -> Tensor:
+    """See `Kernels.positions`: int64[k]. Waits for the device once, for k."""
+    return _listed(index, elements, first)
+
+
+def occupied(positions: Tensor) -> Tensor:
+    """See `Kernels.occupied`: int64[BLOCK_SIZES]."""
+    out = _empty(BLOCK_SIZES, positions, torch.int64)
+    launch.occupied(_all(positions), out)
+    return out
+
+
+def block_encode(index: Tensor, elements: int, block: int, out: Tensor) -> None:
+    """See `Kernels.block_encode`."""
+    if block <= _LARGEST_BLOCK:
+        launch.block_encode(index, elements, block, out)
+        return
+    used = _empty(block_words(elements, _LARGEST_BLOCK), index)
+    launch.block_encode(index, elements, _LARGEST_BLOCK, used)
+    block_encode(used, -(-elements // _LARGEST_BLOCK), block // _LARGEST_BLOCK, out)
+
+
+def block_decode(blocks: Tensor, elements: int, block: int, out: Tensor) -> None:
+    """See `Kernels.block_decode`."""
+    launch.block_decode(blocks, elements, block, out)
+
+
+def bloom_encode(layout: BloomLayout, index: Tensor, out: Tensor, first: int = 0) -> None:
+    """See `Kernels.bloom_encode`."""
+    launch.bloom_encode(layout, _seed(layout, index), index, out, first)
+
+
+def bloom_decode(layout: BloomLayout, words: Tensor, elements: int, out: Tensor, first: int = 0) -> None:
+    """See `Kernels.bloom_decode`."""
+    launch.bloom_decode(layout, _seed(layout, words), words, elements, out, first)
+
+
+def gather_bits(index: Tensor, mask: Tensor, out: Tensor) -> None:
+    """See `Kernels.gather_bits`."""
+    bases, _ = _totals(mask, WORD_BITS * mask.numel())
+    launch.gather_bits(index, mask, bases, out)
+
+
+def scatter_bits(bits: Tensor, mask: Tensor, out: Tensor) -> None:
+    """See `Kernels.scatter_bits`."""
+    bases, _ = _totals(mask, WORD_BITS * mask.numel())
+    launch.scatter_bits(bits, mask, bases, out)
+
+
+def quantize(values: Tensor, fixed: FixedPoint, out: Tensor) -> Tensor:
+    """See `Kernels.quantize`: int32[1]."""
+    largest = _empty(1, values)
+    launch.quantize(values.view(torch.int32), _scale(fixed, values), fixed.low_bits, out, largest)
+    return largest
+
+
+def quantize_at(values: Tensor, positions: Tensor, fixed: FixedPoint, out: Tensor) -> None:
+    """See `Kernels.quantize_at`."""
+    bits, scale = values.view(torch.int32), _scale(fixed, values)
+    launch.quantize_at(bits, _all(positions), scale, fixed.low_bits, out)
+
+
+def dequantize(quantized: Tensor, fixed: FixedPoint, divisor: int, out: Tensor) -> None:
+    """See `Kernels.dequantize`."""
+    launch.dequantize(quantized, _scale(fixed, out), fixed.low_bits, divisor, out)
+
+
+def dequantize_at(quantized: Tensor, positions: Tensor, fixed: FixedPoint, divisor: int, out: Tensor) -> None:
+    """See `Kernels.dequantize_at`."""
+    scale = _scale(fixed, out)
+    launch.dequantize_at(quantized, _all(positions), scale, fixed.low_bits, divisor, out)
+
+
+def sketch_encode(layout: SketchLayout, positions: Tensor, values: Tensor, out: Tensor) -> None:
+    """See `Kernels.sketch_encode`."""
+    launch.sketch_encode(layout, _seed(layout, out), _all(positions), values, out)
+
+
+def index_sketch(
+    layout: SketchLayout, values: Tensor, fixed: FixedPoint, index: Tensor, sketch: Tensor, first: int = 0
+) -> Tensor:
+    """See `Kernels.index_sketch`: int32[1]."""
+    largest, seed, scale = _empty(1, values), _seed(layout, values), _scale(fixed, values)
+    bits = values.view(torch.int32)
+    launch.index_sketch(layout, seed, bits, scale, fixed.low_bits, index, sketch, largest, first)
+    return largest
+
+
+def sketch_decode(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Tensor:
+    """See `Kernels.sketch_decode`. Waits for the device once per ROUNDS rounds, and for the left-over."""
+    seed, candidates = _seed(layout, sketch), _all(positions)
+    room = Peeling.room(candidates.capacity, layout.cells, sketch.device)
+    launch.peel(layout, seed, sketch, candidates, room, out)
+    done, grown = 0, room.grown.tolist()
+    while grown[ROUNDS]:
+        done += sum(grown[:ROUNDS])
+        room.grown.zero_()
+        room.grown[:1].fill_(grown[ROUNDS])
+        launch.peel_on(layout, seed, candidates, room, out, done)
+        grown = room.grown.tolist()
+    if done + sum(grown) == candidates.capacity:
+        return positions[:0]
+    bitmap = _empty(index_words(candidates.capacity), sketch)
+    launch.index(room.waiting, bitmap, _empty(1, sketch))
+    return _listed(bitmap, candidates.capacity, 0)
+
+
+def _listed(bitmap: Tensor, elements: int, first: int) -> Tensor:
+    bases, total = _totals(bitmap, elements)
+    listed = Candidates(_empty(int(total), bitmap, torch.int64), total)
+    launch.listed(bitmap, elements, bases, listed, first)
+    return listed.positions
+
+
+def _totals(bitmap: Tensor, elements: int) -> tuple[Tensor, Tensor]:
+    """Bits before each tile of a bitmap, and bits in all, int64[1]."""
+    bases = _empty(launch.tiles(bitmap.numel()), bitmap, torch.int64)
+    total = _empty(1, bitmap, torch.int64)
+    launch.totals(bitmap, elements, bases, total)
+    return bases, total
+
+
+def _all(positions: Tensor) -> Candidates:
+    """Positions[k] as candidates whose number the host knows."""
+    return Candidates(positions, torch.full((1,), positions.numel(), device=positions.device))
+
+
+def _seed(layout: SketchLayout | BloomLayout, like: Tensor) -> Tensor:
+    """A 64-bit seed in a signed tensor. Filling it is a launch, where copying it would be a wait."""
+    seed = (layout.seed + _SIGN) % (2 * _SIGN) - _SIGN
+    return torch.full((1,), seed, dtype=torch.int64, device=like.device)
+
+
+def _scale(fixed: FixedPoint, like: Tensor) -> Tensor:
+    return torch.full((1,), fixed.scale, dtype=torch.int32, device=like.device)
+
+
+def _empty(size: int, like: Tensor, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.empty(size, dtype=dtype, device=like.device)

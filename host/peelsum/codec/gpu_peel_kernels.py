@@ -1,0 +1,92 @@
+"""Triton kernels of peeling: a queue of candidates that lie alone in a cell, round after round.
+
+A cell's state is int64: 2**32 times the number of candidates in it, plus the sum of their numbers. With one
+left, the state is 2**32 plus that one's number, and whoever subtracts the last but one sees it in what the
+atomic returns. It takes the candidate out of `waiting` and puts it into the queue, so that each candidate is
+queued once, by whoever comes first, and all rounds together cost no more than there are candidates. A round
+reads only sums that earlier rounds completed: values do not depend on who came first.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from peelsum.codec import layout
+from peelsum.codec.gpu_index_kernels import wide
+from peelsum.codec.gpu_sketch_kernels import cells_of
+
+_SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
+_ONE = tl.constexpr(2**32)
+#: Queued items are 4 * candidate + sub-table of the cell in which it is alone.
+_ITEM = tl.constexpr(4)
+
+
+@triton.jit
+def load_kernel(
+    positions, count, state, waiting, out, seed, capacity, rows, LANES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Adds candidates to their cells' state, which is 0 before; all wait, and their values are 0."""
+    candidates = tl.minimum(tl.load(count), capacity)
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
+        t = start + tl.arange(0, BLOCK).to(tl.int64)
+        inside = t < candidates
+        position = tl.load(positions + t, mask=inside, other=0)
+        tl.store(waiting + t, tl.full((BLOCK,), 1, tl.int32), mask=inside)
+        tl.store(out + t, tl.zeros((BLOCK,), tl.int32), mask=inside)
+        for j in tl.static_range(_SUB_TABLES):
+            cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
+            tl.atomic_add(state + cell, t + _ONE, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def _queue(queue, end, grown, waiting, state, sub_table, inside):
+    """Queues, from `end` on, who is alone by `state` and still waits, and counts them in grown[1]."""
+    alone = inside & ((state >> 32) == 1)
+    candidate = tl.where(alone, state - _ONE, 0)
+    taken = tl.atomic_xchg(waiting + candidate, 0, mask=alone, sem="relaxed")
+    chosen = tl.where(alone, taken, 0)
+    slot = end + tl.atomic_add(grown, tl.sum(chosen, axis=0).to(tl.int64), sem="relaxed")
+    slots = slot + tl.cumsum(chosen, axis=0) - chosen
+    tl.store(queue + slots, candidate * _ITEM + sub_table, mask=chosen != 0)
+
+
+@triton.jit
+def first_round_kernel(state, queue, grown, waiting, cells, table_cells, BLOCK: tl.constexpr):
+    """Queues who is alone to begin with, in any of `cells` cells, table_cells to a sub-table."""
+    cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    held = tl.load(state + cell, mask=cell < cells, other=0)
+    _queue(queue, wide(0), grown, waiting, held, cell // table_cells, cell < cells)
+
+
+@triton.jit(do_not_specialize=["done", "round_"])
+def round_kernel(
+    positions, state, sums, queue, grown, waiting, out, seed, done, round_, rows,
+    LANES: tl.constexpr, ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Peels those that the round before queued, and queues those that are alone now.
+
+    Round r has grown[r] items in the queue, from done + grown[0] + ... + grown[r - 1] on.
+    """
+    rounds = tl.arange(0, ROUNDS)
+    begin = wide(done) + tl.sum(tl.load(grown + rounds, mask=rounds < round_, other=0), axis=0)
+    end = begin + tl.load(grown + round_)
+    for start in range(begin + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK).to(tl.int64)
+        inside = at < end
+        item = tl.load(queue + at, mask=inside, other=0)
+        candidate, alone_in = item // _ITEM, item % _ITEM
+        position = tl.load(positions + candidate, mask=inside, other=0)
+        value = tl.zeros((BLOCK,), tl.int32)
+        for j in tl.static_range(_SUB_TABLES):
+            cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
+            own = tl.load(sums + cell, mask=inside & (alone_in == j), other=0)
+            value += tl.where(negative, 0 - own, own)
+        tl.store(out + candidate, value, mask=inside)
+        for j in tl.static_range(_SUB_TABLES):
+            cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
+            shared = inside & (alone_in != j)
+            tl.atomic_add(sums + cell, tl.where(negative, value, 0 - value), mask=shared, sem="relaxed")
+            gone = candidate + _ONE
+            before = tl.atomic_add(state + cell, 0 - gone, mask=shared, sem="relaxed")
+            _queue(queue, end, grown + round_ + 1, waiting, before - gone, j, shared)

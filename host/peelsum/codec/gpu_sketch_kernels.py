@@ -1,0 +1,187 @@
+"""Triton kernels of numbers and of the sketch: quantize, encode, and peel.
+
+Sums are atomic additions modulo 2**32: integer addition has no order, so the bits are the same in every run.
+What changes from step to step, seed and scale, is read from device memory, so that a captured graph can be
+replayed with other ones. Where elements lie is said in `peelsum.codec.layout`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from peelsum.codec import layout
+from peelsum.codec.gpu_index_kernels import WORD_BITS, load_tile, packed, raise_to, wide
+
+_SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
+_MIX_STEP = tl.constexpr(layout.MIX_STEP)
+_MIX_FIRST = tl.constexpr(layout.MIX_FIRST)
+_MIX_SECOND = tl.constexpr(layout.MIX_SECOND)
+#: Adding and subtracting it rounds a float64 below 2**51 to an integer, half to even.
+_ROUNDING = tl.constexpr(1.5 * 2.0**52)
+_INTEGERS_FROM = tl.constexpr(2.0**51)
+_EXPONENT_BIAS = tl.constexpr(1023)
+_MANTISSA_BITS = tl.constexpr(52)
+
+
+@triton.jit
+def mixed(counter, seed):
+    """`peelsum.codec.layout.mix` of counter * MIX_STEP + seed, modulo 2**64: uint64, of int64."""
+    value = counter.to(tl.uint64) * _MIX_STEP + seed.to(tl.uint64)
+    value = (value ^ (value >> 30)) * _MIX_FIRST
+    value = (value ^ (value >> 27)) * _MIX_SECOND
+    return value ^ (value >> 31)
+
+
+@triton.jit
+def _places(block, seed, j, rows, LANES: tl.constexpr):
+    """Of blocks in sub-table j: first cell of their row int64, rotation int32, whether signs are negative."""
+    value = mixed(block * _SUB_TABLES + j, seed)
+    row = (((value >> 32) * rows) >> 32).to(tl.int64)
+    rotation = (((value & 0x7FFFFFFF) * LANES) >> 31).to(tl.int32)
+    return (row + j * wide(rows)) * LANES, rotation, ((value >> 31) & 1) != 0
+
+
+@triton.jit
+def cells_of(position, seed, j, rows, LANES: tl.constexpr):
+    """Cells int64 and whether signs are negative, of elements in sub-table j."""
+    block = position // LANES
+    row, rotation, negative = _places(block, seed, j, rows, LANES)
+    lane = (position - block * LANES).to(tl.int32) + rotation
+    return row + tl.where(lane >= LANES, lane - LANES, lane), negative
+
+
+@triton.jit
+def _power_of_two(exponent):
+    """2.0**exponent, for a normal float64, from its bits: a factor passed by value would be a float32."""
+    return ((exponent.to(tl.int64) + _EXPONENT_BIAS) << _MANTISSA_BITS).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _fixed(value, scale):
+    """int64 rint(value * 2**scale) of float32, half to even. From 2**51 on a float32 times that is whole."""
+    scaled = value.to(tl.float64) * _power_of_two(tl.load(scale))
+    rounded = tl.where(tl.abs(scaled) < _INTEGERS_FROM, (scaled + _ROUNDING) - _ROUNDING, scaled)
+    return rounded.to(tl.int64)
+
+
+@triton.jit
+def _limb(number, limb, low_bits, LIMBS: tl.constexpr):
+    """Limb 0, the upper one, or limb 1 of int64 numbers, as int32."""
+    if LIMBS == 1:
+        chosen = number
+    else:
+        chosen = number >> low_bits if limb == 0 else number & ((tl.full((), 1, tl.int64) << low_bits) - 1)
+    return chosen.to(tl.int32)
+
+
+@triton.jit
+def quantize_kernel(values, out, largest, scale, n, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr):
+    """values[n], given as bit patterns, into out[LIMBS, n], and their magnitude."""
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    element = begin + tl.arange(0, BLOCK)
+    bits = load_tile(values, element, begin + BLOCK, n)
+    number = _fixed(bits.to(tl.float32, bitcast=True), scale)
+    for limb in tl.static_range(LIMBS):
+        tl.store(out + limb * wide(n) + element, _limb(number, limb, low_bits, LIMBS), mask=element < n)
+    raise_to(largest, tl.max(bits & 0x7FFFFFFF, axis=0))
+
+
+@triton.jit
+def quantize_at_kernel(
+    values, positions, count, out, scale, capacity, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """values[positions[count]] into out[LIMBS, capacity]."""
+    candidates = tl.minimum(tl.load(count), capacity)
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
+        t = start + tl.arange(0, BLOCK).to(tl.int64)
+        position = tl.load(positions + t, mask=t < candidates, other=0)
+        bits = tl.load(values + position, mask=t < candidates, other=0)
+        number = _fixed(bits.to(tl.float32, bitcast=True), scale)
+        for limb in tl.static_range(LIMBS):
+            limbs = out + limb * wide(capacity)
+            tl.store(limbs + t, _limb(number, limb, low_bits, LIMBS), mask=t < candidates)
+
+
+@triton.jit
+def _float(quantized, at, stride, inside, scale, divisor, low_bits, LIMBS: tl.constexpr):
+    """float32 of the numbers whose limbs are quantized[LIMBS, stride], at `at`."""
+    number = tl.load(quantized + at, mask=inside, other=0).to(tl.int64)
+    if LIMBS == 2:
+        lower = tl.load(quantized + stride + at, mask=inside, other=0).to(tl.uint32, bitcast=True)
+        number = (number << low_bits) + lower.to(tl.int64)
+    return (number.to(tl.float64) * _power_of_two(0 - tl.load(scale)) / wide(divisor).to(tl.float64)).to(
+        tl.float32
+    )
+
+
+@triton.jit
+def dequantize_kernel(quantized, out, scale, n, divisor, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr):
+    """quantized[LIMBS, n] into float32 out[n]."""
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = element < n
+    value = _float(quantized, element, wide(n), inside, scale, divisor, low_bits, LIMBS)
+    tl.store(out + element, value, mask=inside)
+
+
+@triton.jit
+def dequantize_at_kernel(
+    quantized, positions, count, out, scale, capacity, divisor, low_bits,
+    LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """quantized[LIMBS, capacity] into float32 out[positions[count]]."""
+    candidates = tl.minimum(tl.load(count), capacity)
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
+        t = start + tl.arange(0, BLOCK).to(tl.int64)
+        position = tl.load(positions + t, mask=t < candidates, other=0)
+        value = _float(quantized, t, wide(capacity), t < candidates, scale, divisor, low_bits, LIMBS)
+        tl.store(out + position, value, mask=t < candidates)
+
+
+@triton.jit
+def sketch_encode_kernel(
+    positions, count, values, out, seed, capacity, rows, LANES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Adds values[count] at positions[count] to the sketch out, which is 0 before."""
+    candidates = tl.minimum(tl.load(count), capacity)
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
+        t = start + tl.arange(0, BLOCK).to(tl.int64)
+        position = tl.load(positions + t, mask=t < candidates, other=0)
+        value = tl.load(values + t, mask=t < candidates, other=0)
+        for j in tl.static_range(_SUB_TABLES):
+            cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
+            tl.atomic_add(out + cell, tl.where(negative, 0 - value, value), mask=value != 0, sem="relaxed")
+
+
+@triton.jit
+def index_sketch_kernel(
+    values, bitmap, sketch, largest, seed, scale, n, first, rows, cells, low_bits,
+    LANES: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """Bitmap, magnitude and sketch of values[n] in one pass; sketch[LIMBS, cells] is 0 before."""
+    tile = tl.program_id(0).to(tl.int64) * WORDS
+    word = tile + tl.arange(0, WORDS)
+    element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
+    bits = load_tile(values, element, (tile + WORDS) * WORD_BITS, n)
+    magnitudes = bits & 0x7FFFFFFF
+    tl.store(bitmap + word, packed(magnitudes != 0), mask=word * WORD_BITS < n)
+    tile_largest = tl.max(tl.max(magnitudes, axis=1), axis=0)
+    raise_to(largest, tile_largest)
+    if tile_largest != 0:
+        number = _fixed(bits.to(tl.float32, bitcast=True), scale)
+        for j in tl.static_range(_SUB_TABLES):
+            if ALIGNED:
+                # Lanes are a multiple of 32: a row of the tile lies in one block, and shares a hash.
+                begin = first + word * WORD_BITS
+                block = begin // LANES
+                row, rotation, negative = _places(block, tl.load(seed), j, rows, LANES)
+                lane = (begin - block * LANES).to(tl.int32) + rotation
+                lane = lane[:, None] + tl.arange(0, WORD_BITS)[None, :]
+                cell = row[:, None] + tl.where(lane >= LANES, lane - LANES, lane)
+                negative = negative[:, None]
+            else:
+                cell, negative = cells_of(first + element, tl.load(seed), j, rows, LANES)
+            for limb in tl.static_range(LIMBS):
+                value = _limb(number, limb, low_bits, LIMBS)
+                value = tl.where(negative, 0 - value, value)
+                tl.atomic_add(sketch + limb * wide(cells) + cell, value, mask=value != 0, sem="relaxed")

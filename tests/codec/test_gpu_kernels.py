@@ -1,0 +1,375 @@
+"""The Triton kernels give the reference's bits: on a GPU if there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpu_device import DEVICE, bits, needs_device, on_device, poisoned
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from peelsum.codec import (
+    BloomLayout,
+    FixedPoint,
+    SketchLayout,
+    block_words,
+    gpu,
+    gpu_launch,
+    index_words,
+    reference,
+)
+
+SIZES = [0, 1, 32, 33, 1009, 4096, 9001]
+#: Far beyond 2**31: the numbers of a tensor's elements, from a base that it need not be allocated up to.
+FAR = 2**40 + 32
+
+
+@pytest.fixture(autouse=True)
+def poisoned_allocations() -> Iterator[None]:
+    """torch.empty hands out garbage, so that what nobody writes is found out."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def values(n: int, density: float = 0.1, seed: int = 0) -> NDArray[np.float32]:
+    rng = np.random.default_rng([n, seed])
+    dense = rng.normal(size=n) * 10.0 ** rng.integers(-6, 3, n)
+    chosen = np.where(rng.random(n) < density, dense, 0.0).astype(np.float32)
+    chosen[rng.random(n) < 0.05] *= np.float32(-0.0)
+    return chosen
+
+
+def bitmap(n: int, density: float = 0.1, seed: int = 0) -> NDArray[np.uint32]:
+    out = np.empty(index_words(n), np.uint32)
+    reference.index(values(n, density, seed), out)
+    return out
+
+
+def same(ours: torch.Tensor, truth: NDArray[Any]) -> None:
+    truth = truth.view(np.uint32) if truth.itemsize == 4 else truth
+    np.testing.assert_array_equal(bits(ours), truth)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
+def test_index_and_positions(n: int, density: float) -> None:
+    sample, truth = values(n, density), bitmap(n, density)
+    ours = poisoned(index_words(n))
+    assert int(gpu.index(on_device(sample), ours)) == reference.magnitude(sample)
+    assert int(gpu.magnitude(on_device(sample))) == reference.magnitude(sample)
+    same(ours, truth)
+    listed = reference.positions(truth, n, FAR)
+    assert gpu.count(ours, n) == listed.size
+    same(gpu.positions(ours, n, FAR), listed)
+    same(gpu.occupied(on_device(listed)), reference.occupied(listed))
+
+
+def test_what_is_not_finite_is_the_magnitude() -> None:
+    for value in (np.inf, -np.inf, np.nan):
+        sample = np.array([1.0, value, -3.0], np.float32)
+        assert int(gpu.magnitude(on_device(sample))) == reference.magnitude(sample) >= 0x7F800000
+
+
+@pytest.mark.parametrize("n", [1, 31, 33, 63, 64])
+def test_bits_beyond_the_last_element_are_ignored(n: int) -> None:
+    full = on_device(np.full(3, 0xFFFFFFFF, np.uint32))
+    same(gpu.positions(full, n), np.arange(n))
+    assert gpu.count(full, n) == n
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("block", [2, 16, 32, 64, 4096, 2**14])
+def test_blocks(n: int, block: int) -> None:
+    index = bitmap(n, density=0.01)
+    truth = np.empty(block_words(n, block), np.uint32)
+    reference.block_encode(index, n, block, truth)
+    ours = poisoned(truth.size)
+    gpu.block_encode(on_device(index), n, block, ours)
+    same(ours, truth)
+    back, decoded = np.empty_like(index), poisoned(index.size)
+    reference.block_decode(truth, n, block, back)
+    gpu.block_decode(ours, n, block, decoded)
+    same(decoded, back)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize(
+    "layout", [BloomLayout(1, 1, 0), BloomLayout(3, 17, 2**64 - 1), BloomLayout(8, 400, 2**63)]
+)
+def test_bloom(n: int, layout: BloomLayout) -> None:
+    index, truth, ours = bitmap(n, 0.02), np.empty(layout.words, np.uint32), poisoned(layout.words)
+    reference.bloom_encode(layout, index, truth, FAR)
+    gpu.bloom_encode(layout, on_device(index), ours, FAR)
+    same(ours, truth)
+    back, decoded = np.empty_like(index), poisoned(index.size)
+    reference.bloom_decode(layout, truth, n, back, FAR)
+    gpu.bloom_decode(layout, ours, n, decoded, FAR)
+    same(decoded, back)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("density", [0.0, 0.05, 1.0])
+def test_own_bits_of_candidates(n: int, density: float) -> None:
+    index, mask = bitmap(n, seed=1), bitmap(n, density)
+    truth = np.empty(index_words(reference.count(mask, n)), np.uint32)
+    reference.gather_bits(index, mask, truth)
+    ours = poisoned(truth.size)
+    gpu.gather_bits(on_device(index), on_device(mask), ours)
+    same(ours, truth)
+    back = poisoned(mask.size)
+    gpu.scatter_bits(ours, on_device(mask), back)
+    same(back, index & mask)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("fixed", [FixedPoint(11), FixedPoint(-3), FixedPoint(44, 30)], ids=str)
+def test_quantize_and_dequantize(n: int, fixed: FixedPoint) -> None:
+    sample = values(n, density=0.8)
+    where = np.flatnonzero(sample)
+    whole, some = np.empty((fixed.limbs, n), np.int32), np.empty((fixed.limbs, where.size), np.int32)
+    reference.quantize(sample, fixed, whole)
+    reference.quantize_at(sample, where, fixed, some)
+    ours, ours_at = poisoned(fixed.limbs, n), poisoned(fixed.limbs, where.size)
+    assert int(gpu.quantize(on_device(sample), fixed, ours)) == reference.magnitude(sample)
+    gpu.quantize_at(on_device(sample), on_device(where), fixed, ours_at)
+    same(ours, whole)
+    same(ours_at, some)
+    for divisor in (1, 3):
+        truth, back, scattered = (
+            np.empty(n, np.float32),
+            poisoned(n, dtype=torch.float32),
+            np.ones(n, np.float32),
+        )
+        reference.dequantize(whole, fixed, divisor, truth)
+        gpu.dequantize(ours, fixed, divisor, back)
+        same(back, truth)
+        spread = on_device(scattered)
+        reference.dequantize_at(some, where, fixed, divisor, scattered)
+        gpu.dequantize_at(ours_at, on_device(where), fixed, divisor, spread)
+        same(spread, scattered)
+
+
+def test_numbers_at_the_edges() -> None:
+    """Halves go to even; subnormals are numbers; sums that are too large for a float32 become infinite."""
+    halves = np.array([0.5, 1.5, 2.5, -0.5, -1.5, -2.5], np.float32)
+    ours = poisoned(1, 6)
+    gpu.quantize(on_device(halves), FixedPoint(0), ours)
+    assert ours.tolist() == [[0, 2, 2, 0, -2, -2]]
+    subnormal = np.array([2.0**-149, -(2.0**-127), 3 * 2.0**-149], np.float32)
+    tiny, back = poisoned(1, 3), poisoned(3, dtype=torch.float32)
+    gpu.quantize(on_device(subnormal), FixedPoint(149), tiny)
+    assert tiny.tolist() == [[1, -(2**22), 3]]
+    gpu.dequantize(tiny, FixedPoint(149), 1, back)
+    same(back, subnormal)
+    gpu.dequantize(on_device(np.array([[2**30, -(2**30), 1]], np.int32)), FixedPoint(-98), 1, back)
+    assert back.tolist() == [np.inf, -np.inf, 2.0**98]
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("fixed", [FixedPoint(12), FixedPoint(40, 30)], ids=["one limb", "two limbs"])
+@pytest.mark.parametrize(("lanes", "rows"), [(256, 3), (7, 20), (1, 50)])
+def test_one_pass_is_index_and_sketch(n: int, fixed: FixedPoint, lanes: int, rows: int) -> None:
+    sample, layout = values(n), SketchLayout(lanes, rows, 2**64 - 1 - n)
+    index, sketch = np.empty(index_words(n), np.uint32), np.empty((fixed.limbs, layout.cells), np.uint32)
+    reference.index_sketch(layout, sample, fixed, index, sketch, FAR)
+    ours, cells = poisoned(index.size), poisoned(*sketch.shape)
+    assert int(gpu.index_sketch(layout, on_device(sample), fixed, ours, cells, FAR)) == reference.magnitude(
+        sample
+    )
+    same(ours, index)
+    same(cells, sketch)
+
+
+def peeled(layout: SketchLayout, where: NDArray[np.int64], numbers: NDArray[np.int32]) -> int:
+    """Encode and decode numbers at positions as the reference does; returns how many are left over."""
+    sketch, out = np.empty(layout.cells, np.uint32), np.empty(where.size, np.int32)
+    reference.sketch_encode(layout, where, numbers, sketch)
+    left = reference.sketch_decode(layout, sketch, where, out)
+    ours, decoded = poisoned(layout.cells), poisoned(where.size)
+    gpu.sketch_encode(layout, on_device(where), on_device(numbers), ours)
+    same(ours, sketch)
+    same(gpu.sketch_decode(layout, ours, on_device(where), decoded), left)
+    same(decoded, out)
+    return left.size
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize(("lanes", "per_candidate"), [(32, 1.4), (1, 1.3), (256, 0.14), (7, 1.15)])
+def test_sketch(n: int, lanes: int, per_candidate: float) -> None:
+    where = np.flatnonzero(values(n)) + FAR
+    numbers = np.random.default_rng(n).integers(-(2**31), 2**31, where.size, np.int32)
+    left = peeled(SketchLayout.sized(where.size, lanes, n, per_candidate), where, numbers)
+    assert left < where.size or not where.size or per_candidate < 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sets(st.integers(0, 2**45), max_size=300),
+    st.integers(1, 64),
+    st.integers(1, 12),
+    st.integers(0, 2**64 - 1),
+)
+def test_sketch_of_any_layout(where: set[int], lanes: int, rows: int, seed: int) -> None:
+    positions = np.array(sorted(where), np.int64)
+    peeled(SketchLayout(lanes, rows, seed), positions, positions.astype(np.int32))
+
+
+def test_peeling_that_takes_more_rounds_than_one_launch() -> None:
+    layout = SketchLayout(1, 200, 3)
+    where = chain(layout, 6 * gpu_launch.ROUNDS)
+    assert rounds(layout, where) > 2 * gpu_launch.ROUNDS
+    assert peeled(layout, where, np.arange(1, where.size + 1, dtype=np.int32)) == 0
+
+
+def chain(layout: SketchLayout, links: int) -> NDArray[np.int64]:
+    """Elements that can only be peeled from both ends: each shares a cell with the next, and one with all."""
+    cells, _ = reference.places(layout, np.arange(400_000))
+    elements = np.flatnonzero(cells[:, 2] == cells[0, 2])
+    chosen, visited, end, side = [], set(), cells[elements[0], 0], 0
+    while len(chosen) < links:
+        visited.add(end)
+        onward = (e for e in elements if cells[e, side] == end and cells[e, 1 - side] not in visited)
+        chosen.append(next(onward))
+        side = 1 - side
+        end = cells[chosen[-1], side]
+    return np.array(sorted(chosen), np.int64)
+
+
+def rounds(layout: SketchLayout, where: NDArray[np.int64]) -> int:
+    """Rounds that peeling takes, if each takes out all that have a cell of their own."""
+    cells, _ = reference.places(layout, where)
+    count, left = 0, np.ones(where.size, np.bool_)
+    while left.any():
+        load = np.bincount(cells[left].ravel(), minlength=layout.cells)
+        pure = left & (load[cells] == 1).any(axis=1)
+        if not pure.any():
+            break
+        left &= ~pure
+        count += 1
+    return count
+
+
+def test_room_for_fewer_candidates_than_there_are() -> None:
+    """Nothing is written out of bounds, and the true number comes out, so that the caller can make room."""
+    n, truth = 4097, np.flatnonzero(values(4097))
+    bases, room = (
+        poisoned(gpu_launch.tiles(index_words(n)), dtype=torch.int64),
+        poisoned(20, dtype=torch.int64),
+    )
+    listed = gpu_launch.Candidates(room[:10], poisoned(1, dtype=torch.int64))
+    gpu_launch.positions(on_device(bitmap(n)), n, bases, listed)
+    assert int(listed.count) == truth.size > listed.capacity == 10
+    same(room[:10], truth[:10])
+    assert not np.isin(truth, room[10:].cpu().numpy()).any()
+    out = poisoned(1, 20)
+    before = bits(out).copy()
+    gpu_launch.quantize_at(
+        on_device(values(n)).view(torch.int32), listed, on_device(np.array([9], np.int32)), 0, out[:, :10]
+    )
+    np.testing.assert_array_equal(bits(out)[0, 10:], before[0, 10:])
+
+
+class BoundedStep:
+    """Encode, list, peel, of as many candidates as there turn out to be: `run` neither waits nor allocates."""
+
+    def __init__(self, n: int, capacity: int, layout: SketchLayout) -> None:
+        self.n, self.layout = n, layout
+        self.sample, self.bitmap, self.largest = poisoned(n), poisoned(index_words(n)), poisoned(1)
+        self.seed, self.scale = poisoned(1, dtype=torch.int64), poisoned(1)
+        self.cells, self.out = poisoned(1, layout.cells), poisoned(capacity)
+        self.bases = poisoned(gpu_launch.tiles(index_words(n)), dtype=torch.int64)
+        self.left_bitmap = poisoned(index_words(capacity))
+        self.left_bases = poisoned(gpu_launch.tiles(index_words(capacity)), dtype=torch.int64)
+        self.found, self.left = (
+            gpu_launch.Candidates(poisoned(capacity, dtype=torch.int64), poisoned(1, dtype=torch.int64))
+            for _ in range(2)
+        )
+        self.room = gpu_launch.Peeling.room(capacity, layout.cells, DEVICE)
+
+    def set(self, sample: NDArray[np.float32], number: int) -> None:
+        self.sample.copy_(on_device(sample).view(torch.int32))
+        self.seed.fill_(number)
+        self.scale.fill_(number)
+
+    def run(self) -> None:
+        launch, room, found = gpu_launch, self.room, self.found
+        launch.index_sketch(
+            self.layout, self.seed, self.sample, self.scale, 0, self.bitmap, self.cells, self.largest
+        )
+        launch.positions(self.bitmap, self.n, self.bases, found)
+        launch.peel(self.layout, self.seed, self.cells[0], found, room, self.out)
+        launch.left_over(room, self.left_bitmap, self.largest, self.left_bases, self.left)
+
+    def check(self, sample: NDArray[np.float32], number: int) -> int:
+        """Compare with the reference; returns how many are left over."""
+        layout = SketchLayout(self.layout.lanes, self.layout.rows, number)
+        index, sketch = np.empty(index_words(self.n), np.uint32), np.empty((1, layout.cells), np.uint32)
+        reference.index_sketch(layout, sample, FixedPoint(number), index, sketch)
+        where = np.flatnonzero(sample)
+        out = np.empty(where.size, np.int32)
+        left = reference.sketch_decode(layout, sketch[0], where, out)
+        assert (int(self.found.count), int(self.room.grown[gpu_launch.ROUNDS])) == (where.size, 0)
+        same(self.out[: where.size], out)
+        same(self.left.positions[: int(self.left.count)], left)
+        return left.size
+
+
+def test_a_step_of_bounded_size() -> None:
+    step = BoundedStep(4097, 700, SketchLayout(8, 20, 0))
+    left = []
+    for number in (5, 6):
+        sample = values(4097, seed=number)
+        step.set(sample, number)
+        step.run()
+        left.append(step.check(sample, number))
+    assert max(left) > 0
+
+
+@needs_device
+def test_a_captured_graph_is_replayed_with_new_seeds_and_scales() -> None:
+    n, capacity = 2**20, 2**17
+    step = BoundedStep(n, capacity, SketchLayout.sized(capacity, 256, 0))
+    step.set(values(n), 1)
+    step.run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.run()
+    for number in (5, 6):
+        sample = values(n, seed=number)
+        step.set(sample, number)
+        graph.replay()
+        assert step.check(sample, number) == 0
+
+
+@needs_device
+def test_work_is_on_the_callers_stream() -> None:
+    """What is queued before on a side stream is seen, with no word said to the device."""
+    side = torch.cuda.Stream()
+    sample = torch.zeros(2**24, device=DEVICE)
+    out = poisoned(index_words(sample.numel()))
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        sample.fill_(1.0)
+        gpu.index(sample, out)
+    side.synchronize()
+    assert (bits(out) == 0xFFFFFFFF).all()
+
+
+@needs_device
+@pytest.mark.parametrize("n", [2**22 - 1, 2**24 + 33])
+def test_large_tensors(n: int) -> None:
+    sample = values(n, density=0.01)
+    where = np.flatnonzero(sample)
+    ours = poisoned(index_words(n))
+    assert int(gpu.index(on_device(sample), ours)) == reference.magnitude(sample)
+    same(gpu.positions(ours, n), where)
+    numbers = np.random.default_rng(n).integers(-(2**31), 2**31, where.size, np.int32)
+    assert peeled(SketchLayout.sized(where.size, 256, 1), where, numbers) == 0

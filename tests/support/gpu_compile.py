@@ -1,0 +1,86 @@
+"""Compiles the kernels of all launches for compute capability 9.0, without a GPU; prints a line for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from peelsum.codec import BLOCK_SIZES, BloomLayout, SketchLayout, gpu_launch
+
+_TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
+_TARGET = GPUTarget("cuda", 90, 32)
+N, K = 4096, 512
+LAYOUT, BLOOM = SketchLayout(256, 3, 0), BloomLayout(3, 5, 0)
+
+
+def words(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def longs(size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.int64)
+
+
+def compiled(kernel: Any, programs: int, *arguments: Any) -> None:
+    """In place of a launch: compile for its arguments' types, pointers aligned as torch aligns memory."""
+    signature, constants, aligned = {}, {}, {}
+    for i, (parameter, argument) in enumerate(zip(kernel.params, arguments, strict=True)):
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[parameter.name] = "constexpr", argument
+        elif isinstance(argument, torch.Tensor):
+            signature[parameter.name] = _TYPES[argument.dtype]
+            aligned[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = "i32" if abs(argument) < 2**31 else "i64"
+    binary = compile(ASTSource(kernel, signature, constants, aligned), target=_TARGET)
+    vectors = binary.asm["ptx"].count("ld.global.v4")
+    print(f"{kernel.fn.__name__}: {vectors} loads of 16 bytes, {binary.metadata.shared} bytes shared")
+
+
+def index() -> None:
+    found = gpu_launch.Candidates(longs(K), longs(1))
+    gpu_launch.index(words(N), words(N // 32), words(1))
+    gpu_launch.magnitude(words(N), words(1))
+    gpu_launch.positions(words(N // 32), N, longs(1), found, 2**40)
+    gpu_launch.occupied(found, longs(BLOCK_SIZES))
+
+
+def forms() -> None:
+    for block in (8, 32, 4096):
+        gpu_launch.block_encode(words(N // 32), N, block, words(N // 32))
+        gpu_launch.block_decode(words(N // 32), N, block, words(N // 32))
+    gpu_launch.bloom_encode(BLOOM, longs(1), words(N // 32), words(BLOOM.words), 2**40)
+    gpu_launch.bloom_decode(BLOOM, longs(1), words(BLOOM.words), N, words(N // 32), 2**40)
+    gpu_launch.gather_bits(words(N // 32), words(N // 32), longs(1), words(N // 32))
+    gpu_launch.scatter_bits(words(N // 32), words(N // 32), longs(1), words(N // 32))
+
+
+def numbers() -> None:
+    found = gpu_launch.Candidates(longs(K), longs(1))
+    for limbs, low_bits in ((1, 0), (2, 30)):
+        gpu_launch.quantize(words(N), words(1), low_bits, words(limbs, N), words(1))
+        gpu_launch.quantize_at(words(N), found, words(1), low_bits, words(limbs, K))
+        floats = torch.zeros(N)
+        gpu_launch.dequantize(words(limbs, N), words(1), low_bits, 1, floats)
+        gpu_launch.dequantize_at(words(limbs, K), found, words(1), low_bits, 3, floats)
+
+
+def sketch() -> None:
+    found, out = gpu_launch.Candidates(longs(K), longs(1)), words(K)
+    gpu_launch.ROUNDS = 2
+    for layout in (LAYOUT, SketchLayout(7, 100, 0)):
+        cells = words(2, layout.cells)
+        gpu_launch.index_sketch(layout, longs(1), words(N), words(1), 30, words(N // 32), cells, words(1))
+    room = gpu_launch.Peeling.room(K, LAYOUT.cells, torch.device("cpu"))
+    gpu_launch.sketch_encode(LAYOUT, longs(1), found, out, words(LAYOUT.cells))
+    gpu_launch.peel(LAYOUT, longs(1), words(LAYOUT.cells), found, room, out)
+    gpu_launch.left_over(room, words(K // 32), words(1), longs(1), found)
+
+
+if __name__ == "__main__":
+    gpu_launch._run = compiled
+    for part in (index, forms, numbers, sketch):
+        part()

@@ -1,0 +1,39 @@
+"""The device that GPU tests run on: a real one, or Triton's interpreter on the CPU. Import before Triton."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+#: Triton reads this when it is imported first.
+REAL = torch.cuda.is_available()
+if not REAL:
+    os.environ["TRITON_INTERPRET"] = "1"
+DEVICE = torch.device("cuda" if REAL else "cpu")
+_POISON = 0xA5
+
+needs_device = pytest.mark.skipif(not REAL, reason="needs a GPU that torch can use; none is here")
+
+
+def on_device(array: NDArray[Any]) -> torch.Tensor:
+    """A copy there; of uint32, as the int32 of the same bits."""
+    signed = array.view(np.int32) if array.dtype == np.uint32 else array
+    return torch.from_numpy(signed.copy()).to(DEVICE)
+
+
+def poisoned(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """Memory there that nobody has written."""
+    tensor = torch.empty(shape, dtype=dtype, device=DEVICE)
+    tensor.view(torch.uint8).fill_(_POISON)
+    return tensor
+
+
+def bits(tensor: torch.Tensor) -> NDArray[Any]:
+    """What is there, floats and words as bit patterns: uint32, or int64."""
+    array: NDArray[Any] = tensor.cpu().numpy()
+    return array.view(np.uint32) if array.itemsize == 4 else array
