@@ -1,0 +1,26 @@
+"""Switch aggregation in PyTorch: a communication hook for DistributedDataParallel, and its state.
+
+`ddp.register_comm_hook(SwitchAllreduceState(), hook)` is the whole of it.
+"""
+
+from peelsum.torch.errors import HookConfigError, HookError, HookFailedError
+from peelsum.torch.hook import hook
+from peelsum.torch.process_group_summation import ProcessGroupSummation
+from peelsum.torch.sparsifiers import RandomK, Sparsifier, Threshold, TopK
+from peelsum.torch.state import SwitchAllreduceState
+from peelsum.torch.stats import HookStats, TensorStats
+
+__all__ = [
+    "HookConfigError",
+    "HookError",
+    "HookFailedError",
+    "HookStats",
+    "ProcessGroupSummation",
+    "RandomK",
+    "Sparsifier",
+    "SwitchAllreduceState",
+    "TensorStats",
+    "Threshold",
+    "TopK",
+    "hook",
+]

@@ -1,0 +1,53 @@
+"""The hook's state as plain numbers and tensors, which `torch.load` takes with its safe default, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from peelsum.torch.error_feedback import ErrorFeedback, Residual
+from peelsum.torch.errors import HookConfigError
+
+_VERSION = 1
+
+
+def saved(steps: int, feedback: ErrorFeedback | None) -> dict[str, Any]:
+    """Numbers of steps, and residuals if there are any; copies."""
+    values: dict[str, Any] = {"version": _VERSION, "steps": steps}
+    if feedback is not None:
+        values["residuals"] = {name: _written(one) for name, one in feedback.residuals.items()}
+    return values
+
+
+def loaded(values: Mapping[str, Any], feedback: ErrorFeedback | None) -> int:
+    """Put residuals back; the number of steps. Raises HookConfigError if `values` are not for this state."""
+    if values.get("version") != _VERSION:
+        raise HookConfigError(
+            f"version: {values.get('version')!r} cannot be read here; give a checkpoint of version {_VERSION}"
+        )
+    if ("residuals" in values) != (feedback is not None):
+        has, needs = ("residuals", "no") if feedback is None else ("no residuals", "a")
+        raise HookConfigError(f"sparsifier: the checkpoint has {has}; make the state with {needs} sparsifier")
+    if feedback is not None:
+        feedback.residuals = {name: _read(one) for name, one in values["residuals"].items()}
+    return int(values["steps"])
+
+
+def _written(residual: Residual) -> dict[str, Any]:
+    velocity = residual.velocity
+    return {
+        "numbers": torch.from_numpy(residual.numbers.copy()),
+        "velocity": None if velocity is None else torch.from_numpy(velocity.copy()),
+        "scale": residual.scale,
+    }
+
+
+def _read(values: Mapping[str, Any]) -> Residual:
+    velocity = values["velocity"]
+    return Residual(
+        values["numbers"].numpy().copy(),
+        None if velocity is None else velocity.numpy().copy(),
+        values["scale"],
+    )

@@ -1,0 +1,152 @@
+"""Error feedback, exact: what a sparsifier leaves out, and what fixed point rounds off, is kept in integers.
+
+Theory of operation. A parameter's gradients add up in 64-bit integers, units of 2**-scale, the grid. In each
+step some elements are offered to the all-reduce as floats; what it made of them, this worker's own integers
+in the step's fixed point, is subtracted again. An offered float lies on the grid, and so does its rounding
+to any fixed point: one that is finer leaves it as it is, one that is coarser has its units on the grid. Hence
+
+    all that was sent + what is kept  ==  all gradients, each rounded once to the grid
+
+holds bit for bit after every step. With momentum, `gradients` are the velocities u = momentum * u + gradient,
+as in Deep Gradient Compression (Lin et al., ICLR'18), which are cleared where they were sent.
+The grid is set by the first gradient that is not zero, 2**-40 of its largest value; should numbers outgrow
+64 bits, some 2**20 times larger, the grid is made coarser, once, and what is kept is rounded to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce import StepResult, TensorResult
+from peelsum.torch.errors import HookConfigError
+from peelsum.torch.sparsifiers import Magnitudes, Sparsifier, chosen
+
+Gradient = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+#: Bits below the largest value of the gradient that sets the grid.
+_GRID_BITS = 40
+#: Numbers stay below 2**this.
+_MOST_BITS = 61
+
+
+@dataclass
+class Residual:
+    """What is kept of one parameter: numbers[n] in units of 2**-scale; velocity[n] likewise, with momentum.
+
+    scale is None, and all is zero, until there was a gradient that was not zero.
+    """
+
+    numbers: Numbers
+    velocity: Numbers | None = None
+    scale: int | None = None
+
+    def grown(self, gradient: Gradient, momentum: float) -> Residual:
+        """With one more finite gradient; this one stays as it is."""
+        largest = float(np.abs(gradient).max(initial=0.0))
+        kept = self._fitting(largest)
+        if kept.scale is None:
+            return kept
+        units = np.rint(np.ldexp(gradient.astype(np.float64), kept.scale)).astype(np.int64)
+        if kept.velocity is None:
+            return Residual(kept.numbers + units, None, kept.scale)
+        velocity = np.rint(momentum * kept.velocity).astype(np.int64) + units
+        return Residual(kept.numbers + velocity, velocity, kept.scale)
+
+    def magnitudes(self) -> Magnitudes:
+        """float64[n], in the gradient's own units."""
+        return np.ldexp(np.abs(self.numbers).astype(np.float64), -(self.scale or 0))
+
+    def offer(self, positions: NDArray[np.int64]) -> Gradient:
+        """float32[n]: the numbers at these positions, rounded to floats, and zero elsewhere."""
+        offered = np.zeros(self.numbers.size, np.float32)
+        offered[positions] = np.ldexp(self.numbers[positions].astype(np.float32), -(self.scale or 0))
+        return offered
+
+    def without(self, result: TensorResult) -> Residual:
+        """After a finite step in which this worker contributed what `result` says."""
+        if result.fixed is None or self.scale is None:
+            return self
+        sent = result.fixed.joined(result.quantized_at)
+        where = slice(None) if result.positions is None else result.positions
+        shift = self.scale - result.fixed.scale
+        units = sent << min(shift, _MOST_BITS) if shift >= 0 else sent >> min(-shift, _MOST_BITS)
+        self.numbers[where] -= units
+        if self.velocity is not None:
+            self.velocity[where] = np.where(units != 0, 0, self.velocity[where])
+        return self
+
+    def _fitting(self, largest: float) -> Residual:
+        """On a grid on which values up to `largest` can be added."""
+        if largest == 0.0:
+            return self
+        exponent = int(np.frexp(largest)[1])
+        if self.scale is None:
+            return Residual(self.numbers, self.velocity, _GRID_BITS - exponent)
+        held = [self.numbers] if self.velocity is None else [self.numbers, 2 * self.velocity]
+        bits = max(int(np.abs(one).max(initial=0)).bit_length() for one in held)
+        too_many = 1 + max(bits, exponent + self.scale) - _MOST_BITS
+        if too_many <= 0:
+            return self
+        coarser = too_many + (_MOST_BITS - _GRID_BITS)
+        velocity = None if self.velocity is None else _halved(self.velocity, coarser)
+        return Residual(_halved(self.numbers, coarser), velocity, self.scale - coarser)
+
+
+class ErrorFeedback:
+    """The residuals of all parameters of a worker, by name."""
+
+    def __init__(self, sparsifier: Sparsifier, momentum: float, seed: int) -> None:
+        if not 0 <= momentum < 1:
+            raise HookConfigError(f"momentum: {momentum} is out of range; give a number from 0 to below 1")
+        self._sparsifier, self._momentum, self._seed = sparsifier, momentum, seed
+        self.residuals: dict[str, Residual] = {}
+
+    def offered(
+        self, gradients: Mapping[str, Gradient], step: int
+    ) -> tuple[dict[str, Gradient], dict[str, Residual]]:
+        """What to sum of a bucket's gradients, and the residuals if it is summed.
+
+        A gradient that is not finite is offered as it is, so that all workers learn of it.
+        """
+        finite = {name: one for name, one in gradients.items() if np.isfinite(one).all()}
+        grown = {name: self._residual(name, one).grown(one, self._momentum) for name, one in finite.items()}
+        seeds = [_seed(self._seed, step, name) for name in grown]
+        positions = chosen(self._sparsifier, [one.magnitudes() for one in grown.values()], step, seeds)
+        offered = {
+            name: one.offer(where) for (name, one), where in zip(grown.items(), positions, strict=True)
+        }
+        return {name: offered.get(name, gradients[name]) for name in gradients}, grown
+
+    def keep(self, grown: Mapping[str, Residual], result: StepResult) -> None:
+        """Take what was sent off what was offered. A gradient that was not finite somewhere is forgotten."""
+        for name, residual in grown.items():
+            if result[name].finite:
+                self.residuals[name] = residual.without(result[name])
+
+    def _residual(self, name: str, gradient: Gradient) -> Residual:
+        kept = self.residuals.get(name)
+        if kept is None:
+            velocity = np.zeros(gradient.size, np.int64) if self._momentum else None
+            return Residual(np.zeros(gradient.size, np.int64), velocity)
+        if kept.numbers.size != gradient.size:
+            raise HookConfigError(
+                f"residual: that of {name} has {kept.numbers.size} elements, its gradient {gradient.size}; "
+                "restore the state of this model, and register the hook on the same modules in the same order"
+            )
+        return kept
+
+
+def _halved(numbers: Numbers, times: int) -> Numbers:
+    """numbers / 2**times, rounded to the nearest; up to all of their bits."""
+    if times > _MOST_BITS:
+        return np.zeros_like(numbers)
+    return (numbers + (np.int64(1) << (times - 1))) >> times
+
+
+def _seed(seed: int, step: int, name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest())

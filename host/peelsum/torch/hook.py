@@ -1,0 +1,20 @@
+"""The communication hook: all that PyTorch calls."""
+
+# No `from __future__ import annotations`: DDP looks at the annotations as objects.
+import torch
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not exported, but documented
+
+from peelsum.torch.state import SwitchAllreduceState
+
+
+def hook(state: SwitchAllreduceState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket's gradients over ranks, exactly: for `ddp.register_comm_hook(state, hook)`.
+
+    Returns at once; the future's tensor is the bucket's own buffer. Gradients are float32, float16 or
+    bfloat16. One that is not finite on some rank is NaN on all, so that a GradScaler skips the step on all.
+    What keeps a sum from coming, such as a rank that has ended, is raised by `backward`.
+    """
+    future = state.submit(bucket.buffer(), bucket.parameters())
+    if bucket.is_last():
+        state.end_step()
+    return future

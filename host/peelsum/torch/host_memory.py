@@ -1,0 +1,47 @@
+"""Between a bucket's tensor and the host memory that is summed from: no copy on a CPU, one each way else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from peelsum.allreduce.allreduce import Tensor
+from peelsum.codec import BFloat16
+
+
+class Bucket:
+    """A flat tensor of parameters' gradients, `lengths` elements each, as the training stream left it."""
+
+    def __init__(self, buffer: torch.Tensor, lengths: Sequence[int]) -> None:
+        self.buffer = buffer
+        self._lengths = list(lengths)
+        self._written = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
+
+    @contextmanager
+    def on_host(self) -> Iterator[Sequence[torch.Tensor]]:
+        """The gradients in host memory, flat, one for each parameter; what is written there goes back."""
+        if self._written is None:
+            yield torch.split(self.buffer, self._lengths)
+            return
+        stream: torch.cuda.Stream = torch.cuda.Stream(self.buffer.device)  # type: ignore[no-untyped-call]
+        stream.wait_event(self._written)
+        with torch.cuda.stream(stream):
+            host = self.buffer.cpu()
+            yield torch.split(host, self._lengths)
+            self.buffer.copy_(host)
+        stream.synchronize()
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        """A future for the buffer, on which a training stream can wait."""
+        return torch.futures.Future(devices=[self.buffer.device] if self._written else None)
+
+
+def summable(tensor: torch.Tensor) -> Tensor:
+    """A flat tensor of the host as the all-reduce takes it, sharing memory."""
+    if tensor.dtype == torch.bfloat16:
+        return BFloat16(tensor.view(torch.int16).numpy().view(np.uint16))
+    array: Tensor = tensor.numpy()
+    return array

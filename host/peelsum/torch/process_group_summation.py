@@ -1,0 +1,144 @@
+"""A way to sum over any backend of torch.distributed, by plain all_reduce of the words a switch would add.
+
+It makes a group of its own, so that what the training script and DDP exchange meanwhile keeps its order. It
+knows nothing of tensors; a worker that has gone is named by way of the group's store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from peelsum.allreduce import Part, SummationStalledError
+from peelsum.allreduce.summation import Words
+
+#: How OR is had: by the backend; from everybody's words; or as the maximum of one byte for each bit.
+OrBy = Literal["bor", "gather", "max"]
+#: Backends whose all_reduce knows BOR. NCCL's does not.
+_WITH_BOR = ("gloo", "mpi", "ucc")
+#: Up to this many workers everybody's words are less than one byte for each bit, sent twice by a ring.
+_MOST_TO_GATHER = 16
+#: How long the others may take to say that they are there, once this worker's sum has failed, in seconds.
+_ROLL_CALL_S = 3.0
+
+
+class ProcessGroupSummation:
+    """Sums over the ranks of `process_group` (None: all), by a new group of `backend`. For one thread.
+
+    All ranks make it together. `timeout_s`: how long a sum may wait for a worker. `lanes`: words in a chunk,
+    by which bytes are counted here and sketches laid out. `or_by` is chosen by backend and size if None.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        timeout_s: float = 30.0,
+        lanes: int = 256,
+        or_by: OrBy | None = None,
+    ) -> None:
+        ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+        everybody = len(ranks) == dist.get_world_size()
+        self._group = dist.new_group(
+            ranks,
+            timedelta(seconds=timeout_s),
+            backend,
+            use_local_synchronization=not everybody,
+        )
+        self.lanes, self.workers, self.worker_id = lanes, len(ranks), dist.get_rank(self._group)
+        self._or_by: OrBy = or_by or _or_by(dist.get_backend(self._group), self.workers)
+        self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
+        self._backend, self._timeout_s = backend, timeout_s
+        self._store = self._group.get_group_store()
+
+    def sum(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum`. Raises SummationStalledError naming the workers that have gone or are late."""
+        results = []
+        for part in parts:
+            try:
+                result = self._combined(part)
+            except RuntimeError as error:
+                raise SummationStalledError(self._complaint(error)) from error
+            if part.check is not None:
+                part.check(result)
+            results.append(result)
+        return results
+
+    def close(self) -> None:
+        """Free the group's connections."""
+        with suppress(Exception):  # of a group that has failed, or whose parent has been destroyed
+            dist.destroy_process_group(self._group)
+
+    def _combined(self, part: Part) -> Words:
+        if not part.words.size:
+            return np.zeros(0, np.uint32)
+        if part.op == "add":
+            return self._reduced(part.words, dist.ReduceOp.SUM)
+        if self._or_by == "bor":
+            return self._reduced(part.words, dist.ReduceOp.BOR)
+        if self._or_by == "gather":
+            return self._gathered(part.words)
+        bits = torch.from_numpy(np.unpackbits(part.words.view(np.uint8))).to(self._device)
+        dist.all_reduce(bits, dist.ReduceOp.MAX, self._group)
+        return np.packbits(bits.cpu().numpy()).view(np.uint32)
+
+    def _reduced(self, words: Words, op: dist.ReduceOp.RedOpType) -> Words:
+        """As int32, which every backend adds modulo 2**32: uint32 is not known to them."""
+        tensor = torch.from_numpy(words.view(np.int32).copy()).to(self._device)
+        dist.all_reduce(tensor, op, self._group)
+        return tensor.cpu().numpy().view(np.uint32)
+
+    def _gathered(self, words: Words) -> Words:
+        own = torch.from_numpy(words.view(np.int32).copy()).to(self._device)
+        everybody = [torch.empty_like(own) for _ in range(self.workers)]
+        dist.all_gather(everybody, own, self._group)
+        combined: Words = np.bitwise_or.reduce([one.cpu().numpy().view(np.uint32) for one in everybody])
+        return combined
+
+    def _complaint(self, error: RuntimeError) -> str:
+        missing = self._missing()
+        if missing:
+            who = f"worker {', '.join(map(str, missing))} did not answer; see whether it is running"
+        else:
+            who = "every worker is there; see that all of them sum equally often"
+        return (
+            f"{self._backend}: no sum over {self.workers} workers within {self._timeout_s:g} s: "
+            f"{who} ({str(error).partition(chr(10))[0]})"
+        )
+
+    def _missing(self) -> list[int]:
+        """Workers whose sum did not fail too: those that do not say so by way of the store.
+
+        Giving up the group comes first: it makes the sums of those fail that wait for this worker.
+        """
+        with suppress(RuntimeError):
+            self._store.set(_here(self.worker_id), "")
+        self.close()
+        deadline = time.monotonic() + _ROLL_CALL_S
+        return [worker for worker in range(self.workers) if not self._answers(worker, deadline)]
+
+    def _answers(self, worker: int, deadline: float) -> bool:
+        left = max(0.01, deadline - time.monotonic())
+        try:
+            self._store.wait([_here(worker)], timedelta(seconds=left))
+        except RuntimeError:
+            return worker == self.worker_id
+        return True
+
+
+def _here(worker: int) -> str:
+    return f"peelsum/here/{worker}"
+
+
+def _or_by(backend: str, workers: int) -> OrBy:
+    if backend in _WITH_BOR:
+        return "bor"
+    return "gather" if workers <= _MOST_TO_GATHER else "max"

@@ -1,0 +1,242 @@
+"""The state of the communication hook: what the user chooses, what is kept between steps, and the way to sum.
+
+It is pickled, and restored from `state_dict`, without the way to sum, which is made when it is first needed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.weak import WeakIdKeyDictionary
+
+from peelsum.allreduce import Allreduce, RequestedForm, RequestedIndex, StepResult, Summation
+from peelsum.codec import warm_up
+from peelsum.torch.bucket_sum import BucketSum
+from peelsum.torch.checkpoint import loaded, saved
+from peelsum.torch.error_feedback import ErrorFeedback
+from peelsum.torch.errors import HookConfigError
+from peelsum.torch.host_memory import Bucket
+from peelsum.torch.pipeline import Pipeline, Seat
+from peelsum.torch.sparsifiers import Sparsifier
+from peelsum.torch.stats import HookStats
+from peelsum.torch.ways import connect
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class SwitchAllreduceState:
+    """For `ddp.register_comm_hook(state, hook)`: gradients are averaged over ranks, exactly, over a switch.
+
+    One state serves all DDP modules of a process that train together; ranks must use it in the same order.
+
+    process_group: the ranks that sum; None for all. DDP's own, if it was given one.
+    over: the way to sum. "switch" takes the job from the environment, PEELSUM_SEAT or PEELSUM_JOB;
+        "switch:FILE@HOST:PORT" from a file that `peelsum job admit --json` wrote, rank 0 being plugged in at
+        HOST:PORT and rank r at PORT + r; "switch:FILE" from a file that also says where. The name of a
+        backend of torch.distributed, such as "gloo" or "nccl", sums the same words by its all_reduce, with
+        the same bits as result. A `Summation` is used as it is, and is left open by `close`.
+    names: the parameters' names, as `model.named_parameters()` gives them, for `forms`, `stats` and
+        checkpoints. Without, they are "parameter 0", "parameter 1", ... in the order of their first sums.
+    forms, index, predict, limbs, seed: see `peelsum.allreduce.Allreduce`. Every one of them is lossless up to
+        fixed point, whose error bound `stats()` gives; limbs=2 is for twice the words and 30 more bits.
+    sparsifier: None sums everything. `TopK`, `RandomK` or `Threshold` send a part of the elements and keep
+        the rest for later steps, in exact error feedback. With a GradScaler what is kept is in units of the
+        scale of its step.
+    momentum: with a sparsifier, that of Deep Gradient Compression; then give the optimizer none.
+    timeout_s: how long a sum may wait for other workers before it raises an error that names them; None is
+        what the job says, or 30 s.
+
+    All must be the same on every rank, but for `over`'s address; otherwise every rank raises
+    PlanMismatchError in its first step.
+    """
+
+    _pipeline: Pipeline | None
+    _stats: HookStats
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        over: str | Summation = "switch",
+        names: Iterable[tuple[str, torch.nn.Parameter]] = (),
+        forms: RequestedForm | Mapping[str, RequestedForm] = "auto",
+        index: RequestedIndex = "auto",
+        predict: bool = False,
+        limbs: int = 1,
+        seed: int = 0,
+        sparsifier: Sparsifier | None = None,
+        momentum: float = 0.0,
+        timeout_s: float | None = None,
+    ) -> None:
+        if momentum and sparsifier is None:
+            raise HookConfigError(
+                f"momentum: {momentum} is for what a sparsifier keeps; give it to the optimizer instead"
+            )
+        self.process_group = process_group
+        self._over = over
+        self._timeout_s = timeout_s
+        self._forms, self._index, self._predict, self._limbs, self._seed = forms, index, predict, limbs, seed
+        self._sparsifier, self._momentum = sparsifier, momentum
+        self._feedback = None if sparsifier is None else ErrorFeedback(sparsifier, momentum, seed)
+        self._steps = 0
+        self._start(names)
+
+    def connect(self) -> None:
+        """Make the way to sum now, on all ranks, rather than in the first backward pass; compile kernels."""
+        if self._pipeline is None:
+            warm_up()
+            self._pipeline = Pipeline(connect(self._over, self.process_group, self._timeout_s))
+            atexit.register(_close, weakref.ref(self))
+
+    def close(self) -> None:
+        """Leave the job, once all sums are done. Called at exit if not before."""
+        pipeline, self._pipeline = self._pipeline, None
+        self._sums.clear()
+        if pipeline is not None:
+            pipeline.close(leave=isinstance(self._over, str))
+
+    def name(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        """Give parameters the names by which `forms`, `stats` and checkpoints know them: after a restore."""
+        for name, parameter in parameters:
+            self._names[parameter] = name
+
+    def stats(self) -> HookStats:
+        """What was summed and what it cost, on this worker, since the state was made or restored."""
+        with self._lock:
+            return replace(self._stats, wait_s=self._wait_s)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What later steps depend on, as numbers and tensors that `torch.load` takes by default.
+
+        Call it between steps. Each rank has its own: residuals are what this rank has not sent yet.
+        """
+        self._drain()
+        return saved(self._steps, self._feedback)
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called, with like parameters. Raises HookConfigError if it cannot."""
+        self._drain()
+        self._steps = loaded(values, self._feedback)
+
+    def submit(
+        self, buffer: torch.Tensor, parameters: Sequence[torch.Tensor]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Have a bucket averaged in place, after those submitted before; for `hook`."""
+        self.connect()
+        sums = self._sums_of(parameters)
+        bucket = Bucket(buffer, [parameter.numel() for parameter in parameters])
+        done, step = bucket.future(), self._steps
+
+        def work() -> None:
+            self._count(sums.run(bucket, step))
+            done.set_result(buffer)
+
+        assert self._pipeline is not None
+        self._raise_later(self._pipeline.submit(sums.seat, work), done)
+        return done
+
+    def end_step(self) -> None:
+        """Count a backward pass whose buckets have all been submitted; for `hook`."""
+        self._steps += 1
+        with self._lock:
+            self._stats = replace(self._stats, steps=self._stats.steps + 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        _LOGGER.warning("process_group and connections are not saved with a SwitchAllreduceState")
+        self._drain()
+        left_out = ("process_group", "_names", "_lock", "_sums", "_pipeline")
+        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        if not isinstance(self._over, str):
+            kept["_over"] = "switch"
+        return kept
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        vars(self).update(kept)
+        self.process_group = None
+        self._start(())
+        _LOGGER.warning(
+            "SwitchAllreduceState restored with all ranks as process_group, and without parameters' names: "
+            "set process_group and call name() before the first step if they were others"
+        )
+
+    def _start(self, names: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        """What a process makes anew."""
+        self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._lock = threading.Lock()
+        self._sums: dict[tuple[str, ...], BucketSum] = {}
+        self._pipeline = None
+        self._stats, self._wait_s = HookStats(), 0.0
+        self.name(names)
+
+    def _sums_of(self, parameters: Sequence[torch.Tensor]) -> BucketSum:
+        for parameter in parameters:
+            if parameter not in self._names:
+                self._names[parameter] = f"parameter {len(self._names)}"
+        names = tuple(self._names[parameter] for parameter in parameters)
+        if names not in self._sums:
+            self._sums[names] = self._new_sums(names)
+        return self._sums[names]
+
+    def _new_sums(self, names: tuple[str, ...]) -> BucketSum:
+        assert self._pipeline is not None
+        seat = Seat(self._pipeline)
+        allreduce = Allreduce(
+            seat,
+            forms=self._forms,
+            sparse=() if self._feedback is None else names,
+            index=self._index,
+            predict=self._predict,
+            limbs=self._limbs,
+            seed=self._seed,
+            average=True,
+        )
+        return BucketSum(names, seat, allreduce, self._feedback)
+
+    def _raise_later(self, work: Future[None], done: torch.futures.Future[torch.Tensor]) -> None:
+        """Have the backward pass raise what the work raises.
+
+        Where PyTorch waits for the future, in C++, an error would lose its type; so the training thread waits
+        just before, in a callback of the same backward pass.
+        """
+
+        def wait() -> None:
+            started = time.perf_counter()
+            try:
+                work.result()
+            finally:
+                self._wait_s += time.perf_counter() - started
+
+        if torch._C._current_graph_task_id() != -1:
+            torch.autograd.Variable._execution_engine.queue_callback(wait)
+        else:
+            work.add_done_callback(lambda _: _pass_on(work.exception(), done))
+
+    def _count(self, result: StepResult) -> None:
+        with self._lock:
+            self._stats = self._stats.plus(result)
+
+    def _drain(self) -> None:
+        if self._pipeline is not None:
+            self._pipeline.drain()
+
+
+def _pass_on(error: BaseException | None, done: torch.futures.Future[torch.Tensor]) -> None:
+    if isinstance(error, Exception):
+        done.set_exception(error)  # type: ignore[arg-type]  # as torch's own documentation has it
+
+
+def _close(state: weakref.ref[SwitchAllreduceState]) -> None:
+    """Leave the job at exit: the others may still wait for this worker's last packets."""
+    alive = state()
+    if alive is not None:
+        alive.close()
