@@ -245,6 +245,14 @@ def test_switch_address_that_is_none():
             ["switch", "run", "--port-rate=9", "--port-queue=0"],
             "port queue: 0 packets are out of range; use 1 to 524287",
         ),
+        (
+            ["switch", "run", "--port-queue=64"],
+            "port-queue: 64: no port has a queue; give --port-rate too",
+        ),
+        (
+            ["switch", "compile", "--out=kept"],
+            "out: kept: nothing else is kept; give --tofino too",
+        ),
     ],
 )
 def test_options_out_of_range(arguments, complaint):

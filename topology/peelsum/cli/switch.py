@@ -50,14 +50,18 @@ def run(
         ),
     ] = None,
     port_queue: Annotated[
-        int, typer.Option(help="Packets that may wait at a port with a rate; more are dropped.")
-    ] = 1024,
+        int | None,
+        typer.Option(
+            help="Packets that may wait at a port with a rate, 1024 if not given; more are dropped."
+        ),
+    ] = None,
     device_id: Annotated[int, typer.Option(help="P4Runtime's device_id.")] = 1,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
     """Run the embedded switch until Ctrl-C. A controller loads the pipeline: see `peelsum job admit`."""
     from peelsum.target import TargetError
+    from peelsum.target.queues import QUEUE_LIMIT
     from peelsum.target.runner import Listening
     from peelsum.target.runner import run as run_switch
 
@@ -74,6 +78,8 @@ def run(
 
     within("--seed", seed, 0, 2**63 - 1)
     require_device_id(device_id)
+    if port_queue is not None and not port_rate:
+        raise typer.BadParameter(f"port-queue: {port_queue}: no port has a queue; give --port-rate too")
     interfaces = _by_port("interface", interface or [], "eth0")
     joined = _by_port("join", join or [], "127.0.0.1:7001")
     joins = {port: address(text, "the other switch's port") for port, text in joined.items()}
@@ -90,7 +96,7 @@ def run(
             loss=loss,
             seed=seed,
             rates=_rates(port_rate or [], interfaces or range(1, ports + 1)),
-            queue_limit=port_queue,
+            queue_limit=QUEUE_LIMIT if port_queue is None else port_queue,
             device_id=device_id,
             announce=announce,
         )
@@ -153,6 +159,8 @@ def compile_(
     from peelsum.target.artifacts import PipelineError, compile_pipelines
     from peelsum.target.tofino import ARCHITECTURES, compile_for, report_path
 
+    if out is not None and not tofino:
+        raise typer.BadParameter(f"out: {out}: nothing else is kept; give --tofino too")
     with reported(PipelineError, OSError):
         if not tofino:
             for built in compile_pipelines():
