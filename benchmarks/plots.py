@@ -1,4 +1,4 @@
-"""Draws the figures of docs/performance.md from the measurements beside this file. Needs matplotlib."""
+"""Draws the figures of docs/performance.md and docs/codec.md from what was measured. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ HERE = Path(__file__).parent
 FIGURES = HERE.parent / "docs" / "figures"
 #: Text stays text, and the same measurements give the same file.
 mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "peelsum", "font.size": 9})
+_FORMS = {
+    ("lhc", ""): "LHC, recovering all",
+    ("sketch", "bitmap"): "sketch, bitmap",
+    ("compact", "bitmap"): "compact, bitmap",
+    ("sketch", "bloom"): "sketch, bloom",
+    ("auto", ""): "planner, fewest words",
+}
+_LAYOUTS = {"kept": "lane kept (LHC)", "rotated": "rotated"}
 _SWITCHES = (("embedded", "memory"), ("embedded", "udp"), ("bmv2", "veth"))
 
 
@@ -60,6 +68,43 @@ def cost_of_loss(figure: Any) -> None:
     axes.set(xlabel="packets lost at every port, each way", ylabel="share of the rate lost", ylim=(0, 1.1))
 
 
+def size_of_forms(figure: Any) -> None:
+    """Size over the lower bound by density, for supports side by side."""
+    rows, supports = _read("codec_size"), ("uniform", "rows", "columns")
+    for axes, support in zip(figure.subplots(1, 3, sharey=True), supports, strict=True):
+        for (form, index), label in _FORMS.items():
+            mine = [
+                (row["density"], row["over_lower_bound"])
+                for row in rows
+                if row["support"] == support and row["form"] == form and index in ("", row["index"])
+            ]
+            axes.plot(*zip(*mine, strict=True), marker=".", label=label)
+        axes.axhline(1, color="0.7", linewidth=0.8, zorder=0)
+        axes.set(xscale="log", yscale="log", xlabel="non-zeros", title=support)
+        axes.set_xticks([0.001, 0.01, 0.1, 0.5], ["0.1%", "1%", "10%", "50%"])
+        axes.set_yticks([1, 2, 5, 10, 50, 100], ["1", "2", "5", "10", "50", "100"])
+        axes.minorticks_off()
+    figure.axes[0].set_ylabel("size over lower bound")
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=5, frameon=False)
+
+
+def recovery(figure: Any) -> None:
+    """Share recovered by cells per non-zero, lane kept and rotated."""
+    axes = figure.subplots()
+    rows = [row for row in _read("recovery") if row["part"] == "curve"]
+    for colour, support in enumerate(("uniform", "rows", "columns")):
+        mine = [row for row in rows if row["support"] == support]
+        sizes = [row["cells_per_candidate"] for row in mine]
+        for layout, style in (("kept", "--"), ("rotated", "-")):
+            recovered = [1 - row[layout] for row in mine]
+            label = f"{_LAYOUTS[layout]}, {support}"
+            axes.plot(sizes, recovered, style, color=f"C{colour}", label=label)
+    axes.set(xlabel="cells per non-zero", ylabel="recovered by peeling")
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+
+
 def _stack(axes: Any, names: Sequence[str], parts: Sequence[dict[str, float]]) -> None:
     below = [0.0] * len(parts)
     for part in parts[0]:
@@ -97,6 +142,8 @@ def main() -> None:
         ("switch-rate", rate_of_a_switch, 8),
         ("switch-profile", parts_of_a_packet, 8),
         ("loss", cost_of_loss, 4),
+        ("codec-size", size_of_forms, 9),
+        ("codec-recovery", recovery, 6),
     ):
         print(draw(name, content, width))
 

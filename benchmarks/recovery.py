@@ -1,7 +1,7 @@
 """What peeling leaves over, by layout, support, width of a block and size of the sketch: `recovery.json`.
 
-Peeling needs no values, so only layouts are made: LHC's, which keeps an element's lane, and the codec's, that
-rotates the copy in every sub-table. Prints the tables of docs/codec.md; with `--json`, the file beside this.
+Peeling needs no values, so only layouts are made: LHC's keeps an element's lane, the codec's rotates the copy
+in every sub-table. Prints the tables of docs/codec.md; with `--json`, the file beside this one.
 """
 
 from __future__ import annotations
