@@ -276,7 +276,7 @@ def test_room_for_fewer_candidates_than_there_are() -> None:
 
 
 class BoundedStep:
-    """Encode, list, peel, of as many candidates as there turn out to be: `run` neither waits nor allocates."""
+    """Encode, list and peel as many candidates as there turn out to be: `run` neither waits nor allocates."""
 
     def __init__(self, n: int, capacity: int, layout: SketchLayout) -> None:
         self.n, self.layout = n, layout

@@ -22,7 +22,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import cast
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +50,23 @@ from peelsum.codec import (
     SketchLayout,
     fixed_point,
     kernels,
-    widened,
+    memory,
 )
 from peelsum.wire import packet_bytes
 
-Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16
+
+class DeviceTensor(Protocol):
+    """What is known here of torch's tensors."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As torch says."""
+
+    def cpu(self) -> Any:
+        """As torch says."""
+
+
+Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | DeviceTensor
 #: Above this density nobody needs to know where the non-zeros are.
 _DENSE = 1 / 4
 Tensors = Mapping[str, Tensor] | Sequence[Tensor]
@@ -96,7 +108,9 @@ class Allreduce:
         fixed_point(0, summation.workers, limbs)
         if estimate and limbs != 1:
             raise InvalidRequestError(f"estimate: {limbs} limbs cannot be estimated; use limbs=1")
-        self._ops = kernels(implementation)
+        if estimate and implementation == "gpu":
+            raise InvalidRequestError("estimate: the gpu kernels make none; use implementation='cpu'")
+        self._ops, self._memory = kernels(implementation), memory(implementation)
         self._clock = clock
         self._agreed: set[int] = set()
         self._failed = False
@@ -105,12 +119,13 @@ class Allreduce:
     def sum(self, tensors: Tensors) -> StepResult:
         """The exact sum of each tensor over all workers, who must all call this with like tensors.
 
-        Tensors are float32 or float16 arrays, or BFloat16. Blocks until every worker has contributed. Arrays
-        may be strided, read-only, empty or without dimensions, and are not modified. A tensor that is not
-        finite on some worker becomes NaN on all. Raises PlanMismatchError if the workers differ,
-        InvalidRequestError if all pass a type that is not summed, and what the summation raises when it
-        stalls. After any of these the workers may be out of step: further calls raise InvalidRequestError,
-        and a new summation is needed.
+        Tensors are float32 or float16 arrays, or BFloat16; with implementation="gpu", torch tensors on a
+        device: their sums are there too, by work on the stream that is current, and workers without a device
+        may take part. Tensors may be strided, read-only, empty or without dimensions, and are not modified.
+        Blocks until every worker has contributed. A tensor that is not finite on some worker becomes NaN on
+        all. Raises PlanMismatchError if the workers differ, InvalidRequestError if all pass a type that is
+        not summed, and what the summation raises when it stalls. After any of these the workers may be out of
+        step: further calls raise InvalidRequestError, and a new summation is needed.
         """
         if self._failed:
             raise InvalidRequestError("sum: an earlier call failed; start again with a new summation")
@@ -120,9 +135,9 @@ class Allreduce:
         return result
 
     def _sum(self, tensors: Tensors) -> StepResult:
-        named = _named(tensors)
+        named = self._named(tensors)
         self._steps += 1
-        step = Step(self._summation, self._clock)
+        step = Step(self._summation, self._memory, self._clock)
         plan = self._plan(named)
         known = plan.request in self._agreed
         if not known:
@@ -136,10 +151,20 @@ class Allreduce:
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
         tensors = []
         for name, tensor in named.items():
-            dtype = "bfloat16" if isinstance(tensor, BFloat16) else str(tensor.dtype)
             choice = self._chooser.choose(name, math.prod(tensor.shape), self._settings)
-            tensors.append(TensorPlan(name, tensor.shape, dtype, choice))
+            tensors.append(TensorPlan(name, tuple(tensor.shape), self._memory.dtype(tensor), choice))
         return Plan(tuple(tensors), self._summation.workers, self._summation.lanes, self._settings)
+
+    def _named(self, tensors: Tensors) -> dict[str, Tensor]:
+        pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
+        named: dict[str, Tensor] = {}
+        for name, tensor in pairs:
+            if str(name) in named:
+                raise InvalidRequestError(
+                    f"tensors: {str(name)!r} names two of them; give every tensor its own"
+                )
+            named[str(name)] = self._memory.accepted(tensor)
+        return named
 
     def _agree(self, plan: Plan, step: Step) -> None:
         """Exchange a new plan's digest alone: workers that differ would not know each other's lengths."""
@@ -166,8 +191,9 @@ class Allreduce:
 
     def _exchange(self, plan: TensorPlan, tensor: Tensor) -> TensorExchange:
         seed = _tensor_seed(self._settings.seed, self._steps, plan.name)
-        setting = Setting(self._ops, self._summation.workers, self._summation.lanes, self._settings, seed)
-        return TensorExchange(plan.choice, widened(tensor), setting)
+        summation = self._summation
+        setting = Setting(self._ops, summation.workers, summation.lanes, self._settings, seed, self._memory)
+        return TensorExchange(plan.choice, self._memory.widened(tensor), setting)
 
     def _finish(self, exchanges: Sequence[TensorExchange], plan: Plan, step: Step) -> StepResult:
         started = self._clock()
@@ -215,16 +241,6 @@ class Allreduce:
         else:
             seen = Seen(exchange.exponent_field, exchange.occupied())
         self._chooser.learn(result.name, seen)
-
-
-def _named(tensors: Tensors) -> dict[str, Tensor]:
-    pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
-    named: dict[str, Tensor] = {}
-    for name, tensor in pairs:
-        if str(name) in named:
-            raise InvalidRequestError(f"tensors: {str(name)!r} names two of them; give every tensor its own")
-        named[str(name)] = tensor if isinstance(tensor, BFloat16) else cast(Tensor, np.asarray(tensor))
-    return named
 
 
 def _tensor_seed(seed: int, step: int, name: str) -> int:

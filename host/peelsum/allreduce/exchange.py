@@ -6,48 +6,32 @@ knows nothing of chunks, of other tensors, or of who sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Generator
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.indexes import Index
 from peelsum.allreduce.plan import Choice, Settings
+from peelsum.allreduce.staging import Round, Rounds, Sums, staged
 from peelsum.allreduce.summation import Words
 from peelsum.codec import (
     ESTIMABLE,
     EXPONENT_WORDS,
     NON_FINITE,
     FixedPoint,
+    HostMemory,
     Kernels,
+    Memory,
     SketchLayout,
     estimate_left_over,
-    exponent_words,
     fixed_point,
     index_words,
     largest_exponent_field,
 )
 
-
-class Round(NamedTuple):
-    """A request for sums: `write` puts a worker's words into or_words and add_words words, all of them."""
-
-    or_words: int
-    add_words: int
-    write: Callable[[Words, Words], None]
-
-
-class Sums(NamedTuple):
-    """What a round came to over all workers."""
-
-    ored: Words
-    added: Words
-
-
-Rounds = Generator[Round, Sums, None]
 Positions = NDArray[np.int64]
 #: int32[limbs, k].
 Limbs = NDArray[np.int32]
@@ -62,6 +46,7 @@ class Setting:
     lanes: int
     settings: Settings
     seed: int
+    memory: Memory = field(default_factory=HostMemory)
 
 
 class TensorExchange:
@@ -69,7 +54,8 @@ class TensorExchange:
 
     def __init__(self, choice: Choice, values: NDArray[np.float32], setting: Setting) -> None:
         self._choice, self._values, self._setting = choice, values, setting
-        self._ops, self._limbs = setting.ops, setting.settings.limbs
+        self._ops, self._limbs, self._elements = setting.ops, setting.settings.limbs, len(values)
+        self._memory = setting.memory.beside(values)
         self._guess = self._fixed_point(choice.prediction.exponent_field) if choice.prediction else None
         #: Whether every worker's values are finite.
         self.finite = True
@@ -80,7 +66,7 @@ class TensorExchange:
         #: Elements int64[k] that the following two stand for; None means all.
         self.positions: NDArray[np.int64] | None = None
         #: int32[limbs, k]: what this worker contributed, and the sum over workers.
-        self.quantized = self.total = np.zeros((self._limbs, 0), np.int32)
+        self.quantized = self.total = self._memory.integers(self._limbs, 0)
         #: How many of `total` are estimates.
         self.estimated = 0
         #: Words that this worker was asked for, by whoever runs the rounds.
@@ -88,18 +74,25 @@ class TensorExchange:
 
     def rounds(self) -> Rounds:
         """Every round of the exchange, to be sent its sums."""
+        return staged(self._rounds(), self._memory)
+
+    def settle(self) -> None:
+        """Wait until what rounds wrote is there to be sent."""
+        self._memory.settle()
+
+    def _rounds(self) -> Rounds:
         if self._choice.index is None:
             yield from self._dense()
         else:
-            self.positions = np.zeros(0, np.int64)
+            self.positions = self._memory.positions(self._values[:0])
             yield from self._sparse(self._choice.index)
 
     def _dense(self) -> Rounds:
-        guess, words = self._guess, self._limbs * self._values.size
+        guess, words = self._guess, self._limbs * self._elements
 
         def header(ored: Words, added: Words) -> None:
             magnitude = self._ops.magnitude(self._values) if guess is None else self._write(guess, added)
-            ored[:] = exponent_words(magnitude)
+            self._memory.write_exponent(magnitude, ored)
 
         sums = yield Round(EXPONENT_WORDS, words if guess else 0, header)
         self._agree(sums.ored)
@@ -117,9 +110,9 @@ class TensorExchange:
         self._write(fixed, added)
 
     def _sparse(self, index: Index) -> Rounds:
-        n, ops, seed, guess = self._values.size, self._ops, self._setting.seed, self._guess
+        n, ops, seed, guess = self._elements, self._ops, self._setting.seed, self._guess
         layout = self._predicted_layout()
-        own = np.empty(index_words(n), np.uint32)
+        own = self._memory.words(index_words(n))
 
         def header(ored: Words, added: Words) -> None:
             if layout and guess:
@@ -127,7 +120,7 @@ class TensorExchange:
                 magnitude = ops.index_sketch(layout, self._values, guess, own, sketch)
             else:
                 magnitude = ops.index(self._values, own)
-            ored[:EXPONENT_WORDS] = exponent_words(magnitude)
+            self._memory.write_exponent(magnitude, ored[:EXPONENT_WORDS])
             index.encode(ops, own, n, seed, ored[EXPONENT_WORDS:])
 
         cells = self._limbs * layout.cells if layout else 0
@@ -135,7 +128,7 @@ class TensorExchange:
         self._agree(sums.ored)
         if self.fixed is None:
             return
-        union = index.decode(ops, sums.ored[EXPONENT_WORDS:], n, seed)
+        union = index.decode(ops, sums.ored[EXPONENT_WORDS:], n, seed, self._memory)
         if index.refined:
             union = yield from self._refined(own, union)
         positions = self.positions = ops.positions(union, n)
@@ -152,9 +145,9 @@ class TensorExchange:
         def write(ored: Words, added: Words) -> None:
             self._ops.gather_bits(own, mask, ored)
 
-        words = index_words(self._ops.count(mask, self._values.size))
+        words = index_words(self._ops.count(mask, self._elements))
         sums = yield Round(words, 0, write)
-        union = np.empty_like(mask)
+        union = self._memory.words(len(mask))
         self._ops.scatter_bits(sums.ored, mask, union)
         return union
 
@@ -163,11 +156,11 @@ class TensorExchange:
             self.quantized = self._by_limb(added)
             self._ops.quantize_at(self._values, positions, fixed, self.quantized)
 
-        sums = yield Round(0, self._limbs * positions.size, write)
+        sums = yield Round(0, self._limbs * len(positions), write)
         self.total = self._by_limb(sums.added)
 
     def _sketched(self, fixed: FixedPoint, positions: Positions) -> Rounds:
-        layout = self._layout(positions.size)
+        layout = self._layout(len(positions))
         quantized = self._quantized(fixed, positions)
 
         def write(ored: Words, added: Words) -> None:
@@ -179,49 +172,50 @@ class TensorExchange:
 
     def _peeled(self, layout: SketchLayout, words: Words, positions: Positions, quantized: Limbs) -> Rounds:
         """Peel the summed sketch; exchange, or estimate, what is left over."""
-        self.quantized, self.total = quantized, np.empty_like(quantized)
+        self.quantized, self.total = quantized, self._memory.integers(self._limbs, len(positions))
         sketches, left = words.reshape(self._limbs, -1), positions[:0]
         for sketch, total in zip(sketches, self.total, strict=True):
             left = self._ops.sketch_decode(layout, sketch, positions, total)
-        if not left.size:
+        if not len(left):
             return
         if self._setting.settings.estimate:
-            self.estimated = left.size
+            self.estimated = len(left)
             for sketch, total in zip(sketches, self.total, strict=True):
                 estimate_left_over(self._ops, layout, sketch, positions, total, left)
             return
 
         def write(ored: Words, added: Words) -> None:
-            added.reshape(self._limbs, -1)[:] = quantized[:, left].view(np.uint32)
+            self._by_limb(added)[:] = quantized[:, left]
 
-        sums = yield Round(0, self._limbs * left.size, write)
+        sums = yield Round(0, self._limbs * len(left), write)
         self.total[:, left] = self._by_limb(sums.added)
 
     def floats(self, divisor: int) -> NDArray[np.float32]:
         """float32[n]: the sum, divided by `divisor`; all NaN if some worker's values are not finite."""
         if not self.finite:
-            return np.full(self._values.size, np.nan, np.float32)
+            return self._memory.floats(self._elements, np.nan)
         if self.fixed is None:
-            return np.zeros(self._values.size, np.float32)
+            return self._memory.floats(self._elements)
+        out = self._memory.floats(self._elements)
         if self.positions is None:
-            out = np.empty(self._values.size, np.float32)
             self._ops.dequantize(self.total, self.fixed, divisor, out)
         else:
-            out = np.zeros(self._values.size, np.float32)
             self._ops.dequantize_at(self.total, self.positions, self.fixed, divisor, out)
         return out
 
     def occupied(self) -> tuple[int, ...]:
         """How many blocks of 2**b elements hold a non-zero of the union, or of a dense tensor's sum."""
-        positions = np.flatnonzero(self.total.any(axis=0)) if self.positions is None else self.positions
+        positions = self.positions
+        if positions is None:
+            positions = self._memory.positions(self.total.any(0))
         return tuple(self._ops.occupied(positions).tolist())
 
     def _agree(self, header: Words) -> None:
         """Take the numbers' form, and that some worker's are not finite, from the OR over workers."""
-        self.exponent_field = field = largest_exponent_field(header[:EXPONENT_WORDS])
+        self.exponent_field = field = largest_exponent_field(self._memory.on_host(header[:EXPONENT_WORDS]))
         self.finite = field != NON_FINITE
         if field is None or not self.finite:
-            self.quantized = np.zeros((self._limbs, 0), np.int32)
+            self.quantized = self._memory.integers(self._limbs, 0)
         elif self._choice.prediction and self._choice.prediction.holds(field):
             self.fixed = self._guess
         else:
@@ -244,9 +238,9 @@ class TensorExchange:
         return self._layout(prediction.candidates) if prediction and self._choice.form == "sketch" else None
 
     def _quantized(self, fixed: FixedPoint, positions: Positions) -> Limbs:
-        out = np.empty((self._limbs, positions.size), np.int32)
+        out = self._memory.integers(self._limbs, len(positions))
         self._ops.quantize_at(self._values, positions, fixed, out)
         return out
 
     def _by_limb(self, words: Words) -> Limbs:
-        return words.view(np.int32).reshape(self._limbs, -1)
+        return self._memory.by_limb(words, self._limbs)

@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from peelsum.allreduce.summation import Words
-from peelsum.codec import BloomLayout, Kernels, block_words, index_words
+from peelsum.codec import BloomLayout, Kernels, Memory, block_words, index_words
 
 IndexForm = Literal["bitmap", "two_level", "bloom"]
 INDEX_FORMS: tuple[IndexForm, ...] = ("bitmap", "two_level", "bloom")
@@ -34,8 +32,8 @@ class BitmapIndex:
         """Write a worker's `bitmap` of `elements` bits into out[words(elements)]."""
         out[:] = bitmap
 
-    def decode(self, ops: Kernels, words: Words, elements: int, seed: int) -> Words:
-        """Bitmap of candidates by the OR over workers."""
+    def decode(self, ops: Kernels, words: Words, elements: int, seed: int, memory: Memory) -> Words:
+        """Bitmap of candidates, in `memory`, by the OR over workers."""
         return words
 
 
@@ -55,9 +53,9 @@ class TwoLevelIndex:
         """See `BitmapIndex.encode`."""
         ops.block_encode(bitmap, elements, self.block, out)
 
-    def decode(self, ops: Kernels, words: Words, elements: int, seed: int) -> Words:
+    def decode(self, ops: Kernels, words: Words, elements: int, seed: int, memory: Memory) -> Words:
         """See `BitmapIndex.decode`."""
-        out = np.empty(index_words(elements), np.uint32)
+        out = memory.words(index_words(elements))
         ops.block_decode(words, elements, self.block, out)
         return out
 
@@ -82,9 +80,9 @@ class BloomIndex:
         """See `BitmapIndex.encode`."""
         ops.bloom_encode(self._layout(seed), bitmap, out)
 
-    def decode(self, ops: Kernels, words: Words, elements: int, seed: int) -> Words:
+    def decode(self, ops: Kernels, words: Words, elements: int, seed: int, memory: Memory) -> Words:
         """See `BitmapIndex.decode`."""
-        out = np.empty(index_words(elements), np.uint32)
+        out = memory.words(index_words(elements))
         ops.bloom_decode(self._layout(seed), words, elements, out)
         return out
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,10 @@ from peelsum.codec import FixedPoint, error_bound
 
 @dataclass(frozen=True, eq=False)
 class TensorResult:
-    """One tensor's sum, the same bits on every worker (but for `quantized`, which is this worker's own)."""
+    """One tensor's sum, the same bits on every worker (but for `quantized`, which is this worker's own).
+
+    With the gpu kernels `values`, `positions`, `quantized_at` and `total_at` are torch tensors on the device.
+    """
 
     name: str
     form: Form
@@ -58,7 +63,7 @@ class TensorResult:
     @property
     def elements(self) -> int:
         """Number of elements of the tensor."""
-        return self.values.size
+        return math.prod(self.shape)
 
     @property
     def error_bound(self) -> float:
@@ -73,16 +78,17 @@ class TensorResult:
         """
         if not self.finite:
             return float("nan")
-        occupied = np.count_nonzero(self.total) if self.positions is None else self.positions.size
+        occupied = int(self.total_at.any(0).sum()) if self.positions is None else len(self.positions)
         return occupied / self.elements if self.elements else 0.0
 
     def _spread(self, limbs: NDArray[np.int32]) -> NDArray[np.int32] | NDArray[np.int64]:
+        limbs = _on_host(limbs)
         numbers = limbs[0] if len(limbs) == 1 or self.fixed is None else self.fixed.joined(limbs)
         if numbers.size == self.elements:
             return numbers.reshape(self.shape)
         spread = np.zeros(self.elements, numbers.dtype)
         if numbers.size:
-            spread[self.positions] = numbers
+            spread[_on_host(self.positions)] = numbers
         return spread.reshape(self.shape)
 
 
@@ -120,3 +126,8 @@ class StepResult(Mapping[str, TensorResult]):
     @cached_property
     def _by_name(self) -> dict[str, TensorResult]:
         return {tensor.name: tensor for tensor in self.tensors}
+
+
+def _on_host(array: Any) -> NDArray[Any]:
+    """An array as it is; what is in a tensor, wherever it lies."""
+    return array if isinstance(array, np.ndarray) else np.asarray(array.cpu())

@@ -12,8 +12,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from peelsum.allreduce.exchange import Round, Rounds, Sums, TensorExchange
+from peelsum.allreduce.exchange import TensorExchange
+from peelsum.allreduce.staging import Round, Rounds, Sums
 from peelsum.allreduce.summation import Part, Summation, Words
+from peelsum.codec import Memory
 
 _NOTHING = np.zeros(0, np.uint32)
 
@@ -34,8 +36,8 @@ class _Running:
 class Step:
     """Runs exchanges over a summation. `chunks` and seconds add up over its sums."""
 
-    def __init__(self, summation: Summation, clock: Callable[[], float]) -> None:
-        self._summation, self._clock = summation, clock
+    def __init__(self, summation: Summation, memory: Memory, clock: Callable[[], float]) -> None:
+        self._summation, self._memory, self._clock = summation, memory, clock
         self.chunks = 0
         self.encode_s = self.network_s = self.decode_s = 0.0
 
@@ -67,10 +69,12 @@ class Step:
     def _round(self, running: Sequence[_Running], ahead: Sequence[Part]) -> list[Sums]:
         """One round of every exchange: write, sum, and cut the sums up."""
         started = self._clock()
-        ored, or_spans = _laid_out([one.asked.or_words for one in running])
-        added, add_spans = _laid_out([one.asked.add_words for one in running])
+        ored, or_spans = self._laid_out([one.asked.or_words for one in running])
+        added, add_spans = self._laid_out([one.asked.add_words for one in running])
         for one, or_span, add_span in zip(running, or_spans, add_spans, strict=True):
             one.write(ored[or_span], added[add_span])
+        for one in running:
+            one.exchange.settle()
         self.encode_s += self._clock() - started
         parts = [Part(ored, "or"), Part(added, "add")]
         sent = [part for part in parts if part.words.size]
@@ -79,11 +83,10 @@ class Step:
         ored, added = by_op.get("or", _NOTHING), by_op.get("add", _NOTHING)
         return [Sums(ored[a], added[b]) for a, b in zip(or_spans, add_spans, strict=True)]
 
-
-def _laid_out(lengths: Sequence[int]) -> tuple[Words, list[slice]]:
-    """Room for stretches of these lengths, and where each lies."""
-    ends = np.cumsum([0, *lengths]).tolist()
-    return np.empty(ends[-1], np.uint32), [slice(a, b) for a, b in pairwise(ends)]
+    def _laid_out(self, lengths: Sequence[int]) -> tuple[Words, list[slice]]:
+        """Room for stretches of these lengths, and where each lies."""
+        ends = np.cumsum([0, *lengths]).tolist()
+        return self._memory.traveling(ends[-1]), [slice(a, b) for a, b in pairwise(ends)]
 
 
 def _advanced(running: Sequence[_Running], sums: Sequence[Sums]) -> list[_Running]:

@@ -1,4 +1,4 @@
-"""The codec: fixed point, the index of non-zeros, and the lossless sketch, each in two implementations.
+"""The codec: fixed point, the index of non-zeros, and the lossless sketch, each in three implementations.
 
 It turns float tensors into integer words whose sums (or ORs) over workers decode to the exact sum. It knows
 nothing of packets, of switches or of who adds the words up.
@@ -18,8 +18,9 @@ from peelsum.codec.fixed_point import (
 )
 from peelsum.codec.floats import BFloat16, widened
 from peelsum.codec.index import BLOCK_SIZES, BloomLayout, block_words, index_words
-from peelsum.codec.kernels import Implementation, Kernels, kernels, warm_up
+from peelsum.codec.kernels import Implementation, Kernels, kernels, memory, warm_up
 from peelsum.codec.layout import CELLS_PER_CANDIDATE, SUB_TABLES, SketchLayout
+from peelsum.codec.memory import HostMemory, Memory
 
 __all__ = [
     "BLOCK_SIZES",
@@ -32,8 +33,10 @@ __all__ = [
     "BloomLayout",
     "CodecError",
     "FixedPoint",
+    "HostMemory",
     "Implementation",
     "Kernels",
+    "Memory",
     "SketchLayout",
     "block_words",
     "error_bound",
@@ -43,6 +46,7 @@ __all__ = [
     "index_words",
     "kernels",
     "largest_exponent_field",
+    "memory",
     "scale_for",
     "warm_up",
     "widened",

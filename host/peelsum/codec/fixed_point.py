@@ -18,7 +18,7 @@ EXPONENT_WORDS = 8
 #: The exponent field of NaN and infinity. As one-hot bit it reads 'some worker's tensor is not finite'.
 NON_FINITE = 255
 _EXPONENT_BIAS = 127
-_MANTISSA_BITS = 23
+MANTISSA_BITS = 23
 _LARGEST_SUM = 2**31 - 1
 _WORD_BITS = 32
 #: Up to this fan-in two limbs hold all bits of the largest float32, so that rounding cannot carry past them.
@@ -57,7 +57,7 @@ def exponent_words(magnitude: int) -> NDArray[np.uint32]:
     """
     words = np.zeros(EXPONENT_WORDS, np.uint32)
     if magnitude:
-        field = magnitude >> _MANTISSA_BITS
+        field = magnitude >> MANTISSA_BITS
         words[field // 32] = 1 << field % 32
     return words
 

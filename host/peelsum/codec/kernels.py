@@ -6,7 +6,7 @@ types: arrays are C-contiguous, in native byte order. Implementations give ident
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,9 @@ from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BloomLayout
 from peelsum.codec.layout import SketchLayout
+from peelsum.codec.memory import HostMemory, Memory
 
-Implementation = Literal["cpu", "reference"]
+Implementation = Literal["cpu", "reference", "gpu"]
 
 
 class Kernels(Protocol):
@@ -176,17 +177,39 @@ _IMPLEMENTATIONS: dict[str, Kernels] = {"cpu": cpu, "reference": reference}
 
 
 def kernels(implementation: Implementation = "cpu") -> Kernels:
-    """The kernels named `implementation`. Raises CodecError for a name that is none."""
+    """The kernels named `implementation`; "gpu" takes torch tensors where the others take arrays.
+
+    Raises CodecError for a name that is none, and for "gpu" where torch or triton is not installed.
+    """
+    if implementation == "gpu":
+        try:
+            from peelsum.codec import gpu
+        except ImportError as error:
+            raise CodecError(
+                f"implementation: 'gpu' needs {error.name}; pip install 'peelsum[gpu]'"
+            ) from error
+        return cast(Kernels, gpu)
     if implementation not in _IMPLEMENTATIONS:
         known = ", ".join(get_args(Implementation))
         raise CodecError(f"implementation: {implementation!r} is unknown; use one of {known}")
     return _IMPLEMENTATIONS[implementation]
 
 
+def memory(implementation: Implementation = "cpu") -> Memory:
+    """The memory of these kernels' arrays. Raises CodecError as `kernels` does."""
+    if kernels(implementation) in _IMPLEMENTATIONS.values():
+        return HostMemory()
+    from peelsum.codec.gpu_memory import DeviceMemory
+
+    return cast(Memory, DeviceMemory())
+
+
 def warm_up(implementation: Implementation = "cpu") -> None:
     """Run every kernel once, so that none is compiled within a timed step: seconds when cold."""
-    ops, values = kernels(implementation), np.ones(1, np.float32)
-    bitmap, other, sketch = np.zeros(1, np.uint32), np.zeros(1, np.uint32), np.zeros((2, 3), np.uint32)
+    ops, room = kernels(implementation), memory(implementation)
+    values = room.floats(1, 1.0)
+    bitmap, other, copied = (room.receive(np.zeros(1, np.uint32)) for _ in range(3))
+    sketch = room.receive(np.zeros(6, np.uint32)).reshape(2, 3)
     layout, bloom = SketchLayout(1, 1, 0), BloomLayout(1, 1, 0)
     ops.magnitude(values)
     ops.index(values, bitmap)
@@ -198,9 +221,9 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     ops.bloom_encode(bloom, bitmap, other)
     ops.bloom_decode(bloom, other, 1, bitmap)
     ops.gather_bits(bitmap, bitmap, other)
-    ops.scatter_bits(other, bitmap, bitmap.copy())
+    ops.scatter_bits(other, bitmap, copied)
     for fixed in (FixedPoint(0), FixedPoint(0, 31)):
-        quantized = np.zeros((fixed.limbs, 1), np.int32)
+        quantized = room.integers(fixed.limbs, 1)
         ops.quantize(values, fixed, quantized)
         ops.quantize_at(values, where, fixed, quantized)
         ops.dequantize(quantized, fixed, 1, values)

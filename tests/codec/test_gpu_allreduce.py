@@ -1,0 +1,163 @@
+"""The all-reduce of tensors on a device: the bits that workers without one get, and with those together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpu_device import DEVICE, bits, needs_device
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, StepResult
+from peelsum.codec import BFloat16, CodecError, warm_up
+
+N = 3001
+
+
+class Mixed:
+    """Worker 0 has its tensors on the device, the others have arrays on the host."""
+
+    def __init__(self, workers: int = 3, lanes: int = 32, **settings: Any) -> None:
+        group = LocalSummation.group(workers, lanes)
+        self.reduces = [Allreduce(one, implementation="cpu", **settings) for one in group[1:]]
+        self.reduces.insert(0, Allreduce(group[0], implementation="gpu", **settings))
+
+    def sum(self, inputs: Sequence[Any]) -> list[StepResult]:
+        with ThreadPoolExecutor(len(inputs)) as pool:
+            return list(pool.map(lambda reduce, tensors: reduce.sum(tensors), self.reduces, inputs))
+
+
+def gradients(n: int, workers: int, step: int, density: float = 0.03) -> list[NDArray[np.float32]]:
+    rng = np.random.default_rng([n, step])
+    kept = (rng.random((workers, n)) < density) * rng.normal(size=(workers, n))
+    return list((kept * 10.0 ** rng.integers(-3, 2, n)).astype(np.float32))
+
+
+def tensor(array: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(array).to(DEVICE)
+
+
+def agree(results: Sequence[StepResult], name: str = "g") -> Any:
+    """All have the same sums, which are those of what they contributed; returns the last worker's."""
+    ours, *others = (result[name] for result in results)
+    assert isinstance(ours.values, torch.Tensor)
+    assert ours.values.device.type == DEVICE.type
+    for other in others:
+        np.testing.assert_array_equal(bits(ours.values), other.values.view(np.uint32))
+        np.testing.assert_array_equal(ours.total, other.total)
+        assert (ours.density, ours.fixed, ours.form, ours.index) == (
+            other.density,
+            other.fixed,
+            other.form,
+            other.index,
+        )
+    np.testing.assert_array_equal(
+        sum(result[name].quantized.astype(np.int64) for result in results), ours.total
+    )
+    return others[-1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"forms": "dense"},
+        {"forms": "dense", "predict": True, "limbs": 2},
+        {"forms": "compact", "index": "bitmap", "limbs": 2},
+        {"forms": "compact", "index": "two_level"},
+        {"forms": "compact", "index": "bloom", "average": True},
+        {"forms": "sketch", "index": "bitmap", "predict": True},
+        {"forms": "sketch", "index": "two_level", "cells_per_candidate": 0.6},
+        {"forms": "sketch", "index": "bloom", "predict": True, "limbs": 2},
+        {"sparse": ["g"]},
+    ],
+    ids=str,
+)
+def test_the_same_bits_as_without_a_device(settings: dict[str, Any]) -> None:
+    group = Mixed(**settings)
+    for step in range(3):
+        arrays = gradients(N, 3, step)
+        results = group.sum([{"g": tensor(arrays[0])}, *({"g": array} for array in arrays[1:])])
+        last = agree(results)
+        assert last.fixed is not None
+        truth = np.sum([array.astype(np.float64) for array in arrays], axis=0)
+        if not settings.get("average"):
+            np.testing.assert_allclose(last.values, truth, rtol=1e-6, atol=2 * last.error_bound)
+
+
+@pytest.mark.parametrize("form", ["dense", "sketch"])
+def test_narrow_floats_and_shapes(form: str) -> None:
+    rng = np.random.default_rng(4)
+    wide = (rng.normal(size=(7, 11)) * (rng.random((7, 11)) < 0.3)).astype(np.float32)
+    brain = torch.from_numpy(wide).to(torch.bfloat16)
+    ours = {
+        "half": tensor(wide.astype(np.float16)),
+        "brain": brain.to(DEVICE),
+        "empty": tensor(np.zeros((0, 3), np.float32)),
+        "scalar": tensor(np.array(2.5, np.float32)),
+        "strided": tensor(wide).t(),
+        "zero": tensor(np.zeros(40, np.float32)),
+    }
+    theirs = {
+        "half": wide.astype(np.float16),
+        "brain": BFloat16(brain.view(torch.int16).numpy().view(np.uint16)),
+        "empty": np.zeros((0, 3), np.float32),
+        "scalar": np.array(2.5, np.float32),
+        "strided": wide.T,
+        "zero": np.zeros(40, np.float32),
+    }
+    results = Mixed(2, forms=form).sum([ours, theirs])
+    for name, own in ours.items():
+        agree(results, name)
+        assert results[0][name].values.shape == own.shape
+        torch.testing.assert_close(results[0][name].values, 2 * own.float(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+@pytest.mark.parametrize("form", ["dense", "compact"])
+def test_what_is_not_finite_reaches_all(bad: float, form: str) -> None:
+    for worker in range(2):
+        arrays = gradients(100, 2, 0)
+        arrays[worker][77] = bad
+        results = Mixed(2, forms=form).sum([[tensor(arrays[0])], [arrays[1]]])
+        assert bool(results[0][0].values.isnan().all())
+        assert np.isnan(results[1][0].values).all()
+
+
+def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
+    reduce = Allreduce(LocalSummation.group(1)[0], implementation="gpu")
+    with pytest.raises(
+        CodecError, match=f"ndarray is not where the kernels are; pass torch tensors on {DEVICE}"
+    ):
+        reduce.sum([np.zeros(3, np.float32)])
+
+
+def test_estimates_are_not_made_on_a_device() -> None:
+    with pytest.raises(InvalidRequestError, match="estimate: the gpu kernels make none"):
+        Allreduce(LocalSummation.group(1)[0], implementation="gpu", estimate=True)
+
+
+def test_kernels_warm_up() -> None:
+    warm_up("gpu")
+
+
+@needs_device
+def test_sums_of_what_the_callers_stream_has_still_to_write() -> None:
+    """Nobody says a word to the device between the gradient's kernels and the sum."""
+    side, arrays = torch.cuda.Stream(), gradients(2**20, 2, 0)
+    group, ours = Mixed(2, forms="sketch"), tensor(np.zeros(2**20, np.float32))
+    fresh = tensor(arrays[0])
+    torch.cuda.synchronize()
+
+    def on_side(_: None = None) -> StepResult:
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            ours.copy_(fresh)
+            return group.reduces[0].sum({"g": ours})
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.submit(on_side), pool.submit(group.reduces[1].sum, {"g": arrays[1]})
+        agree([first.result(), second.result()])
