@@ -191,3 +191,61 @@ def codec(
         sizes = elements or (bench.QUICK_ELEMENTS if quick else bench.DEFAULT_ELEMENTS)
         points = bench.points_of(sizes, density or bench.DEFAULT_DENSITIES, chosen)
         bench.bench_codec(points, cells_per_candidate=cells, seed=seed, json=json)
+
+
+@app.command()
+def train(
+    model: Annotated[str, typer.Option(help="ncf, lstm, vgg19 or bert.")] = "ncf",
+    workers: Annotated[int, typer.Option(help="Processes that train.")] = 4,
+    gbps: Annotated[str, typer.Option(help="Rates of every link, in Gbit/s, between commas.")] = "1,10",
+    small: Annotated[
+        bool, typer.Option("--small/--full", help="A small model, or the published size.")
+    ] = True,
+    data: Annotated[
+        str | None, typer.Option(help="Path of the data; by default what any machine has.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Timed iterations of each row.")] = 10,
+    warm_ups: Annotated[int, typer.Option(help="Iterations before them.")] = 3,
+    top_k: Annotated[
+        float | None, typer.Option(help="Share of elements that is sent, the rest later; all by default.")
+    ] = None,
+    densities: Annotated[
+        bool, typer.Option(help="Show how dense each gradient is, on 2, 4 and 8 workers, and end.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the model and its batches.")] = 0,
+    json: Json = False,
+) -> None:
+    """Time of a training iteration through the switch, beside dense sums and gloo, by rate of links."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise typer.BadParameter("torch: is not installed; run: pip install 'peelsum[training]'")
+    from peelsum.cli import bench_train as bench
+    from peelsum.training import MODELS, TrainingDataError
+    from peelsum.wire import MAX_WORKERS
+
+    within("--workers", workers, 2, MAX_WORKERS)
+    within("--steps", steps, 1, 100_000)
+    within("--warm-ups", warm_ups, 1, 100_000)
+    within("--seed", seed, 0, 2**31 - 1)
+    if top_k is not None:
+        within("--top-k", top_k, 1e-9, 1)
+    chosen = next((known for known in MODELS if known == model), None)
+    if chosen is None:
+        raise typer.BadParameter(f"--model: {model!r} is unknown; use one of {', '.join(MODELS)}")
+    rates = tuple(_rate(text) for text in gbps.split(","))
+    request = bench.Request(chosen, workers, rates, small, data, steps, warm_ups, seed, top_k)
+    with reported(TopologyError, TrainingDataError), Interruption():
+        if densities:
+            bench.show_densities(request, json=json)
+        else:
+            bench.bench_train(request, json=json)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"--gbps: {text!r} is no rate; write them like 1,10") from None
+    within("--gbps", rate, 0.001, 400)
+    return rate

@@ -1,0 +1,279 @@
+"""One worker of `peelsum bench train`: trains the model by DDP each way that it is told, timed and checked.
+
+Run as a process of its own by `peelsum.cli.bench_train`. The check is int64 arithmetic over gloo, which
+shares no code with the codec or the switch.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not exported, but documented
+from torch.nn.parallel import DistributedDataParallel
+
+from peelsum.allreduce import AllreduceError, Part, RequestedForm, Summation
+from peelsum.allreduce.summation import Words
+from peelsum.cli.errors import reported
+from peelsum.topology import hear, say
+from peelsum.topology.seats import plug_in
+from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
+from peelsum.training import Batch, ModelName, Task, TrainingDataError, make_task
+from peelsum.transport import TransportError
+
+#: How each way to sum through the switch sends gradients.
+FORMS: dict[str, RequestedForm] = {"switch": "auto", "switch-dense": "dense"}
+_INT32 = 2**31 - 1
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one worker trains. `path`: of the data; `store`: a file by which gloo's processes meet."""
+
+    model: ModelName
+    small: bool
+    path: str | None
+    rank: int
+    workers: int
+    store: str
+    interface: str
+    steps: int
+    warm_ups: int
+    seed: int
+    top_k: float | None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One worker's view of one way to sum; seconds and bytes are per step.
+
+    compute_s: forward and backward of a step that sums nothing, and the optimizer. encode_s, decode_s: of the
+    threads that sum; network_s: what their sums took, or, of gloo, what an iteration takes beyond computing.
+    wrong: elements of the last step's averages that differ from exact ones; None if not compared.
+    """
+
+    path: str
+    form: str
+    density_worker: float
+    density_union: float
+    bytes_sent: float
+    iteration_s: float
+    compute_s: float
+    encode_s: float
+    network_s: float
+    decode_s: float
+    wrong: int | None
+
+
+@dataclass
+class Recorder:
+    """A communication hook that keeps a copy of this worker's own gradients while `on`."""
+
+    sum: Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
+    on: bool = False
+    own: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
+
+    def __call__(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """See `DistributedDataParallel.register_comm_hook`."""
+        if self.on:
+            pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+            self.own |= {parameter: gradient.clone() for parameter, gradient in pairs}
+        return self.sum(bucket)
+
+
+class TimedSums:
+    """A way to sum that counts the seconds its sums take."""
+
+    def __init__(self, summation: Summation) -> None:
+        self._summation = summation
+        self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
+        self.seconds = 0.0
+
+    def sum(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum`."""
+        started = time.perf_counter()
+        results = self._summation.sum(parts)
+        self.seconds += time.perf_counter() - started
+        return results
+
+
+class Trainer:
+    """A fresh replica of the task's model, its gradients averaged over workers one way."""
+
+    def __init__(self, task: Task, job: Job, path: str, sums: TimedSums | None) -> None:
+        torch.manual_seed(job.seed + job.rank)  # dropout; the parameters are rank 0's
+        self._job, self._path = job, path
+        self._model = DistributedDataParallel(copy.deepcopy(task.model))
+        self._optimizer = task.optimizer(self._model.parameters())
+        self._batches = task.batches(job.rank, job.workers, job.seed)
+        self._state: SwitchAllreduceState | None = None
+        self._sums, self._sparse = sums, path == "switch" and job.top_k is not None
+        if sums is not None:
+            names = self._model.module.named_parameters()
+            sparsifier = TopK(job.top_k) if self._sparse and job.top_k else None
+            self._state = SwitchAllreduceState(
+                over=sums, names=names, forms=FORMS[path], sparsifier=sparsifier
+            )
+        self._recorder = Recorder(self._sum)
+        self._optimizing: list[float] = []
+        # DDP looks at a hook's annotations, which an object has not.
+        self._model.register_comm_hook(None, lambda state, bucket: self._recorder(state, bucket))
+
+    def measure(self) -> Measurement:
+        """Steps that count for nothing, steps that compute only, timed steps, and one that is checked."""
+        self._times(self._job.warm_ups)
+        gradients_s = median(self._times(self._job.steps, summed=False))
+        self._times(1)
+        self._optimizing.clear()
+        before, before_s = self._stats(), self._network_s
+        iteration_s = median(self._times(self._job.steps))
+        compute_s = gradients_s + median(self._optimizing)
+        after, network_s = self._stats(), (self._network_s - before_s) / self._job.steps
+        self._recorder.on = True
+        self._times(1)
+        steps = self._job.steps
+        return Measurement(
+            path=self._path,
+            form=self._form(after),
+            **self._densities(after),
+            bytes_sent=(after.wire_bytes - before.wire_bytes) / steps if self._state else self._ring_bytes,
+            iteration_s=iteration_s,
+            compute_s=compute_s,
+            encode_s=(after.encode_s - before.encode_s) / steps,
+            network_s=network_s if self._state else max(0.0, iteration_s - compute_s),
+            decode_s=(after.decode_s - before.decode_s) / steps,
+            wrong=self._wrong(),
+        )
+
+    def close(self) -> None:
+        """Leave the way to sum to the next trainer."""
+        if self._state is not None:
+            self._state.close()
+
+    def _sum(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self._state is not None:
+            return hook(self._state, bucket)
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        future: torch.futures.Future[Any] = work.get_future()
+        return future.then(lambda done: done.value()[0].div_(self._job.workers))
+
+    @property
+    def _network_s(self) -> float:
+        return 0.0 if self._sums is None else self._sums.seconds
+
+    @property
+    def _ring_bytes(self) -> float:
+        elements = sum(gradient.numel() for gradient in self._recorder.own.values())
+        return 2 * (self._job.workers - 1) / self._job.workers * _FLOAT_BYTES * elements
+
+    def _form(self, stats: HookStats) -> str:
+        forms = "+".join(sorted({one.form for one in stats.tensors.values()})) or "float32"
+        return f"top {self._job.top_k:.2%}, {forms}" if self._sparse else forms
+
+    def _densities(self, stats: HookStats) -> dict[str, float]:
+        """Of gradients as they are or, if only some of them is sent, of what is sent."""
+        if not self._sparse:
+            own = self._recorder.own
+            return {"density_worker": _density(own), "density_union": _density(own, union=True)}
+        sent = stats.tensors.values()
+        elements = sum(one.elements for one in sent)
+        return {
+            "density_worker": sum(one.density_worker * one.elements for one in sent) / elements,
+            "density_union": sum(one.density * one.elements for one in sent) / elements,
+        }
+
+    def _wrong(self) -> int | None:
+        """None for gloo, which adds floats, and for top-k, where only the hook knows what was sent."""
+        if self._state is None or self._sparse:
+            return None
+        return sum(_wrong(parameter, own) for parameter, own in self._recorder.own.items())
+
+    def _stats(self) -> HookStats:
+        return HookStats() if self._state is None else self._state.stats()
+
+    def _times(self, steps: int, *, summed: bool = True) -> list[float]:
+        """Seconds of each of so many iterations, all workers beginning together."""
+        batches: Iterator[Batch] = islice(self._batches, steps)
+        times = []
+        dist.barrier()
+        for batch in batches:
+            started = time.perf_counter()
+            self._optimizer.zero_grad()
+            with nullcontext() if summed else self._model.no_sync():
+                self._model(*batch).backward()
+            if summed:
+                summed_at = time.perf_counter()
+                self._optimizer.step()
+                self._optimizing.append(time.perf_counter() - summed_at)
+            times.append(time.perf_counter() - started)
+        return times
+
+
+def _density(gradients: Mapping[torch.Tensor, torch.Tensor], *, union: bool = False) -> float:
+    """Share of elements that are not zero on this worker, or on any; over all gradients."""
+    occupied = 0
+    for gradient in gradients.values():
+        here = (gradient != 0).to(torch.uint8)
+        if union:
+            dist.all_reduce(here, dist.ReduceOp.MAX)
+        occupied += int(here.count_nonzero())
+    return occupied / max(1, sum(gradient.numel() for gradient in gradients.values()))
+
+
+def _wrong(parameter: torch.Tensor, own: torch.Tensor) -> int:
+    """Elements of the parameter's averaged gradient that differ in a bit from the exact average of `own`.
+
+    Exact: by the largest power of two for which the sum of all workers' integers fits int32.
+    """
+    workers, largest = dist.get_world_size(), own.abs().max().double()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    assert parameter.grad is not None
+    if not largest:
+        return int(parameter.grad.count_nonzero())
+    exponent = math.frexp(float(largest))[1]
+    scale = next(s for s in range(300, -300, -1) if workers * 2.0 ** (exponent + s) <= _INT32)
+    total = (own.double() * 2.0**scale).round().long()
+    dist.all_reduce(total)
+    exact = (total.double() * 2.0**-scale / workers).float()
+    return int((parameter.grad != exact).count_nonzero())
+
+
+def run(job: Job) -> None:
+    """Train each way that this process is told, and say what was measured, until there is nothing more."""
+    os.environ["GLOO_SOCKET_IFNAME"] = job.interface
+    torch.set_num_threads(1)
+    task = make_task(job.model, small=job.small, path=job.path, seed=job.seed)
+    dist.init_process_group("gloo", init_method=f"file://{job.store}", rank=job.rank, world_size=job.workers)
+    say(ready=True)
+    while paths := (asked := hear())["paths"]:
+        with ExitStack() as stack:
+            seat = asked["seat"]
+            sums = None if seat is None else TimedSums(stack.enter_context(plug_in(seat)))
+            for path in paths:
+                trainer = Trainer(task, job, path, sums)
+                say(**asdict(trainer.measure()))
+                trainer.close()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """The process: its only argument is a JSON object of a `Job`'s fields."""
+    with reported(AllreduceError, TransportError, HookError, TrainingDataError):
+        run(Job(**json.loads(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

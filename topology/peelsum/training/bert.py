@@ -1,0 +1,181 @@
+"""BERT (Devlin et al., arXiv 1810.04805) that finds the stretch of a passage that answers a question.
+
+Reads SQuAD's JSON. Words are whole words, the most frequent ones of the data, not WordPiece: no vocabulary
+has to be downloaded, and nothing here starts from pretrained weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from peelsum.training.errors import TrainingDataError
+from peelsum.training.task import Batch, Task
+from peelsum.training.text import Text, standard_library
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_BEGIN, _SEPARATOR, _PADDING = "[CLS]", "[SEP]", "[PAD]"
+#: Words of a made passage, of its answers, and on each side of the answer in its question.
+_PASSAGE, _ANSWER, _AROUND = 48, 3, 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """The paper's hyper-parameters; length: words of question and passage together."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    positions: int
+    length: int
+    batch: int
+
+
+#: BERT-base, uncased, and the smallest of Turc et al. (arXiv 1908.08962).
+FULL = Size(12, 768, 12, vocabulary=30_522, positions=512, length=384, batch=8)
+SMALL = Size(2, 128, 2, vocabulary=10_000, positions=512, length=64, batch=8)
+_DROPOUT = 0.1
+
+
+class Bert(nn.Module):
+    """The encoder, and a linear layer that scores every word as an answer's first and as its last."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.words = nn.Embedding(size.vocabulary, size.width)
+        self.positions = nn.Embedding(size.positions, size.width)
+        self.segments = nn.Embedding(2, size.width)
+        self.norm = nn.LayerNorm(size.width, eps=1e-12)
+        self.dropout = nn.Dropout(_DROPOUT)
+        layer = nn.TransformerEncoderLayer(
+            size.width, size.heads, 4 * size.width, _DROPOUT, "gelu", layer_norm_eps=1e-12, batch_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, size.layers, enable_nested_tensor=False)
+        self.ends = nn.Linear(size.width, 2)
+        for name, parameter in self.named_parameters():
+            if "norm" not in name:
+                nn.init.normal_(parameter, std=0.02 if parameter.dim() > 1 else 0.0)
+
+    def forward(
+        self, words: torch.Tensor, segments: torch.Tensor, padding: torch.Tensor, answers: torch.Tensor
+    ) -> torch.Tensor:
+        """Mean cross-entropy of the `answers`' first and last place, int64[n, 2].
+
+        words, segments: int64[n, length]; padding: bool[n, length], whether there is no word.
+        """
+        places = torch.arange(words.shape[1], device=words.device)
+        embedded = self.words(words) + self.positions(places) + self.segments(segments)
+        hidden = self.encoder(self.dropout(self.norm(embedded)), src_key_padding_mask=padding)
+        scores = self.ends(hidden).masked_fill(padding[..., None], -torch.inf)
+        return nn.functional.cross_entropy(scores, answers)
+
+
+@dataclass(frozen=True)
+class Question:
+    """answer: the places of its first and last word in the passage."""
+
+    question: tuple[str, ...]
+    passage: tuple[str, ...]
+    answer: tuple[int, int]
+
+
+def quotations(words: Sequence[str], seed: int = 0) -> list[Question]:
+    """Questions about a text that need no reader: what stands between these words before and those after?"""
+    rng = np.random.default_rng(seed)
+    words = [word for word in words if word != "\n"]
+    made = []
+    for at in range(0, len(words) - _PASSAGE, _PASSAGE):
+        passage = tuple(words[at : at + _PASSAGE])
+        first = int(rng.integers(_AROUND, _PASSAGE - _ANSWER - _AROUND))
+        last = first + int(rng.integers(0, _ANSWER))
+        question = (*passage[first - _AROUND : first], "?", *passage[last + 1 : last + 1 + _AROUND])
+        made.append(Question(question, passage, (first, last)))
+    return made
+
+
+def squad(path: Path) -> list[Question]:
+    """The answerable questions of a file of SQuAD's form, 1.1 or 2.0, or of the folder's `train*.json`."""
+    files = sorted(path.glob("train*.json")) if path.is_dir() else [path]
+    try:
+        articles = json.loads(files[0].read_text(encoding="utf-8"))["data"]
+        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+        made = [question for paragraph in paragraphs for question in _questions(paragraph)]
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise TrainingDataError(
+            f"{path}: {type(error).__name__} {error}; pass a file of SQuAD's form, such as train-v1.1.json"
+        ) from error
+    if not made:
+        raise TrainingDataError(f"{path}: holds no question with an answer; pass SQuAD's train-v1.1.json")
+    return made
+
+
+def _questions(paragraph: dict[str, Any]) -> Iterator[Question]:
+    matches = list(_WORD.finditer(paragraph["context"].lower()))
+    passage = tuple(match[0] for match in matches)
+    starts = np.array([match.start() for match in matches])
+    for asked in paragraph["qas"]:
+        for answer in asked["answers"][:1]:
+            begin = int(answer["answer_start"])
+            end = begin + max(len(answer["text"]), 1)
+            first, last = np.searchsorted(starts, (begin, end - 1), "right") - 1
+            if first >= 0:
+                yield Question(tuple(_WORD.findall(asked["question"].lower())), passage, (first, last))
+
+
+class Encoded:
+    """Questions as arrays: words, segments, padding, places of answers. Too long ones are left out."""
+
+    def __init__(self, questions: Sequence[Question], size: Size) -> None:
+        fitting = [one for one in questions if len(one.question) + len(one.passage) + 3 <= size.length]
+        if not fitting:
+            raise TrainingDataError(f"questions: none of {len(questions)} fits {size.length} words")
+        rows = [(_BEGIN, *one.question, _SEPARATOR, *one.passage, _SEPARATOR) for one in fitting]
+        padded = [word for row in rows for word in (*row, *[_PADDING] * (size.length - len(row)))]
+        ids = Text.of(padded, size.vocabulary).ids
+        self.words: NDArray[np.int64] = ids.reshape(len(rows), size.length)
+        passage = np.array([len(one.question) + 2 for one in fitting])
+        ends = np.array([len(row) for row in rows])
+        places = np.arange(size.length)
+        self.segments = (places >= passage[:, None]).astype(np.int64)
+        self.padding = places >= ends[:, None]
+        self.answers = np.array([one.answer for one in fitting], np.int64) + passage[:, None]
+
+    def at(self, numbers: NDArray[np.int64]) -> Batch:
+        """What the model is called with."""
+        arrays = (self.words, self.segments, self.padding, self.answers)
+        return tuple(torch.from_numpy(array[numbers]) for array in arrays)
+
+
+def make(*, small: bool, path: Path | None) -> Task:
+    """BERT on the questions at `path`, or on quotations of Python's standard library."""
+    size = SMALL if small else FULL
+    data = Encoded(quotations(standard_library()) if path is None else squad(path), size)
+
+    def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
+        return _batches(data, size.batch, rank, workers, seed)
+
+    named = "quotations of Python's standard library" if path is None else f"the questions of {path}"
+    return Task("bert", named, Bert(size), batches, _optimizer)
+
+
+def _batches(data: Encoded, batch: int, rank: int, workers: int, seed: int) -> Iterator[Batch]:
+    rng = np.random.default_rng([seed, rank])
+    own = np.arange(len(data.words))[rank::workers]
+    if not own.size:
+        raise TrainingDataError(f"questions: {len(data.words)} are too few for {workers} workers")
+    while True:
+        yield data.at(rng.choice(own, batch))
+
+
+def _optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return cast(torch.optim.Optimizer, torch.optim.AdamW(parameters, lr=3e-4))

@@ -1,0 +1,118 @@
+"""A word-level LSTM language model, on a text of Penn Treebank's or WikiText's form.
+
+The full size is the large model of Zaremba et al. (arXiv 1409.2329). For vocabularies larger than a sample
+the softmax is a sampled one, as usual for large vocabularies (Jozefowicz et al., arXiv 1602.02410): then the
+gradients of both word tables have a row for each word of the batch or the sample, and zeros elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from peelsum.training.errors import TrainingDataError
+from peelsum.training.task import Batch, Task
+from peelsum.training.text import Text, standard_library, words_in
+
+
+@dataclass(frozen=True)
+class Size:
+    """samples: words, drawn for each batch, that the right ones compete with."""
+
+    width: int
+    layers: int
+    dropout: float
+    batch: int
+    length: int
+    samples: int
+    vocabulary: int
+
+
+FULL = Size(1500, 2, 0.65, batch=20, length=35, samples=8192, vocabulary=1_000_000)
+SMALL = Size(128, 1, 0.0, batch=8, length=20, samples=256, vocabulary=10_000)
+
+
+class LanguageModel(nn.Module):
+    """Embedding, LSTM, softmax over the vocabulary or over a sample of it."""
+
+    def __init__(self, vocabulary: int, size: Size) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, size.width)
+        self.lstm = nn.LSTM(size.width, size.width, size.layers, batch_first=True, dropout=size.dropout)
+        self.dropout = nn.Dropout(size.dropout)
+        self.softmax = nn.Embedding(vocabulary, size.width)
+        self.bias = nn.Embedding(vocabulary, 1)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        nn.init.uniform_(self.softmax.weight, -0.1, 0.1)
+        nn.init.zeros_(self.bias.weight)
+
+    def forward(self, words: torch.Tensor, following: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy, in nats a word, of `following` int64[batch, length] after `words`.
+
+        `sample` int64[k]: the words to tell it from, drawn by `draw`; empty: the whole vocabulary.
+        """
+        hidden, _ = self.lstm(self.dropout(self.embedding(words)))
+        hidden, target = self.dropout(hidden).flatten(0, 1), following.flatten()
+        if not sample.numel():
+            scores = hidden @ self.softmax.weight.T + self.bias.weight.T
+            return nn.functional.cross_entropy(scores, target)
+        right = (hidden * self.softmax(target)).sum(1) + self.bias(target).squeeze(1)
+        others = hidden @ self.softmax(sample).T + self.bias(sample).T
+        # By how often each word is drawn, less for those that are: the expectation is the full softmax's.
+        right = right - self._log_expected(target, len(sample))
+        others = others - self._log_expected(sample, len(sample))
+        others = others.masked_fill(target[:, None] == sample, -torch.inf)
+        scores = torch.cat((right[:, None], others), 1)
+        return nn.functional.cross_entropy(scores, torch.zeros_like(target))
+
+    def _log_expected(self, words: torch.Tensor, samples: int) -> torch.Tensor:
+        rank, count = words.double(), self.embedding.num_embeddings
+        share = torch.log1p(1 / (rank + 1)) / np.log(count + 1)
+        return torch.log(samples * share).float()
+
+
+def draw(rng: np.random.Generator, vocabulary: int, samples: int) -> torch.Tensor:
+    """Words int64[samples] by Zipf's law: a word's chance is log((i + 2) / (i + 1)) / log(vocabulary + 1)."""
+    if samples >= vocabulary:
+        return torch.empty(0, dtype=torch.int64)
+    drawn = np.exp(rng.random(samples) * np.log(vocabulary + 1)).astype(np.int64) - 1
+    return torch.from_numpy(np.minimum(drawn, vocabulary - 1))
+
+
+def make(*, small: bool, path: Path | None) -> Task:
+    """The language model on the text at `path`, or on Python's standard library."""
+    size = SMALL if small else FULL
+    text = Text.of(standard_library() if path is None else words_in(path), size.vocabulary)
+
+    def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
+        return _batches(text, size, rank, workers, seed)
+
+    data = "the text of Python's standard library" if path is None else f"the text of {path}"
+    return Task("lstm", data, LanguageModel(len(text.words), size), batches, _optimizer)
+
+
+def _batches(text: Text, size: Size, rank: int, workers: int, seed: int) -> Iterator[Batch]:
+    """This worker's share of the text, as `batch` streams side by side, again and again."""
+    rng = np.random.default_rng([seed, rank])
+    share = text.ids.size // workers
+    stream = share // size.batch
+    if stream <= size.length:
+        raise TrainingDataError(
+            f"text: {text.ids.size} words are too few for {workers} workers; pass "
+            f"{workers * size.batch * (size.length + 1)} or more"
+        )
+    own = text.ids[rank * share : rank * share + size.batch * stream].reshape(size.batch, stream)
+    while True:
+        for at in range(0, stream - size.length, size.length):
+            window = torch.from_numpy(own[:, at : at + size.length + 1])
+            yield window[:, :-1], window[:, 1:], draw(rng, len(text.words), size.samples)
+
+
+def _optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return cast(torch.optim.Optimizer, torch.optim.Adam(parameters, lr=2e-3))

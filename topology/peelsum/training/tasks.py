@@ -1,0 +1,34 @@
+"""The tasks by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from peelsum.training import bert, lstm, ncf, vgg19
+from peelsum.training.errors import TrainingDataError
+from peelsum.training.task import Task
+
+ModelName = Literal["ncf", "lstm", "vgg19", "bert"]
+MODELS: tuple[ModelName, ...] = get_args(ModelName)
+#: What each model's data may be.
+DATA: dict[ModelName, str] = {
+    "ncf": "MovieLens' ratings.csv, or its folder",
+    "lstm": "a text of Penn Treebank's or WikiText's form, or its folder",
+    "vgg19": "the folder of CIFAR-10's binary version, or one with a folder of images for each class",
+    "bert": "SQuAD's train-v1.1.json, or its folder",
+}
+_MAKERS = {"ncf": ncf.make, "lstm": lstm.make, "vgg19": vgg19.make, "bert": bert.make}
+
+
+def make_task(name: ModelName, *, small: bool = True, path: str | Path | None = None, seed: int = 0) -> Task:
+    """A model, its parameters drawn by `seed`, with its data: that at `path`, or some that any machine has.
+
+    small: in place of the published size. Raises TrainingDataError.
+    """
+    torch.manual_seed(seed)
+    if path is not None and not Path(path).exists():
+        raise TrainingDataError(f"{path}: does not exist; pass {DATA[name]}")
+    return _MAKERS[name](small=small, path=None if path is None else Path(path))

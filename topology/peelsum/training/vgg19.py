@@ -1,0 +1,196 @@
+"""VGG19 (configuration E of Simonyan and Zisserman, arXiv 1409.1556) on CIFAR-10, image folders or digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from peelsum.training.errors import TrainingDataError
+from peelsum.training.task import Batch, Task
+
+#: Channels of each convolution; 0 for a pooling.
+CONFIGURATION = (64, 64, 0, 128, 128, 0, *[256] * 4, 0, *[512] * 4, 0, *[512] * 4, 0)
+#: What five poolings make of the smallest image is one pixel.
+_REDUCTION = 2 ** CONFIGURATION.count(0)
+_CIFAR_SIDE = 32
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp")
+
+
+@dataclass(frozen=True)
+class Size:
+    """side: pixels of an image's side; narrower: by what all widths are divided."""
+
+    side: int
+    narrower: int
+    batch: int
+
+
+FULL = Size(224, 1, 32)
+SMALL = Size(32, 8, 16)
+
+
+class Vgg19(nn.Module):
+    """Sixteen convolutions and three linear layers."""
+
+    def __init__(self, classes: int, size: Size) -> None:
+        super().__init__()
+        self.side = size.side
+        parts: list[nn.Module] = []
+        channels = 3
+        for wide in CONFIGURATION:
+            if not wide:
+                parts.append(nn.MaxPool2d(2))
+                continue
+            parts += [nn.Conv2d(channels, wide // size.narrower, 3, padding=1), nn.ReLU()]
+            channels = wide // size.narrower
+        self.features = nn.Sequential(*parts)
+        width = 4096 // size.narrower
+        last = nn.Linear(width, classes)
+        self.classifier = nn.Sequential(
+            nn.Linear(channels * (size.side // _REDUCTION) ** 2, width),
+            nn.ReLU(),
+            nn.Dropout(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Dropout(),
+            last,
+        )
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+                assert part.bias is not None
+                nn.init.zeros_(part.bias)
+        nn.init.normal_(last.weight, std=0.01)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy of `images` float32[n, 3, side, side] against `labels` int64[n].
+
+        Images of another size are scaled first.
+        """
+        if images.shape[-2:] != (self.side, self.side):
+            images = nn.functional.interpolate(images, size=(self.side, self.side), mode="bilinear")
+        scores = self.classifier(self.features(images).flatten(1))
+        return nn.functional.cross_entropy(scores, labels)
+
+
+class Images(Protocol):
+    """Labelled images, taken by number."""
+
+    labels: NDArray[np.int64]
+    classes: int
+
+    def at(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """float32[n, 3, height, width], about -1 to 1."""
+
+
+class ArrayImages:
+    """Images that are in memory: uint8[n, 3, height, width]."""
+
+    def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[np.int64], classes: int) -> None:
+        self._pixels, self.labels, self.classes = pixels, labels, classes
+
+    def at(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `Images`."""
+        return self._pixels[numbers].astype(np.float32) / 127.5 - 1
+
+
+class FolderImages:
+    """Image files in a folder for each class, opened when asked for, scaled to `side`. Needs Pillow."""
+
+    def __init__(self, path: Path, side: int) -> None:
+        folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
+        self._side = side
+        self._files = [
+            (file, label)
+            for label, folder in enumerate(folders)
+            for file in sorted(folder.rglob("*"))
+            if file.suffix.lower() in _SUFFIXES
+        ]
+        self.labels = np.array([label for _, label in self._files], np.int64)
+        self.classes = len(folders)
+
+    def at(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `Images`."""
+        return np.stack([self._read(self._files[number][0]) for number in numbers])
+
+    def _read(self, file: Path) -> NDArray[np.float32]:
+        try:
+            from PIL import Image
+        except ImportError:
+            raise TrainingDataError(f"{file}: needs Pillow; pip install 'peelsum[training]'") from None
+        with Image.open(file) as image:
+            scaled = image.convert("RGB").resize((self._side, self._side))
+        return np.asarray(scaled, np.float32).transpose(2, 0, 1) / 127.5 - 1
+
+
+def digits() -> ArrayImages:
+    """scikit-learn's handwritten digits, 8 x 8 pixels, four times as large."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise TrainingDataError(
+            "scikit-learn's digits: scikit-learn is not installed; pip install 'peelsum[training]', or pass "
+            "the folder of other images"
+        ) from None
+    found = load_digits()
+    pixels = (found.images * (255 / 16)).astype(np.uint8).repeat(4, 1).repeat(4, 2)
+    return ArrayImages(np.repeat(pixels[:, None], 3, 1), found.target.astype(np.int64), 10)
+
+
+def images_in(path: Path, side: int) -> Images:
+    """CIFAR-10's binary version (`data_batch_1.bin` and so on), or a folder with a folder for each class."""
+    binary = sorted(path.glob("data_batch_*.bin"))
+    if binary:
+        return _cifar(binary)
+    if path.is_dir():
+        found = FolderImages(path, side)
+        if found.labels.size:
+            return found
+    raise TrainingDataError(
+        f"{path}: holds neither CIFAR-10's binary version (data_batch_1.bin) nor a folder of images per class"
+    )
+
+
+def _cifar(files: list[Path]) -> ArrayImages:
+    """Records of a byte for the label and 3 x 32 x 32 for the image."""
+    record = 1 + 3 * _CIFAR_SIDE**2
+    parts = [np.fromfile(file, np.uint8) for file in files]
+    for file, part in zip(files, parts, strict=True):
+        if part.size == 0 or part.size % record or part[::record].max() > 9:
+            raise TrainingDataError(f"{file}: is not CIFAR-10's binary version, records of {record} bytes")
+    records = np.concatenate(parts).reshape(-1, record)
+    pixels = records[:, 1:].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE)
+    return ArrayImages(pixels, records[:, 0].astype(np.int64), 10)
+
+
+def make(*, small: bool, path: Path | None) -> Task:
+    """VGG19 on the images at `path`, or on scikit-learn's digits."""
+    size = SMALL if small else FULL
+    images: Images = digits() if path is None else images_in(path, size.side)
+
+    def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
+        return _batches(images, size.batch, rank, workers, seed)
+
+    data = "scikit-learn's digits" if path is None else f"the images in {path}"
+    return Task("vgg19", data, Vgg19(images.classes, size), batches, _optimizer)
+
+
+def _batches(images: Images, batch: int, rank: int, workers: int, seed: int) -> Iterator[Batch]:
+    rng = np.random.default_rng([seed, rank])
+    own = np.random.default_rng(seed).permutation(images.labels.size)[rank::workers]
+    if not own.size:
+        raise TrainingDataError(f"images: {images.labels.size} are too few for {workers} workers")
+    while True:
+        numbers = rng.choice(own, batch)
+        yield torch.from_numpy(images.at(numbers)), torch.from_numpy(images.labels[numbers])
+
+
+def _optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return cast(torch.optim.Optimizer, torch.optim.Adam(parameters, lr=3e-4))
