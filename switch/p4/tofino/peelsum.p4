@@ -75,7 +75,9 @@ control Ingress(
         ig_md.now = ig_prsr_md.global_tstamp[47:16];
         aggregation.apply(hdr, ig_md);
         verdicts.count(ig_md.verdict[4:0]);
-        if (ig_md.way == WAY_NOWHERE) {
+        // Only because the parser's error is read here do frames that end early come so far: the hardware would
+        // drop them, and nobody count what is short.
+        if (ig_md.way == WAY_NOWHERE || ig_prsr_md.parser_err != PARSER_ERROR_OK) {
             ig_dprsr_md.drop_ctl = 1;
         } else if (ig_md.multicast == 1) {
             ig_tm_md.mcast_grp_a = ig_md.group;
