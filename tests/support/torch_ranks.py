@@ -1,0 +1,103 @@
+"""Ranks of a training job as real processes, joined by gloo: forked from one server that has torch loaded."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+PATIENCE_S = 60.0
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch_ranks_loaded"])
+
+
+def run_ranks(
+    world: int, work: Callable[..., Any], *arguments: Any, environments: Sequence[Mapping[str, str]] = ()
+) -> list[Any]:
+    """work(rank, *arguments) on every rank at once; what each returned, None for one that was killed.
+
+    `work` is a function that the ranks can import. Raises what a rank printed when it failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="peelsum-") as folder:
+        ranks = [_Rank(rank, world, Path(folder), work, arguments, environments) for rank in range(world)]
+        try:
+            return [rank.result() for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.end()
+
+
+class _Rank:
+    def __init__(self, rank: int, world: int, folder: Path, work: Any, arguments: Any, given: Any) -> None:
+        environment = dict(given[rank]) if given else {}
+        self._mine, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(
+            target=_run, args=(theirs, rank, world, folder / "gloo", work, arguments, environment)
+        )
+        # The ranks need nothing of the program that runs the tests, and the server what is loaded for them.
+        nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
+        with nothing, patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
+            self._process.start()
+        theirs.close()
+
+    def result(self) -> Any:
+        if not wait([self._mine], PATIENCE_S):
+            raise TimeoutError(f"a rank did not end within {PATIENCE_S:g} s")
+        try:
+            failed, value = self._mine.recv()
+        except EOFError:  # killed
+            return None
+        if failed:
+            raise RuntimeError(value)
+        return value
+
+    def end(self) -> None:
+        if self._process.is_alive():
+            self._process.join(5.0)
+            self._process.kill()
+        self._process.join()
+
+
+def _run(
+    pipe: Connection,
+    rank: int,
+    world: int,
+    store: Path,
+    work: Callable[..., Any],
+    arguments: Sequence[Any],
+    environment: Mapping[str, str],
+) -> None:
+    os.environ.update(environment, GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=PATIENCE_S / 2),
+        )
+        pipe.send((False, work(rank, *arguments)))
+    except BaseException:
+        pipe.send((True, traceback.format_exc()))
+    # As a script ends: what asked to be called at exit, but no destructor that waits for others.
+    atexit._run_exitfuncs()
+    os._exit(0)
+
+
+def die() -> None:
+    """End this process as the kernel does when memory is short."""
+    os.kill(os.getpid(), signal.SIGKILL)
