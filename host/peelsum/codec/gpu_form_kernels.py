@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from peelsum.codec.gpu_index_kernels import WORD_BITS, load_bits, packed, popcount, ranks, unpacked
+from peelsum.codec.gpu_index_kernels import WORD_BITS, load_bits, packed, popcount, ranks, singly, unpacked
 from peelsum.codec.gpu_sketch_kernels import mixed
 
 
@@ -75,7 +75,7 @@ def _rotated(words, left):
 @triton.jit
 def bloom_encode_kernel(index, out, seed, words, first_word, hashes, rows, BLOCK: tl.constexpr):
     """Words of a bitmap OR-ed into the filter out[hashes * rows], which is 0 before."""
-    word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    word = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
     held = tl.load(index + word, mask=word < words, other=0)
     start, stride = _bloom_hashes(seed, word, first_word)
     for j in range(hashes):
@@ -86,7 +86,7 @@ def bloom_encode_kernel(index, out, seed, words, first_word, hashes, rows, BLOCK
 @triton.jit
 def bloom_decode_kernel(filter_, out, seed, elements, first_word, hashes, rows, BLOCK: tl.constexpr):
     """Bitmap of the elements that the filter lets pass."""
-    word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    word = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
     beyond = tl.minimum(tl.maximum((word + 1) * WORD_BITS - elements, 0), WORD_BITS - 1).to(tl.uint32)
     passed = (tl.full((BLOCK,), 0xFFFFFFFF, tl.uint32) >> beyond).to(tl.int32, bitcast=True)
     start, stride = _bloom_hashes(seed, word, first_word)

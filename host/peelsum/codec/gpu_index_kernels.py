@@ -20,6 +20,16 @@ def wide(x):
 
 
 @triton.jit
+def singly(start, BLOCK: tl.constexpr):
+    """int64[BLOCK] from `start` on, one to a thread, where scattered accesses follow.
+
+    Several to a thread would be read at once, but then moved about, by way of shared memory, before each
+    scattered access: those have one to a thread.
+    """
+    return tl.max_contiguous(start + tl.arange(0, BLOCK).to(tl.int64), 1)
+
+
+@triton.jit
 def popcount(x):
     """Bits set in each of the int32 x."""
     x = x.to(tl.uint32, bitcast=True)

@@ -23,8 +23,10 @@ from peelsum.codec import gpu_sketch_kernels as sketches
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 
-# Sizes of tiles; they do not change bits. A tile of 128 words is 4,096 elements, 16 KiB of gradient.
-_TILE_WORDS = 128
+# Sizes of tiles, which do not change bits, for 128 threads: the largest that need no more than about 100
+# registers a thread, as compiled for compute capability 9.0. A word is 32 elements, 128 bytes of gradient.
+_TILE_WORDS = 64
+_SKETCH_WORDS = 32
 _BLOCK = 1024
 _CANDIDATES = 512
 _SCAN = 4096
@@ -240,9 +242,9 @@ def index_sketch(
     largest.zero_()
     n, limbs = values.numel(), sketch.shape[0]
     _run(
-        sketches.index_sketch_kernel, tiles(-(-n // WORD_BITS)),
+        sketches.index_sketch_kernel, -(-n // (_SKETCH_WORDS * WORD_BITS)),
         values, bitmap, sketch, largest, seed, scale, n, first, layout.rows, layout.cells, low_bits,
-        layout.lanes, layout.lanes % WORD_BITS == 0, limbs, _TILE_WORDS,
+        layout.lanes, layout.lanes % WORD_BITS == 0, limbs, _SKETCH_WORDS,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from peelsum.codec import layout
-from peelsum.codec.gpu_index_kernels import wide
+from peelsum.codec.gpu_index_kernels import singly, wide
 from peelsum.codec.gpu_sketch_kernels import cells_of
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
@@ -29,7 +29,7 @@ def load_kernel(
     """Adds candidates to their cells' state, which is 0 before; all wait, and their values are 0."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
-        t = start + tl.arange(0, BLOCK).to(tl.int64)
+        t = singly(start, BLOCK)
         inside = t < candidates
         position = tl.load(positions + t, mask=inside, other=0)
         tl.store(waiting + t, tl.full((BLOCK,), 1, tl.int32), mask=inside)
@@ -72,7 +72,7 @@ def round_kernel(
     begin = wide(done) + tl.sum(tl.load(grown + rounds, mask=rounds < round_, other=0), axis=0)
     end = begin + tl.load(grown + round_)
     for start in range(begin + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
-        at = start + tl.arange(0, BLOCK).to(tl.int64)
+        at = singly(start, BLOCK)
         inside = at < end
         item = tl.load(queue + at, mask=inside, other=0)
         candidate, alone_in = item // _ITEM, item % _ITEM

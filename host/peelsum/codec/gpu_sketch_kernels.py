@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from peelsum.codec import layout
-from peelsum.codec.gpu_index_kernels import WORD_BITS, load_tile, packed, raise_to, wide
+from peelsum.codec.gpu_index_kernels import WORD_BITS, load_tile, packed, raise_to, singly, wide
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _MIX_STEP = tl.constexpr(layout.MIX_STEP)
@@ -94,7 +94,7 @@ def quantize_at_kernel(
     """values[positions[count]] into out[LIMBS, capacity]."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
-        t = start + tl.arange(0, BLOCK).to(tl.int64)
+        t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         bits = tl.load(values + position, mask=t < candidates, other=0)
         number = _fixed(bits.to(tl.float32, bitcast=True), scale)
@@ -132,7 +132,7 @@ def dequantize_at_kernel(
     """quantized[LIMBS, capacity] into float32 out[positions[count]]."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
-        t = start + tl.arange(0, BLOCK).to(tl.int64)
+        t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         value = _float(quantized, t, wide(capacity), t < candidates, scale, divisor, low_bits, LIMBS)
         tl.store(out + position, value, mask=t < candidates)
@@ -145,7 +145,7 @@ def sketch_encode_kernel(
     """Adds values[count] at positions[count] to the sketch out, which is 0 before."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
-        t = start + tl.arange(0, BLOCK).to(tl.int64)
+        t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         value = tl.load(values + t, mask=t < candidates, other=0)
         for j in tl.static_range(_SUB_TABLES):
@@ -162,6 +162,8 @@ def index_sketch_kernel(
     tile = tl.program_id(0).to(tl.int64) * WORDS
     word = tile + tl.arange(0, WORDS)
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
+    # One to a thread, as in `singly`.
+    element = tl.max_contiguous(element, (1, 1))
     bits = load_tile(values, element, (tile + WORDS) * WORD_BITS, n)
     magnitudes = bits & 0x7FFFFFFF
     tl.store(bitmap + word, packed(magnitudes != 0), mask=word * WORD_BITS < n)
