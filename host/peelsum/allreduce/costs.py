@@ -21,15 +21,16 @@ _CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 18, 256, 1000
 #: Blocks of 2**5 elements are words of a bitmap.
 _WORD_LEVEL = 5
 
-# Nanoseconds on one core of a shared 2-core machine (docs/codec.md), encoding and decoding together.
-_DENSE_NS = 0.4  # per element: quantize, dequantize
-_SPARSE_NS = 0.16  # per element: index, zeros
-_COMPACT_NS = 12.0  # per candidate: positions, quantize, dequantize
+# Nanoseconds on a shared 2-core machine, encoding and decoding together, results in new memory: near to what
+# `peelsum plan --check` measures from 2**20 to 2**24 elements (docs/codec.md).
+_DENSE_NS = 0.7  # per element: quantize, dequantize
+_SPARSE_NS = 0.35  # per element: index, zeros
+_COMPACT_NS = 6.0  # per candidate: positions, quantize, dequantize
 _CELL_NS = 36.0  # per cell of a sketch: add, peel
-_BLOCK_NS = 8.0  # per word of a bitmap: blocks smaller than a word
-_WORD_NS = 0.5  # per word of a bitmap: larger blocks
-_REFINE_NS = 20.0  # per word of a bitmap that holds candidates
-_PROBE_NS = 2.0  # per word of a bitmap and sub-table of a Bloom filter
+_BLOCK_NS = 13.0  # per word of a bitmap: blocks smaller than a word
+_WORD_NS = 1.2  # per word of a bitmap: larger blocks
+_REFINE_NS = 28.0  # per word of a bitmap that holds candidates
+_PROBE_NS = 1.6  # per word of a bitmap and sub-table of a Bloom filter
 
 
 @dataclass(frozen=True)
