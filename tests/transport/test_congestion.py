@@ -2,7 +2,7 @@
 
 import pytest
 
-from peelsum.transport.congestion import LEAST, CongestionWindow
+from peelsum.transport.congestion import LEAST, SPAN, CongestionWindow, most_on_the_way
 
 
 def cut(window: CongestionWindow, base: int) -> int:
@@ -49,6 +49,28 @@ def test_a_window_that_lost_more_than_half_is_halved_whatever_was_before() -> No
     assert window.size == 200
     window.on_losses(1, 1100, 1200)
     assert window.size == 100
+
+
+def test_losses_are_counted_by_what_was_sent_however_long_the_oldest_is_missing() -> None:
+    window = CongestionWindow(400, 200)
+    for end in range(200, 3000, 10):
+        window.on_losses(4, 0, end)
+    assert window.cuts == 0
+    for end in range(3000, 3600, 10):
+        window.on_losses(6, 0, end)
+    assert window.cuts == 1, "once per window: its oldest chunk is still missing"
+
+
+def test_half_of_a_few_may_be_lost_by_chance() -> None:
+    window = CongestionWindow(16, 16)
+    window.on_losses(SPAN // 2, 0, 16)
+    assert window.cuts == 0
+    window.on_losses(1, 0, 16)
+    assert window.cuts == 1
+
+
+def test_a_quarter_of_a_window_is_on_the_way_the_rest_is_for_recovery() -> None:
+    assert [most_on_the_way(window) for window in (1, 3, 16, 40, 64, 1024)] == [1, 3, 16, 16, 16, 256]
 
 
 @pytest.mark.parametrize("shares", [(300, 20), (20, 300), (160, 160)])

@@ -171,6 +171,63 @@ def test_a_chunk_overtaken_by_three_is_resent_at_once() -> None:
     assert all_of(endpoint, 0.001) == [], "the resend has had no time to be answered"
 
 
+def test_a_missing_chunk_holds_nothing_up_until_the_window_is_full() -> None:
+    endpoint = WorkerEndpoint(replace(CONFIG, window=256, first_chunk=0), 0)
+    endpoint.submit(np.zeros(400 * LANES, np.uint32), "add")
+    assert len(all_of(endpoint)) == 64
+    newest = 63
+    for chunk in range(1, 256):
+        endpoint.receive(result(chunk), 0.1)
+        newest = max(
+            [newest, *(int(p["chunk_id"]) for p in all_of(endpoint, 0.1) if p["kind"] != Kind.RESEND)]
+        )
+        assert newest == min(255, chunk + 63)
+    endpoint.receive(result(0), 0.1)
+    assert len(all_of(endpoint, 0.1)) == 64
+
+
+def lossy_start(lost: list[int]) -> WorkerEndpoint:
+    """32 chunks sent at 0; at 0.001 all but the lost are answered, and those resent. The timer is 4 ms."""
+    endpoint = WorkerEndpoint(replace(CONFIG, window=128, first_chunk=0), 0)
+    endpoint.submit(np.zeros(64 * LANES, np.uint32), "add")
+    assert len(all_of(endpoint)) == 32
+    endpoint.receive(np.concatenate([result(c) for c in range(32) if c not in lost]), 0.001)
+    resent = [int(p["chunk_id"]) for p in all_of(endpoint, 0.001) if p["kind"] == Kind.RESEND]
+    assert resent == lost
+    return endpoint
+
+
+def test_a_lost_resend_is_known_by_the_answer_to_what_was_sent_after_it() -> None:
+    endpoint = lossy_start([5, 9])
+    endpoint.receive(np.concatenate([result(c) for c in range(32, 40)]), 0.0015)
+    assert all_of(endpoint, 0.00151)[0]["kind"] == Kind.CONTRIBUTION, "sent at the same time, not after"
+    endpoint.receive(np.concatenate([result(c) for c in range(40, 63)]), 0.0025)
+    assert [int(p["chunk_id"]) for p in all_of(endpoint, 0.0025) if p["kind"] == Kind.RESEND] == [5, 9]
+
+
+def test_what_is_known_to_be_lost_has_a_timer_each_of_half_the_usual_length() -> None:
+    endpoint = lossy_start([5, 9])
+    assert endpoint.next_timer() == pytest.approx(0.003)
+    endpoint.expire(0.0031)
+    assert [(int(p["kind"]), int(p["chunk_id"])) for p in all_of(endpoint, 0.0031)] == [
+        (Kind.RESEND, 5),
+        (Kind.RESEND, 9),
+    ]
+    assert endpoint.stats().lost == 2
+
+
+def test_silence_backs_off_by_its_own_length() -> None:
+    endpoint, now, pauses = lossy_start([5]), 0.001, []
+    for _ in range(8):
+        due = endpoint.next_timer()
+        assert due is not None
+        pauses.append(due - now)
+        now = due
+        endpoint.expire(now)
+        assert len(all_of(endpoint, now)) == 1
+    assert pauses == pytest.approx([0.002, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.1])
+
+
 def test_need_is_heeded_even_for_an_answered_chunk_but_only_if_it_names_me() -> None:
     endpoint = WorkerEndpoint(CONFIG, 1)
     words = np.arange(3 * LANES, dtype=np.uint32)
@@ -240,7 +297,7 @@ def test_finish_gives_up_after_a_bounded_wait() -> None:
 
 
 def test_congestion_marks_halve_the_window_once_per_window() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, window=64, first_chunk=0), 0)
+    endpoint = WorkerEndpoint(replace(CONFIG, window=256, first_chunk=0), 0)
     endpoint.submit(np.zeros(200 * LANES, np.uint32), "add")
     assert len(all_of(endpoint)) == 64
     marked = np.concatenate([result(chunk, flags=Flag.CE) for chunk in range(32)])

@@ -208,3 +208,17 @@ def test_random_loss_costs_round_trips_not_timeouts() -> None:
     assert stats.chunks_in_switch > 3 * stats.chunks_at_server
     for actor in actors:
         assert (actor.sums[0] == 7).all()
+
+
+def test_a_twentieth_lost_at_every_hop_costs_round_trips_too() -> None:
+    """4000 chunks, 8 hops each: 63 times 64 on the way, 0.2 ms the round trip."""
+    network = VirtualNetwork(6, lanes=LANES, slots=4096, faults=Faults(drop=0.05), age_limit=NEVER)
+    config = JobConfig(job_id=1, generation=3, workers=3, lanes=LANES, window=256)
+    actors = network.admit(config, SERVER_PORT[1])
+    for worker, actor in enumerate(actors):
+        actor.machine.submit(np.full(4000 * LANES, 1 << worker, np.uint32), "add")
+        network.poke(actor)
+    network.run_until(lambda: all(actor.sums for actor in actors), seconds=0.2, packets=100_000)
+    for actor in actors:
+        assert (actor.sums[0] == 7).all()
+        assert actor.machine.stats().window_cuts == 0

@@ -11,15 +11,25 @@ KEPT_ON_MARK = 0.8
 KEPT = 0.5
 #: A window that lost a larger share of its chunks was sent too fast; less is taken for noise.
 TOLERATED_LOSS = 0.5
+#: Losses are counted over at least so many chunks: of few, half may be lost by chance.
+SPAN = 128
+
+
+def most_on_the_way(window: int) -> int:
+    """How many of a window's chunks may be unanswered: a quarter, or as many as `LEAST` where there are.
+
+    The rest is room to go on while lost chunks are asked for again, a round trip for each time.
+    """
+    return max(window // 4, min(window, LEAST))
 
 
 class CongestionWindow:
-    """cwnd <= W_max, in chunks.
+    """How many chunks may be unanswered: cwnd.
 
     It is cut when a result carries a congestion mark, to `KEPT_ON_MARK` or the first time to `KEPT`, and when
-    more than half of a window was lost, whether a timer ran out or later results overtook, to `KEPT`; at most
-    once per window. It grows by one per result below the last cut, and by one per window above it. A single
-    loss does not cut it: a result takes all workers' packets, so that each would pay for the others' noise.
+    more than half of a window was lost at the first try, to `KEPT`; at most once per window. It grows by one
+    per result below the last cut, and by one per window above it. A single loss does not cut it: a result
+    takes all workers' packets, so that each would pay for the others' noise.
     """
 
     def __init__(self, most: int, start: int) -> None:
@@ -38,7 +48,7 @@ class CongestionWindow:
 
     @property
     def size(self) -> int:
-        """Chunks that may be outstanding, at least 1."""
+        """Chunks that may be unanswered, at least 1."""
         return max(1, int(self._size))
 
     def on_results(self, results: int, marked: bool, base: int, end: int) -> None:
@@ -50,11 +60,11 @@ class CongestionWindow:
             self._size = min(self._size + (results / self._size if slow else results), float(self._most))
 
     def on_losses(self, lost: int, base: int, end: int) -> None:
-        """`lost` of the outstanding chunks [base, end) were found missing."""
-        if base >= self._window_until:
-            self._window_until, self._lost = end, 0
+        """`lost` chunks that were sent once were found missing; [base, end) are outstanding."""
+        if end >= self._window_until:
+            self._window_until, self._lost = end + max(self.size, SPAN), 0
         self._lost += lost
-        if self._lost > TOLERATED_LOSS * self._size:
+        if self._lost > TOLERATED_LOSS * max(self.size, SPAN):
             self._cut(KEPT, base, end)
 
     def _cut(self, kept: float, base: int, end: int) -> None:

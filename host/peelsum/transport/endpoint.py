@@ -5,12 +5,13 @@ tensors in the order of submission. `base` is the oldest chunk without its resul
 
 | what happens | what the worker does |
 |---|---|
-| chunk < base + cwnd, cwnd <= W | CONTRIBUTION, once |
+| chunk < base + W, unanswered < cwnd <= W / 4 | CONTRIBUTION, once |
 | nothing came back since the oldest chunk left, for `first_answer` | RESEND that chunk alone, backing off |
 | results flow, and the oldest chunk's measured timer runs out | RESEND it; backing off; more when it helped |
-| the result of a chunk contributed 3 chunks after another was last sent | RESEND that other |
+| the result of a chunk 3 after another that was contributed | RESEND that other |
+| the result of a packet sent after a chunk was resent, or half the measured timer | RESEND that chunk again |
 | RESULT of this generation, sent chunk, new | store, advance, cwnd grows, or on CE is cut |
-| more than half of a window was lost | cwnd halves |
+| more than half of a window was lost at the first try | cwnd halves |
 | RESULT with FIN of a chunk that I sent without | refuse it, report that a worker left |
 | NEED naming me, sent chunk >= base - W | RESEND, even if already answered |
 | always | contributions of [base - W, base + W) are kept |
@@ -28,8 +29,8 @@ from numpy.typing import NDArray
 
 from peelsum.transport import endpoint_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
-from peelsum.transport.congestion import CongestionWindow
-from peelsum.transport.endpoint_kernels import Clock, Count, Mark
+from peelsum.transport.congestion import CongestionWindow, most_on_the_way
+from peelsum.transport.endpoint_state import Clock, Count, Mark, new_state
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.layout import SERIAL_BASE, Words, header_row, rows_of
@@ -75,12 +76,12 @@ class WorkerEndpoint:
         rack, place = divmod(worker_id, MAX_WORKERS)
         self._mask = 1 << place
         self._identity = (config.job_id, config.generation, rack if config.racks else -1, self._mask)
-        self._state = kernels.new_state(config.window, config.lanes, racks, first, config.timers.first_answer)
+        self._state = new_state(config.window, config.lanes, racks, first, config.timers.first_answer)
         self._end = first
         self._tensors: deque[_Tensor] = deque()
         self._unpacked: deque[_Tensor] = deque()
         self._tickets = 0
-        self._window = CongestionWindow(config.window, config.initial_window)
+        self._window = CongestionWindow(most_on_the_way(config.window), config.initial_window)
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
         self._pending: list[Event] = []
         self._moved_at: float | None = None
@@ -249,7 +250,9 @@ class WorkerEndpoint:
         state = self._state
         base, position = self._span()
         row = position % len(state.packets)
-        room = min(base + self._window.size, self._end) - position
+        unanswered = int(state.counts[Count.CONTRIBUTIONS] - state.counts[Count.RESULTS])
+        room = min(base + self.config.window, self._end) - position
+        room = min(room, self._window.size - unanswered)
         count = left = max(0, min(room, limit, len(state.packets) - row))
         while left:
             tensor = self._unpacked[0]

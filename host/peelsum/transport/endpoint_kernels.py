@@ -1,18 +1,15 @@
-"""The worker's state as arrays, and the compiled loops over batches that change it.
+"""The compiled loops over batches that change a worker's state.
 
 Everything that happens once per packet or per chunk happens here; decisions per tensor and per batch are
-`peelsum.transport.endpoint`'s. Chunks are addressed by position (see `layout.unwrap`); chunk `p` lives in
-row `p % rows` of every array, rows = 2 * window, which is what the protocol asks a worker to keep.
+`peelsum.transport.endpoint`'s.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.transport.endpoint_state import Clock, Count, Mark, WorkerState
 from peelsum.transport.layout import (
     BITMAP,
     CHUNK_ID,
@@ -34,105 +31,13 @@ RESULT, NEED, RESEND = int(Kind.RESULT), int(Kind.NEED), int(Kind.RESEND)
 CE, FIN, SPINE = int(Flag.CE), int(Flag.FIN), int(Flag.SPINE)
 #: A packet counts as lost once a chunk contributed this much later has its result.
 REORDERING = 3
-#: Doublings of a chunk's timer while other results flow: it is this chunk's packets that are lost.
-FLOWING_BACK_OFF = 3
-#: The resend timer, in usual round trips.
+#: The resend timer, in usual round trips, and the share of it for chunks known to be lost.
 TIMEOUT_RATIO = 4.0
-
-
-class Mark(IntEnum):
-    """Positions and bitmaps the loops keep, in `WorkerState.marks`."""
-
-    FIRST = 0  # the generation's first chunk
-    BASE = 1  # the oldest chunk without its result
-    NEXT = 2  # the next chunk to contribute
-    HIGHEST = 3  # the newest chunk with its result
-    QUEUE_HEAD = 4
-    QUEUE_TAIL = 5
-    NEEDED = 6  # the chunk of the last NEED
-    PROBES = 7  # how many chunks the resend timer resends at once
-    RESULTS_BEFORE = 8  # results that had come when it last ran out
-
-
-class Count(IntEnum):
-    """What the loops count, in `WorkerState.counts`."""
-
-    CONTRIBUTIONS = 0
-    RESENDS = 1
-    RESULTS = 2
-    DUPLICATES = 3
-    MARKED = 4  # results that carried CE
-    LOST = 5  # chunks overtaken by later results
-    TIMEOUTS = 6
-    NEEDS = 7
-    MALFORMED = 8
-    FOREIGN_JOB = 9
-    WRONG_GENERATION = 10
-    UNEXPECTED_KIND = 11
-    OUT_OF_WINDOW = 12
-    DEPARTED = 13  # results that hold the FIN of a worker that sends no more
-
-
-class Clock(IntEnum):
-    """Times and round-trip times in seconds, in `WorkerState.clock`."""
-
-    LAST_RESULT = 0  # when a new result last came
-    RESUMED = 1  # when results last came again after silence
-    USUAL = 2  # the RTT when no worker lags, negative before the first sample
-    TIMEOUT = 3  # the resend timer made from it
-    RTT_LEAST = 4
-    RTT_MOST = 5
-    RTT_SUM = 6
-    RTT_SAMPLES = 7
-
-
-class WorkerState(NamedTuple):
-    """One array per property of a chunk, one row per chunk kept."""
-
-    packets: NDArray[np.uint32]  # [rows, words]: contributions as sent
-    answered: NDArray[np.bool_]  # [rows]
-    queued: NDArray[np.uint8]  # [rows]: OWN_DOUBT or NEEDED while in the queue
-    tries: NDArray[np.int64]  # [rows]: resends so far
-    sent_at: NDArray[np.float64]  # [rows]
-    overtaken_by: NDArray[np.int64]  # [rows]: the chunk whose result tells that the last packet was lost
-    queue: NDArray[np.int64]  # [rows]: ring of positions to resend
-    missing: NDArray[np.int64]  # [racks]: the workers that the last NEED named
-    marks: NDArray[np.int64]  # [Mark]
-    counts: NDArray[np.int64]  # [Count]
-    clock: NDArray[np.float64]  # [Clock]
-
-
+LOST_BEFORE = 0.5
+#: Usual round trips that a resend's answer takes at least: what comes sooner answers an earlier packet.
+SOONEST = 0.5
+#: Why a chunk is queued, in `WorkerState.queued`.
 OWN_DOUBT, NEEDED = 1, 2
-
-
-def new_state(window: int, lanes: int, racks: int, first: int, timeout: float) -> WorkerState:
-    """State of a worker that has sent nothing; `first` is a position, `timeout` holds until measured.
-
-    `racks` is 1 where there is one level.
-    """
-    rows = 2 * window
-    marks = np.zeros(len(Mark), np.int64)
-    marks[[Mark.FIRST, Mark.BASE, Mark.NEXT]] = first
-    marks[[Mark.HIGHEST, Mark.NEEDED]] = first - 1
-    marks[Mark.PROBES] = 1
-    clock = np.zeros(len(Clock))
-    clock[[Clock.LAST_RESULT, Clock.RESUMED]] = -np.inf
-    clock[Clock.USUAL] = -1.0
-    clock[Clock.TIMEOUT] = timeout
-    clock[Clock.RTT_LEAST] = np.inf
-    return WorkerState(
-        packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
-        answered=np.zeros(rows, np.bool_),
-        queued=np.zeros(rows, np.uint8),
-        tries=np.zeros(rows, np.int64),
-        sent_at=np.zeros(rows),
-        overtaken_by=np.zeros(rows, np.int64),
-        queue=np.zeros(rows, np.int64),
-        missing=np.zeros(racks, np.int64),
-        marks=marks,
-        counts=np.zeros(len(Count), np.int64),
-        clock=clock,
-    )
 
 
 @compiled
@@ -140,6 +45,8 @@ def contribute(state: WorkerState, header: Words, tensor: Words, offset: int, co
     """Pack the next `count` chunks from tensor uint32[n], element `offset` on, and count them as sent."""
     rows, words = state.packets.shape
     lanes = words - HEADER_WORDS
+    if state.marks[Mark.BASE] == state.marks[Mark.NEXT]:
+        state.clock[Clock.QUIET_SINCE] = now
     for k in range(count):
         position = state.marks[Mark.NEXT] + k
         row = position % rows
@@ -156,7 +63,6 @@ def contribute(state: WorkerState, header: Words, tensor: Words, offset: int, co
         state.queued[row] = 0
         state.tries[row] = 0
         state.sent_at[row] = now
-        state.overtaken_by[row] = position + REORDERING
     state.marks[Mark.NEXT] += count
     state.counts[Count.CONTRIBUTIONS] += count
 
@@ -222,12 +128,14 @@ def _accept(
     if get(packet, FLAGS) & CE:
         counts[Count.MARKED] += 1
     marks[Mark.HIGHEST] = max(marks[Mark.HIGHEST], position)
-    clock = state.clock
-    if now - clock[Clock.LAST_RESULT] > clock[Clock.TIMEOUT]:
+    clock, sent = state.clock, state.sent_at[row]
+    if now - clock[Clock.QUIET_SINCE] > clock[Clock.TIMEOUT]:
         clock[Clock.RESUMED] = now
-    clock[Clock.LAST_RESULT] = now
+    clock[Clock.QUIET_SINCE] = now
+    if state.tries[row] == 0 or now - sent > SOONEST * clock[Clock.USUAL]:
+        clock[Clock.ANSWERED] = max(clock[Clock.ANSWERED], sent)
     if state.tries[row] == 0:  # Karn: the answer to a repeated question measures nothing
-        _sample(clock, max(0.0, now - state.sent_at[row]), limits)
+        _sample(clock, max(0.0, now - sent), limits)
     return True
 
 
@@ -294,21 +202,21 @@ def _enqueue(state: WorkerState, position: int, cause: int) -> None:
 
 @compiled
 def _advance(state: WorkerState, now: float) -> None:
-    """Move the window past answered chunks, and queue those that later results have overtaken.
+    """Move the window past answered chunks, and queue those that results have overtaken.
 
-    Resends go through the server and may take longer than what is sent after them: they are given a round
-    trip's time before they count as lost.
+    A contribution is overtaken by chunks after it, a resend by whatever was sent after it (as in RFC 8985).
     """
-    marks, rows = state.marks, state.answered.shape[0]
+    marks, clock, rows = state.marks, state.clock, state.answered.shape[0]
     while marks[Mark.BASE] < marks[Mark.NEXT] and state.answered[marks[Mark.BASE] % rows]:
         marks[Mark.BASE] += 1
     for position in range(marks[Mark.BASE], marks[Mark.HIGHEST] - REORDERING + 1):
         row = position % rows
-        if state.answered[row] or state.queued[row] or state.overtaken_by[row] > marks[Mark.HIGHEST]:
+        if state.answered[row] or state.queued[row]:
             continue
-        if state.tries[row] == 0 or now - state.sent_at[row] > state.clock[Clock.USUAL]:
+        sent, first = state.sent_at[row], state.tries[row] == 0
+        if first or (sent < clock[Clock.ANSWERED] and now - sent > SOONEST * clock[Clock.USUAL]):
             _enqueue(state, position, OWN_DOUBT)
-            state.counts[Count.LOST] += 1
+            state.counts[Count.LOST] += first
 
 
 @compiled
@@ -327,50 +235,71 @@ def store(rows: Words, at: NDArray[np.int64], start: int, stop: int, lanes: int,
 
 
 @compiled
-def next_due(state: WorkerState, patience: float, most: float) -> float:
-    """When the oldest chunk is to be resent; infinity without one, or while it is queued.
+def _due(clock: NDArray[np.float64], sent: float, tries: int, patience: float, most: float) -> float:
+    """When a chunk is to be sent again that was sent at `sent` and not answered.
 
-    Only the oldest has a timer. The others may be waiting for a worker that lags, or computes: a window of
-    resends would take all its partial sums out of the switch. Their losses show when they are overtaken.
+    Silence backs off: one lasts as long again before it is broken, at the most `most`.
     """
-    base = state.marks[Mark.BASE]
-    row = base % state.answered.shape[0]
-    if base == state.marks[Mark.NEXT] or state.queued[row]:
-        return np.inf
-    sent, tries = state.sent_at[row], state.tries[row]
-    silence = state.clock[Clock.LAST_RESULT] <= sent
-    if silence and tries == 0:
-        return float(sent + patience)
-    wait = state.clock[Clock.TIMEOUT] * 2.0 ** min(tries, 30 if silence else FLOWING_BACK_OFF)
-    return float(max(sent, state.clock[Clock.RESUMED]) + min(most, wait))
+    silence = sent - clock[Clock.QUIET_SINCE]
+    if tries == 0 and silence >= 0:
+        return sent + patience
+    wait = clock[Clock.TIMEOUT] * (LOST_BEFORE if tries else 1.0)
+    return float(max(sent, clock[Clock.RESUMED]) + min(most, max(wait, silence)))
+
+
+@compiled
+def next_due(state: WorkerState, patience: float, most: float) -> float:
+    """When a chunk is to be sent again; infinity without one.
+
+    Only the oldest and those sent again before have a timer. The others may be waiting for a worker that
+    lags, or computes: a window of resends would take all its partial sums out of the switch. Their losses
+    show when they are overtaken.
+    """
+    marks, due = state.marks, np.inf
+    stop = min(marks[Mark.NEXT], max(marks[Mark.BASE] + 1, marks[Mark.HIGHEST]))
+    for position in range(marks[Mark.BASE], stop):
+        row = position % state.answered.shape[0]
+        timed = state.tries[row] or position == marks[Mark.BASE]
+        if timed and not state.answered[row] and not state.queued[row]:
+            due = min(due, _due(state.clock, state.sent_at[row], state.tries[row], patience, most))
+    return float(due)
 
 
 @compiled
 def expire(state: WorkerState, now: float, patience: float, most: float) -> int:
-    """Queue the oldest chunk if its time has come, and some after it. Returns how many count as lost.
+    """Queue the chunks whose time has come, and some after the oldest. Returns how many are found lost.
 
-    When all that came since the last time was what had been asked for, the tail of a window was lost: then
-    twice as many are asked for each time, the oldest first.
+    When all that came since the oldest was last asked for was what had been asked for, the tail of a window
+    was lost: then twice as many are asked for each time, the oldest first.
     """
-    if next_due(state, patience, most) > now:
-        return 0
     marks, clock = state.marks, state.clock
+    queued = probes = lost = 0
+    for position in range(marks[Mark.BASE], marks[Mark.NEXT]):
+        row = position % state.answered.shape[0]
+        sent, tries = state.sent_at[row], state.tries[row]
+        if state.answered[row] or state.queued[row]:
+            continue
+        oldest = position == marks[Mark.BASE]
+        due = (tries > 0 or oldest) and _due(clock, sent, tries, patience, most) <= now
+        if due and oldest:
+            probes = _probes(state)
+        if due or (queued < probes and now - sent >= clock[Clock.TIMEOUT]):
+            lost += tries == 0 and clock[Clock.QUIET_SINCE] > sent
+            _enqueue(state, position, OWN_DOUBT)
+            queued += 1
+    state.counts[Count.TIMEOUTS] += queued
+    return lost
+
+
+@compiled
+def _probes(state: WorkerState) -> int:
+    """How many chunks to ask for now that the oldest one's timer has run out."""
+    marks = state.marks
     came = state.counts[Count.RESULTS] - marks[Mark.RESULTS_BEFORE]
     marks[Mark.RESULTS_BEFORE] = state.counts[Count.RESULTS]
     probes = 2 * marks[Mark.PROBES] if 0 < came <= 2 * marks[Mark.PROBES] else 1
     marks[Mark.PROBES] = min(probes, state.answered.shape[0])
-    queued = lost = 0
-    for position in range(marks[Mark.BASE], marks[Mark.NEXT]):
-        row = position % state.answered.shape[0]
-        late = now - state.sent_at[row] >= clock[Clock.TIMEOUT] or position == marks[Mark.BASE]
-        if late and not state.answered[row] and not state.queued[row]:
-            lost += clock[Clock.LAST_RESULT] > state.sent_at[row]
-            _enqueue(state, position, OWN_DOUBT)
-            queued += 1
-            if queued == marks[Mark.PROBES]:
-                break
-    state.counts[Count.TIMEOUTS] += queued
-    return lost
+    return int(marks[Mark.PROBES])
 
 
 @compiled
@@ -388,7 +317,6 @@ def resend(state: WorkerState, now: float, out: Words) -> int:
         put(out[filled], KIND, RESEND)
         state.tries[row] += 1
         state.sent_at[row] = now
-        state.overtaken_by[row] = marks[Mark.NEXT] + REORDERING - 1
         filled += 1
     state.counts[Count.RESENDS] += filled
     return filled

@@ -1,0 +1,106 @@
+"""A worker's state: one array per property of a chunk, and the job's marks, counts and times.
+
+Chunk `p` (a position, see `layout.unwrap`) lives in row `p % rows`, rows = 2 * window, which is what the
+protocol asks a worker to keep. `endpoint_kernels` beside it changes the arrays.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.transport.layout import HEADER_WORDS
+
+
+class Mark(IntEnum):
+    """Positions and bitmaps the loops keep, in `WorkerState.marks`."""
+
+    FIRST = 0  # the generation's first chunk
+    BASE = 1  # the oldest chunk without its result
+    NEXT = 2  # the next chunk to contribute
+    HIGHEST = 3  # the newest chunk with its result
+    QUEUE_HEAD = 4
+    QUEUE_TAIL = 5
+    NEEDED = 6  # the chunk of the last NEED
+    PROBES = 7  # how many chunks the resend timer resends at once
+    RESULTS_BEFORE = 8  # results that had come when it last ran out
+
+
+class Count(IntEnum):
+    """What the loops count, in `WorkerState.counts`."""
+
+    CONTRIBUTIONS = 0
+    RESENDS = 1
+    RESULTS = 2
+    DUPLICATES = 3
+    MARKED = 4  # results that carried CE
+    LOST = 5  # contributions overtaken by later results
+    TIMEOUTS = 6
+    NEEDS = 7
+    MALFORMED = 8
+    FOREIGN_JOB = 9
+    WRONG_GENERATION = 10
+    UNEXPECTED_KIND = 11
+    OUT_OF_WINDOW = 12
+    DEPARTED = 13  # results that hold the FIN of a worker that sends no more
+
+
+class Clock(IntEnum):
+    """Times and round-trip times in seconds, in `WorkerState.clock`."""
+
+    QUIET_SINCE = 0  # when a new result last came, or waiting for one began
+    RESUMED = 1  # when results last came again after silence
+    USUAL = 2  # the RTT when no worker lags, negative before the first sample
+    TIMEOUT = 3  # the resend timer made from it
+    RTT_LEAST = 4
+    RTT_MOST = 5
+    RTT_SUM = 6
+    RTT_SAMPLES = 7
+    ANSWERED = 8  # when the packet was sent that was sent last of those answered
+
+
+class WorkerState(NamedTuple):
+    """One array per property of a chunk, one row per chunk kept."""
+
+    packets: NDArray[np.uint32]  # [rows, words]: contributions as sent
+    answered: NDArray[np.bool_]  # [rows]
+    queued: NDArray[np.uint8]  # [rows]: OWN_DOUBT or NEEDED while in the queue
+    tries: NDArray[np.int64]  # [rows]: resends so far
+    sent_at: NDArray[np.float64]  # [rows]
+    queue: NDArray[np.int64]  # [rows]: ring of positions to resend
+    missing: NDArray[np.int64]  # [racks]: the workers that the last NEED named
+    marks: NDArray[np.int64]  # [Mark]
+    counts: NDArray[np.int64]  # [Count]
+    clock: NDArray[np.float64]  # [Clock]
+
+
+def new_state(window: int, lanes: int, racks: int, first: int, timeout: float) -> WorkerState:
+    """State of a worker that has sent nothing; `first` is a position, `timeout` holds until measured.
+
+    `racks` is 1 where there is one level.
+    """
+    rows = 2 * window
+    marks = np.zeros(len(Mark), np.int64)
+    marks[[Mark.FIRST, Mark.BASE, Mark.NEXT]] = first
+    marks[[Mark.HIGHEST, Mark.NEEDED]] = first - 1
+    marks[Mark.PROBES] = 1
+    clock = np.zeros(len(Clock))
+    clock[[Clock.QUIET_SINCE, Clock.RESUMED, Clock.ANSWERED]] = -np.inf
+    clock[Clock.USUAL] = -1.0
+    clock[Clock.TIMEOUT] = timeout
+    clock[Clock.RTT_LEAST] = np.inf
+    return WorkerState(
+        packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
+        answered=np.zeros(rows, np.bool_),
+        queued=np.zeros(rows, np.uint8),
+        tries=np.zeros(rows, np.int64),
+        sent_at=np.zeros(rows),
+        queue=np.zeros(rows, np.int64),
+        missing=np.zeros(racks, np.int64),
+        marks=marks,
+        counts=np.zeros(len(Count), np.int64),
+        clock=clock,
+    )
