@@ -150,9 +150,7 @@ def test_slot_and_tag_identify_every_chunk():
     chunks = [0, 1, 255, 256, 257, 2**24, 2**31, 2**32 - 1]
     for salt in (0, 7):
         seen = {
-            (wire.slot_index(salt, c, slots), wire.slot_tag(job, c))
-            for job in (1, 2, 255)
-            for c in chunks
+            (wire.slot_index(salt, c, slots), wire.slot_tag(job, c)) for job in (1, 2, 255) for c in chunks
         }
         assert len(seen) == 3 * len(chunks)
         assert all(tag < 2**32 for _, tag in seen)
