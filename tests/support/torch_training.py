@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel
+from torch_ranks import die
 
-from peelsum.torch import SwitchAllreduceState, hook
+from peelsum.torch import HookStats, ProcessGroupSummation, SwitchAllreduceState, hook
+from peelsum.torch.process_group_summation import OrBy
 
 WORDS, WIDTH = 64, 8
 
@@ -79,3 +83,147 @@ def by_hook(rank: int, steps: int, settings: dict[str, Any], options: dict[str, 
 def by_ddp(rank: int, steps: int) -> np.ndarray:
     """`train` with DDP's own all_reduce of floats."""
     return train(rank, steps, None)
+
+
+def averages(rank: int, settings: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What the hook was given and made of it, for each gradient of a few steps: [(before, after), ...]."""
+    seen: list[tuple[np.ndarray, torch.futures.Future[torch.Tensor], list[int]]] = []
+
+    def watching(state, bucket):
+        before = bucket.buffer().clone().numpy()
+        lengths = [one.numel() for one in bucket.parameters()]
+        future = hook(state, bucket)
+        seen.append((before, future.then(lambda done: done.value().clone().numpy()), lengths))
+        return future
+
+    train(rank, 3, SwitchAllreduceState(**settings), wrapped=watching)
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    for before, after, lengths in seen:
+        ends = np.cumsum(lengths)[:-1]
+        pairs += [
+            list(pair) for pair in zip(np.split(before, ends), np.split(after.wait(), ends), strict=True)
+        ]
+    return pairs
+
+
+def accumulated(rank: int, settings: dict[str, Any] | None) -> np.ndarray:
+    """Parameters after two steps of three micro-batches each, of which the last is summed with the others."""
+    ddp = model()
+    if settings is not None:
+        ddp.register_comm_hook(SwitchAllreduceState(**settings), hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
+    for step in (0, 3):
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            step_loss(ddp, rank, step).backward()
+            step_loss(ddp, rank, step + 1).backward()
+        step_loss(ddp, rank, step + 2).backward()
+        optimizer.step()
+    return parameters(ddp)
+
+
+def halved(rank: int, settings: dict[str, Any]) -> np.ndarray:
+    """`train` with gradients that are sent as float16."""
+    return train(rank, 4, SwitchAllreduceState(**settings), wrapped=fp16_compress_wrapper(hook))
+
+
+def two_modules(rank: int, settings: dict[str, Any]) -> list[np.ndarray]:
+    """Two modules, one state: their parameters after three steps, and those of each trained alone by DDP."""
+    state = SwitchAllreduceState(**settings)
+    both = [model(), model()]
+    for ddp in both:
+        ddp.register_comm_hook(state, hook)
+    optimizer = torch.optim.SGD([one for ddp in both for one in ddp.parameters()], lr=0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        (step_loss(both[0], rank, step) + step_loss(both[1], rank, step)).backward()
+        optimizer.step()
+    return [parameters(ddp) for ddp in both]
+
+
+def scaled(rank: int, settings: dict[str, Any]) -> list[tuple[bool, float]]:
+    """Whether parameters moved, and the scale after, in steps of which rank 1's second one overflows."""
+    ddp = model()
+    ddp.register_comm_hook(SwitchAllreduceState(**settings), hook)
+    optimizer, scaler = torch.optim.SGD(ddp.parameters(), lr=0.5), torch.amp.GradScaler("cpu")
+    outcome = []
+    for step in range(3):
+        optimizer.zero_grad()
+        before = parameters(ddp)
+        loss = step_loss(ddp, rank, step) * (float("inf") if (rank, step) == (1, 1) else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        outcome.append((not np.array_equal(before, parameters(ddp)), scaler.get_scale()))
+    return outcome
+
+
+def branches(rank: int, settings: dict[str, Any] | None) -> np.ndarray:
+    """Parameters of a module of which each rank uses a part only, another one in each step."""
+    torch.manual_seed(7)
+    ddp = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.0001)
+    if settings is not None:
+        ddp.register_comm_hook(SwitchAllreduceState(**settings), hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
+    for step in range(4):
+        optimizer.zero_grad()
+        ddp(torch.full((2, 4), float(rank + 1)), (rank + step) % 3).backward()
+        optimizer.step()
+    return parameters(ddp)
+
+
+class Branches(nn.Module):
+    """Three layers, of which a call uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, values: torch.Tensor, which: int) -> torch.Tensor:
+        return self.layers[which](values).square().sum()
+
+
+def counted(rank: int, settings: dict[str, Any]) -> tuple[HookStats, int]:
+    """The statistics of four steps, by the parameters' own names, and how many parameters there are."""
+    ddp = model()
+    state = SwitchAllreduceState(names=ddp.module.named_parameters(), **settings)
+    ddp.register_comm_hook(state, hook)
+    for step in range(4):
+        ddp.zero_grad()
+        step_loss(ddp, rank, step).backward()
+    return state.stats(), len(list(ddp.parameters()))
+
+
+def dies(rank: int, last: int, settings: dict[str, Any]) -> tuple[str, str, float]:
+    """Train; rank `last` ends in its second backward pass. What the others' raised, and how soon."""
+    ddp = model()
+    state = SwitchAllreduceState(**settings)
+
+    def mortal(state, bucket):
+        if rank == last and state.stats().steps == 1 and bucket.is_last():
+            die()
+        return hook(state, bucket)
+
+    ddp.register_comm_hook(state, mortal)
+    started = 0.0
+    try:
+        for step in range(4):
+            started = time.monotonic()
+            step_loss(ddp, rank, step).backward()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return "", "", 0.0
+
+
+def differs(rank: int, settings: dict[str, Any]) -> tuple[str, str, float]:
+    """What is raised if every rank has its own seed."""
+    try:
+        train(rank, 1, SwitchAllreduceState(seed=rank, **settings))
+    except Exception as error:
+        return type(error).__name__, str(error), 0.0
+    return "", "", 0.0
+
+
+def by_or(rank: int, steps: int, or_by: OrBy) -> np.ndarray:
+    """`train` over gloo, with OR had in this way."""
+    return train(rank, steps, SwitchAllreduceState(over=ProcessGroupSummation("gloo", or_by=or_by)))

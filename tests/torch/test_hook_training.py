@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
 
-from torch_ranks import run_ranks  # noqa: E402
-from torch_training import by_ddp, by_hook  # noqa: E402
+import torch_training as training
+from torch_ranks import run_ranks
 
+GLOO = {"over": "gloo"}
 OPTIONS = {
     "plain": {},
     "views": {"gradient_as_bucket_view": True},
@@ -18,8 +19,101 @@ OPTIONS = {
 }
 
 
+def close(left, right, tolerance=1e-6):
+    np.testing.assert_allclose(left, right, rtol=0, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def by_ddp():
+    """Parameters after six steps of DDP without a hook."""
+    return run_ranks(2, training.by_ddp, 6)[0]
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_trains_as_ddp_does(options):
-    trained = run_ranks(2, by_hook, 6, {"over": "gloo"}, options)
+def test_trains_as_ddp_does(options, by_ddp):
+    trained = run_ranks(2, training.by_hook, 6, GLOO, options)
     np.testing.assert_array_equal(trained[0], trained[1])
-    np.testing.assert_allclose(trained[0], run_ranks(2, by_ddp, 6)[0], rtol=0, atol=1e-6)
+    close(trained[0], by_ddp)
+
+
+def average(gradients):
+    """The average in fixed point, by formula: the largest scale at which sums fit 31 bits."""
+    largest = max(np.abs(one).max() for one in gradients)
+    if largest == 0:
+        return gradients[0]
+    exponent = int(np.frexp(largest)[1])
+    scale = next(
+        s for s in range(40 - exponent, -exponent, -1) if len(gradients) * 2.0 ** (exponent + s) < 2**31
+    )
+    total = sum(np.rint(one.astype(np.float64) * 2.0**scale).astype(np.int64) for one in gradients)
+    return (total * 2.0**-scale / len(gradients)).astype(np.float32)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_averages_are_those_of_fixed_point_bit_for_bit(ranks):
+    by_rank = run_ranks(ranks, training.averages, GLOO)
+    assert len({len(pairs) for pairs in by_rank}) == 1
+    for pairs in zip(*by_rank, strict=True):
+        expected = average([before for before, _ in pairs])
+        for _, after in pairs:
+            np.testing.assert_array_equal(after, expected)
+
+
+def test_accumulates_without_sums_under_no_sync():
+    ours, theirs = (run_ranks(2, training.accumulated, settings) for settings in (GLOO, None))
+    np.testing.assert_array_equal(ours[0], ours[1])
+    close(ours[0], theirs[0])
+
+
+def test_a_part_of_the_module_used_by_each_rank():
+    ours, theirs = (run_ranks(2, training.branches, settings) for settings in (GLOO, None))
+    np.testing.assert_array_equal(ours[0], ours[1])
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
+
+
+def test_float16_by_torchs_wrapper():
+    trained = run_ranks(2, training.halved, GLOO)
+    np.testing.assert_array_equal(trained[0], trained[1])
+    close(trained[0], run_ranks(2, training.by_ddp, 4)[0], 2e-3)
+
+
+def test_two_modules_with_one_state():
+    trained = run_ranks(2, training.two_modules, GLOO)
+    alone = run_ranks(2, training.by_hook, 3, GLOO, {})
+    for rank in trained:
+        for parameters in rank:
+            np.testing.assert_array_equal(parameters, alone[0])
+
+
+def test_a_gradient_that_overflows_on_one_rank_skips_the_step_on_all():
+    first, second = run_ranks(2, training.scaled, GLOO)
+    assert first == second
+    assert [moved for moved, _ in first] == [True, False, True]
+    assert [scale for _, scale in first] == [65536.0, 32768.0, 32768.0]
+
+
+def test_statistics_say_whether_it_helps():
+    for stats, parameters in run_ranks(2, training.counted, GLOO):
+        assert (stats.steps, stats.non_finite) == (4, 0)
+        assert set(stats.tensors) == {name for name, _ in training.Text().named_parameters()}
+        assert len(stats.tensors) == parameters
+        embedding = stats.tensors["embedding.weight"]
+        assert 0 < embedding.density_worker < embedding.density < 0.7
+        assert stats.tensors["softmax.weight"].density > 0.9
+        assert stats.saving == stats.dense_bytes / stats.wire_bytes
+        assert stats.network_s > 0
+
+
+@pytest.mark.parametrize(
+    "settings", [{"predict": True}, {"limbs": 2}, {"forms": "sketch"}, {"forms": "compact", "index": "bloom"}]
+)
+def test_settings_of_the_all_reduce(settings, by_ddp):
+    trained = run_ranks(2, training.by_hook, 6, GLOO | settings, {})
+    np.testing.assert_array_equal(trained[0], trained[1])
+    close(trained[0], by_ddp)
+
+
+def test_settings_that_differ_are_told_to_all():
+    for error, message, _ in run_ranks(2, training.differs, GLOO):
+        assert error == "PlanMismatchError"
+        assert "not the same on every worker" in message

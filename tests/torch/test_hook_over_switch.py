@@ -1,0 +1,64 @@
+"""The same training over a switch, over gloo and over other ways to OR: identical bits, whatever is lost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch_training as training
+from torch_ranks import run_ranks
+
+from peelsum.topology import Star
+
+STEPS = 50
+
+
+@pytest.fixture(scope="module")
+def over_gloo():
+    """Parameters after training over gloo."""
+    return run_ranks(2, training.by_hook, STEPS, {"over": "gloo"}, {})[0]
+
+
+def over_switch(loss, seed, steps=STEPS, **settings):
+    """Parameters by rank after training over a switch that loses packets."""
+    with Star(2, loss=loss, seed=seed) as star:
+        seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
+        given = {"over": "switch", **settings}
+        trained = run_ranks(2, training.by_hook, steps, given, {}, environments=seats)
+    assert star.report is not None
+    assert star.report.server["chunks_in_switch"] > 0
+    return trained
+
+
+@pytest.mark.parametrize(("loss", "seed"), [(0.0, 0), (0.02, 1), (0.02, 2)])
+def test_switch_and_gloo_give_the_same_bits(loss, seed, over_gloo):
+    for parameters in over_switch(loss, seed):
+        np.testing.assert_array_equal(parameters, over_gloo)
+
+
+def test_gloo_without_the_hook_gives_nearly_the_same(over_gloo):
+    np.testing.assert_allclose(run_ranks(2, training.by_ddp, STEPS)[0], over_gloo, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("or_by", ["bor", "gather", "max"])
+def test_every_way_to_or_gives_the_same_bits(or_by, over_gloo):
+    trained = run_ranks(3, training.by_or, 6, or_by)
+    for parameters in trained:
+        np.testing.assert_array_equal(parameters, trained[0])
+    np.testing.assert_array_equal(trained[0], run_ranks(3, training.by_hook, 6, {"over": "gloo"}, {})[0])
+
+
+def test_a_job_in_a_file_and_a_switch_address(tmp_path):
+    with Star(2) as star:
+        job = {"admission": star.seats[0].admission, "switch_host": star.seats[0].switch_host}
+        paths = [tmp_path / f"seat{seat.worker_id}.json" for seat in star.seats]
+        for seat, path in zip(star.seats, paths, strict=True):
+            path.write_text(json.dumps(job | {"switch_port": seat.switch_port}))
+        environments = [{"PEELSUM_JOB": str(path)} for path in paths]
+        trained = run_ranks(2, training.by_hook, 3, {"over": "switch"}, {}, environments=environments)
+    np.testing.assert_array_equal(trained[0], run_ranks(2, training.by_hook, 3, {"over": "gloo"}, {})[0])

@@ -1,0 +1,84 @@
+"""Where a rank plugs in, by what a job's description says; and what is wrong with others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from peelsum.torch import HookConfigError, switch_seat
+
+ADMISSION = {"job_id": 1, "generation": 1, "workers": 2, "lanes": 32, "timeout_s": 5.0}
+
+
+@pytest.fixture
+def plugged(monkeypatch):
+    """What `SwitchSummation` would be made with: (worker, address), by source and rank."""
+
+    def made(job, worker_id, address, **options):
+        return worker_id, address, job.workers, options["wire"]
+
+    monkeypatch.setattr(switch_seat, "SwitchSummation", made)
+    monkeypatch.delenv(switch_seat.SEAT, raising=False)
+    monkeypatch.delenv(switch_seat.JOB, raising=False)
+    return lambda source, rank: switch_seat.plug_in(source, rank, None)
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A file of a job, by its contents."""
+
+    def written(text):
+        path = tmp_path / "job.json"
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
+        return str(path)
+
+    return written
+
+
+def test_ranks_take_consecutive_ports(plugged, job):
+    source = job(ADMISSION) + "@10.0.0.1:41001"
+    assert plugged(source, 0) == (0, ("10.0.0.1", 41001), 2, "udp-port")
+    assert plugged(source, 1) == (1, ("10.0.0.1", 41002), 2, "udp-port")
+
+
+def test_a_file_may_say_where_the_switch_is(plugged, job, monkeypatch):
+    monkeypatch.setenv(switch_seat.JOB, job({"admission": ADMISSION, "switch": "h:7", "wire": "ethernet"}))
+    assert plugged("", 1) == (1, ("h", 8), 2, "ethernet")
+
+
+def test_a_seat_in_the_environment_comes_first(plugged, monkeypatch):
+    seat = {"admission": ADMISSION, "worker_id": 1, "switch_host": "h", "switch_port": 5}
+    monkeypatch.setenv(switch_seat.SEAT, json.dumps(seat))
+    monkeypatch.setenv(switch_seat.JOB, "no such file")
+    assert plugged("", 0) == (1, ("h", 5), 2, "udp-port")
+
+
+def test_ranks_of_racks_are_numbered_by_rack(plugged, job):
+    racks = ADMISSION | {"workers": 3, "racks": [2, 1]}
+    assert plugged(job(racks) + "@h:7", 2)[0] == 32
+
+
+@pytest.mark.parametrize(
+    ("contents", "rank", "complaint"),
+    [
+        (ADMISSION, 0, "has no 'admission'; give a seat, or FILE@HOST:PORT"),
+        ({"admission": ADMISSION, "switch": "h"}, 0, "'h' is no HOST:PORT"),
+        ({"admission": ADMISSION, "switch": "h:7"}, 2, "rank 2 has no place in a job of 2 workers"),
+        ("[]", 0, "is no JSON object"),
+        ("{", 0, "is no JSON ("),
+    ],
+)
+def test_what_is_wrong_is_said(plugged, job, contents, rank, complaint):
+    with pytest.raises(HookConfigError, match="over: ") as raised:
+        plugged(job(contents), rank)
+    assert complaint in str(raised.value)
+
+
+def test_nothing_said_and_a_file_that_is_not_there(plugged):
+    with pytest.raises(HookConfigError, match="neither PEELSUM_SEAT nor PEELSUM_JOB"):
+        plugged("", 0)
+    with pytest.raises(HookConfigError, match="nowhere: No such file or directory; give the job's file"):
+        plugged("nowhere@h:7", 0)
