@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,10 +13,11 @@ import torch
 from gpu_device import DEVICE, bits, needs_device
 from numpy.typing import NDArray
 
+from peelsum import codec
 from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, StepResult
-from peelsum.codec import BFloat16, CodecError, warm_up
+from peelsum.codec import BFloat16, CodecError, kernels, warm_up
 
-N = 3001
+N = 1601
 
 
 class Mixed:
@@ -138,6 +140,22 @@ def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
 def test_estimates_are_not_made_on_a_device() -> None:
     with pytest.raises(InvalidRequestError, match="estimate: the gpu kernels make none"):
         Allreduce(LocalSummation.group(1)[0], implementation="gpu", estimate=True)
+
+
+def test_without_a_gpu_the_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(CodecError, match="'gpu' needs a GPU that torch can use; set TRITON_INTERPRET=1"):
+        kernels("gpu")
+
+
+def test_without_triton_the_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("peelsum.codec.gpu")]:
+        monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delattr(codec, name.rsplit(".", 1)[1])
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(CodecError, match=r"'gpu' needs triton; pip install 'peelsum\[gpu\]'"):
+        kernels("gpu")
 
 
 def test_kernels_warm_up() -> None:

@@ -171,7 +171,7 @@ def test_numbers_at_the_edges() -> None:
     assert back.tolist() == [np.inf, -np.inf, 2.0**98]
 
 
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("n", [0, 1, 33, 1009, 4096, 4097])
 @pytest.mark.parametrize("fixed", [FixedPoint(12), FixedPoint(40, 30)], ids=["one limb", "two limbs"])
 @pytest.mark.parametrize(("lanes", "rows"), [(256, 3), (7, 20), (1, 50)])
 def test_one_pass_is_index_and_sketch(n: int, fixed: FixedPoint, lanes: int, rows: int) -> None:
@@ -199,7 +199,7 @@ def peeled(layout: SketchLayout, where: NDArray[np.int64], numbers: NDArray[np.i
     return left.size
 
 
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("n", [0, 1, 33, 1009, 4097])
 @pytest.mark.parametrize(("lanes", "per_candidate"), [(32, 1.4), (1, 1.3), (256, 0.14), (7, 1.15)])
 def test_sketch(n: int, lanes: int, per_candidate: float) -> None:
     where = np.flatnonzero(values(n)) + FAR
@@ -314,7 +314,7 @@ class BoundedStep:
         where = np.flatnonzero(sample)
         out = np.empty(where.size, np.int32)
         left = reference.sketch_decode(layout, sketch[0], where, out)
-        assert (int(self.found.count), int(self.room.grown[gpu_launch.ROUNDS])) == (where.size, 0)
+        assert (int(self.found.count), int(self.room.grown[-1])) == (where.size, 0)
         same(self.out[: where.size], out)
         same(self.left.positions[: int(self.left.count)], left)
         return left.size

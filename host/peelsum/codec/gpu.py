@@ -9,18 +9,30 @@ has a size that only the device knows (`count`, `positions`, the left-over of `s
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
 
 from peelsum.codec import gpu_launch as launch
+from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
-from peelsum.codec.gpu_launch import ROUNDS, Candidates, Peeling
+from peelsum.codec.gpu_launch import Candidates, Peeling
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words, index_words
 from peelsum.codec.layout import SketchLayout
 
 _SIGN = 2**63
 #: The largest blocks that one kernel gathers; larger ones take several passes.
 _LARGEST_BLOCK = 4096
+
+
+def require_device() -> None:
+    """Raises CodecError unless there is a GPU that torch can use, or Triton interprets."""
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        raise CodecError(
+            "implementation: 'gpu' needs a GPU that torch can use; set TRITON_INTERPRET=1 to run it, slowly, "
+            "on a CPU"
+        )
 
 
 def magnitude(values: Tensor) -> Tensor:
@@ -132,15 +144,15 @@ def index_sketch(
 
 
 def sketch_decode(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Tensor:
-    """See `Kernels.sketch_decode`. Waits for the device once per ROUNDS rounds, and for the left-over."""
+    """See `Kernels.sketch_decode`. Waits for the device after each launch of rounds: one, as a rule."""
     seed, candidates = _seed(layout, sketch), _all(positions)
     room = Peeling.room(candidates.capacity, layout.cells, sketch.device)
     launch.peel(layout, seed, sketch, candidates, room, out)
     done, grown = 0, room.grown.tolist()
-    while grown[ROUNDS]:
-        done += sum(grown[:ROUNDS])
+    while grown[-1]:
+        done += sum(grown[:-1])
         room.grown.zero_()
-        room.grown[:1].fill_(grown[ROUNDS])
+        room.grown[:1].fill_(grown[-1])
         launch.peel_on(layout, seed, candidates, room, out, done)
         grown = room.grown.tolist()
     if done + sum(grown) == candidates.capacity:

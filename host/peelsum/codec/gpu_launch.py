@@ -33,8 +33,8 @@ _SCAN = 4096
 #: Programs for work whose size only the device knows: they stride over it. 8 for each of an H200's 132 SMs.
 _PROGRAMS = 1056
 _PROGRAMS_INTERPRETED = 2
-#: Rounds that one launch of `peel` runs.
-ROUNDS = 32
+#: Rounds enough for 1.4 cells per candidate: 14 were needed for 400,000 candidates, 20 at 1.3 cells.
+ROUNDS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +52,18 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Peeling:
-    """Room for peeling `capacity` candidates out of `cells` cells: 12 bytes for each, and 12 for a cell."""
+    """Room for peeling: 12 bytes for each candidate, and 12 for a cell."""
 
     state: Tensor
     sums: Tensor
     waiting: Tensor
     queue: Tensor
-    #: Candidates peeled in each round of a launch, int64[ROUNDS + 1]; the last is yet to be peeled.
+    #: Candidates peeled in each round of a launch, int64[rounds + 1]; the last is yet to be peeled.
     grown: Tensor
 
     @classmethod
-    def room(cls, capacity: int, cells: int, device: torch.device) -> Peeling:
-        """Allocates. Waiting flags come in whole words' worth, so that they can be indexed."""
+    def room(cls, capacity: int, cells: int, device: torch.device, rounds: int = ROUNDS) -> Peeling:
+        """Allocates, for `capacity` candidates in `cells` cells, and `rounds`, a power of 2, to a launch."""
 
         def empty(size: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(size, dtype=dtype, device=device)
@@ -73,8 +73,13 @@ class Peeling:
             sums=empty(cells, torch.int32),
             waiting=empty(capacity, torch.int32),
             queue=empty(capacity, torch.int64),
-            grown=empty(ROUNDS + 1, torch.int64),
+            grown=empty(rounds + 1, torch.int64),
         )
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that one launch runs."""
+        return self.grown.numel() - 1
 
 
 def tiles(words: int) -> int:
@@ -251,10 +256,10 @@ def index_sketch(
 def peel(
     layout: SketchLayout, seed: Tensor, sketch: Tensor, candidates: Candidates, room: Peeling, out: Tensor
 ) -> None:
-    """The first ROUNDS rounds of `Kernels.sketch_decode` into out[capacity].
+    """The first room.rounds rounds of `Kernels.sketch_decode` into out[capacity].
 
-    If room.grown[ROUNDS] is then 0, `left_over` lists what lies in the 2-core; else `peel_on` goes on. 0 from
-    grown[r] on means that r rounds did it; the others cost their launches.
+    If room.grown[rounds] is then 0, `left_over` lists what lies in the 2-core; else `peel_on` goes on. Rounds
+    that nothing is left for cost their launch.
     """
     for tensor in (room.state, room.waiting, room.grown):
         tensor.zero_()
@@ -276,12 +281,12 @@ def peel(
 def peel_on(
     layout: SketchLayout, seed: Tensor, candidates: Candidates, room: Peeling, out: Tensor, done: int
 ) -> None:
-    """ROUNDS rounds of peeling: the first takes grown[0] candidates from `done` on in the queue."""
-    for round_ in range(ROUNDS):
+    """More rounds: the first of them takes grown[0] candidates from `done` on in the queue."""
+    for round_ in range(room.rounds):
         _stride(
             peeling.round_kernel, candidates,
             candidates.positions, room.state, room.sums, room.queue, room.grown, room.waiting, out, seed,
-            done, round_, layout.rows, layout.lanes, ROUNDS, _CANDIDATES,
+            done, round_, layout.rows, layout.lanes, room.rounds, _CANDIDATES,
         )  # fmt: skip
 
 

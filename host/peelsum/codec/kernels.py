@@ -179,7 +179,7 @@ _IMPLEMENTATIONS: dict[str, Kernels] = {"cpu": cpu, "reference": reference}
 def kernels(implementation: Implementation = "cpu") -> Kernels:
     """The kernels named `implementation`; "gpu" takes torch tensors where the others take arrays.
 
-    Raises CodecError for a name that is none, and for "gpu" where torch or triton is not installed.
+    Raises CodecError for a name that is none, and for "gpu" where there is no torch, triton or GPU.
     """
     if implementation == "gpu":
         try:
@@ -188,6 +188,7 @@ def kernels(implementation: Implementation = "cpu") -> Kernels:
             raise CodecError(
                 f"implementation: 'gpu' needs {error.name}; pip install 'peelsum[gpu]'"
             ) from error
+        gpu.require_device()
         return cast(Kernels, gpu)
     if implementation not in _IMPLEMENTATIONS:
         known = ", ".join(get_args(Implementation))
