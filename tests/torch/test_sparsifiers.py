@@ -1,0 +1,84 @@
+"""What each sparsifier chooses, counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from peelsum.torch import HookConfigError, RandomK, Threshold, TopK
+from peelsum.torch.sparsifiers import chosen
+
+MAGNITUDES = np.random.default_rng(0).exponential(size=10_000)
+
+
+def test_exact_top_k_takes_the_largest():
+    positions = TopK(0.01).choose(MAGNITUDES, 0, 0)
+    assert sorted(positions) == sorted(np.argsort(MAGNITUDES)[-100:])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sampled_top_k_takes_about_as_many_and_only_the_largest(seed):
+    positions = TopK(0.01, sample=0.1).choose(MAGNITUDES, 0, seed)
+    assert 40 < positions.size <= 200
+    assert sorted(positions) == sorted(np.argsort(MAGNITUDES)[-positions.size :])
+
+
+def test_a_sample_that_misleads_is_corrected():
+    """Where nearly all magnitudes are alike, a threshold lets all of them through."""
+    alike = np.full(1000, 2.0)
+    assert TopK(0.05, sample=0.1).choose(alike, 0, 0).size == 50
+
+
+def test_random_k_is_the_same_by_seed_and_distinct():
+    positions = RandomK(0.03).choose(MAGNITUDES, 0, 5)
+    np.testing.assert_array_equal(positions, RandomK(0.03).choose(MAGNITUDES, 0, 5))
+    assert len(set(positions)) == 300
+    assert set(positions) != set(RandomK(0.03).choose(MAGNITUDES, 0, 6))
+
+
+def test_threshold():
+    positions = Threshold(2.5).choose(MAGNITUDES, 0, 0)
+    np.testing.assert_array_equal(positions, np.flatnonzero(MAGNITUDES >= 2.5))
+
+
+def test_warm_up_is_exponential():
+    share = TopK(0.001, warm_up_steps=4, warm_up_from=0.25)
+    assert share.ratio_at(0) == pytest.approx(0.25)
+    ratios = [share.ratio_at(step) for step in range(5)]
+    assert ratios[-1] == share.ratio_at(1000) == 0.001
+    np.testing.assert_allclose(np.diff(np.log(ratios)), np.log(0.001 / 0.25) / 4)
+    assert share.choose(MAGNITUDES, 0, 0).size == 2500
+    assert share.choose(MAGNITUDES, 4, 0).size == 10
+
+
+@pytest.mark.parametrize(
+    "sparsifier", [TopK(0.5), TopK(0.5, sample=0.5), RandomK(0.5), Threshold(1)], ids=str
+)
+def test_tensors_without_elements_and_of_one(sparsifier):
+    assert sparsifier.choose(np.zeros(0), 0, 0).size == 0
+    np.testing.assert_array_equal(sparsifier.choose(np.full(1, 2.0), 0, 0), [0])
+
+
+def test_elements_of_a_bucket_compete():
+    small, large, none = np.array([1.0, 2.0]), np.array([3.0, 9.0, 8.0]), np.zeros(0)
+    picked = chosen(TopK(0.5, per="bucket"), [small, large, none], 0, [1, 2, 3])
+    assert [one.tolist() for one in picked] == [[], [0, 1, 2], []]
+    picked = chosen(TopK(0.5), [small, large, none], 0, [1, 2, 3])
+    assert [sorted(one.tolist()) for one in picked] == [[1], [1, 2], []]
+
+
+@pytest.mark.parametrize(
+    ("made", "complaint"),
+    [
+        (lambda: TopK(0), "ratio: 0 is no share"),
+        (lambda: RandomK(1.5), "ratio: 1.5 is no share"),
+        (lambda: TopK(0.1, sample=-1), "sample: -1 is no share"),
+        (lambda: TopK(0.1, warm_up_steps=-1), "warm_up_steps: -1 is below 0"),
+        (lambda: Threshold(0), "value: 0 is no threshold"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(made, complaint):
+    with pytest.raises(HookConfigError, match=complaint):
+        made()
