@@ -64,8 +64,7 @@ class LanguageModel(nn.Module):
             return nn.functional.cross_entropy(scores, target)
         right = (hidden * self.softmax(target)).sum(1) + self.bias(target).squeeze(1)
         others = hidden @ self.softmax(sample).T + self.bias(sample).T
-        # By how often each word is drawn, less for those that are: the expectation is the full softmax's.
-        right = right - self._log_expected(target, len(sample))
+        # Each counts for all that it was drawn for: on average the sum is the whole vocabulary's.
         others = others - self._log_expected(sample, len(sample))
         others = others.masked_fill(target[:, None] == sample, -torch.inf)
         scores = torch.cat((right[:, None], others), 1)

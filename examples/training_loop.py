@@ -1,0 +1,114 @@
+"""What the training examples share: ranks from the environment, one line that puts the switch in, a loop.
+
+With `--sum switch` it is DistributedDataParallel with a communication hook; nothing else changes.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from peelsum.torch import HookStats, SwitchAllreduceState, hook
+from peelsum.training import DATA, ModelName, Task, make_task
+from peelsum.transport import job_config
+
+
+def main(model: ModelName, arguments: list[str] | None = None) -> list[float]:
+    """Train, and print how it goes; the losses, step by step, of this rank."""
+    options = _options(model, arguments)
+    rank, workers = _place(options.sum)
+    torch.set_num_threads(options.threads)
+    task = make_task(model, small=not options.full, path=options.data, seed=options.seed)
+    torch.manual_seed(options.seed + 1 + rank)  # dropout differs between ranks
+    if rank == 0:
+        parameters = sum(parameter.numel() for parameter in task.model.parameters())
+        print(f"{model}, {parameters:,} parameters, on {task.data}; {workers} ranks", flush=True)
+    network, state = task.model, None
+    if options.sum != "none":
+        dist.init_process_group("gloo")
+        network = DistributedDataParallel(task.model)
+    if options.sum == "switch":
+        over = f"switch:{options.job}" if options.job else "switch"
+        state = SwitchAllreduceState(over=over, names=task.model.named_parameters())
+        network.register_comm_hook(state, hook)
+    losses = []
+    for loss in _losses(task, network, rank, workers, options.steps, options.seed):
+        losses.append(loss)
+        if rank == 0 and (len(losses) % options.every == 0 or len(losses) == options.steps):
+            print(f"step {len(losses)}: loss {loss:.4f}", flush=True)
+    if rank == 0:
+        print(f"parameters: {digest(task.model)}", flush=True)
+        if state is not None:
+            print(_report(state.stats()), flush=True)
+    if options.sum != "none":
+        if state is not None:
+            state.close()
+        dist.destroy_process_group()
+    return losses
+
+
+def digest(model: torch.nn.Module) -> str:
+    """Equal for two runs whose parameters are equal bit for bit."""
+    numbers = hashlib.sha256()
+    for parameter in model.parameters():
+        numbers.update(parameter.detach().numpy().tobytes())
+    return numbers.hexdigest()[:16]
+
+
+def _losses(
+    task: Task, network: torch.nn.Module, rank: int, workers: int, steps: int, seed: int
+) -> Iterator[float]:
+    optimizer = task.optimizer(task.model.parameters())
+    batches = task.batches(rank, workers, seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = network(*next(batches))
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
+
+
+def _report(stats: HookStats) -> str:
+    times = (stats.encode_s, stats.network_s, stats.decode_s, stats.wait_s)
+    encode, network, decode, wait = (1e3 * seconds / max(stats.steps, 1) for seconds in times)
+    sent_mb = stats.wire_bytes / max(stats.steps, 1) / 1e6
+    return (
+        f"switch: {sent_mb:.2f} MB a step, {stats.saving:.1f} times less "
+        f"than dense; {encode:.1f} ms encoding, {network:.1f} summing, {decode:.1f} decoding, of which the "
+        f"training waited for {wait:.1f}"
+    )
+
+
+def _place(way: str) -> tuple[int, int]:
+    """Rank and number of workers: as torchrun says or, with `peelsum exec`, as the seat does."""
+    seat = json.loads(os.environ.get("PEELSUM_SEAT", "{}"))
+    if way != "none" and seat and "RANK" not in os.environ:
+        workers = job_config(seat["admission"]).worker_ids
+        place = {"RANK": workers.index(seat["worker_id"]), "WORLD_SIZE": len(workers)}
+        os.environ |= {name: str(number) for name, number in place.items()}
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "29500")
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def _options(model: ModelName, arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=f"Train {model}.")
+    many = "WORLD_SIZE" in os.environ
+    parser.add_argument("--sum", choices=("switch", "gloo", "none"), default="gloo" if many else "none")
+    parser.add_argument("--job", metavar="FILE@HOST:PORT", help="job's admission and rank 0's switch port")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--every", type=int, default=10, help="steps between two lines")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument(
+        "--small", dest="full", action="store_false", default=False, help="a small model, the default"
+    )
+    size.add_argument("--full", action="store_true", help="the published size")
+    parser.add_argument("--data", metavar="PATH", help=f"{DATA[model]}; by default what any machine has")
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each rank")
+    return parser.parse_args(arguments)

@@ -1,0 +1,100 @@
+"""The four models: the published numbers of parameters, losses that fall, gradients as sparse as claimed."""
+
+import math
+from collections.abc import Callable
+from itertools import islice
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from peelsum.training import MODELS, ModelName, densities, make_task, overall  # noqa: E402
+from peelsum.training.bert import FULL as BERT_BASE  # noqa: E402
+from peelsum.training.bert import Bert  # noqa: E402
+from peelsum.training.lstm import FULL as LARGE_LSTM  # noqa: E402
+from peelsum.training.lstm import SMALL as SMALL_LSTM  # noqa: E402
+from peelsum.training.lstm import LanguageModel, draw  # noqa: E402
+from peelsum.training.ncf import FULL as MLPERF_NCF  # noqa: E402
+from peelsum.training.ncf import NeuMF  # noqa: E402
+from peelsum.training.vgg19 import FULL as VGG19  # noqa: E402
+from peelsum.training.vgg19 import Vgg19  # noqa: E402
+
+nn = torch.nn
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters"),
+    [
+        # MLPerf's NCF on ml-20m: 138,493 users and 26,744 items.
+        (lambda: NeuMF(138_493, 26_744, MLPERF_NCF), 31_832_577),
+        # Zaremba et al.: two layers of 1500, Penn Treebank's 10,000 words; torch counts two biases a gate.
+        (
+            lambda: LanguageModel(10_000, LARGE_LSTM),
+            2 * 10_000 * 1500 + 10_000 + 2 * 4 * (2 * 1500**2 + 2 * 1500),
+        ),
+        # torchvision's vgg19 with 1000 classes.
+        (lambda: Vgg19(1000, VGG19), 143_667_240),
+        # BertForQuestionAnswering of bert-base-uncased, which has no pooler.
+        (lambda: Bert(BERT_BASE), 108_893_186),
+    ],
+    ids=MODELS,
+)
+def test_the_full_size_is_the_published_one(make: Callable[[], nn.Module], parameters: int) -> None:
+    with torch.device("meta"):
+        assert sum(parameter.numel() for parameter in make().parameters()) == parameters
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_gets_somewhere(name: ModelName) -> None:
+    task = make_task(name)
+    optimizer = task.optimizer(task.model.parameters())
+    batch = next(task.batches(0, 1, 0))
+    losses = []
+    for _ in range(12):  # one batch, learned by heart
+        optimizer.zero_grad()
+        loss = task.model(*batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(map(math.isfinite, losses))
+    assert min(losses[-3:]) < losses[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_task_is_the_same_for_the_same_seed(name: ModelName) -> None:
+    one, other, third = make_task(name), make_task(name), make_task(name, seed=1)
+    assert all(map(torch.equal, one.model.parameters(), other.model.parameters()))
+    assert not all(map(torch.equal, one.model.parameters(), third.model.parameters()))
+    for ours, theirs in zip(islice(one.batches(1, 2, 0), 2), islice(other.batches(1, 2, 0), 2), strict=True):
+        assert all(map(torch.equal, ours, theirs))
+    assert not all(map(torch.equal, next(one.batches(0, 2, 0)), next(one.batches(1, 2, 0))))
+
+
+def test_word_tables_have_a_gradient_for_the_words_of_the_batch_alone() -> None:
+    found = {one.tensor: one for one in densities(make_task("lstm"), (1, 2), steps=1)}
+    words = SMALL_LSTM.batch * SMALL_LSTM.length
+    assert 0 < found["embedding.weight"].worker <= words / SMALL_LSTM.vocabulary
+    assert 0 < found["softmax.weight"].worker <= (words + SMALL_LSTM.samples) / SMALL_LSTM.vocabulary
+    assert found["lstm.weight_hh_l0"].worker == 1
+
+
+def test_the_union_holds_what_any_worker_has() -> None:
+    found = densities(make_task("ncf"), (1, 2, 4), steps=1)
+    for one in [*found, overall(found)]:
+        assert one.union[1] <= one.union[2] <= one.union[4] <= min(1, 4 * one.worker + 1e-6)
+        assert one.worker <= one.union[4]
+    assert 0 < overall(found).worker < 0.5
+
+
+def test_the_sampled_softmax_is_right_on_average() -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(50, SMALL_LSTM)
+    nn.init.normal_(model.softmax.weight)
+    words, following = torch.randint(0, 50, (4, 10)), torch.randint(0, 50, (4, 10))
+    whole = model(words, following, torch.empty(0, dtype=torch.int64))
+    rng = np.random.default_rng(1)
+    many = torch.cat([draw(rng, 50, 49) for _ in range(1000)])
+    sampled = model(words, following, many)
+    assert sampled.item() == pytest.approx(whole.item(), rel=0.03)
+    assert draw(rng, 50, 50).numel() == 0
