@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peelsum.bench import LARGEST_FAN_IN, LhcLayout, lhc_step, peel, smallest_lhc, tensor
+from peelsum.bench import LARGEST_FAN_IN, Device, LhcLayout, lhc_step, peel, smallest_lhc, tensor
 from peelsum.bench.timing import NotExactError
 from peelsum.codec import FixedPoint, fixed_point, kernels
 
@@ -49,7 +49,7 @@ def test_what_is_left_over_is_what_parallel_peeling_leaves(rows: int) -> None:
     values, fixed = drawn(200_000, 0.2, 1)
     layout = LhcLayout(rows, seed=3)
     left = layout.peeled(np.flatnonzero(values)).left
-    assert lhc_step(layout, values, fixed).left == left
+    assert lhc_step(Device.of("cpu"), layout, values, fixed).left == left
     assert (left > 0) == (rows < 400)
 
 
@@ -93,4 +93,4 @@ def test_a_wrong_element_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     values, fixed = drawn(2048, 0.1, 4)
     monkeypatch.setattr(LhcLayout, "decode", spoilt)
     with pytest.raises(NotExactError, match="element 777: "):
-        lhc_step(LhcLayout(9), values, fixed)
+        lhc_step(Device.of("cpu"), LhcLayout(9), values, fixed)

@@ -3,6 +3,7 @@
 Only benchmarks and their tests reach it; nothing that sums knows of it.
 """
 
+from peelsum.bench.device import Device, NoDeviceError
 from peelsum.bench.lhc import LARGEST_FAN_IN, LHC_LANES, LhcLayout, smallest_lhc
 from peelsum.bench.memory import NotEnoughMemoryError, require_memory
 from peelsum.bench.peeling import Peeled, peel, peel_sketch
@@ -13,8 +14,10 @@ __all__ = [
     "LARGEST_FAN_IN",
     "LHC_LANES",
     "SUPPORTS",
+    "Device",
     "LhcLayout",
     "Measured",
+    "NoDeviceError",
     "NotEnoughMemoryError",
     "NotExactError",
     "Peeled",

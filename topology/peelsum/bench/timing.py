@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Choice, Settings
-from peelsum.allreduce.exchange import Round, Setting, Sums, TensorExchange
+from peelsum.allreduce.exchange import Setting, TensorExchange
+from peelsum.allreduce.staging import Round, Sums
 from peelsum.allreduce.summation import Words
+from peelsum.bench.device import Device
 from peelsum.bench.lhc import LhcLayout
-from peelsum.codec import FixedPoint, Kernels
+from peelsum.codec import FixedPoint, Memory
 
 #: What is measured runs so often, unless it has taken _ENOUGH_S seconds before.
 REPEATS = 5
@@ -47,20 +49,21 @@ class Measured(NamedTuple):
 
 
 def one_step(
-    choice: Choice, values: NDArray[np.float32], settings: Settings, ops: Kernels, lanes: int, seed: int
+    device: Device, choice: Choice, values: NDArray[np.float32], settings: Settings, lanes: int, seed: int
 ) -> Measured:
-    """All rounds of values[n] sent by `choice`. Raises NotExactError."""
-    clock = time.perf_counter
+    """All rounds of values[n], which are on the device already, sent by `choice`. Raises NotExactError."""
+    clock, memory, there = time.perf_counter, device.memory, device.place(values)
     started = clock()
-    exchange = TensorExchange(choice, values, Setting(ops, 1, lanes, settings, seed))
+    exchange = TensorExchange(choice, there, Setting(device.ops, 1, lanes, settings, seed, memory))
     rounds = exchange.rounds()
     asked: Round | None = next(rounds)
     encode_s, decode_s = clock() - started, 0.0
     words, left, sketched = 0, 0, False
     while asked is not None:
         started = clock()
-        ored, added = np.empty(asked.or_words, np.uint32), np.empty(asked.add_words, np.uint32)
+        ored, added = memory.traveling(asked.or_words), memory.traveling(asked.add_words)
         asked.write(ored, added)
+        exchange.settle()
         encode_s += clock() - started
         words += ored.size + added.size
         # Whatever is added after the sketch is what peeling left over.
@@ -75,9 +78,11 @@ def one_step(
         decode_s += clock() - started
     started = clock()
     decoded = exchange.floats(1)
+    exchange.settle()
     decode_s += clock() - started
-    _require_exact(values, decoded, exchange.fixed or FixedPoint(0))
-    return Measured(words, encode_s, decode_s, exchange.positions, left)
+    _require_exact(values, memory.on_host(decoded), exchange.fixed or FixedPoint(0))
+    positions = None if exchange.positions is None else memory.on_host(exchange.positions)
+    return Measured(words, encode_s, decode_s, positions, left)
 
 
 def fastest(run: Callable[[int], Measured]) -> Measured:
@@ -88,26 +93,40 @@ def fastest(run: Callable[[int], Measured]) -> Measured:
     return min(runs, key=lambda one: one.codec_s)
 
 
-def lhc_step(layout: LhcLayout, values: NDArray[np.float32], fixed: FixedPoint) -> Measured:
+def lhc_step(device: Device, layout: LhcLayout, values: NDArray[np.float32], fixed: FixedPoint) -> Measured:
     """The same through LHC's layout, which gets `fixed` for nothing.
 
     Raises NotExactError if all is recovered and differs.
     """
-    clock = time.perf_counter
+    clock, memory, there = time.perf_counter, device.memory, device.place(values)
+    lhc = device.lhc(layout)
     started = clock()
-    index = layout.index(values)
+    sent = _sent(lhc.index(there), memory)
     encode_s = clock() - started
-    summed: Words = index.copy()
+    arrived = sent.copy()
     started = clock()
-    sketch, counts = layout.encode(values, fixed, summed)
+    summed = memory.receive(arrived)
+    sketch, counts = lhc.encode(there, fixed, summed)
+    sent = _sent(sketch, memory)
     encode_s += clock() - started
-    total = sketch.copy()
+    arrived = sent.copy()
     started = clock()
-    decoded, left = layout.decode(total, counts, summed, fixed, values.size)
+    decoded, left = lhc.decode(memory.receive(arrived), counts, summed, fixed, values.size)
+    memory.settle()
     decode_s = clock() - started
     if not left:
-        _require_exact(values, decoded, fixed)
+        _require_exact(values, memory.on_host(decoded), fixed)
     return Measured(layout.words(values.size), encode_s, decode_s, None, left)
+
+
+def _sent(words: Any, memory: Memory) -> Words:
+    """Words as they leave for the network."""
+    if memory.direct:
+        return cast(Words, words)
+    out = memory.traveling(len(words))
+    memory.send(words, out)
+    memory.settle()
+    return out
 
 
 def _require_exact(values: NDArray[np.float32], decoded: NDArray[np.float32], fixed: FixedPoint) -> None:

@@ -172,7 +172,7 @@ def codec(
     json: Json = False,
 ) -> None:
     """Size over the lower bound, and speed, of every form of the codec, beside LHC's layout."""
-    from peelsum.bench import SUPPORTS, NotEnoughMemoryError, NotExactError
+    from peelsum.bench import SUPPORTS, NoDeviceError, NotEnoughMemoryError, NotExactError
     from peelsum.cli import bench_codec as bench
 
     for count in elements or ():
@@ -182,15 +182,14 @@ def codec(
     within("--cells", cells, 0.1, 100)
     within("--seed", seed, 0, 2**63 - 1)
     chosen = [known for known in SUPPORTS if known in (support or SUPPORTS)]
-    with reported(bench.CodecBenchError, NotEnoughMemoryError, NotExactError), Interruption():
-        bench.require_device(device)
+    with reported(bench.CodecBenchError, NoDeviceError, NotEnoughMemoryError, NotExactError), Interruption():
         if unknown := set(support or ()) - set(SUPPORTS):
             raise bench.CodecBenchError(
                 f"--support: {min(unknown)!r} is unknown; use one of {', '.join(SUPPORTS)}"
             )
         sizes = elements or (bench.QUICK_ELEMENTS if quick else bench.DEFAULT_ELEMENTS)
         points = bench.points_of(sizes, density or bench.DEFAULT_DENSITIES, chosen)
-        bench.bench_codec(points, cells_per_candidate=cells, seed=seed, json=json)
+        bench.bench_codec(points, cells_per_candidate=cells, seed=seed, device=device, json=json)
 
 
 @app.command()

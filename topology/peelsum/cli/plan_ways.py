@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 
 from peelsum.allreduce import BloomIndex, Choice, Index, Network, Settings, TwoLevelIndex
 from peelsum.allreduce.costs import Candidate, candidates, expected
-from peelsum.bench import Measured, Support, fastest, one_step, require_memory, seen, tensor
-from peelsum.codec import SketchLayout, error_bound, kernels, scale_for, warm_up
+from peelsum.bench import Device, Measured, Support, fastest, one_step, require_memory, seen, tensor
+from peelsum.codec import SketchLayout, error_bound, scale_for
 
 #: Exponent field of 1: sums are judged by values whose largest is 1 to 2.
 _EXPONENT_FIELD = 127
@@ -158,16 +158,17 @@ def _counted(exchanges: int) -> str:
 def _measured(request: Request, found: Sequence[Candidate]) -> list[Measured]:
     """Each way run by one worker, in the order given."""
     require_memory(request.elements, request.density)
-    warm_up()
+    device = Device.of("cpu")
     values, _ = tensor(request.support, request.elements, request.density, 0)
-    ops, settings = kernels(), Settings()
+    settings = Settings()
     # The same ways again, for the exponent that the tensor turned out to have.
     by_way = {
-        (one.choice.form, one.choice.index): one.choice for one in _ways(request, ops.magnitude(values) >> 23)
+        (one.choice.form, one.choice.index): one.choice
+        for one in _ways(request, device.ops.magnitude(values) >> 23)
     }
 
     def run(choice: Choice) -> Measured:
-        return fastest(lambda n: one_step(choice, values, settings, ops, _LANES, seed=n))
+        return fastest(lambda n: one_step(device, choice, values, settings, _LANES, seed=n))
 
     return [run(by_way[one.choice.form, one.choice.index]) for one in found]
 

@@ -1,0 +1,100 @@
+"""LHC's layout in Triton: the bits of that on the CPU; and `bench codec` of tensors on a device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gpu_device import DEVICE, REAL, bits, on_device
+
+from peelsum.bench import Device, LhcLayout, NoDeviceError, lhc_step, tensor
+from peelsum.bench.lhc_gpu import DeviceLhc
+from peelsum.cli import bench_codec as bench
+from peelsum.codec import fixed_point
+
+FIXED = fixed_point(130, 1)
+SCRIPT = Path(__file__).parents[1] / "support" / "lhc_gpu_compile.py"
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Device:
+    return Device.of("cuda")
+
+
+@pytest.mark.parametrize("elements", [1, 15, 1023, 1024, 1025, 5003])
+@pytest.mark.parametrize("density", [0.05, 1.0])
+def test_index_sketch_and_counts_are_those_of_the_cpu(elements: int, density: float) -> None:
+    values, _ = tensor("uniform", elements, density, 1)
+    layout = LhcLayout(3, seed=2**64 - 5)
+    index = layout.index(values)
+    sketch, counts = layout.encode(values, FIXED, index)
+    there, lhc = on_device(values), DeviceLhc(layout)
+    np.testing.assert_array_equal(bits(lhc.index(there)), index)
+    on_device_sketch, on_device_counts = lhc.encode(there, FIXED, on_device(index))
+    np.testing.assert_array_equal(bits(on_device_sketch), sketch)
+    np.testing.assert_array_equal(bits(on_device_counts).view(np.uint8), counts)
+
+
+@pytest.mark.parametrize("rows", [2, 5, 60])
+def test_recovers_what_parallel_peeling_recovers(cuda: Device, rows: int) -> None:
+    values, positions = tensor("uniform", 6001, 0.3, 2)
+    layout = LhcLayout(rows, seed=7)
+    left = layout.peeled(positions).left
+    assert (left > 0) == (rows < 60)
+    assert lhc_step(cuda, layout, values, FIXED).left == left
+
+
+def test_decodes_the_exact_sum_of_workers() -> None:
+    layout, workers = LhcLayout(40), 3
+    tensors = [tensor("rows", 5000, 0.1, seed)[0] for seed in range(workers)]
+    fixed, lhc = fixed_point(130, workers), DeviceLhc(layout)
+    index = torch.stack([lhc.index(on_device(values)) for values in tensors]).sum(0, dtype=torch.int32)
+    encoded = [lhc.encode(on_device(values), fixed, index) for values in tensors]
+    total = torch.stack([sketch for sketch, _ in encoded]).sum(0, dtype=torch.int32)
+    out, left = lhc.decode(total, encoded[0][1], index, fixed, 5000)
+    exact = sum(np.rint(values.astype(np.float64) * 2.0**fixed.scale) for values in tensors)
+    assert left == 0
+    assert out.device.type == DEVICE.type
+    np.testing.assert_array_equal(out.cpu().numpy(), (exact * 2.0**-fixed.scale).astype(np.float32))
+
+
+def test_rows_of_a_device_have_the_sizes_of_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    ways: list[tuple[bench.Form, str]] = [("lhc", "four_bit"), ("compact", "bitmap"), ("sketch", "bitmap")]
+    rows = {}
+    for device in ("cpu", "cuda"):
+        points = bench.points_of([4099], [0.05], ["rows"])
+        bench.bench_codec(points, ways=ways, device=device, json=True)
+        rows[device] = json.loads(capsys.readouterr().out)
+        assert {row["device"] for row in rows[device]} == {device}
+    sizes = ("form", "bits_per_element", "recovered_by_peeling", "rounds", "size_ratio_to_lhc")
+    for ours, theirs in zip(rows["cuda"], rows["cpu"], strict=True):
+        assert [ours[key] for key in sizes] == [theirs[key] for key in sizes]
+
+
+@pytest.mark.skipif(REAL, reason="there is a device here, so it is not refused")
+def test_no_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(NoDeviceError, match=r"--device: cuda is not here, use cpu: .*GPU"):
+        Device.of("cuda")
+    with pytest.raises(NoDeviceError, match="--device: 'tpu' is unknown; use one of cpu, cuda"):
+        Device.of("tpu")
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert len(run.stdout.splitlines()) == 4
