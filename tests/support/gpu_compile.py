@@ -1,10 +1,14 @@
-"""Compiles the kernels of all launches for compute capability 9.0, without a GPU; prints a line for each."""
+"""Compiles the kernels of all launches for compute capability 9.0, without a GPU; prints what each takes."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
@@ -36,8 +40,24 @@ def compiled(kernel: Any, programs: int, *arguments: Any) -> None:
         else:
             signature[parameter.name] = "i32" if abs(argument) < 2**31 else "i64"
     binary = compile(ASTSource(kernel, signature, constants, aligned), target=_TARGET)
-    vectors = binary.asm["ptx"].count("ld.global.v4")
-    print(f"{kernel.fn.__name__}: {vectors} loads of 16 bytes, {binary.metadata.shared} bytes shared")
+    vectors, shared = binary.asm["ptx"].count("ld.global.v4"), binary.metadata.shared
+    registers, stack = resources(binary.asm["cubin"])
+    print(
+        f"{kernel.fn.__name__}: {registers} registers, {stack} bytes of stack, {shared} bytes shared, "
+        f"{vectors} loads of 16 bytes"
+    )
+
+
+def resources(binary: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes of what did not fit them."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        tool = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        report = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    assert found, report
+    return int(found.group(1)), int(found.group(2))
 
 
 def index() -> None:
