@@ -255,6 +255,19 @@ def rounds(layout: SketchLayout, where: NDArray[np.int64]) -> int:
     return count
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("per_candidate", "launches"), [(1.4, 1), (1.3, 2)])
+def test_launches_that_peeling_takes(per_candidate: float, launches: int) -> None:
+    n, rng = 2**22, np.random.default_rng(0)
+    uniform = rng.random(n) < 0.1
+    rows = np.repeat(rng.random(n // 64) < 0.1, 64)
+    columns = (np.arange(n) % 256 < 128) & (rng.random(n) < 0.2)
+    for chosen in (uniform, rows, columns):
+        where = np.flatnonzero(chosen)
+        needed = rounds(SketchLayout.sized(where.size, 256, 0, per_candidate), where)
+        assert (launches - 1) * gpu_launch.ROUNDS < needed <= launches * gpu_launch.ROUNDS
+
+
 def test_room_for_fewer_candidates_than_there_are() -> None:
     """Nothing is written out of bounds, and the true number comes out, so that the caller can make room."""
     n, truth = 4097, np.flatnonzero(values(4097))

@@ -206,7 +206,10 @@ def memory(implementation: Implementation = "cpu") -> Memory:
 
 
 def warm_up(implementation: Implementation = "cpu") -> None:
-    """Run every kernel once, so that none is compiled within a timed step: seconds when cold."""
+    """Run every kernel once, so that none is compiled within a timed step: seconds when cold.
+
+    Those of "gpu" are compiled once more for other lanes and for sizes that are multiples of 16.
+    """
     ops, room = kernels(implementation), memory(implementation)
     values = room.floats(1, 1.0)
     bitmap, other, copied = (room.receive(np.zeros(1, np.uint32)) for _ in range(3))
