@@ -23,7 +23,7 @@ def train(rank: int, steps: int, model: ModelName, over: str | None) -> tuple[np
     if over is not None:
         state = SwitchAllreduceState(over=over, names=task.model.named_parameters())
         network.register_comm_hook(state, hook)
-    # Not the task's Adam: it makes a step of any rounding where a gradient should be zero, as of keys' biases.
+    # Not the task's Adam: where a gradient should be zero, as of keys' biases, it makes a step of rounding.
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05)
     for batch in islice(task.batches(rank, dist.get_world_size(), 0), steps):
         optimizer.zero_grad()
