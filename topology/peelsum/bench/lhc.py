@@ -4,7 +4,7 @@ Blocks of 1024 elements go to three rows of one table, each element to its own l
 neither a second table nor a rotation mixes lanes. The index is summed, four bits an element, so more than
 LARGEST_FAN_IN workers overflow it. Every pass of encoding and every peel round goes over all elements. What
 differs from the published program: values are int32, so that sums are exact; the hash is this codec's; the
-pass over elements peels in place, and lanes, which never meet, are divided between cores.
+pass over elements peels in place. Cores share blocks to encode, and lanes, which never meet, to peel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ROWS_STEP = 1.05
 
 @dataclass(frozen=True)
 class LhcLayout:
-    """One table of `rows` rows of `lanes` cells for tensors of n elements; `lanes` is a multiple of 16.
+    """One table of `rows` rows of `lanes` cells for tensors of n elements; `lanes`: a power of 2, 16 to 8192.
 
     The index is uint32[index_words(n)], four bits an element in whole blocks; the sketch uint32[cells].
     """
@@ -65,14 +65,18 @@ class LhcLayout:
         self, values: NDArray[np.float32], fixed: FixedPoint, index: NDArray[np.uint32]
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
         """The sketch, to be added over workers, and by the summed `index` each cell's count, modulo 2**8."""
-        sketch, counts = np.zeros(self.cells, np.uint32), np.zeros(self.cells, np.uint8)
         factor = np.ldexp(1.0, fixed.scale)
 
-        def work(begin: int, end: int) -> None:
-            low, high = self._strip(begin, values.size), self._strip(end, values.size)
-            loops.add(*self._arguments, low, high, values, factor, index, sketch, counts)
+        def work(begin: int, end: int) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+            sketch, counts = np.zeros(self.cells, np.uint32), np.zeros(self.cells, np.uint8)
+            part = values[begin:end]
+            loops.add(*self._arguments, begin, part, factor, index[begin // 8 :], sketch, counts)
+            return sketch, counts
 
-        each(values.size, work)
+        (sketch, counts), *others = each(values.size, work)
+        for other_sketch, other_counts in others:
+            sketch += other_sketch
+            counts += other_counts
         return sketch, counts
 
     def decode(

@@ -1,7 +1,4 @@
-"""Loops of `peelsum.bench.lhc`, compiled by Numba like the codec's own: one pass over all elements each.
-
-Lanes from `low` up to `high` of every block are one core's; bounds are multiples of 16.
-"""
+"""Loops of `peelsum.bench.lhc`, compiled by Numba like the codec's own: one pass over all elements each."""
 
 from __future__ import annotations
 
@@ -58,25 +55,23 @@ def add(
     lanes: int,
     rows: int,
     seed: np.uint64,
-    low: int,
-    high: int,
+    first: int,
     values: _Floats,
     factor: float,
     index: Words,
     sketch: Words,
     counts: Bytes,
 ) -> None:
-    """Add values to the sketch, and candidates to the counts."""
+    """Add values, elements from `first` on, which begins a block, to the sketch, candidates to the counts."""
     numbers, used = np.empty(lanes, np.uint32), np.empty(lanes, np.uint8)
     for start in range(0, values.size, lanes):
-        block = values[start + low : min(start + high, values.size)]
+        block = values[start : start + lanes]
         _quantize(block, factor, numbers)
-        _flags(index[(start + low) // 8 : (start + high) // 8].view(np.uint8), used)
+        _flags(index[start // 8 : (start + lanes) // 8].view(np.uint8), used)
         for j in range(3):
-            row, negative = _row_of(start // lanes, j, rows, seed)
-            at = row * lanes + low
-            _add_row(numbers[: block.size], negative, sketch[at:])
-            _count_row(used[: block.size], counts[at:])
+            row, negative = _row_of((first + start) // lanes, j, rows, seed)
+            _add_row(numbers[: block.size], negative, sketch[row * lanes :])
+            _count_row(used[: block.size], counts[row * lanes :])
 
 
 @compiled
@@ -122,7 +117,10 @@ def peel(
     factor: float,
     out: _Floats,
 ) -> int:
-    """Peel until a round recovers nothing; what is recovered loses its bits in the index."""
+    """Peel lanes from `low` up to `high`, multiples of 16, of all blocks until a round recovers nothing.
+
+    What is recovered loses its bits in the index. Returns how many candidates are left.
+    """
     before, left = -1, -2
     while left != before:
         before, left = left, 0
