@@ -25,14 +25,22 @@ _CONTEXT.set_forkserver_preload(["torch_ranks_loaded"])
 
 
 def run_ranks(
-    world: int, work: Callable[..., Any], *arguments: Any, environments: Sequence[Mapping[str, str]] = ()
+    world: int,
+    work: Callable[..., Any],
+    *arguments: Any,
+    environments: Sequence[Mapping[str, str]] = (),
+    backend: str = "gloo",
 ) -> list[Any]:
     """work(rank, *arguments) on every rank at once; what each returned, None for one that was killed.
 
     `work` is a function that the ranks can import. Raises what a rank printed when it failed.
     """
     with tempfile.TemporaryDirectory(prefix="peelsum-") as folder:
-        ranks = [_Rank(rank, world, Path(folder), work, arguments, environments) for rank in range(world)]
+        given = environments or [{}] * world
+        store = Path(folder) / "gloo"
+        ranks = [
+            _Rank(rank, world, store, work, arguments, dict(given[rank]), backend) for rank in range(world)
+        ]
         try:
             return [rank.result() for rank in ranks]
         finally:
@@ -41,12 +49,9 @@ def run_ranks(
 
 
 class _Rank:
-    def __init__(self, rank: int, world: int, folder: Path, work: Any, arguments: Any, given: Any) -> None:
-        environment = dict(given[rank]) if given else {}
+    def __init__(self, *arguments: Any) -> None:
         self._mine, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(
-            target=_run, args=(theirs, rank, world, folder / "gloo", work, arguments, environment)
-        )
+        self._process = _CONTEXT.Process(target=_run, args=(theirs, *arguments))
         # The ranks need nothing of the program that runs the tests, and the server what is loaded for them.
         nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
         with nothing, patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
@@ -79,12 +84,13 @@ def _run(
     work: Callable[..., Any],
     arguments: Sequence[Any],
     environment: Mapping[str, str],
+    backend: str,
 ) -> None:
     os.environ.update(environment, GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
-            "gloo",
+            backend,
             init_method=f"file://{store}",
             rank=rank,
             world_size=world,

@@ -279,3 +279,36 @@ class Parts:
         own = torch.tensor([sum(self.given) - kept], dtype=torch.float64)
         dist.all_reduce(own)
         return own.item() - dist.get_world_size() * sum(one.wait() for one in self.averaged)
+
+
+def collectives(rank: int) -> dict[str, Any]:
+    """What a process group makes of sums of all types, and of what is not a sum."""
+    world = dist.get_world_size()
+    made: dict[str, Any] = {"backend": dist.get_backend()}
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        made[str(dtype)] = _summed(torch.tensor([[0.5, -2.0], [rank, 0.0]], dtype=dtype))
+    for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8):
+        limits = torch.iinfo(dtype)
+        made[str(dtype)] = _summed(torch.tensor([limits.max, limits.min, 5 * rank + 1], dtype=dtype))
+    made["largest"] = _summed(torch.tensor([rank, -rank]), dist.ReduceOp.MAX)
+    strided = torch.arange(6.0).reshape(2, 3).t()
+    made["strided"] = _summed(strided)
+    sent = torch.tensor([float(rank), float("nan"), -0.0]) if rank == 1 else torch.full((3,), 9.0)
+    dist.broadcast(sent, 1)
+    made["broadcast"] = sent.view(torch.int32).tolist()
+    dist.barrier()
+    everybody = [torch.zeros(1) for _ in range(world)]
+    dist.all_gather(everybody, torch.tensor([float(rank)]))
+    made["gathered"] = torch.cat(everybody).tolist()
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    assert work is not None
+    work.wait()
+    made["future"] = work.get_future().wait()[0].tolist()
+    made["trained"] = train(rank, 4, None)
+    dist.destroy_process_group()
+    return made
+
+
+def _summed(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> list[Any]:
+    dist.all_reduce(tensor, op)
+    return tensor.tolist()

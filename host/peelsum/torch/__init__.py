@@ -1,10 +1,12 @@
 """Switch aggregation in PyTorch: a communication hook for DistributedDataParallel, and its state.
 
-`ddp.register_comm_hook(SwitchAllreduceState(), hook)` is the whole of it.
+`ddp.register_comm_hook(SwitchAllreduceState(), hook)` is the whole of it. Importing it also lets
+`torch.distributed.init_process_group("cpu:peelsum")` find its backend.
 """
 
 from peelsum.torch.errors import HookConfigError, HookError, HookFailedError
 from peelsum.torch.hook import hook
+from peelsum.torch.process_group import SwitchProcessGroup, register_backend
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.sparsifiers import RandomK, Sparsifier, Threshold, TopK
 from peelsum.torch.state import SwitchAllreduceState
@@ -19,8 +21,11 @@ __all__ = [
     "RandomK",
     "Sparsifier",
     "SwitchAllreduceState",
+    "SwitchProcessGroup",
     "TensorStats",
     "Threshold",
     "TopK",
     "hook",
 ]
+
+register_backend()

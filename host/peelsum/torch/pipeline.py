@@ -1,6 +1,6 @@
 """Sums one after the other, in the order they were asked for, while their encoding goes on side by side.
 
-Two threads take turns: while one waits for the network, the other makes the next bucket's first words. It
+Threads take turns: while one waits for the network, the other makes the next bucket's first words. It
 refuses to know what is summed; all workers submit alike, so the turns are the same on all of them.
 """
 
@@ -15,9 +15,6 @@ from typing import Any
 from peelsum.allreduce import Part, Summation
 from peelsum.allreduce.summation import Words
 from peelsum.torch.errors import HookFailedError
-
-#: One on the network, one encoding.
-_THREADS = 2
 
 
 class Seat:
@@ -35,11 +32,14 @@ class Seat:
 
 
 class Pipeline:
-    """Runs work that sums over `summation`, in order. After one failure, all later work fails."""
+    """Runs work that sums over `summation`, in order. After one failure, all later work fails.
 
-    def __init__(self, summation: Summation) -> None:
+    threads: 2 for one on the network and one encoding; with 1, all work is done in order.
+    """
+
+    def __init__(self, summation: Summation, threads: int = 2) -> None:
         self.summation = summation
-        self._queue: queue.SimpleQueue[tuple[int, Seat, Callable[[], None], Future[None]] | None] = (
+        self._queue: queue.SimpleQueue[tuple[int, Seat, Callable[[], object], Future[None]] | None] = (
             queue.SimpleQueue()
         )
         self._submitted = self._turn = 0
@@ -47,12 +47,12 @@ class Pipeline:
         self._turned = threading.Condition()
         # Daemons: a process that ends because of an error must not wait for a sum that never comes.
         self._threads = [
-            threading.Thread(target=self._run, name=f"peelsum sums {i}", daemon=True) for i in range(_THREADS)
+            threading.Thread(target=self._run, name=f"peelsum sums {i}", daemon=True) for i in range(threads)
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, seat: Seat, work: Callable[[], None]) -> Future[None]:
+    def submit(self, seat: Seat, work: Callable[[], object]) -> Future[None]:
         """Have `work` called, its sums at `seat` after those of all work submitted before.
 
         For one thread at a time. Work at one seat is submitted when the last at the same seat is done.

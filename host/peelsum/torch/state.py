@@ -232,7 +232,7 @@ class SwitchAllreduceState:
 
 def _pass_on(error: BaseException | None, done: torch.futures.Future[torch.Tensor]) -> None:
     if isinstance(error, Exception):
-        done.set_exception(error)  # type: ignore[arg-type]  # as torch's own documentation has it
+        done.set_exception(error)  # type: ignore[arg-type]  # as in torch's documentation
 
 
 def _close(state: weakref.ref[SwitchAllreduceState]) -> None:
