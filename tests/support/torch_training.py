@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +13,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die
 
-from peelsum.torch import HookStats, ProcessGroupSummation, Sparsifier, SwitchAllreduceState, hook
+from peelsum.allreduce import LocalSummation
+from peelsum.torch import (
+    HookConfigError,
+    HookStats,
+    ProcessGroupSummation,
+    Sparsifier,
+    SwitchAllreduceState,
+    fsdp_hook,
+    hook,
+)
 from peelsum.torch.process_group_summation import OrBy
 
 WORDS, WIDTH = 64, 8
@@ -312,3 +324,52 @@ def collectives(rank: int) -> dict[str, Any]:
 def _summed(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> list[Any]:
     dist.all_reduce(tensor, op)
     return tensor.tolist()
+
+
+def sharded(rank: int, hooked: bool) -> list[np.ndarray]:
+    """This rank's shards after three steps of FSDP2 in two shards, two replicas: by the hook, or by torch."""
+    torch.manual_seed(7)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    text = fully_shard(Text(), mesh=mesh["shard"] if hooked else mesh)
+    if hooked:
+        replicas = mesh.get_group("replicate")
+        text.set_all_reduce_hook(fsdp_hook(SwitchAllreduceState(replicas, over="gloo")))
+    optimizer = torch.optim.SGD(text.parameters(), lr=0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        step_loss(text, rank, step).backward()
+        optimizer.step()
+    return [one.to_local().detach().numpy() for one in text.parameters()]
+
+
+def restored(rank: int, sparsifier: Sparsifier | None) -> dict[str, Any]:
+    """Three steps, then three more by a state that was pickled between, against six without."""
+    state = SwitchAllreduceState(over="gloo", sparsifier=sparsifier, momentum=0.5 if sparsifier else 0.0)
+    expected = train(rank, 6, state)
+    first = SwitchAllreduceState(over="gloo", sparsifier=sparsifier, momentum=0.5 if sparsifier else 0.0)
+    state, ddp = first, model()
+    ddp.register_comm_hook(state, hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
+    for step in range(6):
+        if step == 3:
+            weights, pickled = ddp.state_dict(), pickle.dumps(state)
+            state.close()
+            state, ddp = pickle.loads(pickled), model()
+            ddp.load_state_dict(weights)
+            ddp.register_comm_hook(state, hook)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
+        optimizer.zero_grad()
+        step_loss(ddp, rank, step).backward()
+        optimizer.step()
+    return {"expected": expected, "restored": parameters(ddp), "steps": state.state_dict()["steps"]}
+
+
+def unconnected(rank: int) -> list[str]:
+    """What is said of a backend that is none, and of a summation over more workers than there are ranks."""
+    complaints = []
+    for over in ("avian", LocalSummation.group(3)[0]):
+        try:
+            SwitchAllreduceState(over=over).connect()
+        except HookConfigError as error:
+            complaints.append(str(error))
+    return complaints

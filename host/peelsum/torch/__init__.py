@@ -5,7 +5,7 @@
 """
 
 from peelsum.torch.errors import HookConfigError, HookError, HookFailedError
-from peelsum.torch.hook import hook
+from peelsum.torch.hook import fsdp_hook, hook
 from peelsum.torch.process_group import SwitchProcessGroup, register_backend
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.sparsifiers import RandomK, Sparsifier, Threshold, TopK
@@ -25,6 +25,7 @@ __all__ = [
     "TensorStats",
     "Threshold",
     "TopK",
+    "fsdp_hook",
     "hook",
 ]
 

@@ -1,6 +1,8 @@
-"""The communication hook: all that PyTorch calls."""
+"""What PyTorch calls: the communication hook of DDP, and that of FSDP2."""
 
 # No `from __future__ import annotations`: DDP looks at the annotations as objects.
+from collections.abc import Callable
+
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not exported, but documented
 
@@ -18,3 +20,12 @@ def hook(state: SwitchAllreduceState, bucket: GradBucket) -> torch.futures.Futur
     if bucket.is_last():
         state.end_step()
     return future
+
+
+def fsdp_hook(state: SwitchAllreduceState) -> Callable[[torch.Tensor], None]:
+    """For `module.set_all_reduce_hook(fsdp_hook(state))`, where `fully_shard` shards in one dimension.
+
+    Averages each shard's gradients over the replicas, `state.process_group`, after FSDP has reduced and
+    scattered them among the shards. FSDP waits for it, layer by layer.
+    """
+    return state.average

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -132,18 +132,20 @@ class SwitchAllreduceState:
         self, buffer: torch.Tensor, parameters: Sequence[torch.Tensor]
     ) -> torch.futures.Future[torch.Tensor]:
         """Have a bucket averaged in place, after those submitted before; for `hook`."""
-        self.connect()
-        sums = self._sums_of(parameters)
         bucket = Bucket(buffer, [parameter.numel() for parameter in parameters])
-        done, step = bucket.future(), self._steps
-
-        def work() -> None:
-            self._count(sums.run(bucket, step))
-            done.set_result(buffer)
-
-        assert self._pipeline is not None
-        self._raise_later(self._pipeline.submit(sums.seat, work), done)
+        done = bucket.future()
+        work = self._submitted(bucket, self._names_of(parameters), lambda: done.set_result(buffer))
+        self._raise_later(work, done)
         return done
+
+    def average(self, tensor: torch.Tensor) -> None:
+        """Average a contiguous tensor in place, at once; for `fsdp_hook`. Not with a sparsifier."""
+        if self._feedback is not None:
+            raise HookConfigError("sparsifier: is for DDP, whose gradients have names; use None with FSDP")
+        flat = tensor.detach().view(-1)
+        # A name for all of a size will do: nothing but the choice of a form is kept from step to step.
+        name = f"tensor of {flat.numel()}"
+        self._submitted(Bucket(flat, [flat.numel()]), (name,), lambda: None).result()
 
     def end_step(self) -> None:
         """Count a backward pass whose buckets have all been submitted; for `hook`."""
@@ -178,14 +180,25 @@ class SwitchAllreduceState:
         self._stats, self._wait_s = HookStats(), 0.0
         self.name(names)
 
-    def _sums_of(self, parameters: Sequence[torch.Tensor]) -> BucketSum:
+    def _submitted(self, bucket: Bucket, names: tuple[str, ...], tell: Callable[[], None]) -> Future[None]:
+        """A bucket's sum under way, that calls `tell` at its end."""
+        self.connect()
+        assert self._pipeline is not None
+        if names not in self._sums:
+            self._sums[names] = self._new_sums(names)
+        sums, step = self._sums[names], self._steps
+
+        def work() -> None:
+            self._count(sums.run(bucket, step))
+            tell()
+
+        return self._pipeline.submit(sums.seat, work)
+
+    def _names_of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
         for parameter in parameters:
             if parameter not in self._names:
                 self._names[parameter] = f"parameter {len(self._names)}"
-        names = tuple(self._names[parameter] for parameter in parameters)
-        if names not in self._sums:
-            self._sums[names] = self._new_sums(names)
-        return self._sums[names]
+        return tuple(self._names[parameter] for parameter in parameters)
 
     def _new_sums(self, names: tuple[str, ...]) -> BucketSum:
         assert self._pipeline is not None

@@ -1,0 +1,29 @@
+"""FSDP2 with replicas summed by the hook: what torch's own hybrid sharding comes to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch_training as training
+from torch_ranks import run_ranks
+
+from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK, fsdp_hook
+
+
+def test_replicas_train_as_by_torch():
+    ours, theirs = (run_ranks(4, training.sharded, hooked) for hooked in (True, False))
+    for mine, other in zip(ours, theirs, strict=True):
+        for left, right in zip(mine, other, strict=True):
+            np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)
+    for shard in (0, 1):
+        for left, right in zip(ours[shard], ours[shard + 2], strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+def test_sparsifiers_are_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(HookConfigError, match="sparsifier: is for DDP"):
+        fsdp_hook(SwitchAllreduceState(sparsifier=TopK(0.1)))(torch.zeros(3))

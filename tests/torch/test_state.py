@@ -1,0 +1,54 @@
+"""The state: pickled, restored, closed; and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch_training as training
+from torch_ranks import run_ranks
+
+from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK
+
+
+@pytest.mark.parametrize("sparsifier", [None, TopK(0.1)], ids=["lossless", "top-k"])
+def test_training_goes_on_from_a_pickle_bit_for_bit(sparsifier):
+    for outcome in run_ranks(2, training.restored, sparsifier):
+        np.testing.assert_array_equal(outcome["restored"], outcome["expected"])
+        assert outcome["steps"] == 6
+
+
+def test_a_pickle_warns_of_what_is_not_in_it(caplog):
+    state = SwitchAllreduceState(over="gloo", sparsifier=TopK(0.5, warm_up_steps=3), seed=4)
+    with caplog.at_level(logging.WARNING):
+        copy = pickle.loads(pickle.dumps(state))
+    assert [record.message.split(" ")[0] for record in caplog.records] == [
+        "process_group",
+        "SwitchAllreduceState",
+    ]
+    assert copy.process_group is None
+    assert (copy._over, copy._seed, copy._sparsifier) == ("gloo", 4, TopK(0.5, warm_up_steps=3))
+
+
+def test_ways_to_sum_that_are_none():
+    for outcome in run_ranks(2, training.unconnected):
+        assert outcome == [
+            "over: 'avian' is no way to sum; use 'switch' or a backend such as 'gloo'",
+            "over: 3 workers sum, but 2 ranks train; "
+            "have the job admitted for as many workers as there are ranks",
+        ]
+
+
+def test_statistics_before_the_first_sum():
+    stats = SwitchAllreduceState().stats()
+    assert (stats.steps, stats.saving, stats.tensors) == (0, 1.0, {})
+
+
+def test_load_state_dict_of_another_kind():
+    with pytest.raises(HookConfigError, match="make the state with a sparsifier"):
+        SwitchAllreduceState(sparsifier=TopK(0.5)).load_state_dict(SwitchAllreduceState().state_dict())
