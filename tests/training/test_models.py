@@ -27,7 +27,7 @@ nn = torch.nn
     ("make", "parameters"),
     [
         # MLPerf's NCF on ml-20m: 138,493 users and 26,744 items.
-        (lambda: NeuMF(138_493, 26_744, MLPERF_NCF), 31_832_577),
+        (lambda: NeuMF(MLPERF_NCF.users, MLPERF_NCF.items, MLPERF_NCF), 31_832_577),
         # Zaremba et al.: two layers of 1500, Penn Treebank's 10,000 words; torch counts two biases a gate.
         (
             lambda: LanguageModel(10_000, LARGE_LSTM),

@@ -27,7 +27,7 @@ def test_movielens_ratings_are_numbered_from_zero(tmp_path: Path) -> None:
 
 
 def test_a_power_law_has_few_items_that_many_like() -> None:
-    ratings = power_law()
+    ratings = power_law(6040, 3706)
     counts = np.sort(np.bincount(ratings.item, minlength=ratings.items))[::-1]
     assert counts[:37].sum() > 10 * counts[-37:].sum()  # a hundredth of the items
     assert ratings.user.max() < ratings.users

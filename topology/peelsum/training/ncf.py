@@ -21,8 +21,8 @@ from peelsum.training.task import Batch, Task
 
 #: Pairs that are not in the data, for each that is.
 NEGATIVES = 4
-#: Users and items of the power law, as in MovieLens' ml-1m, and ratings of a user.
-POWER_LAW_USERS, POWER_LAW_ITEMS, POWER_LAW_RATINGS = 6040, 3706, 40
+#: Of the power law.
+_RATINGS_OF_A_USER = 40
 _EXPONENT = 0.8
 #: Users and items fall into so many tastes; a user stays within its own this often.
 _TASTES, _FAITHFUL = 8, 0.7
@@ -30,16 +30,21 @@ _TASTES, _FAITHFUL = 8, 0.7
 
 @dataclass(frozen=True)
 class Size:
-    """factors: of the matrix factorisation; layers: widths of the perceptron, its two embeddings first."""
+    """factors: of the matrix factorisation; layers: widths of the perceptron, its two embeddings first.
+
+    users, items: of the power law.
+    """
 
     factors: int
     layers: tuple[int, ...]
     batch: int
+    users: int
+    items: int
 
 
-#: MLPerf Training v0.5's.
-FULL = Size(64, (256, 256, 128, 64), 2048)
-SMALL = Size(16, (64, 32, 16), 256)
+#: MLPerf Training v0.5's, with as many users and items as MovieLens' ml-20m; and with as many as ml-1m.
+FULL = Size(64, (256, 256, 128, 64), 2048, 138_493, 26_744)
+SMALL = Size(16, (64, 32, 16), 256, 6040, 3706)
 
 
 class NeuMF(nn.Module):
@@ -75,16 +80,15 @@ class Ratings:
     items: int
 
 
-def power_law(seed: int = 0) -> Ratings:
+def power_law(users: int, items: int, seed: int = 0) -> Ratings:
     """Ratings whose items' popularity falls with a power of their rank; users prefer a taste."""
     rng = np.random.default_rng(seed)
-    popularity = np.arange(1, POWER_LAW_ITEMS + 1) ** -_EXPONENT
-    count = POWER_LAW_USERS * POWER_LAW_RATINGS
-    user = rng.integers(0, POWER_LAW_USERS, count)
-    item = rng.choice(POWER_LAW_ITEMS, count, p=popularity / popularity.sum())
-    own = np.minimum(item - item % _TASTES + user % _TASTES, POWER_LAW_ITEMS - 1)
-    item = np.where(rng.random(count) < _FAITHFUL, own, item)
-    return Ratings(user, item, POWER_LAW_USERS, POWER_LAW_ITEMS)
+    popularity = np.arange(1, items + 1) ** -_EXPONENT
+    user = rng.integers(0, users, users * _RATINGS_OF_A_USER)
+    item = rng.choice(items, user.size, p=popularity / popularity.sum())
+    own = np.minimum(item - item % _TASTES + user % _TASTES, items - 1)
+    item = np.where(rng.random(user.size) < _FAITHFUL, own, item)
+    return Ratings(user, item, users, items)
 
 
 def movielens(path: Path) -> Ratings:
@@ -104,7 +108,7 @@ def movielens(path: Path) -> Ratings:
 def make(*, small: bool, path: Path | None) -> Task:
     """NeuMF on the ratings at `path`, or on a power law."""
     size = SMALL if small else FULL
-    ratings = power_law() if path is None else movielens(path)
+    ratings = power_law(size.users, size.items) if path is None else movielens(path)
 
     def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
         return _batches(ratings, size.batch, rank, workers, seed)
