@@ -24,7 +24,8 @@ def test_not_ip_is_bridged_too(frame_rig):
 
 
 def test_flooded(frame_rig):
-    frame_rig.set_group(9, [2, 3])
+    """To all ports of the group but the one that it came by."""
+    frame_rig.set_group(9, [1, 2, 3])
     frame_rig.write("bridge", (0xFFFFFFFFFFFF,), "flood", (9,))
     raw = b"\xff" * 6 + frame(b"who has", ether_type=0x0806)[6:]
     assert sorted(frame_rig.process_frames([(1, raw)])) == [(2, raw), (3, raw)]

@@ -51,6 +51,13 @@ def test_a_changed_source_makes_the_pipeline_stale(copies):
         artifacts.pipeline(32, built, p4)
 
 
+def test_a_source_of_the_tofinos_programs_alone_does_not(copies):
+    built, p4 = copies
+    for name in ("tofino/owner.p4", "generated/lanes_32/tofino_lanes.p4"):
+        (p4 / name).write_text("// changed\n")
+    assert artifacts.staleness(built, p4) is None
+
+
 def test_a_changed_pipeline_is_not_taken(copies):
     built, p4 = copies
     (built / "peelsum_32.json").write_text("{}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from finsy.p4entity import (
@@ -24,9 +24,13 @@ from google.protobuf import text_format
 from peelsum.control.answers import Admission, AdmittedJob, SwitchStatus
 from peelsum.control.description import JobDescription
 from peelsum.control.entries import (
+    FLOOD_GROUP,
+    PROBE_GROUP,
     age_limit_entry,
     age_limit_ticks,
+    bridge_entries,
     closed_job_entry,
+    flood_entry,
     group_entry,
     group_of,
     host_entry,
@@ -41,8 +45,6 @@ from peelsum.control.session import Session
 from peelsum.wire import MAX_WORKERS, Verdict, lanes_in
 
 _GENERATIONS = 1 << 16
-#: A multicast group that no job has.
-_PROBE_GROUP = 1 << 8
 #: Generations of a job that the switch has forgotten come from the clock; it comes round after 4.5 hours.
 _GENERATION_S = 0.25
 
@@ -200,9 +202,9 @@ class Controller:
         """
         missing: dict[int, str] = {}
         for port in plan.ports:
-            probe = P4MulticastGroupEntry(_PROBE_GROUP, replicas=[port])
+            probe = P4MulticastGroupEntry(PROBE_GROUP, replicas=[port])
             try:
-                self._session.write([+probe, -P4MulticastGroupEntry(_PROBE_GROUP)])
+                self._session.write([+probe, -P4MulticastGroupEntry(PROBE_GROUP)])
             except RefusedError as error:
                 missing[port] = error.reason
         if missing:
@@ -251,6 +253,24 @@ class Controller:
         self._session.write([+entry for entry in participant_entries(plan)])
         self._session.write([+group_entry(plan)])
         self.set_limits(age_limit_ms=plan.switch.age_limit_ms, queue_depth=plan.switch.queue_depth)
+        if plan.switch.bridge:
+            self.set_bridge(plan.switch.bridge)
+
+    def set_bridge(self, bridge: Mapping[int, int]) -> None:
+        """Forward other traffic to these ports, by MAC address, and to no others; broadcasts to all of them.
+
+        It outlives jobs: other traffic has nothing to do with them.
+        """
+        present = {entry["dst_mac"]: entry for entry in self._entries("bridge")}
+        wanted = {entry["dst_mac"]: entry for entry in bridge_entries(bridge)}
+        group = flood_entry(bridge)
+        known = list(self._session.read(P4MulticastGroupEntry(FLOOD_GROUP)))
+        self._session.write([~group if known else +group])
+        stale = [entry for mac, entry in present.items() if mac not in wanted]
+        for entry in stale:
+            entry.action = None
+        self._session.write([-entry for entry in stale])
+        self._session.write([~entry if mac in present else +entry for mac, entry in wanted.items()])
 
     def open_job(self, plan: SwitchPlan, generation: int) -> None:
         """Let a prepared job's packets in."""

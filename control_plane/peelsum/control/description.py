@@ -22,6 +22,8 @@ from peelsum.wire import COMPILED_LANES, CPU_PORT, MAX_WORKERS, RESERVED_JOB_ID
 #: v1model drops what is sent to this port.
 _DROP_PORT = 511
 Description = TypeVar("Description", bound=BaseModel)
+#: The switch's table has another row, for broadcasts.
+MAX_BRIDGED = 1023
 _MAC_HINT = "six bytes in hexadecimal, as 02:00:00:00:00:01"
 
 
@@ -84,6 +86,9 @@ class SwitchSection(Section):
     `age_limit_ms` is how long a slot that nobody touches keeps its chunk; `queue_depth`, if given, is
     how many packets may queue at a port before those behind them are marked; both hold for the whole
     switch, as the last admitted job has them. `address` is what packets to real hosts carry as source.
+
+    `bridge` is for other traffic than jobs': by MAC address, the port behind which that host is. Broadcasts go to
+    all of these ports. It replaces the one that the switch has; left out, that stays as it is.
     """
 
     p4runtime: str = Field(default="127.0.0.1:9559", pattern=r"^.+:\d{1,5}$")
@@ -92,6 +97,7 @@ class SwitchSection(Section):
     age_limit_ms: float = Field(default=1000.0, ge=0)
     queue_depth: int | None = Field(default=None, ge=0, lt=1 << 19)
     address: HostAddress | None = None
+    bridge: dict[Mac, Port] = Field(default_factory=dict, max_length=MAX_BRIDGED)
 
 
 class PortsSection(Section):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from finsy.p4entity import (
     P4MulticastGroupEntry,
     P4TableAction,
@@ -19,6 +21,10 @@ NEVER_TICKS = 1 << 30
 #: Odd, so that neighbouring job ids start at slots far apart and no two jobs at the same one.
 _SALT_FACTOR = 0x9E3779B1
 _WORD = 0xFFFFFFFF
+_BROADCAST = 0xFFFFFFFFFFFF
+#: Multicast groups that no job has: one to try ports with, and the one of broadcasts.
+PROBE_GROUP = 1 << 8
+FLOOD_GROUP = PROBE_GROUP + 1
 
 
 def salt(job_id: int) -> int:
@@ -81,6 +87,21 @@ def host_entry(port: int, host: HostAddress, switch: HostAddress) -> P4TableEntr
         "readdress", src_mac=switch.mac, dst_mac=host.mac, src_ip=switch.ip, dst_ip=host.ip
     )
     return P4TableEntry("hosts", match=P4TableMatch(egress_port=port), action=action)
+
+
+def bridge_entries(bridge: Mapping[int, int]) -> list[P4TableEntry]:
+    """Where frames of other traffic go: to the port of their MAC address, broadcasts to the flood's group."""
+    actions = {mac: P4TableAction("forward", port=port) for mac, port in bridge.items()}
+    actions[_BROADCAST] = P4TableAction("flood", group=FLOOD_GROUP)
+    return [
+        P4TableEntry("bridge", match=P4TableMatch(dst_mac=mac), action=action)
+        for mac, action in actions.items()
+    ]
+
+
+def flood_entry(bridge: Mapping[int, int]) -> P4MulticastGroupEntry:
+    """The ports that broadcasts go to; the program leaves out the one that they came by."""
+    return P4MulticastGroupEntry(FLOOD_GROUP, replicas=sorted(set(bridge.values())))
 
 
 def age_limit_entry(ticks: int) -> P4TableEntry:

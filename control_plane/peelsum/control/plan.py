@@ -54,8 +54,9 @@ class SwitchPlan:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Every port that the job uses, ascending."""
-        return tuple(sorted({self.up_port, *self.group, *self.ways_back.values()}))
+        """Every port that the job or other traffic uses, ascending."""
+        bridged = self.switch.bridge.values()
+        return tuple(sorted({self.up_port, *self.group, *self.ways_back.values(), *bridged}))
 
     @property
     def group(self) -> tuple[int, ...]:

@@ -75,6 +75,9 @@ control PeelsumEgress(inout headers_t hdr, inout metadata_t md, inout standard_m
         }
         if (hdr.peelsum.isValid()) {
             readdress.apply(hdr, standard_metadata.egress_port);
+        } else if (md.ig_md.multicast == 1 && standard_metadata.egress_port == md.ig_md.ingress_port) {
+            // A flood does not go back to where it came from: over trunks it would go to and fro for ever.
+            mark_to_drop(standard_metadata);
         }
     }
 }

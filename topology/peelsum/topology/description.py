@@ -166,6 +166,20 @@ class Topology(_Section):
                 found[other[0], one[0]] = (other[1], one[1])
         return found
 
+    def bridge(self, switch: str) -> dict[str, int]:
+        """The port of a switch behind which each host is, by MAC address; hosts out of its reach left out."""
+        found = {}
+        ahead = [(switch, "", 0)]  # a switch, the one before it, and the port of the first that leads there
+        while ahead:
+            here, before, first = ahead.pop()
+            for host, (at, port) in self.attachments.items():
+                if at == here:
+                    found[self.address_of(host)[0]] = first or port
+            for (near, far), (port, _) in self.trunks.items():
+                if near == here and far != before:
+                    ahead.append((far, here, first or port))
+        return found
+
     def ports(self, switch: str) -> list[int]:
         """A switch's ports that have a link, ascending."""
         ends = [port for link in self.links for end in link.ends if (port := switch_port(end))]
@@ -296,17 +310,18 @@ def _check_links(topology: Topology) -> None:
 
 
 def _check_trunks(topology: Topology) -> None:
-    joined: set[frozenset[str]] = set()
+    """Switches are joined as trees: in a ring broadcasts would go round for ever."""
+    joined = {name: {name} for name in topology.switches}
     for number, link in enumerate(topology.links):
         one, other = (switch_port(end) for end in link.ends)
         if one and other:
-            pair = frozenset((one[0], other[0]))
-            if pair in joined or len(pair) == 1:
+            if one[0] in joined[other[0]]:
                 raise ValueError(
-                    f"links.{number}: {link}: would carry nothing: two switches need one link, a switch none "
-                    "to itself; remove it"
+                    f"links.{number}: {link}: would carry nothing: {one[0]} and {other[0]} are joined already, "
+                    "and a ring is not to be; remove it"
                 )
-            joined.add(pair)
+            both = joined[one[0]] | joined[other[0]]
+            joined.update(dict.fromkeys(both, both))
 
 
 def _check_end(topology: Topology, field: str, end: str) -> None:

@@ -72,6 +72,8 @@ def _ports(topology: Topology, hosts: Iterable[str]) -> list[int]:
 def _addresses(topology: Topology, switch: str, section: str, hosts: Iterable[str]) -> str:
     mac, ip = topology.address_of(switch)
     text = f'address = {{ mac = "{mac}", ip = "{ip.partition("/")[0]}" }}\n'
+    bridge = ", ".join(f'"{mac}" = {port}' for mac, port in topology.bridge(switch).items())
+    text += f"bridge = {{ {bridge} }}\n"
     for host in hosts:
         mac, ip = topology.address_of(host)
         port = topology.attachments[host][1]
