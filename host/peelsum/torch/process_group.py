@@ -41,7 +41,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         warm_up()
         # One thread: calls share one all-reduce, which sums one thing at a time.
-        self._pipeline = Pipeline(plug_in("", rank, None), threads=1)
+        self._pipeline = Pipeline(plug_in("", rank, store, None), threads=1)
         self._seat = Seat(self._pipeline)
         self._allreduce = Allreduce(self._seat)
 

@@ -117,11 +117,14 @@ class ProcessGroupSummation:
     def _missing(self) -> list[int]:
         """Workers whose sum did not fail too: those that do not say so by way of the store.
 
-        Giving up the group comes first: it makes the sums of those fail that wait for this worker.
+        Giving up the group comes first: it makes the sums of those fail that wait for this worker. A store
+        that has gone, has gone with worker 0, who keeps it.
         """
-        with suppress(RuntimeError):
-            self._store.set(_here(self.worker_id), "")
         self.close()
+        try:
+            self._store.set(_here(self.worker_id), "")
+        except RuntimeError:
+            return [0]
         deadline = time.monotonic() + _ROLL_CALL_S
         return [worker for worker in range(self.workers) if not self._answers(worker, deadline)]
 

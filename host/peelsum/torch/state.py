@@ -42,9 +42,10 @@ class SwitchAllreduceState:
     process_group: the ranks that sum; None for all. DDP's own, if it was given one.
     over: the way to sum. "switch" takes the job from the environment, PEELSUM_SEAT or PEELSUM_JOB;
         "switch:FILE@HOST:PORT" from a file that `peelsum job admit --json` wrote, rank 0 being plugged in at
-        HOST:PORT and rank r at PORT + r; "switch:FILE" from a file that also says where. The name of a
-        backend of torch.distributed, such as "gloo" or "nccl", sums the same words by its all_reduce, with
-        the same bits as result. A `Summation` is used as it is, and is left open by `close`.
+        HOST:PORT and rank r at PORT + r; "switch:FILE" from a file that also says where;
+        "switch://HOST:PORT" from a `peelsum job serve`, which admits the job anew for every start. The name
+        of a backend of torch.distributed, such as "gloo" or "nccl", sums the same words by its all_reduce,
+        with the same bits as result. A `Summation` is used as it is, and is left open by `close`.
     names: the parameters' names, as `model.named_parameters()` gives them, for `forms`, `stats` and
         checkpoints. Without, they are "parameter 0", "parameter 1", ... in the order of their first sums.
     forms, index, predict, limbs, seed: see `peelsum.allreduce.Allreduce`. Every one of them is lossless up to

@@ -1,4 +1,4 @@
-"""From a worker's rank to its port at a switch, by a job described in the environment or in a file.
+"""From a rank to its port at a switch, by a job described in the environment, in a file or by a controller.
 
 It reads and connects; what the job's fields mean is the transport's affair.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from peelsum.torch.errors import HookConfigError
 from peelsum.transport import SwitchSummation, job_config
@@ -17,16 +19,28 @@ from peelsum.transport import SwitchSummation, job_config
 SEAT = "PEELSUM_SEAT"
 #: The job for all ranks of a machine: what may stand behind `switch:`.
 JOB = "PEELSUM_JOB"
+#: How long a controller may take to admit a job, in seconds.
+_ADMISSION_S = 60.0
+#: Jobs that this process has asked controllers for: as many on every rank.
+_asked = count()
 
 
-def plug_in(source: str, rank: int, timeout_s: float | None) -> SwitchSummation:
+class Store(Protocol):
+    """What all ranks read and write: a `torch.distributed.Store`."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+
+
+def plug_in(source: str, rank: int, store: Store, timeout_s: float | None) -> SwitchSummation:
     """Rank's way to sum over the switch. `source` is what stands behind `switch:`; empty: the environment.
 
     Either FILE, JSON of `admission` and `switch` or of a seat; or FILE@HOST:PORT, where FILE is what
-    `peelsum job admit --json` printed. HOST:PORT is the switch port of rank 0; rank r's is at PORT + r.
-    Raises HookConfigError or TransportError.
+    `peelsum job admit --json` printed; or //HOST:PORT of a `peelsum job serve`, which admits the job anew and
+    is asked by rank 0, for all who share `store`. A switch's HOST:PORT is the port of rank 0; rank r's is at
+    PORT + r. Raises HookConfigError or TransportError.
     """
-    seat = _seat(source, rank)
+    seat = _seat(source, rank, store)
     try:
         admission, host, port = seat["admission"], seat["switch_host"], seat["switch_port"]
     except KeyError as error:
@@ -48,7 +62,7 @@ def plug_in(source: str, rank: int, timeout_s: float | None) -> SwitchSummation:
     )
 
 
-def _seat(source: str, rank: int) -> dict[str, Any]:
+def _seat(source: str, rank: int, store: Store) -> dict[str, Any]:
     if not source and SEAT in os.environ:
         return _parsed(os.environ[SEAT], SEAT)
     source = source or os.environ.get(JOB, "")
@@ -56,21 +70,52 @@ def _seat(source: str, rank: int) -> dict[str, Any]:
         raise HookConfigError(
             f"over: neither {SEAT} nor {JOB} is in the environment; set one, or say 'switch:FILE@HOST:PORT'"
         )
+    values = _admitted(source[2:], rank, store) if source.startswith("//") else _described(source)
+    return values | _place(values["switch"], rank) if "switch" in values else values
+
+
+def _described(source: str) -> dict[str, Any]:
+    """The job of FILE or FILE@HOST:PORT."""
     name, _, address = source.partition("@")
     try:
         values = _parsed(Path(name).read_text(), name)
     except OSError as error:
         raise HookConfigError(f"over: {name}: {error.strerror}; give the job's file") from error
-    if address:
-        values = {"admission": values, "switch": address}
-    return values | _place(values["switch"], rank) if "switch" in values else values
+    return {"admission": values, "switch": address} if address else values
 
 
-def _place(address: object, rank: int) -> dict[str, Any]:
-    host, _, port = str(address).rpartition(":")
+def _admitted(controller: str, rank: int, store: Store) -> dict[str, Any]:
+    """The job as a controller admits it: rank 0 asks, and tells the others, even if there is no answer."""
+    key = f"peelsum/job/{next(_asked)}"
+    if rank == 0:
+        try:
+            with socket.create_connection(_address(controller), _ADMISSION_S) as link:
+                answer = link.makefile().read()
+        except OSError as error:
+            answer = json.dumps({"error": f"{error.strerror or error}; see whether `peelsum job serve` runs"})
+        store.set(key, answer)
+    values = _parsed(store.get(key).decode(), f"the answer of controller {controller}")
+    if "error" in values:
+        raise HookConfigError(f"over: controller {controller}: {values['error']}")
+    return values
+
+
+def _place(addresses: str | list[str], rank: int) -> dict[str, Any]:
+    """By all ranks' ports, or by that of rank 0, which the others follow."""
+    if isinstance(addresses, list) and rank < len(addresses):
+        host, port = _address(addresses[rank])
+        return {"switch_host": host, "switch_port": port}
+    host, port = _address(str(addresses))
+    return {"switch_host": host, "switch_port": port + rank}
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
     if not host or not port.isdecimal():
-        raise HookConfigError(f"over: switch: {address!r} is no HOST:PORT; give that of rank 0's port")
-    return {"switch_host": host, "switch_port": int(port) + rank}
+        raise HookConfigError(
+            f"over: {text!r} is no HOST:PORT; give rank 0's port of the switch, or a controller's"
+        )
+    return host, int(port)
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:

@@ -22,17 +22,20 @@ def connect(
     of a backend, such as "gloo" or "nccl"; or a summation that is there. timeout_s: how long a sum may wait
     for a worker; None is the job's, or 30 s. Raises HookConfigError, TransportError, and what torch raises.
     """
+    group = process_group or dist.group.WORLD
+    if group is None:
+        raise HookConfigError("process_group: there is none; call torch.distributed.init_process_group first")
     if not isinstance(over, str):
         summation = over
     elif over.partition(":")[0] == _SWITCH:
-        summation = plug_in(over.partition(":")[2], dist.get_rank(process_group), timeout_s)
+        summation = plug_in(over.partition(":")[2], group.rank(), group.get_group_store(), timeout_s)
     elif dist.is_backend_available(over):
-        summation = ProcessGroupSummation(over, process_group, timeout_s=timeout_s or _TIMEOUT_S)
+        summation = ProcessGroupSummation(over, group, timeout_s=timeout_s or _TIMEOUT_S)
     else:
         raise HookConfigError(f"over: {over!r} is no way to sum; use 'switch' or a backend such as 'gloo'")
-    if summation.workers != dist.get_world_size(process_group):
+    if summation.workers != group.size():
         raise HookConfigError(
-            f"over: {summation.workers} workers sum, but {dist.get_world_size(process_group)} ranks train; "
+            f"over: {summation.workers} workers sum, but {group.size()} ranks train; "
             "have the job admitted for as many workers as there are ranks"
         )
     return summation

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peelsum.cli.errors import reported
+from peelsum.cli.job_serve import serve
 from peelsum.cli.options import ChildOf, Json, require_device_id
 from peelsum.topology import Signalled, end_with_parent, say
 
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from peelsum.wire import Verdict
 
 app = typer.Typer(help="Jobs of a switch.", no_args_is_help=True)
+app.command()(serve)
 
 _LOOK_EVERY_S = 1.0
+#: How long another controller may be in charge: one that admits a job, or puts one back.
+_PATIENCE_S = 10.0
 
 P4Runtime = Annotated[str, typer.Option(help="The switch's P4Runtime address.")]
 DeviceId = Annotated[int, typer.Option(help="P4Runtime's device_id.")]
@@ -49,9 +53,10 @@ def admit(
     with reported(ControlError, TargetError):
         job = read_description(description)
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
-        with Fabric.connect(job) as fabric:
+        with Fabric.connect(job, patience_s=_PATIENCE_S) as fabric:
             fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
             admission = fabric.admit()
+            fabric.stand_back()
             values = {**asdict(admission), "timeout_s": job.job.timeout_s}
             if json:
                 say(**values)
@@ -78,7 +83,8 @@ def _leave(fabric: Fabric, json: bool) -> None:
     total: Counter[Verdict] = Counter()
     for verdicts in fabric.verdicts():
         total.update(verdicts)
-    fabric.evict()
+    with fabric.in_charge(patience_s=_PATIENCE_S):
+        fabric.evict()
     if json:
         say(verdicts=_named(total))
 
@@ -93,7 +99,10 @@ def evict(
     from peelsum.control import ControlError, Controller
 
     require_device_id(device_id)
-    with reported(ControlError), Controller.connect(p4runtime, device_id) as controller:
+    with (
+        reported(ControlError),
+        Controller.connect(p4runtime, device_id, patience_s=_PATIENCE_S) as controller,
+    ):
         controller.evict(job_id)
 
 

@@ -1,0 +1,102 @@
+"""A rank killed under torchrun: all start again from checkpoints, and end with the bits of a calm run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch_elastic
+import torch_training as training
+from torch_ranks import run_ranks
+
+from peelsum.topology import Child
+
+JOB = """
+[job]
+id = 1
+workers = 2
+timeout_s = 10.0
+[switch]
+p4runtime = "127.0.0.1:{p4runtime}"
+pipeline_lanes = 256
+[ports]
+workers = [1, 2]
+server = 3
+"""
+PATIENCE_S = 120.0
+#: Without it, torch 2.13 gives ranks that start again the store, and the addresses in it, of those that died.
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def torchrun(folder: Path, over: str) -> None:
+    script = [torch_elastic.__file__, str(folder), over]
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *options, *script],
+        capture_output=True,
+        text=True,
+        env=os.environ | OWN_STORE,
+        timeout=PATIENCE_S,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def check(folder: Path) -> None:
+    settings = {"over": "gloo", "sparsifier": torch_elastic.SPARSIFIER}
+    calm = run_ranks(2, training.by_hook, torch_elastic.STEPS, settings, {})
+    for rank, parameters in enumerate(calm):
+        assert (folder / f"began{rank}").read_text() == "3"
+        np.testing.assert_array_equal(np.load(folder / f"trained{rank}.npy"), parameters)
+
+
+@pytest.mark.slow
+def test_over_gloo(tmp_path):
+    torchrun(tmp_path, "gloo")
+    check(tmp_path)
+
+
+def free_udp_base(ports: int) -> int:
+    """A number after which so many UDP ports are free."""
+    for base in range(41000, 60000, 16):
+        with ExitStack() as stack:
+            try:
+                for port in range(1, ports + 1):
+                    stack.enter_context(socket.socket(type=socket.SOCK_DGRAM)).bind(
+                        ("127.0.0.1", base + port)
+                    )
+            except OSError:
+                continue
+            return base
+    raise OSError("no UDP ports are free")
+
+
+def test_over_a_switch_whose_job_is_admitted_anew(tmp_path):
+    base = free_udp_base(3)
+    with ExitStack() as stack:
+        options = ["--ports", "3", "--udp-base", str(base), "--p4runtime", "127.0.0.1:0", "--json", "--child"]
+        switch = Child.peelsum("switch", "switch", "run", *options)
+        stack.callback(switch.stop)
+        description = tmp_path / "job.toml"
+        description.write_text(JOB.format(p4runtime=switch.ready()["grpc_port"]))
+        options = [
+            str(description),
+            "--udp",
+            f"127.0.0.1:{base}",
+            "--listen",
+            "127.0.0.1:0",
+            "--json",
+            "--child",
+        ]
+        controller = Child.peelsum("controller", "job", "serve", *options)
+        stack.callback(controller.stop)
+        torchrun(tmp_path, f"switch://127.0.0.1:{controller.ready()['port']}")
+    check(tmp_path)
