@@ -28,6 +28,8 @@ format: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/peelsum bench switch
+	$(BIN)/peelsum bench endpoint
+	$(BIN)/peelsum bench codec --quick
 	$(BIN)/peelsum bench allreduce
 
 $(VENV)/.installed: $(INPUTS)
