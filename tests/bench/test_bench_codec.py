@@ -69,6 +69,11 @@ def test_where_lhc_recovers_nothing_by_any_size_others_have_no_ratio(
     assert all(row["time_ratio_to_lhc"] is None for row in rows)
 
 
+def test_warming_up_runs_every_way(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = rows_of(capsys, [bench.WARM_UP])
+    assert [row["form"] for row in rows] == [form for form, _ in bench.WAYS]
+
+
 def test_text_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
     bench.bench_codec(bench.points_of([N], [0.01], ["columns"]), ways=[("compact", "bitmap")])
     header, line = capsys.readouterr().out.splitlines()

@@ -92,6 +92,10 @@ class Point(NamedTuple):
     support: Support
 
 
+#: Small, and sparse enough for LHC's layout to recover all of it, so that its loops run.
+WARM_UP = Point(2**14, 0.01, "uniform")
+
+
 class _Tensor(NamedTuple):
     device: Device
     point: Point
@@ -117,7 +121,7 @@ def bench_codec(
     for point in points:
         require_memory(point.elements, point.density)
     there = Device.of(device)
-    for _ in _rows(Point(2**12, 0.05, "uniform"), ways, there, cells_per_candidate, 0):
+    for _ in _rows(WARM_UP, ways, there, cells_per_candidate, 0):
         pass  # compiles what measuring needs beyond the codec's own kernels
     rows = []
     if not json:
