@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+from contextlib import closing
 
 import pytest
 
@@ -23,7 +26,7 @@ def plugged(monkeypatch):
     monkeypatch.setattr(switch_seat, "SwitchSummation", made)
     monkeypatch.delenv(switch_seat.SEAT, raising=False)
     monkeypatch.delenv(switch_seat.JOB, raising=False)
-    return lambda source, rank: switch_seat.plug_in(source, rank, None)
+    return lambda source, rank, store=None: switch_seat.plug_in(source, rank, store, None)
 
 
 @pytest.fixture
@@ -66,6 +69,7 @@ def test_ranks_of_racks_are_numbered_by_rack(plugged, job):
     [
         (ADMISSION, 0, "has no 'admission'; give a seat, or FILE@HOST:PORT"),
         ({"admission": ADMISSION, "switch": "h"}, 0, "'h' is no HOST:PORT"),
+        ({"admission": ADMISSION, "switch": ["h:x"]}, 0, "'h:x' is no HOST:PORT"),
         ({"admission": ADMISSION, "switch": "h:7"}, 2, "rank 2 has no place in a job of 2 workers"),
         ("[]", 0, "is no JSON object"),
         ("{", 0, "is no JSON ("),
@@ -82,3 +86,61 @@ def test_nothing_said_and_a_file_that_is_not_there(plugged):
         plugged("", 0)
     with pytest.raises(HookConfigError, match="nowhere: No such file or directory; give the job's file"):
         plugged("nowhere@h:7", 0)
+
+
+class Shared(dict):
+    """A store, as far as jobs need it."""
+
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def get(self, key):
+        (value,) = self.values()
+        return value
+
+
+class Controller:
+    """Answers once, as `peelsum job serve` does."""
+
+    def __init__(self, answer):
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._answer, args=[answer])
+        self._thread.start()
+
+    def _answer(self, answer):
+        link, _ = self._socket.accept()
+        with link:
+            link.sendall(json.dumps(answer).encode())
+
+    def close(self):
+        self._thread.join()
+        self._socket.close()
+
+
+def test_a_controller_is_asked_by_rank_0_for_all(plugged):
+    store, switch = Shared(), ["10.0.0.1:5", "10.0.0.2:9"]
+    with closing(Controller({"admission": ADMISSION, "switch": switch})) as controller:
+        source = f"//{controller.address}"
+        assert plugged(source, 0, store)[:2] == (0, ("10.0.0.1", 5))
+        assert plugged(source, 1, store)[:2] == (1, ("10.0.0.2", 9))
+
+
+def test_what_a_controller_refuses_is_told_to_all(plugged):
+    store = Shared()
+    with closing(Controller({"error": "lanes: 7 are too few"})) as controller:
+        for rank in (0, 1):
+            with pytest.raises(HookConfigError, match=r"controller 127.0.0.1:\d+: lanes: 7 are too few"):
+                plugged(f"//{controller.address}", rank, store)
+
+
+def test_no_controller_is_told_to_all(plugged):
+    store = Shared()
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        source = f"//127.0.0.1:{unheard.getsockname()[1]}"
+        for rank in (0, 1):
+            with pytest.raises(
+                HookConfigError, match="Connection refused; see whether"
+            ):
+                plugged(source, rank, store)
