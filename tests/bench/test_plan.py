@@ -96,9 +96,19 @@ def test_the_command_prints_ways_and_reasons() -> None:
     assert lines[1].split()[0] == lines[13].split()[0]
 
 
+@pytest.mark.parametrize("predict", [False, True])
+@pytest.mark.parametrize("density", [0.01, 1.0])
+def test_the_largest_tensors_have_a_plan(
+    capsys: pytest.CaptureFixture[str], predict: bool, density: float
+) -> None:
+    request = Request(2**39, density, 1, 3e-3, 4, "uniform", predict)
+    assert planned(capsys, request)["choice"]["form"] == ("dense" if density == 1 else "compact")
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (("plan", "--elements", str(2**40), *PLAN[3:], "1"), "--elements: 1099511627776 is out of range; "),
         ((*PLAN, "1.5"), "--density: 1.5 is out of range; use 0 to 1"),
         ((*PLAN, "0.6", "--support", "columns"), "--density: 0.6 is out of range; use 0 to 0.5"),
         (("bench", "codec", "--elements", "99999999999"), "--elements: 99,999,999,999 at density"),

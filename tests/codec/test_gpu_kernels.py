@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_device import DEVICE, bits, needs_device, on_device, poisoned
+from gpu_probe import bloom_row_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -111,6 +112,16 @@ def test_bloom(n: int, layout: BloomLayout) -> None:
     reference.bloom_decode(layout, truth, n, back, FAR)
     gpu.bloom_decode(layout, ours, n, decoded, FAR)
     same(decoded, back)
+
+
+def test_a_filter_of_more_words_than_an_int32_counts() -> None:
+    layout, word = BloomLayout(32, 2**27 - 1, 5), 2**31 + 3
+    rows, _ = reference._bloom_places(layout, 1, 32 * word)
+    for j in (0, 15, 16, 31):
+        row = poisoned(1, dtype=torch.int64)
+        seed, words = (torch.full((1,), value, device=DEVICE) for value in (layout.seed, word))
+        bloom_row_kernel[(1,)](row, words, seed, j, layout.rows)
+        assert row.item() == rows[0, j]
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -177,6 +177,11 @@ def test_impossible_filters_are_refused(hashes: int, rows: int, seed: int, field
         BloomLayout(hashes, rows, seed)
 
 
+def test_filters_for_any_number_of_candidates_can_be_laid_out() -> None:
+    assert BloomLayout.sized(0, 1, 0).rows == 1
+    assert BloomLayout.sized(2**40, 32, 0).rows == BloomLayout.sized(2**50, 32, 0).rows == 2**27 - 1
+
+
 @pytest.mark.parametrize("block", [-2, 0, 1, 3, 48])
 def test_impossible_blocks_are_refused(block: int) -> None:
     with pytest.raises(CodecError, match=r"^block: .*; use a power of 2"):

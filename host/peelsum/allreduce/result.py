@@ -28,7 +28,8 @@ class TensorResult:
     #: The form of the index; None if there was none.
     index: IndexForm | None
     shape: tuple[int, ...]
-    #: float32[shape]: the sum or average, rounded once; all NaN if any worker's tensor was not finite.
+    #: float32[shape]: the sum or average, rounded once (two limbs: by way of float64, which can round first);
+    #: all NaN if any worker's tensor was not finite.
     values: NDArray[np.float32]
     #: Whether every worker's tensor was finite. If not, `total` and `quantized` are zero.
     finite: bool

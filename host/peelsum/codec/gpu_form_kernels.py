@@ -8,7 +8,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from peelsum.codec.gpu_index_kernels import WORD_BITS, load_bits, packed, popcount, ranks, singly, unpacked
+from peelsum.codec.gpu_index_kernels import (
+    WORD_BITS,
+    load_bits,
+    packed,
+    popcount,
+    ranks,
+    singly,
+    unpacked,
+    wide,
+)
 from peelsum.codec.gpu_sketch_kernels import mixed
 
 
@@ -62,14 +71,14 @@ def _bloom_hashes(seed, word, first_word):
 def _bloom_place(start, stride, j, rows):
     """Rows int64[w] of the filter and rotations uint32[w] in sub-table j."""
     hashed = (start + j * stride) & 0xFFFFFFFF
-    return j * rows + ((hashed * rows) >> 32).to(tl.int64), (hashed & 31).to(tl.uint32)
+    return j * wide(rows) + ((hashed * rows) >> 32).to(tl.int64), (hashed & 31).to(tl.uint32)
 
 
 @triton.jit
 def _rotated(words, left):
     """int32[w] rotated left by 0 to 32 bits."""
-    wide = words.to(tl.uint32, bitcast=True).to(tl.uint64) << left.to(tl.uint64)
-    return (wide | (wide >> 32)).to(tl.uint32).to(tl.int32, bitcast=True)
+    doubled = words.to(tl.uint32, bitcast=True).to(tl.uint64) << left.to(tl.uint64)
+    return (doubled | (doubled >> 32)).to(tl.uint32).to(tl.int32, bitcast=True)
 
 
 @triton.jit

@@ -50,8 +50,12 @@ class BloomLayout:
 
     @classmethod
     def sized(cls, candidates: int, hashes: int, seed: int) -> BloomLayout:
-        """The filter of `hashes` sub-tables that `candidates` non-zeros fill half: its best size."""
-        return cls(hashes, max(1, math.ceil(candidates / (WORD_BITS * math.log(2)))), seed)
+        """The filter of `hashes` sub-tables that `candidates` non-zeros fill half: its best size.
+
+        The largest there is, for more candidates than fill half of that.
+        """
+        rows = math.ceil(candidates / (WORD_BITS * math.log(2)))
+        return cls(hashes, min(max(rows, 1), _MOST_ROWS - 1), seed)
 
 
 def index_words(elements: int) -> int:

@@ -33,7 +33,7 @@ def plan(
     from peelsum.bench import NotEnoughMemoryError, NotExactError
     from peelsum.cli.plan_ways import Request, show
 
-    within("--elements", elements, 1, 2**40)
+    within("--elements", elements, 1, 2**39)
     within("--density", density, 0, 0.5 if support == "columns" else 1)
     within("--gbps", gbps, 1e-6, 1e6)
     within("--rtt", rtt, 0, 3600)

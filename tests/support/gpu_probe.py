@@ -1,0 +1,16 @@
+"""A kernel that shows what others reckon with for memory that no test can have. Import gpu_device before."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from peelsum.codec.gpu_form_kernels import _bloom_hashes, _bloom_place
+
+
+@triton.jit
+def bloom_row_kernel(out, word, seed, j, rows):
+    """The row of word[1] in sub-table j, over all sub-tables, into int64 out[1]."""
+    start, stride = _bloom_hashes(seed, tl.load(word), 0)
+    row, _ = _bloom_place(start, stride, j, rows)
+    tl.store(out, row)
