@@ -148,6 +148,31 @@ def test_two_jobs_collide_on_slots(tmp_path, switch) -> None:
             said(server)
 
 
+def test_a_second_job_beside_a_held_one_and_a_restart_under_both(tmp_path, switch) -> None:
+    """Each has a controller of its own, which puts its tables back."""
+    hosts = {f"h{n}": {} for n in range(1, 7)}
+    held = {"workers": ["h1", "h2"], "server": "h3", "lanes": 32}
+    links = [[f"h{n}", f"s1-p{n}"] for n in range(1, 7)]
+    network = {"hosts": hosts, "switches": {"s1": {}}, "links": links, "job": held}
+    with up(written(tmp_path, network), "veth", switch, "--restart") as network:
+        path = tmp_path / "job8.toml"
+        path.write_text(description(8, [4, 5], 6, network.said["p4runtime"]["s1"]))
+        holder = exec_in("s1", *PEELSUM, "job", "admit", str(path), "--hold", "--json")
+        second = json.loads(holder.stdout.readline())
+        server = served(second, "h6")
+        workers = [worker_at("h1", pause=PAUSE), worker_at("h2")]
+        workers += [seated(second, "h4", 0, pause=PAUSE), seated(second, "h5", 1)]
+        for worker in workers[::2]:
+            assert worker.stdout.readline() == f"before {PAUSE}\n"
+        network.kill_part("s1")
+        for worker in workers[::2]:
+            go_on(worker)
+        assert [said(worker) for worker in workers] == ["exact"] * 4
+        said(server)
+        holder.terminate()
+        assert "they are back" in said(holder)
+
+
 @needs_nftables
 def test_racks_below_a_spine_and_links_that_lose(switch) -> None:
     with up(str(ROOT / "examples/topologies/racks.toml"), "veth", switch):

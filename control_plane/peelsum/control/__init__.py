@@ -3,7 +3,7 @@
 from peelsum.control.answers import Admission, AdmittedJob, SwitchStatus
 from peelsum.control.controller import Controller
 from peelsum.control.description import JobDescription
-from peelsum.control.errors import ControlError, DescriptionError, SwitchError
+from peelsum.control.errors import ControlError, DescriptionError, NotInChargeError, SwitchError
 from peelsum.control.fabric import Fabric
 from peelsum.control.racks import RacksDescription, parse_description, read_description
 from peelsum.control.watch import SwitchLost, SwitchRegained, Watch
@@ -16,6 +16,7 @@ __all__ = [
     "DescriptionError",
     "Fabric",
     "JobDescription",
+    "NotInChargeError",
     "RacksDescription",
     "SwitchError",
     "SwitchLost",

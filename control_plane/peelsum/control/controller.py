@@ -18,8 +18,6 @@ from finsy.p4entity import (
     P4TableEntry,
     P4TableMatch,
 )
-from finsy.p4schema import P4Schema
-from google.protobuf import text_format
 
 from peelsum.control.answers import Admission, AdmittedJob, SwitchStatus
 from peelsum.control.description import JobDescription
@@ -41,7 +39,7 @@ from peelsum.control.entries import (
 from peelsum.control.errors import ControlError, DescriptionError, RefusedError, SwitchError
 from peelsum.control.plan import Level, SwitchPlan
 from peelsum.control.resets import reset, slot_owners, slots_to_reset, stale_slots
-from peelsum.control.session import Session
+from peelsum.control.session import Session, pipeline_schema
 from peelsum.wire import MAX_WORKERS, Verdict, lanes_in
 
 _GENERATIONS = 1 << 16
@@ -58,15 +56,30 @@ class Controller:
 
     @classmethod
     def connect(
-        cls, address: str, device_id: int = 1, *, election_id: int = 1, timeout_s: float = 4.0
+        cls,
+        address: str,
+        device_id: int = 1,
+        *,
+        election_id: int = 1,
+        timeout_s: float = 4.0,
+        patience_s: float = 0.0,
     ) -> Controller:
-        """Take charge of a switch. Raises SwitchError if it cannot be reached or has another controller."""
-        return cls(Session(address, device_id, election_id=election_id, timeout_s=timeout_s))
+        """Take charge of a switch.
+
+        Raises SwitchError if it cannot be reached, NotInChargeError as `take_charge`.
+        """
+        controller = cls.observe(address, device_id, timeout_s=timeout_s)
+        try:
+            controller.take_charge(election_id, patience_s=patience_s)
+        except BaseException:
+            controller.close()
+            raise
+        return controller
 
     @classmethod
     def observe(cls, address: str, device_id: int = 1, *, timeout_s: float = 4.0) -> Controller:
         """Look at a switch beside whoever is in charge of it; all that changes something is refused."""
-        return cls(Session(address, device_id, election_id=None, timeout_s=timeout_s))
+        return cls(Session(address, device_id, timeout_s=timeout_s))
 
     def __enter__(self) -> Controller:
         return self
@@ -78,26 +91,28 @@ class Controller:
         """Leave the switch to another controller; it keeps running as it is."""
         self._session.close()
 
-    def attend(self) -> None:
-        """Raise SwitchError if the switch has gone since the last call, or another controller took over."""
-        self._session.attend()
+    def take_charge(self, election_id: int = 1, *, patience_s: float = 0.0) -> None:
+        """Become the primary. Raises NotInChargeError if another controller still is after `patience_s`."""
+        self._session.take_charge(election_id, patience_s=patience_s)
+
+    def stand_back(self) -> None:
+        """Leave the switch to other controllers, and look on."""
+        self._session.stand_back()
 
     # Pipeline
+
+    def runs(self, json_path: Path, p4info_path: Path) -> bool | None:
+        """Whether the switch runs exactly this pipeline; None if it runs none. Raises ControlError."""
+        if self._session.schema is None:
+            return None
+        return self._session.runs(pipeline_schema(json_path, p4info_path))
 
     def load_pipeline(self, json_path: Path, p4info_path: Path, *, force: bool = False) -> bool:
         """Commit a compiled pipeline, unless the switch runs it already or `force` is set.
 
         Returns whether it was committed; then all jobs and slots are gone. Raises ControlError.
         """
-        try:
-            wanted = P4Schema(p4info_path, json_path.read_bytes())
-        except OSError as error:
-            raise ControlError(
-                f"pipeline: {error.filename}: {error.strerror}; run `peelsum switch compile`"
-            ) from None
-        except (text_format.ParseError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ControlError(f"pipeline: {p4info_path}: is no P4Info ({reason}); rebuild it") from None
+        wanted = pipeline_schema(json_path, p4info_path)
         if self._session.runs(wanted) and not force:
             return False
         self._session.commit(wanted)
@@ -105,13 +120,16 @@ class Controller:
 
     def lanes(self) -> int:
         """32-bit values per packet in the running pipeline. Raises SwitchError if it is not ours."""
-        registers = self._session.loaded().registers
-        lanes = lanes_in(register.name for register in registers)
+        lanes = self.lanes_if_ours()
         if not lanes:
             raise SwitchError(
                 f"switch: the pipeline of {self._session.address} is not peelsum's; load that first"
             )
         return lanes
+
+    def lanes_if_ours(self) -> int:
+        """As `lanes`, but 0 if the pipeline is not ours. Raises SwitchError if there is none."""
+        return lanes_in(register.name for register in self._session.loaded().registers)
 
     def slots(self) -> int:
         """Chunks that the running pipeline can sum at once. Raises SwitchError if it is not ours."""

@@ -87,8 +87,8 @@ class SwitchSection(Section):
     how many packets may queue at a port before those behind them are marked; both hold for the whole
     switch, as the last admitted job has them. `address` is what packets to real hosts carry as source.
 
-    `bridge` is for other traffic than jobs': by MAC address, the port behind which that host is. Broadcasts go to
-    all of these ports. It replaces the one that the switch has; left out, that stays as it is.
+    `bridge` is for other traffic than jobs': by MAC address, the port behind which that host is. Broadcasts
+    go to all of these ports. It replaces the one that the switch has; left out, that stays as it is.
     """
 
     p4runtime: str = Field(default="127.0.0.1:9559", pattern=r"^.+:\d{1,5}$")

@@ -13,6 +13,10 @@ class SwitchError(ControlError):
     """The switch cannot be reached, refused a request, or runs something else."""
 
 
+class NotInChargeError(SwitchError):
+    """Another controller is in charge of the switch."""
+
+
 class RefusedError(SwitchError):
     """The switch refused to change a part of its state. `reason` is in the switch's own words."""
 

@@ -5,59 +5,100 @@ Owns the order between switches; what happens on each is its controller's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
 from peelsum.control.answers import Admission, SwitchStatus
 from peelsum.control.controller import Controller
 from peelsum.control.description import JobDescription
-from peelsum.control.errors import ControlError
+from peelsum.control.errors import ControlError, DescriptionError
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.racks import RacksDescription
-from peelsum.control.session import Session
 from peelsum.wire import Verdict
 
 
 class Fabric:
-    """The primary controllers of a description's switches, the upper one first. A context manager."""
+    """Controllers of a description's switches, the upper one first. A context manager.
+
+    A switch has one controller in charge at a time. Who holds a job is so only while there is something to
+    write (`in_charge`), which keeps several writers apart; in between, others may admit jobs of theirs.
+    """
 
     def __init__(
-        self,
-        description: JobDescription | RacksDescription,
-        controllers: list[Controller],
-        *,
-        election_id: int | None = 1,
+        self, description: JobDescription | RacksDescription, controllers: list[Controller], election_id: int
     ) -> None:
         self._description = description
         self._election_id = election_id
         self._placed = list(zip(controllers, description.plans(), strict=True))
 
     @classmethod
+    def observe(
+        cls,
+        description: JobDescription | RacksDescription,
+        *,
+        election_id: int = 1,
+        timeout_s: float = 4.0,
+    ) -> Self:
+        """Look on at all switches, beside whoever is in charge. Raises SwitchError if one cannot be reached.
+
+        election_id: what to bid when taking charge.
+        """
+        with ExitStack() as stack:
+            controllers = [stack.enter_context(_observed(plan, timeout_s)) for plan in description.plans()]
+            stack.pop_all()
+        return cls(description, controllers, election_id)
+
+    @classmethod
     def connect(
         cls,
         description: JobDescription | RacksDescription,
         *,
-        election_id: int | None = 1,
+        election_id: int = 1,
         timeout_s: float = 4.0,
+        patience_s: float = 0.0,
     ) -> Self:
-        """Take charge of all switches; with election id None, only look at them.
+        """Take charge of all switches, until `stand_back`.
 
-        Raises SwitchError if one cannot be reached or has another controller; then none is in our charge.
+        Raises SwitchError if one cannot be reached, NotInChargeError if one has another controller for longer
+        than `patience_s`; then none is in our charge.
         """
-        with ExitStack() as stack:
-            controllers = [
-                stack.enter_context(_connected(plan, election_id, timeout_s)) for plan in description.plans()
-            ]
-            stack.pop_all()
-        return cls(description, controllers, election_id=election_id)
+        fabric = cls.observe(description, election_id=election_id, timeout_s=timeout_s)
+        try:
+            fabric._take_charge(range(len(fabric._placed)), patience_s)
+        except BaseException:
+            fabric.close()
+            raise
+        return fabric
+
+    def _take_charge(self, switches: Iterable[int], patience_s: float) -> None:
+        # In an order that all controllers keep to: no two wait for each other.
+        for switch in sorted(switches, key=lambda one: _identity(self._placed[one][1])):
+            self._placed[switch][0].take_charge(self._election_id, patience_s=patience_s)
+
+    def stand_back(self) -> None:
+        """Leave all switches to other controllers, and look on from now on."""
+        for controller, _ in self._placed:
+            controller.stand_back()
+
+    @contextmanager
+    def in_charge(self, *switches: int, patience_s: float = 0.0) -> Iterator[None]:
+        """Be in charge of some switches, by their places in the description, or of all; then stand back.
+
+        Raises what `connect` raises.
+        """
+        try:
+            self._take_charge(switches or range(len(self._placed)), patience_s)
+            yield
+        finally:
+            self.stand_back()
 
     def reconnect(self, switch: int, *, timeout_s: float = 4.0) -> None:
-        """Take charge anew of one switch, by its place in the description. Raises SwitchError."""
+        """Look on anew at one switch, by its place in the description. Raises SwitchError."""
         controller, plan = self._placed[switch]
         controller.close()
-        self._placed[switch] = (_connected(plan, self._election_id, timeout_s), plan)
+        self._placed[switch] = (_observed(plan, timeout_s), plan)
 
     def __enter__(self) -> Self:
         return self
@@ -75,24 +116,29 @@ class Fabric:
         """The P4Runtime addresses, in the order of the description's plans."""
         return tuple(plan.switch.p4runtime for _, plan in self._placed)
 
-    def attend(self, switch: int) -> None:
-        """Raise SwitchError if a switch has gone since the last call, or another controller took over."""
-        self._placed[switch][0].attend()
+    def load_pipeline(self, json_path: Path, p4info_path: Path, *, force: bool = False) -> int:
+        """Commit a compiled pipeline on all switches that do not run it yet; on how many.
 
-    def load_pipeline(
-        self,
-        json_path: Path,
-        p4info_path: Path,
-        *,
-        force: bool = False,
-        switches: Sequence[int] | None = None,
-    ) -> int:
-        """Commit a compiled pipeline where it does not run yet, on all switches or some; on how many.
-
-        Raises ControlError.
+        Raises ControlError, also for a switch that runs another one of ours with jobs besides this: they
+        would be gone.
         """
-        placed = self._placed if switches is None else [self._placed[switch] for switch in switches]
-        return sum(controller.load_pipeline(json_path, p4info_path, force=force) for controller, _ in placed)
+        if not force:
+            for controller, plan in self._placed:
+                if controller.runs(json_path, p4info_path) is False:
+                    _check_idle(controller, plan)
+        return sum(
+            controller.load_pipeline(json_path, p4info_path, force=force) for controller, _ in self._placed
+        )
+
+    def give_pipeline(self, switch: int, json_path: Path, p4info_path: Path) -> None:
+        """Commit a compiled pipeline on a switch that runs none. Raises ControlError if it runs another."""
+        controller, plan = self._placed[switch]
+        if controller.runs(json_path, p4info_path) is False:
+            raise ControlError(
+                f"job: {plan.job_id}: {plan.switch.p4runtime} runs another program now, which somebody else "
+                "loaded; admit the job again to have it replaced"
+            )
+        controller.load_pipeline(json_path, p4info_path)
 
     def admit(self) -> Admission:
         """Let the job in everywhere, in one new generation; whatever was left of an earlier one is gone.
@@ -190,6 +236,21 @@ class Fabric:
         )
 
 
-def _connected(plan: SwitchPlan, election_id: int | None, timeout_s: float) -> Controller:
-    address, device_id = plan.switch.p4runtime, plan.switch.device_id
-    return Controller(Session(address, device_id, election_id=election_id, timeout_s=timeout_s))
+def _identity(plan: SwitchPlan) -> tuple[str, int]:
+    return plan.switch.p4runtime, plan.switch.device_id
+
+
+def _observed(plan: SwitchPlan, timeout_s: float) -> Controller:
+    return Controller.observe(*_identity(plan), timeout_s=timeout_s)
+
+
+def _check_idle(controller: Controller, plan: SwitchPlan) -> None:
+    """Raise DescriptionError if another pipeline of ours has other jobs let in."""
+    lanes = controller.lanes_if_ours()
+    others = [job.job_id for job in controller.jobs() if job.job_id != plan.job_id] if lanes else []
+    if others:
+        raise DescriptionError(
+            f"{plan.section}.pipeline_lanes: {plan.switch.pipeline_lanes}: {plan.switch.p4runtime} runs "
+            f"another program, of {lanes} lanes, with jobs {', '.join(map(str, others))}; evict them first, "
+            f"or ask for {lanes} lanes if it is as new"
+        )

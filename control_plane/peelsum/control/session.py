@@ -9,8 +9,9 @@ from __future__ import annotations
 import queue
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from threading import Thread
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, NoReturn
 
 import grpc
@@ -18,12 +19,15 @@ from finsy.p4client import P4Error, P4RpcStatus
 from finsy.p4entity import P4Entity, P4MulticastGroupEntry, P4TableEntry
 from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, p4r_grpc, rpc_code
+from google.protobuf import text_format
 
-from peelsum.control.errors import ControlError, RefusedError, SwitchError, UnsupportedError
+from peelsum.control.errors import ControlError, NotInChargeError, RefusedError, SwitchError, UnsupportedError
 
 #: A pipeline may take seconds to compile on the target before it answers.
 _PIPELINE_TIMEOUT_S = 120.0
 _BATCH = 256
+#: How often a controller that waits for another one to finish asks again.
+_BID_EVERY_S = 0.1
 _DETAILS_KEY = "grpc-status-details-bin"
 _OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.max_metadata_size", 64 << 10))
 #: Targets word it differently, and use a code that says little.
@@ -35,19 +39,14 @@ _Set = p4r.SetForwardingPipelineConfigRequest
 class Session:
     """A controller's connection. Close it, or use it as a context manager."""
 
-    def __init__(
-        self, address: str, device_id: int = 1, *, election_id: int | None = 1, timeout_s: float = 10.0
-    ) -> None:
-        """Connect and become the primary. Raises SwitchError if nobody answers or another controller is.
+    def __init__(self, address: str, device_id: int = 1, *, timeout_s: float = 10.0) -> None:
+        """Connect, and look on until `take_charge`. Raises SwitchError if nobody answers.
 
-        election_id: what to bid; None only looks on, beside whoever is the primary.
         timeout_s: how long the switch may take for any answer but a pipeline's.
         """
-        if election_id is not None and election_id <= 0:
-            raise ControlError(f"election_id: {election_id}: must be 1 or more")
         self.address = address
         self._device_id = device_id
-        self._election_id = election_id or 0
+        self._election_id = 0
         self._timeout_s = timeout_s
         #: What the switch runs; None before a pipeline is there.
         self.schema: P4Schema | None = None
@@ -58,9 +57,6 @@ class Session:
         self._incoming: queue.SimpleQueue[p4r.StreamMessageResponse | SwitchError] = queue.SimpleQueue()
         try:
             self._await_channel()
-            if election_id is not None:
-                self._open_stream()
-                self._become_primary()
             self._learn_schema()
         except BaseException:
             self.close()
@@ -77,13 +73,31 @@ class Session:
         self._outgoing.put(None)
         self._channel.close()
 
-    def attend(self) -> None:
-        """Take in what the switch has told since the last time; packets among it are dropped.
+    def take_charge(self, election_id: int = 1, *, patience_s: float = 0.0) -> None:
+        """Become the primary, and learn what the switch runs by now.
 
-        Raises SwitchError if the session is over: the switch has gone, or another controller took over.
+        Raises NotInChargeError if another controller still is after `patience_s`, SwitchError if the switch
+        has gone.
         """
-        while self.next_packet(monotonic()) is not None:
-            pass
+        if election_id <= 0:
+            raise ControlError(f"election_id: {election_id}: must be 1 or more")
+        deadline = monotonic() + patience_s
+        while True:
+            self._election_id = election_id
+            self._open_stream()
+            try:
+                self._become_primary()
+                break
+            except NotInChargeError:
+                self.stand_back()
+                if monotonic() >= deadline:
+                    raise
+                sleep(_BID_EVERY_S)
+        self._learn_schema()
+
+    def stand_back(self) -> None:
+        """Leave the switch to other controllers, and look on."""
+        self._outgoing.put(None)
 
     # Connecting
 
@@ -96,16 +110,21 @@ class Session:
             ) from None
 
     def _open_stream(self) -> None:
+        self._outgoing, self._incoming = queue.SimpleQueue(), queue.SimpleQueue()
         calls: Iterator[p4r.StreamMessageResponse] = self._stub.StreamChannel(iter(self._outgoing.get, None))
-        Thread(target=self._listen, args=(calls,), daemon=True).start()
+        Thread(target=self._listen, args=(calls, self._incoming), daemon=True).start()
 
-    def _listen(self, responses: Iterable[p4r.StreamMessageResponse]) -> None:
+    def _listen(
+        self,
+        responses: Iterable[p4r.StreamMessageResponse],
+        incoming: queue.SimpleQueue[p4r.StreamMessageResponse | SwitchError],
+    ) -> None:
         try:
             for response in responses:
-                self._incoming.put(response)
-            self._incoming.put(SwitchError(f"switch: {self.address} ended the session; connect again"))
+                incoming.put(response)
+            incoming.put(SwitchError(f"switch: {self.address} ended the session; connect again"))
         except grpc.RpcError as error:
-            self._incoming.put(self._translated(error, "in session"))
+            incoming.put(self._translated(error, "in session"))
 
     def _become_primary(self) -> None:
         deadline = monotonic() + self._timeout_s
@@ -146,6 +165,7 @@ class Session:
         return message
 
     def _learn_schema(self) -> None:
+        self.schema, self._cookie = None, 0
         request = _Get(device_id=self._device_id, response_type=_Get.P4INFO_AND_COOKIE)
         try:
             answer = self._stub.GetForwardingPipelineConfig(request, timeout=self._timeout_s)
@@ -242,10 +262,10 @@ class Session:
     def _raise(self, error: grpc.RpcError, doing: str, updates: Sequence[Any] = ()) -> NoReturn:
         raise self._translated(error, doing, updates) from None
 
-    def _not_in_charge(self, election_id: int) -> SwitchError:
-        return SwitchError(
+    def _not_in_charge(self, election_id: int) -> NotInChargeError:
+        return NotInChargeError(
             f"switch: another controller is in charge of {self.address} (election id {election_id}); "
-            "stop it or connect with a greater one"
+            "let it finish, or stop it"
         )
 
     def _translated(self, error: Any, doing: str, updates: Sequence[Any] = ()) -> SwitchError:
@@ -256,6 +276,8 @@ class Session:
             )
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return SwitchError(f"switch: {self.address} did not answer in time while {doing}; try again")
+        if code == grpc.StatusCode.FAILED_PRECONDITION and doing == "reading":
+            return SwitchError(f"switch: {self.address} runs no pipeline any more; load one first")
         reason = " ".join((error.details() or code.name).split())
         if _ELECTION_ID_TAKEN.search(reason):
             return self._not_in_charge(self._election_id)
@@ -269,6 +291,19 @@ class Session:
             )
         kind = UnsupportedError if code == grpc.StatusCode.UNIMPLEMENTED else SwitchError
         return kind(f"switch: {self.address} refused {doing}: {reason}")
+
+
+def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:
+    """A compiled pipeline as a session takes it. Raises ControlError where the files are not one."""
+    try:
+        return P4Schema(p4info_path, json_path.read_bytes())
+    except OSError as error:
+        raise ControlError(
+            f"pipeline: {error.filename}: {error.strerror}; run `peelsum switch compile`"
+        ) from None
+    except (text_format.ParseError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ControlError(f"pipeline: {p4info_path}: is no P4Info ({reason}); rebuild it") from None
 
 
 def _failed_updates(error: Any) -> dict[int, P4Error]:

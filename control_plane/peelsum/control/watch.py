@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from peelsum.control.errors import SwitchError
+from peelsum.control.errors import NotInChargeError, SwitchError
 from peelsum.control.fabric import Fabric
 
 #: How long a switch that is back may take to answer. One that is not back is asked again at the next look.
@@ -18,7 +18,7 @@ _PATIENCE_S = 1.0
 
 @dataclass(frozen=True)
 class SwitchLost:
-    """A switch that is no longer in our charge, and why."""
+    """A switch that no longer answers, or not as it did, and why."""
 
     p4runtime: str
     reason: str
@@ -29,7 +29,7 @@ class SwitchLost:
 
 @dataclass(frozen=True)
 class SwitchRegained:
-    """A switch that is in our charge again. `restored`: it had lost the job, and has it back."""
+    """A switch that answers again. `restored`: it had lost the job, and has it back."""
 
     p4runtime: str
     restored: bool
@@ -42,10 +42,11 @@ class SwitchRegained:
 class Watch:
     """Looks after one job in the generation of its admission.
 
-    Theory of operation. A look costs a switch one read, of the job's row. If that fails, or if the stream
-    has ended, the switch went away: it is connected to again, look after look, until it answers. A switch
-    without the row has lost its tables: it gets the pipeline, unless it runs it, and the job. A switch that
-    stays away is told of once.
+    Theory of operation. A look costs a switch one read, of the job's row, and needs no charge of it. If that
+    fails, the switch went away: it is connected to again, look after look, until it answers. A switch without
+    the row has lost its tables: who watches takes charge, unless another controller is just then, which may
+    be one that puts back its own job; puts in the pipeline, if there is none, and the job; and stands back.
+    A switch that stays away is told of once.
     """
 
     def __init__(self, fabric: Fabric, generation: int, json_path: Path, p4info_path: Path) -> None:
@@ -57,20 +58,22 @@ class Watch:
     def look(self) -> list[SwitchLost | SwitchRegained]:
         """Look at every switch once, and put back what is missing. What came about, in words by `str`.
 
-        Raises ControlError where a switch has the job closed or in another generation: then this job is over.
+        Raises ControlError where a switch has the job closed or in another generation, or runs another
+        program: then this job is over.
         """
         return [event for switch in range(len(self._fabric.switches)) for event in self._look_at(switch)]
 
     def _look_at(self, switch: int) -> Iterator[SwitchLost | SwitchRegained]:
         if switch not in self._away:
             try:
-                self._fabric.attend(switch)
                 if self._fabric.holds(switch, self._generation):
                     return
             except SwitchError as error:
                 yield self._lost(switch, error)
         try:
             restored = self._regain(switch)
+        except NotInChargeError:
+            return
         except SwitchError as error:
             if switch not in self._away:
                 yield self._lost(switch, error)
@@ -86,11 +89,12 @@ class Watch:
         """Connect if need be, and put back what is missing; whether the job was."""
         if switch in self._away:
             self._fabric.reconnect(switch, timeout_s=_PATIENCE_S)
-        self._fabric.load_pipeline(*self._files, switches=[switch])
-        # Half of a job put back looks like one that was evicted.
-        if switch not in self._halfway and self._fabric.holds(switch, self._generation):
-            return False
-        self._halfway.add(switch)
-        self._fabric.put_back(switch, self._generation)
-        self._halfway.discard(switch)
-        return True
+        with self._fabric.in_charge(switch, patience_s=_PATIENCE_S):
+            self._fabric.give_pipeline(switch, *self._files)
+            # Half of a job put back looks like one that was evicted.
+            if switch not in self._halfway and self._fabric.holds(switch, self._generation):
+                return False
+            self._halfway.add(switch)
+            self._fabric.put_back(switch, self._generation)
+            self._halfway.discard(switch)
+            return True

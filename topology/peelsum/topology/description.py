@@ -317,8 +317,8 @@ def _check_trunks(topology: Topology) -> None:
         if one and other:
             if one[0] in joined[other[0]]:
                 raise ValueError(
-                    f"links.{number}: {link}: would carry nothing: {one[0]} and {other[0]} are joined already, "
-                    "and a ring is not to be; remove it"
+                    f"links.{number}: {link}: would carry nothing: {one[0]} and {other[0]} are joined "
+                    "already, and a ring is not to be; remove it"
                 )
             both = joined[one[0]] | joined[other[0]]
             joined.update(dict.fromkeys(both, both))
