@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import pickle
 import time
@@ -373,3 +374,19 @@ def unconnected(rank: int) -> list[str]:
         except HookConfigError as error:
             complaints.append(str(error))
     return complaints
+
+
+def leaves_early(rank: int, timeout_s: float) -> float:
+    """How long rank 0 takes at exit, in seconds, with a sum under way that no other rank asked for."""
+    state = SwitchAllreduceState(over="gloo", timeout_s=timeout_s)
+    state.connect()
+    assert dist.group.WORLD is not None
+    store = dist.group.WORLD.get_group_store()
+    if rank:
+        store.wait(["left"])
+        return 0.0
+    state.submit(torch.ones(3), [nn.Parameter(torch.zeros(3))])
+    started = time.monotonic()
+    atexit._run_exitfuncs()
+    store.set("left", "")
+    return time.monotonic() - started

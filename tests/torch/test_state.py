@@ -52,3 +52,8 @@ def test_statistics_before_the_first_sum():
 def test_load_state_dict_of_another_kind():
     with pytest.raises(HookConfigError, match="make the state with a sparsifier"):
         SwitchAllreduceState(sparsifier=TopK(0.5)).load_state_dict(SwitchAllreduceState().state_dict())
+
+
+def test_a_script_that_fails_in_a_sum_ends_at_once():
+    seconds, _ = run_ranks(2, training.leaves_early, 20.0)
+    assert seconds < 10

@@ -62,8 +62,13 @@ class Pipeline:
         self._submitted += 1
         return future
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything submitted is done or has failed."""
+        return self._turn == self._submitted
+
     def drain(self) -> None:
-        """Wait until everything submitted is done or has failed."""
+        """Wait until `idle`."""
         self._await(self._submitted)
 
     def close(self, *, leave: bool) -> None:

@@ -100,11 +100,16 @@ class SwitchAllreduceState:
             atexit.register(_close, weakref.ref(self))
 
     def close(self) -> None:
-        """Leave the job, once all sums are done. Called at exit if not before."""
+        """Leave the job, once all sums are done. Called at exit if not before, unless sums are under way."""
         pipeline, self._pipeline = self._pipeline, None
         self._sums.clear()
         if pipeline is not None:
             pipeline.close(leave=isinstance(self._over, str))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no sums are under way."""
+        return self._pipeline is None or self._pipeline.idle
 
     def name(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """Give parameters the names by which `forms`, `stats` and checkpoints know them: after a restore."""
@@ -157,7 +162,7 @@ class SwitchAllreduceState:
     def __getstate__(self) -> dict[str, Any]:
         _LOGGER.warning("process_group and connections are not saved with a SwitchAllreduceState")
         self._drain()
-        left_out = ("process_group", "_names", "_lock", "_sums", "_pipeline")
+        left_out = ("process_group", "_names", "_lock", "_sums", "_pipeline", "_stats", "_wait_s")
         kept = {name: value for name, value in vars(self).items() if name not in left_out}
         if not isinstance(self._over, str):
             kept["_over"] = "switch"
@@ -250,7 +255,10 @@ def _pass_on(error: BaseException | None, done: torch.futures.Future[torch.Tenso
 
 
 def _close(state: weakref.ref[SwitchAllreduceState]) -> None:
-    """Leave the job at exit: the others may still wait for this worker's last packets."""
+    """Leave the job at exit: the others may still wait for this worker's last packets.
+
+    Not in the middle of a sum: a script that ends there has failed, and should be seen to have ended.
+    """
     alive = state()
-    if alive is not None:
+    if alive is not None and alive.idle:
         alive.close()
