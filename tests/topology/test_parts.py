@@ -1,0 +1,58 @@
+"""Parts that end by themselves: how often another is started in their place."""
+
+import pytest
+
+from peelsum.topology.errors import ProcessError
+from peelsum.topology.parts import LONG_LIFE_S, MOST_RESTARTS, Part
+
+
+class Mortal:
+    """A child that has ended."""
+
+    name = "s1"
+
+    def obituary(self) -> str:
+        return "s1: ended by SIGKILL"
+
+    def stop(self) -> None:
+        """It has ended already."""
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def part(clock) -> Part:
+    return Part(Mortal(), Mortal, clock)
+
+
+def test_one_that_ends_at_once_again_and_again_is_given_up(part) -> None:
+    for _ in range(MOST_RESTARTS):
+        assert part.restart() == "s1: ended by SIGKILL; started again"
+    with pytest.raises(ProcessError, match="s1: ended by SIGKILL; not started again after 5 times"):
+        part.restart()
+
+
+def test_one_that_lives_for_a_while_may_be_restarted_as_often_again(part, clock) -> None:
+    for _ in range(MOST_RESTARTS):
+        part.restart()
+    clock.now += LONG_LIFE_S
+    for _ in range(MOST_RESTARTS):
+        part.restart()
+    clock.now += LONG_LIFE_S - 1
+    with pytest.raises(ProcessError, match="not started again after 5 times"):
+        part.restart()
+
+
+def test_one_that_cannot_be_started_again_says_how_it_ended(clock) -> None:
+    with pytest.raises(ProcessError, match="^s1: ended by SIGKILL$"):
+        Part(Mortal(), None, clock).restart()
