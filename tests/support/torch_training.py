@@ -37,9 +37,9 @@ WORDS, WIDTH = 64, 8
 class Text(nn.Module):
     """An embedding, whose gradient is sparse, then dense layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, sparse: bool = False) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.embedding = nn.Embedding(WORDS, WIDTH, sparse=sparse)
         self.hidden = nn.Linear(WIDTH, WIDTH)
         self.softmax = nn.Linear(WIDTH, WORDS)
 
@@ -54,20 +54,21 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return words[:, :4], words[:, 4]
 
 
-def model(**options: Any) -> DistributedDataParallel:
+def model(*, device: str = "cpu", sparse: bool = False, **options: Any) -> DistributedDataParallel:
     """The same at first on all ranks, in several buckets."""
     torch.manual_seed(7)
-    return DistributedDataParallel(Text(), bucket_cap_mb=0.002, **options)
+    return DistributedDataParallel(Text(sparse).to(device), bucket_cap_mb=0.002, **options)
 
 
 def step_loss(ddp: nn.Module, rank: int, step: int) -> torch.Tensor:
-    words, following = batch(rank, step)
+    device = next(ddp.parameters()).device
+    words, following = (one.to(device) for one in batch(rank, step))
     return nn.functional.cross_entropy(ddp(words), following)
 
 
 def parameters(module: nn.Module) -> np.ndarray:
     """All parameters, flat: float32[n]."""
-    return np.concatenate([one.detach().numpy().ravel() for one in module.parameters()])
+    return np.concatenate([one.detach().cpu().numpy().ravel() for one in module.parameters()])
 
 
 def train(
@@ -100,18 +101,18 @@ def by_ddp(rank: int, steps: int) -> np.ndarray:
     return train(rank, steps, None)
 
 
-def averages(rank: int, settings: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+def averages(rank: int, settings: dict[str, Any], device: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """What the hook was given and made of it, for each gradient of a few steps: [(before, after), ...]."""
     seen: list[tuple[np.ndarray, torch.futures.Future[torch.Tensor], list[int]]] = []
 
     def watching(state, bucket):
-        before = bucket.buffer().clone().numpy()
+        before = bucket.buffer().cpu().clone().numpy()
         lengths = [one.numel() for one in bucket.parameters()]
         future = hook(state, bucket)
-        seen.append((before, future.then(lambda done: done.value().clone().numpy()), lengths))
+        seen.append((before, future.then(lambda done: done.value().cpu().clone().numpy()), lengths))
         return future
 
-    train(rank, 3, SwitchAllreduceState(**settings), wrapped=watching)
+    train(rank, 3, SwitchAllreduceState(**settings), wrapped=watching, device=device)
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
     for before, after, lengths in seen:
         ends = np.cumsum(lengths)[:-1]
@@ -230,10 +231,10 @@ def dies(rank: int, last: int, settings: dict[str, Any]) -> tuple[str, str, floa
     return "", "", 0.0
 
 
-def differs(rank: int, settings: dict[str, Any]) -> tuple[str, str, float]:
-    """What is raised if every rank has its own seed."""
+def refused(rank: int, settings: dict[str, Any], options: dict[str, Any]) -> tuple[str, str, float]:
+    """What is raised by a first step, in which every rank has its own seed."""
     try:
-        train(rank, 1, SwitchAllreduceState(seed=rank, **settings))
+        train(rank, 1, SwitchAllreduceState(seed=rank, **settings), **options)
     except Exception as error:
         return type(error).__name__, str(error), 0.0
     return "", "", 0.0

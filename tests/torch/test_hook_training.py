@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+import torch
 import torch_training as training
 from torch_ranks import run_ranks
 
@@ -49,9 +50,12 @@ def average(gradients):
     return (total * 2.0**-scale / len(gradients)).astype(np.float32)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_averages_are_those_of_fixed_point_bit_for_bit(ranks):
-    by_rank = run_ranks(ranks, training.averages, GLOO)
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is here")
+
+
+@pytest.mark.parametrize(("ranks", "device"), [(2, "cpu"), (3, "cpu"), pytest.param(2, "cuda", marks=gpu)])
+def test_averages_are_those_of_fixed_point_bit_for_bit(ranks, device):
+    by_rank = run_ranks(ranks, training.averages, GLOO, device)
     assert len({len(pairs) for pairs in by_rank}) == 1
     for pairs in zip(*by_rank, strict=True):
         expected = average([before for before, _ in pairs])
@@ -114,6 +118,12 @@ def test_settings_of_the_all_reduce(settings, by_ddp):
 
 
 def test_settings_that_differ_are_told_to_all():
-    for error, message, _ in run_ranks(2, training.differs, GLOO):
+    for error, message, _ in run_ranks(2, training.refused, GLOO, {}):
         assert error == "PlanMismatchError"
         assert "not the same on every worker" in message
+
+
+def test_gradients_in_torchs_sparse_form_are_refused():
+    for error, message, _ in run_ranks(2, training.refused, GLOO, {"sparse": True}):
+        assert error == "HookConfigError"
+        assert "make the embedding with sparse=False" in message

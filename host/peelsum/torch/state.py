@@ -138,6 +138,10 @@ class SwitchAllreduceState:
         self, buffer: torch.Tensor, parameters: Sequence[torch.Tensor]
     ) -> torch.futures.Future[torch.Tensor]:
         """Have a bucket averaged in place, after those submitted before; for `hook`."""
+        if buffer.layout != torch.strided:
+            raise HookConfigError(
+                f"gradient: is {buffer.layout}; make the embedding with sparse=False, its zeros are not sent"
+            )
         bucket = Bucket(buffer, [parameter.numel() for parameter in parameters])
         done = bucket.future()
         work = self._submitted(bucket, self._names_of(parameters), lambda: done.set_result(buffer))
