@@ -54,5 +54,5 @@ def test_one_that_lives_for_a_while_may_be_restarted_as_often_again(part, clock)
 
 
 def test_one_that_cannot_be_started_again_says_how_it_ended(clock) -> None:
-    with pytest.raises(ProcessError, match="^s1: ended by SIGKILL$"):
+    with pytest.raises(ProcessError, match=r"^s1: ended by SIGKILL$"):
         Part(Mortal(), None, clock).restart()
