@@ -7,6 +7,7 @@ from device_state import forward, forwarding, rows, tables
 from p4runtime_client import Client
 
 from peelsum.control import ControlError, Controller, DescriptionError, JobDescription, SwitchError
+from peelsum.control.entries import FLOOD_GROUP
 from peelsum.target.device import Device
 from peelsum.target.p4runtime import serve
 from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
@@ -236,6 +237,25 @@ def test_real_hosts_get_their_addresses(controller, device, description, data_pl
     assert rows(device, "hosts")[0][1][1] == 0x020000000005
     controller.evict(3)
     assert rows(device, "hosts") == []
+
+
+def test_other_traffic_is_the_switchs_not_the_jobs(controller, device, description, data_plane):
+    """The last admission that says where hosts are counts, and eviction changes nothing."""
+
+    def bridged(**ports):
+        macs = {int(mac, 16): port for mac, port in ports.items()}
+        section = description.switch.model_copy(update={"bridge": macs})
+        controller.admit(description.model_copy(update={"switch": section}))
+        rows_of = [(key, params[0]) for key, params in rows(device, "bridge")]
+        return rows_of, [port for port, _ in device.switch.groups.get(FLOOD_GROUP)]
+
+    broadcast = ((0xFFFFFFFFFFFF,), FLOOD_GROUP)
+    assert bridged(a=4, b=9) == ([((10,), 4), ((11,), 9), broadcast], [4, 9])
+    after = bridged(b=5, c=5, d=6)
+    assert after == ([((11,), 5), ((12,), 5), ((13,), 6), broadcast], [5, 6])
+    assert bridged() == after
+    controller.evict(3)
+    assert len(rows(device, "bridge")) == 4
 
 
 @pytest.mark.parametrize(("limit_ms", "ticks"), [(0, 0), (64, 1000), (float("inf"), 1 << 30)])

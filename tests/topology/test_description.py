@@ -105,6 +105,25 @@ def test_rates_are_of_the_ports_at_both_ends_and_have_switches_mark() -> None:
     assert [plan.switch.queue_depth for plan in asked] == [64, 64, None]
 
 
+def test_every_switch_knows_the_port_towards_every_host() -> None:
+    topology = read("two_racks")
+    macs = [f"02:00:00:00:00:{host:02x}" for host in range(1, 6)]
+    ports = {"s1": [1, 2, 3, 3, 3], "s2": [3, 3, 1, 2, 3], "s3": [1, 1, 2, 2, 3]}
+    for name, expected in ports.items():
+        assert topology.bridge(name) == dict(zip(macs, expected, strict=True))
+    assert topology.job is not None
+    spine, *racks = parse_description(
+        job_description(topology, topology.job, AT, 512, addressed=True), "job"
+    ).plans()
+    for plan, name in ((spine, "s3"), (racks[0], "s1"), (racks[1], "s2")):
+        assert list(plan.switch.bridge.values()) == [topology.bridge(name)[mac] for mac in plan_macs(plan)]
+
+
+def plan_macs(plan) -> list[str]:
+    """The addresses that a switch bridges, as a topology writes them."""
+    return [mac.to_bytes(6, "big").hex(":") for mac in plan.switch.bridge]
+
+
 REFUSED = [
     ({"hosts": {"h1": {"ip": "10.0.0"}}}, "hosts.h1.ip: '10.0.0': must be an IPv4 address"),
     ({"hosts": {"h1": {"mac": "1:2"}}}, "hosts.h1.mac: '1:2': must be six bytes"),
@@ -126,6 +145,13 @@ REFUSED = [
         "links.4: s2-p5 to s1-p5: would carry nothing",
     ),
     ({"links": [*PAIR["links"], ["s1-p4", "s1-p5"]]}, "links.3: s1-p4 to s1-p5: would carry nothing"),
+    (
+        {
+            "switches": {"s1": {}, "s2": {}, "s3": {}},
+            "links": [*PAIR["links"], ["s1-p4", "s2-p4"], ["s2-p5", "s3-p5"], ["s3-p6", "s1-p6"]],
+        },
+        "links.5: s3-p6 to s1-p6: would carry nothing: s3 and s1 are joined already",
+    ),
     ({"links": [["h1"]]}, "links.0: ['h1']: must be "),
     ({"links": [["h1", "s1-p1", "soon"]]}, "links.0.latency_ms: 'soon': must be milliseconds"),
     ({"links": [["h1", "s1-p1", 0, 0]]}, "links.0.rate_mbit: 0: "),
