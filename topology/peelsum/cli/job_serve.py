@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json as json_
 import socket
+import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +22,10 @@ from peelsum.cli.options import ChildOf, Json, address
 from peelsum.topology import Child, ProcessError, Signalled, end_with_parent, say
 
 if TYPE_CHECKING:
-    from peelsum.control import Fabric, JobDescription
+    from peelsum.control import Fabric, JobDescription, Watch
+    from peelsum.target.artifacts import Pipeline
 
-_POLL_S = 0.1
+_LOOK_EVERY_S = 1.0
 #: How long one who asks may take to hear the answer, in seconds.
 _ANSWER_S = 5.0
 
@@ -61,15 +63,18 @@ def serve(
         else:
             print(f"job {job.job.id}: asked for at {host}:{port}", flush=True)
         stack.callback(fabric.evict)
-        _answer(listening, stack.enter_context(_Runs(fabric, job, base)))
+        _answer(listening, stack.enter_context(_Runs(fabric, job, compiled, base)))
 
 
 class _Runs:
-    """One run of the job after the other: its admission and its server."""
+    """One run of the job after the other: its admission, held on the switch, and its server."""
 
-    def __init__(self, fabric: Fabric, job: JobDescription, base: tuple[str, int]) -> None:
-        self._fabric, self._job, self._base = fabric, job, base
+    def __init__(
+        self, fabric: Fabric, job: JobDescription, compiled: Pipeline, base: tuple[str, int]
+    ) -> None:
+        self._fabric, self._job, self._compiled, self._base = fabric, job, compiled, base
         self._server = ExitStack()
+        self._watch: Watch | None = None
 
     def __enter__(self) -> _Runs:
         return self
@@ -79,8 +84,14 @@ class _Runs:
 
     def start(self) -> dict[str, Any]:
         """End the run before, start another; what its workers must know."""
+        from peelsum.control import Watch
+
         self._server.close()
-        admission = {**asdict(self._fabric.admit()), "timeout_s": self._job.job.timeout_s}
+        admitted = self._fabric.admit()
+        self._watch = Watch(
+            self._fabric, admitted.generation, self._compiled.json_path, self._compiled.p4info_path
+        )
+        admission = {**asdict(admitted), "timeout_s": self._job.job.timeout_s}
         at, said = self._at(self._job.server_port), json_.dumps(admission)
         server = Child.peelsum(
             "server", "server", "run", "--switch", at, "--admission", said, "--json", "--child"
@@ -88,6 +99,10 @@ class _Runs:
         self._server.callback(server.stop)
         server.ready()
         return {"admission": admission, "switch": [self._at(port) for port in self._job.worker_ports]}
+
+    def look(self) -> list[str]:
+        """Give a switch that was restarted its tables back; what had to be done."""
+        return [str(event) for event in self._watch.look()] if self._watch is not None else []
 
     def _at(self, port: int) -> str:
         return f"{self._base[0]}:{self._base[1] + port}"
@@ -105,11 +120,13 @@ def _answer(listening: socket.socket, runs: _Runs) -> None:
     from peelsum.control import ControlError
 
     ended = Signalled(SIGINT, SIGTERM)
-    listening.settimeout(_POLL_S)
+    listening.settimeout(_LOOK_EVERY_S)
     while not ended.wait(0):
         try:
             link, _ = listening.accept()
         except TimeoutError:
+            for event in runs.look():
+                print(event, file=sys.stderr, flush=True)
             continue
         with link:
             try:
