@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -366,6 +367,15 @@ def test_impossible_limbs_are_refused_at_once(make_workers: Any, setting: dict[s
 def test_unknown_indexes_are_refused_at_once(make_workers: Any) -> None:
     with pytest.raises(InvalidRequestError, match="index: 'tree' is unknown; use one of bitmap, two_level, "):
         make_workers(1, index="tree")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("gbps", 0.0), ("gbps", -1.0), ("gbps", math.nan), ("round_trip_s", -1.0), ("round_trip_s", math.inf)],
+)
+def test_impossible_networks_are_refused_at_once(field: str, value: float) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{field}: {value} is no .*; use "):
+        Network(**{field: value})
 
 
 @pytest.mark.parametrize("form", ["compact", "sketch"])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index, TwoLevelIndex
 from peelsum.allreduce.plan import FORMS, Choice, Form, Prediction, Settings
 from peelsum.codec import BLOCK_SIZES, EXPONENT_WORDS, NON_FINITE, BloomLayout, SketchLayout
@@ -66,11 +67,17 @@ class Network:
     """What sending costs a worker: its words at `gbps`, and `round_trip_s` for each exchange, however short.
 
     The default is about what the embedded switch does on a shared 2-core machine. With next to no `gbps`, the
-    fewest words are the cheapest.
+    fewest words are the cheapest. Raises InvalidRequestError for what is no rate or no time.
     """
 
     gbps: float = 1.0
     round_trip_s: float = 3e-3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gbps < math.inf:
+            raise InvalidRequestError(f"gbps: {self.gbps} is no rate; use a finite number above 0")
+        if not 0 <= self.round_trip_s < math.inf:
+            raise InvalidRequestError(f"round_trip_s: {self.round_trip_s} is no time; use 0 or more seconds")
 
     def seconds(self, words: float, exchanges: int) -> float:
         """Time to send so many words in so many exchanges."""
