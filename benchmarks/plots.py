@@ -121,6 +121,32 @@ def _doubling(axes: Any, values: Sequence[int]) -> None:
     axes.set_xticks(values, [str(value) for value in values])
 
 
+def training(figure: Any) -> None:
+    """How many times faster an iteration is through the switch, by the links' rate."""
+    over = {"speedup_over_dense": "over dense, same switch", "speedup_over_gloo": "over gloo"}
+    for axes, (key, title) in zip(figure.subplots(1, 2, sharey=True), over.items(), strict=True):
+        for number, (label, rows) in enumerate(_by_model(_read("train")).items()):
+            points = sorted((row["gbps"], row[key]) for row in rows if row["path"] == "switch")
+            style = "--" if label.endswith("top 1%") else "-"
+            axes.plot(*zip(*points, strict=True), style, marker="o", color=f"C{number}", label=label)
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set(xscale="log", yscale="log", xlabel="Gbit/s of every link", title=title)
+        axes.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
+        axes.set_yticks([0.25, 0.5, 1, 2, 4, 8], ["1/4", "1/2", "1", "2", "4", "8"])
+        axes.minorticks_off()
+    figure.axes[0].set_ylabel("times faster")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
+
+
+def _by_model(runs: dict[str, Any]) -> dict[str, Any]:
+    """The rows of each command, by a short name of what it trains."""
+    named = {}
+    for command, rows in runs.items():
+        kind = " top 1%" if "--top-k" in command else ", full size" if "--full" in command else ""
+        named[rows[0]["model"] + kind] = rows
+    return named
+
+
 def _read(name: str) -> Any:
     return json.loads((HERE / f"{name}.json").read_text())
 
@@ -142,6 +168,7 @@ def main() -> None:
         ("switch-rate", rate_of_a_switch, 8),
         ("switch-profile", parts_of_a_packet, 8),
         ("loss", cost_of_loss, 4),
+        ("training", training, 8),
         ("codec-size", size_of_forms, 9),
         ("codec-recovery", recovery, 6),
     ):
