@@ -91,6 +91,11 @@ class Controller:
         """Leave the switch to another controller; it keeps running as it is."""
         self._session.close()
 
+    @property
+    def in_charge(self) -> bool:
+        """Whether this is the primary, unless another one took over by a greater election id."""
+        return self._session.in_charge
+
     def take_charge(self, election_id: int = 1, *, patience_s: float = 0.0) -> None:
         """Become the primary. Raises NotInChargeError if another controller still is after `patience_s`."""
         self._session.take_charge(election_id, patience_s=patience_s)

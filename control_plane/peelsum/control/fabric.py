@@ -84,15 +84,18 @@ class Fabric:
 
     @contextmanager
     def in_charge(self, *switches: int, patience_s: float = 0.0) -> Iterator[None]:
-        """Be in charge of some switches, by their places in the description, or of all; then stand back.
+        """Be in charge of some switches, by their places in the description, or of all.
 
-        Raises what `connect` raises.
+        Then stands back from those that it was not in charge of before. Raises what `connect` raises.
         """
+        wanted = switches or range(len(self._placed))
+        taken = [switch for switch in wanted if not self._placed[switch][0].in_charge]
         try:
-            self._take_charge(switches or range(len(self._placed)), patience_s)
+            self._take_charge(taken, patience_s)
             yield
         finally:
-            self.stand_back()
+            for switch in taken:
+                self._placed[switch][0].stand_back()
 
     def reconnect(self, switch: int, *, timeout_s: float = 4.0) -> None:
         """Look on anew at one switch, by its place in the description. Raises SwitchError."""

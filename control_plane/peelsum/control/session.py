@@ -47,6 +47,8 @@ class Session:
         self.address = address
         self._device_id = device_id
         self._election_id = 0
+        #: Whether `take_charge` succeeded and `stand_back` was not called since.
+        self.in_charge = False
         self._timeout_s = timeout_s
         #: What the switch runs; None before a pipeline is there.
         self.schema: P4Schema | None = None
@@ -93,10 +95,12 @@ class Session:
                 if monotonic() >= deadline:
                     raise
                 sleep(_BID_EVERY_S)
+        self.in_charge = True
         self._learn_schema()
 
     def stand_back(self) -> None:
         """Leave the switch to other controllers, and look on."""
+        self.in_charge = False
         self._outgoing.put(None)
 
     # Connecting
