@@ -69,11 +69,6 @@ def held(switch, description, files):
         yield fabric, watch
 
 
-def evicted(fabric):
-    with fabric.in_charge(patience_s=2):
-        fabric.evict()
-
-
 def looked_until_something_came(watch):
     """What a look brought at last. A switch may take a moment to notice that its controller has left."""
     return next(events for _ in range(100) if (events := watch.look()))
@@ -102,7 +97,7 @@ def test_a_restarted_switch_gets_pipeline_and_job_back(held, switch):
     assert str(regained) == f"switch: {switch.address}: had lost the job's tables; they are back"
     assert switch.holding() == before
     assert watch.look() == []
-    evicted(fabric)
+    fabric.evict()
 
 
 def test_a_switch_that_stays_away_is_told_of_once(held, switch, monkeypatch):
@@ -195,7 +190,7 @@ def test_two_held_jobs_are_both_put_back(held, switch, description, files):
             assert one.look()[-1] == SwitchRegained(switch.address, restored=True)
         assert (switch.holding(), switch.device.switch.groups.get(4)) == before
         assert watch.look() == other.look() == []
-        evicted(first)
+        first.evict()
         with pytest.raises(ControlError, match="job: 3: "):
             watch.look()
         assert other.look() == []

@@ -93,7 +93,7 @@ class Controller:
 
     @property
     def in_charge(self) -> bool:
-        """Whether this is the primary, unless another one took over by a greater election id."""
+        """Whether this is the primary, as far as is known."""
         return self._session.in_charge
 
     def take_charge(self, election_id: int = 1, *, patience_s: float = 0.0) -> None:
@@ -138,12 +138,8 @@ class Controller:
 
     def slots(self) -> int:
         """Chunks that the running pipeline can sum at once. Raises SwitchError if it is not ours."""
-        register = self._session.loaded().registers.get("worker_bitmap")
-        if register is None:
-            raise SwitchError(
-                f"switch: the pipeline of {self._session.address} is not peelsum's; load that first"
-            )
-        return register.size
+        self.lanes()
+        return self._session.loaded().registers["worker_bitmap"].size
 
     def set_limits(self, *, age_limit_ms: float | None = None, queue_depth: int | None = None) -> None:
         """Change limits; None leaves one as it is.

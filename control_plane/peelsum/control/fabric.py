@@ -18,6 +18,9 @@ from peelsum.control.plan import SwitchPlan
 from peelsum.control.racks import RacksDescription
 from peelsum.wire import Verdict
 
+#: How long another controller may be in charge: one that admits a job, or puts one back.
+_PATIENCE_S = 10.0
+
 
 class Fabric:
     """Controllers of a description's switches, the upper one first. A context manager.
@@ -149,8 +152,13 @@ class Fabric:
         Closed everywhere, from the workers upwards, before any slot is freed, and opened from the server
         downwards after all are prepared: no packet meets half an admission. Should a switch fail on the way,
         the job is closed or partly so, and the next admission starts over in a generation of its own.
-        Raises DescriptionError before anything is changed, SwitchError if a switch refuses.
+        Takes charge for it where need be. Raises DescriptionError before anything is changed, SwitchError
+        if a switch refuses.
         """
+        with self.in_charge(patience_s=_PATIENCE_S):
+            return self._admit()
+
+    def _admit(self) -> Admission:
         job_id = self._description.job.id
         for controller, plan in self._placed:
             controller.check(plan)
@@ -207,7 +215,14 @@ class Fabric:
         return len(lost)
 
     def evict(self) -> None:
-        """Let the job's packets in no more, on any switch. Raises ControlError if no switch has the job."""
+        """Let the job's packets in no more, on any switch; takes charge for it where need be.
+
+        Raises ControlError if no switch has the job.
+        """
+        with self.in_charge(patience_s=_PATIENCE_S):
+            self._evict()
+
+    def _evict(self) -> None:
         job_id, evicted = self._description.job.id, 0
         for controller, _ in reversed(self._placed):
             if any(job.job_id == job_id for job in controller.jobs()):

@@ -83,8 +83,7 @@ def _leave(fabric: Fabric, json: bool) -> None:
     total: Counter[Verdict] = Counter()
     for verdicts in fabric.verdicts():
         total.update(verdicts)
-    with fabric.in_charge(patience_s=_PATIENCE_S):
-        fabric.evict()
+    fabric.evict()
     if json:
         say(verdicts=_named(total))
 
