@@ -20,6 +20,10 @@ Floats = NDArray[np.float32]
 #: Where words are what counts, and where exchanges are.
 SLOW, FAR = Network(gbps=1e-3, round_trip_s=0.0), Network(gbps=0.1, round_trip_s=1.0)
 INDEXES = ["bitmap", "two_level", "bloom", "auto"]
+FORMS = ["dense", "compact", "sketch"]
+DTYPES = ["float32", "float16", "bfloat16"]
+#: Around where words, lanes, blocks of 256 lanes and the levels of an index end.
+ODD_SIZES = [0, 1, 2, 3, 31, 33, 255, 257, 1023, 1025, 4097, 8191, 8193, 19_999]
 
 
 def expected(arrays: Sequence[Floats], scale: int) -> list[int]:
@@ -52,6 +56,17 @@ def workers_of(n: int, workers: int, density: float, seed: int, spread: int = 3)
         values = rng.normal(size=n) * 10.0 ** rng.integers(-spread, spread, n)
         arrays.append(np.where(rng.random(n) < density, values, 0).astype(np.float32))
     return arrays
+
+
+def typed(array: Floats, dtype: str) -> tuple[Any, Floats]:
+    """The values rounded to the type, as an Allreduce takes them, and as the float32 that they equal."""
+    if dtype == "float16":
+        half = np.clip(array, -65504, 65504).astype(np.float16)
+        return half, half.astype(np.float32)
+    if dtype == "bfloat16":
+        bits = (array.view(np.uint32) >> 16).astype(np.uint16)
+        return BFloat16(bits), (bits.astype(np.uint32) << 16).view(np.float32)
+    return array, array
 
 
 def supports(n: int, lanes: int) -> dict[str, NDArray[np.int64]]:
@@ -109,7 +124,8 @@ def test_adversarial_supports(make_workers: Any, index: str, form: str) -> None:
 @given(data=st.data())
 def test_any_way_any_size(make_workers: Any, data: st.DataObject) -> None:
     workers = data.draw(st.sampled_from([1, 2, 3, 4, 4, 17, 32]))
-    n = data.draw(st.one_of(st.integers(0, 300), st.sampled_from([8191, 8193, 20011])))
+    n = data.draw(st.one_of(st.integers(0, 300), st.integers(0, 20_000), st.sampled_from(ODD_SIZES)))
+    dtype = data.draw(st.sampled_from(DTYPES))
     choices = {
         "forms": data.draw(st.sampled_from(["dense", "compact", "sketch", "auto"])),
         "index": data.draw(st.sampled_from(INDEXES)),
@@ -124,7 +140,18 @@ def test_any_way_any_size(make_workers: Any, data: st.DataObject) -> None:
     for step in range(3):
         density = data.draw(st.sampled_from([0.0, 0.01, 0.2, 1.0])) / (1 if n < 1000 else 10)
         arrays = workers_of(n, workers, density, step, spread=data.draw(st.integers(1, 12)))
-        check(group.sum([{"g": array} for array in arrays]), arrays)
+        tensors, meant = zip(*(typed(array, dtype) for array in arrays), strict=True)
+        check(group.sum([{"g": mine} for mine in tensors]), meant)
+
+
+@pytest.mark.parametrize("n", ODD_SIZES)
+@pytest.mark.parametrize("form", FORMS)
+def test_odd_sizes_of_every_type(make_workers: Any, form: str, n: int) -> None:
+    arrays = workers_of(n, 3, 0.1, n)
+    made = [{dtype: typed(array, dtype) for dtype in DTYPES} for array in arrays]
+    results = make_workers(3, 32, forms=form).sum([{d: mine[d][0] for d in DTYPES} for mine in made])
+    for dtype in DTYPES:
+        assert check(results, [mine[dtype][1] for mine in made], dtype).form == form
 
 
 @pytest.mark.slow
@@ -138,23 +165,22 @@ def test_a_million_elements(make_workers: Any, n: int, index: str) -> None:
             check(group.sum([{"g": array} for array in arrays]), arrays)
 
 
-@pytest.mark.parametrize("form", ["dense", "compact", "sketch"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("implementation", ["cpu", "reference"])
 def test_narrow_floats_are_summed_as_they_are(make_workers: Any, form: str, implementation: str) -> None:
     halves = [array.astype(np.float16) for array in workers_of(999, 3, 0.1, 1)]
     wide = workers_of(999, 3, 0.1, 2, spread=30)
-    bits = [(array.view(np.uint32) >> 16).astype(np.uint16) for array in wide]
-    truncated = [(pattern.astype(np.uint32) << 16).view(np.float32) for pattern in bits]
+    brains, truncated = zip(*(typed(array, "bfloat16") for array in wide), strict=True)
     group = make_workers(3, forms=form, implementation=implementation)
     inputs = [
-        {"half": half.reshape(27, 37)[:, ::-1], "brain": BFloat16(pattern.reshape(37, 27).T)}
-        for half, pattern in zip(halves, bits, strict=True)
+        {"half": half.reshape(27, 37)[:, ::-1], "brain": BFloat16(brain.bits.reshape(37, 27).T)}
+        for half, brain in zip(halves, brains, strict=True)
     ]
     results = group.sum(inputs)
     check(results, [half.reshape(27, 37)[:, ::-1].astype(np.float32) for half in halves], "half")
-    brain = check(results, [np.ascontiguousarray(array.reshape(37, 27).T) for array in truncated], "brain")
-    assert brain.shape == brain.values.shape == (27, 37)
-    assert brain.values.dtype == np.float32
+    summed = check(results, [np.ascontiguousarray(array.reshape(37, 27).T) for array in truncated], "brain")
+    assert summed.shape == summed.values.shape == (27, 37)
+    assert summed.values.dtype == np.float32
 
 
 def test_a_narrow_float_that_is_not_finite_reaches_all(make_workers: Any) -> None:
