@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import pytest
 
 from peelsum.allreduce.costs import lower_bound_bits
-from peelsum.bench import NotEnoughMemoryError, memory, require_memory, tensor
+from peelsum.bench import NotEnoughMemoryError, Support, memory, require_memory, tensor
 from peelsum.cli import bench_codec as bench
+from peelsum.cli.bench import codec
 
 KEYS = {
     "elements", "density", "support", "form", "index", "device", "bits_per_element", "over_lower_bound",
@@ -79,6 +81,22 @@ def test_text_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> Non
     header, line = capsys.readouterr().out.splitlines()
     assert header.startswith("#")
     assert line.split()[:5] == [str(N), "0.01", "columns", "compact", "bitmap"]
+
+
+def test_ctrl_c_shows_the_rows_measured_by_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(support: Support, elements: int, density: float, seed: int) -> Any:
+        if density == 0.05:
+            signal.raise_signal(signal.SIGINT)
+        return tensor(support, elements, density, seed)
+
+    monkeypatch.setattr(bench, "tensor", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        codec([4096], [0.02, 0.05], ["uniform"], json=True)
+    assert stopped.value.code == 130
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["density"], row["form"]) for row in rows] == [(0.02, form) for form, _ in bench.WAYS]
 
 
 def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

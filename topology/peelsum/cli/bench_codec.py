@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json as json_format
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -115,7 +114,8 @@ def bench_codec(
 ) -> list[Row]:
     """Measure every point in every way; prints rows as they come or, with `json`, a list of objects.
 
-    LHC's row comes first, if it is wanted: the others are compared with it. Raises NoDeviceError,
+    Stopped by a signal, it still prints that list, of what was measured by then. LHC's row comes first,
+    if it is wanted: the others are compared with it. Raises NoDeviceError,
     NotEnoughMemoryError for points that do not fit this machine, NotExactError if a tensor did not come back.
     """
     for point in points:
@@ -128,12 +128,15 @@ def bench_codec(
         print("#" + _columns((*_HEADINGS, *_SPEEDS))[1:], flush=True)
     console = Console(stderr=True)
     shown = track(points, "measuring", console=console, transient=True, disable=not json)
-    for row in (row for point in shown for row in _rows(point, ways, there, cells_per_candidate, seed)):
-        rows.append(row)
-        if not json:
-            print(_line(row), flush=True)
-    if json:
-        sys.stdout.write(json_format.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    try:
+        for row in (row for point in shown for row in _rows(point, ways, there, cells_per_candidate, seed)):
+            rows.append(row)
+            if not json:
+                print(_line(row), flush=True)
+    except KeyboardInterrupt:
+        _print_if(json, rows)
+        raise
+    _print_if(json, rows)
     return rows
 
 
@@ -230,6 +233,11 @@ def _row(
         time_ratio_to_lhc=round(measured.codec_s / lhc.codec_s, 4) if lhc else None,
         size_ratio_to_lhc=round(measured.words / lhc.words, 4) if lhc else None,
     )
+
+
+def _print_if(json: bool, rows: Sequence[Row]) -> None:
+    if json:
+        print(json_format.dumps([asdict(row) for row in rows], indent=2), flush=True)
 
 
 def _line(row: Row) -> str:
