@@ -60,8 +60,8 @@ def lhc_add_kernel(values, index, sketch, counts, seed, factor, n, rows, LANES: 
     used = _used(index, element).to(tl.int32)
     for j in tl.static_range(3):
         cell, sign, at, shift = _cells(block, lane, j, tl.load(seed), rows, LANES)
-        tl.atomic_add(sketch + cell, sign * number, sem="relaxed")
-        tl.atomic_add(counts + at, used << shift, sem="relaxed")
+        tl.atomic_add(sketch + cell, sign * number, mask=number != 0, sem="relaxed")
+        tl.atomic_add(counts + at, used << shift, mask=used != 0, sem="relaxed")
 
 
 @triton.jit
