@@ -56,6 +56,7 @@ def serve(
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
         fabric = stack.enter_context(Fabric.connect(job))
         fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
+        fabric.stand_back()  # others may admit jobs beside this one
         listening = stack.enter_context(_listening(place))
         host, port = listening.getsockname()[:2]
         if json:
