@@ -47,17 +47,19 @@ class ProcessGroupSummation:
     ) -> None:
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
         everybody = len(ranks) == dist.get_world_size()
-        self._group = dist.new_group(
+        group = dist.new_group(
             ranks,
             timedelta(seconds=timeout_s),
             backend,
             use_local_synchronization=not everybody,
         )
-        self.lanes, self.workers, self.worker_id = lanes, len(ranks), dist.get_rank(self._group)
-        self._or_by: OrBy = or_by or _or_by(dist.get_backend(self._group), self.workers)
+        self._group: dist.ProcessGroup | None = group
+        self.lanes, self.workers = lanes, len(ranks)
+        self.worker_id: int = group.rank()
+        self._or_by: OrBy = or_by or _or_by(backend, self.workers)
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
-        self._backend, self._timeout_s = backend, timeout_s
-        self._store = self._group.get_group_store()
+        self._backend = backend
+        self._store = group.get_group_store()
 
     def sum(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum`. Raises SummationStalledError naming the workers that have gone or are late."""
@@ -73,11 +75,14 @@ class ProcessGroupSummation:
         return results
 
     def close(self) -> None:
-        """Free the group's connections."""
+        """Free the group's connections: gloo does it when nobody holds the group any more."""
+        group, self._group = self._group, None
         with suppress(Exception):  # of a group that has failed, or whose parent has been destroyed
-            dist.destroy_process_group(self._group)
+            dist.destroy_process_group(group)
 
     def _combined(self, part: Part) -> Words:
+        if self._group is None:
+            raise RuntimeError("the group was given up after an earlier error, or closed")
         if not part.words.size:
             return np.zeros(0, np.uint32)
         if part.op == "add":
@@ -104,15 +109,15 @@ class ProcessGroupSummation:
         return combined
 
     def _complaint(self, error: RuntimeError) -> str:
+        reason = str(error).partition("\n")[0]
+        # Its frames hold the group, which would not go away.
+        error.__traceback__ = None
         missing = self._missing()
         if missing:
             who = f"worker {', '.join(map(str, missing))} did not answer; see whether it is running"
         else:
             who = "every worker is there; see that all of them sum equally often"
-        return (
-            f"{self._backend}: no sum over {self.workers} workers within {self._timeout_s:g} s: "
-            f"{who} ({str(error).partition(chr(10))[0]})"
-        )
+        return f"{self._backend}: the sum over {self.workers} workers failed: {who} ({reason})"
 
     def _missing(self) -> list[int]:
         """Workers whose sum did not fail too: those that do not say so by way of the store.
