@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch_training as training
 from torch_ranks import run_ranks
 
+from peelsum.allreduce import Network
 from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK
 
 
@@ -24,7 +25,8 @@ def test_training_goes_on_from_a_pickle_bit_for_bit(sparsifier):
 
 
 def test_a_pickle_warns_of_what_is_not_in_it(caplog):
-    state = SwitchAllreduceState(over="gloo", sparsifier=TopK(0.5, warm_up_steps=3), seed=4)
+    network = Network(gbps=10.0, round_trip_s=1e-5)
+    state = SwitchAllreduceState(over="gloo", sparsifier=TopK(0.5, warm_up_steps=3), seed=4, network=network)
     with caplog.at_level(logging.WARNING):
         copy = pickle.loads(pickle.dumps(state))
     assert [record.message.split(" ")[0] for record in caplog.records] == [
@@ -33,6 +35,7 @@ def test_a_pickle_warns_of_what_is_not_in_it(caplog):
     ]
     assert copy.process_group is None
     assert (copy._over, copy._seed, copy._sparsifier) == ("gloo", 4, TopK(0.5, warm_up_steps=3))
+    assert copy._network == network
 
 
 def test_ways_to_sum_that_are_none():

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
-from peelsum.allreduce import Allreduce, RequestedForm, RequestedIndex, StepResult, Summation
+from peelsum.allreduce import Allreduce, Network, RequestedForm, RequestedIndex, StepResult, Summation
 from peelsum.codec import warm_up
 from peelsum.torch.bucket_sum import BucketSum
 from peelsum.torch.checkpoint import loaded, saved
@@ -48,8 +48,9 @@ class SwitchAllreduceState:
         with the same bits as result. A `Summation` is used as it is, and is left open by `close`.
     names: the parameters' names, as `model.named_parameters()` gives them, for `forms`, `stats` and
         checkpoints. Without, they are "parameter 0", "parameter 1", ... in the order of their first sums.
-    forms, index, predict, limbs, seed: see `peelsum.allreduce.Allreduce`. Every one of them is lossless up to
-        fixed point, whose error bound `stats()` gives; limbs=2 is for twice the words and 30 more bits.
+    forms, index, predict, limbs, seed, network: see `peelsum.allreduce.Allreduce`. Every one of them is
+        lossless up to fixed point, whose error bound `stats()` gives; limbs=2 is for twice the words and 30
+        more bits.
     sparsifier: None sums everything. `TopK`, `RandomK` or `Threshold` send a part of the elements and keep
         the rest for later steps, in exact error feedback. With a GradScaler what is kept is in units of the
         scale of its step.
@@ -75,6 +76,7 @@ class SwitchAllreduceState:
         predict: bool = False,
         limbs: int = 1,
         seed: int = 0,
+        network: Network | None = None,
         sparsifier: Sparsifier | None = None,
         momentum: float = 0.0,
         timeout_s: float | None = None,
@@ -87,6 +89,7 @@ class SwitchAllreduceState:
         self._over = over
         self._timeout_s = timeout_s
         self._forms, self._index, self._predict, self._limbs, self._seed = forms, index, predict, limbs, seed
+        self._network = network or Network()
         self._sparsifier, self._momentum = sparsifier, momentum
         self._feedback = None if sparsifier is None else ErrorFeedback(sparsifier, momentum, seed)
         self._steps = 0
@@ -221,6 +224,7 @@ class SwitchAllreduceState:
             predict=self._predict,
             limbs=self._limbs,
             seed=self._seed,
+            network=self._network,
             average=True,
         )
         return BucketSum(names, seat, allreduce, self._feedback)
