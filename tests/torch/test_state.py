@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+import torch
 import torch_training as training
 from torch_ranks import run_ranks
 
@@ -55,6 +56,20 @@ def test_statistics_before_the_first_sum():
 def test_load_state_dict_of_another_kind():
     with pytest.raises(HookConfigError, match="make the state with a sparsifier"):
         SwitchAllreduceState(sparsifier=TopK(0.5)).load_state_dict(SwitchAllreduceState().state_dict())
+
+
+def test_two_parameters_of_one_name_are_refused():
+    modules = [torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)]
+    with pytest.raises(HookConfigError, match="names: 'weight' is that of two parameters"):
+        SwitchAllreduceState(names=[pair for one in modules for pair in one.named_parameters()])
+
+
+def test_a_parameter_without_a_name_gets_one_that_no_other_had():
+    state = SwitchAllreduceState()
+    gone, stays, new = ([torch.nn.Parameter(torch.zeros(1))] for _ in range(3))
+    names = [state._names_of(gone), state._names_of(stays)]
+    gone.clear()
+    assert [*names, state._names_of(new)] == [(f"parameter {i}",) for i in range(3)]
 
 
 def test_a_script_that_fails_in_a_sum_ends_at_once():

@@ -142,3 +142,10 @@ def test_no_controller_is_told_to_all(plugged):
         for rank in (0, 1):
             with pytest.raises(HookConfigError, match="Connection refused; see whether"):
                 plugged(source, rank, store)
+
+
+def test_every_rank_refuses_an_address_that_is_none(plugged):
+    """None waits for rank 0, which has nobody to ask."""
+    for rank in (0, 1):
+        with pytest.raises(HookConfigError, match="'here' is no HOST:PORT"):
+            plugged("//here", rank, Shared())

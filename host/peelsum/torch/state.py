@@ -115,8 +115,17 @@ class SwitchAllreduceState:
         return self._pipeline is None or self._pipeline.idle
 
     def name(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-        """Give parameters the names by which `forms`, `stats` and checkpoints know them: after a restore."""
+        """Give parameters the names by which `forms`, `stats` and checkpoints know them: after a restore.
+
+        Raises HookConfigError for two parameters of one name.
+        """
+        given: dict[str, torch.nn.Parameter] = {}
         for name, parameter in parameters:
+            # Their buckets would pass for one, whose sums would wait for each other.
+            if given.setdefault(name, parameter) is not parameter:
+                raise HookConfigError(
+                    f"names: {name!r} is that of two parameters; put the names of their modules in front"
+                )
             self._names[parameter] = name
 
     def stats(self) -> HookStats:
@@ -169,7 +178,7 @@ class SwitchAllreduceState:
     def __getstate__(self) -> dict[str, Any]:
         _LOGGER.warning("process_group and connections are not saved with a SwitchAllreduceState")
         self._drain()
-        left_out = ("process_group", "_names", "_lock", "_sums", "_pipeline", "_stats", "_wait_s")
+        left_out = ("process_group", "_names", "_unnamed", "_lock", "_sums", "_pipeline", "_stats", "_wait_s")
         kept = {name: value for name, value in vars(self).items() if name not in left_out}
         if not isinstance(self._over, str):
             kept["_over"] = "switch"
@@ -187,6 +196,7 @@ class SwitchAllreduceState:
     def _start(self, names: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """What a process makes anew."""
         self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._unnamed = 0
         self._lock = threading.Lock()
         self._sums: dict[tuple[str, ...], BucketSum] = {}
         self._pipeline = None
@@ -210,7 +220,8 @@ class SwitchAllreduceState:
     def _names_of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
         for parameter in parameters:
             if parameter not in self._names:
-                self._names[parameter] = f"parameter {len(self._names)}"
+                self._names[parameter] = f"parameter {self._unnamed}"
+                self._unnamed += 1  # those of modules that are gone are not given again
         return tuple(self._names[parameter] for parameter in parameters)
 
     def _new_sums(self, names: tuple[str, ...]) -> BucketSum:

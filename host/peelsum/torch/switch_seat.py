@@ -86,10 +86,10 @@ def _described(source: str) -> dict[str, Any]:
 
 def _admitted(controller: str, rank: int, store: Store) -> dict[str, Any]:
     """The job as a controller admits it: rank 0 asks, and tells the others, even if there is no answer."""
-    key = f"peelsum/job/{next(_asked)}"
+    key, address = f"peelsum/job/{next(_asked)}", _address(controller)
     if rank == 0:
         try:
-            with socket.create_connection(_address(controller), _ADMISSION_S) as link:
+            with socket.create_connection(address, _ADMISSION_S) as link:
                 answer = link.makefile().read()
         except OSError as error:
             answer = json.dumps({"error": f"{error.strerror or error}; see whether `peelsum job serve` runs"})
