@@ -98,8 +98,14 @@ def _place(way: str) -> tuple[int, int]:
 
 def _options(model: ModelName, arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=f"Train {model}.")
-    many = "WORLD_SIZE" in os.environ
-    parser.add_argument("--sum", choices=("switch", "gloo", "none"), default="gloo" if many else "none")
+    job = "PEELSUM_JOB" in os.environ or "PEELSUM_SEAT" in os.environ
+    usual = "switch" if job else "gloo" if "WORLD_SIZE" in os.environ else "none"
+    parser.add_argument(
+        "--sum",
+        choices=("switch", "gloo", "none"),
+        default=usual,
+        help="by default the switch where the environment names a job, else gloo for several ranks",
+    )
     parser.add_argument("--job", metavar="FILE@HOST:PORT", help="job's admission and rank 0's switch port")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=int, default=10, help="steps between two lines")
