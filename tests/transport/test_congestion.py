@@ -2,7 +2,7 @@
 
 import pytest
 
-from peelsum.transport.congestion import LEAST, SPAN, CongestionWindow, most_on_the_way
+from peelsum.transport.congestion import LEAST, SPAN, CongestionWindow
 
 
 def cut(window: CongestionWindow, base: int) -> int:
@@ -43,12 +43,12 @@ def test_growth_is_a_doubling_until_the_first_cut_and_one_per_window_after_it() 
 
 
 def test_a_window_that_lost_more_than_half_is_halved_whatever_was_before() -> None:
-    window = CongestionWindow(400, 400)
+    window = CongestionWindow(1600, 1600)
     cut(window, 0)
-    window.on_losses(100, 1000, 1200)
-    assert window.size == 200
-    window.on_losses(1, 1100, 1200)
-    assert window.size == 100
+    window.on_losses(400, 2000, 3000)
+    assert (window.size, window.cuts) == (400, 1)
+    window.on_losses(1, 2000, 3000)
+    assert (window.size, window.cuts) == (200, 2)
 
 
 def test_losses_are_counted_by_what_was_sent_however_long_the_oldest_is_missing() -> None:
@@ -69,8 +69,14 @@ def test_half_of_a_few_may_be_lost_by_chance() -> None:
     assert window.cuts == 1
 
 
-def test_a_quarter_of_a_window_is_on_the_way_the_rest_is_for_recovery() -> None:
-    assert [most_on_the_way(window) for window in (1, 3, 16, 40, 64, 1024)] == [1, 3, 16, 16, 16, 256]
+def test_a_loss_leaves_a_quarter_of_the_largest_window_which_grows_back_at_once() -> None:
+    window = CongestionWindow(400, 400)
+    window.on_losses(0, 0, 400)
+    assert window.size == 400
+    window.on_losses(1, 0, 400)
+    assert (window.size, window.cuts) == (100, 0)
+    window.on_results(100, False, 400, 500)
+    assert window.size == 200
 
 
 @pytest.mark.parametrize("shares", [(300, 20), (20, 300), (160, 160)])

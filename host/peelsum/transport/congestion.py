@@ -13,32 +13,29 @@ KEPT = 0.5
 TOLERATED_LOSS = 0.5
 #: Losses are counted over at least so many chunks: of few, half may be lost by chance.
 SPAN = 128
-
-
-def most_on_the_way(window: int) -> int:
-    """How many of a window's chunks may be unanswered: a quarter, or as many as `LEAST` where there are.
-
-    The rest is room to go on while lost chunks are asked for again, a round trip for each time.
-    """
-    return max(window // 4, min(window, LEAST))
+#: How much of W_max may be unanswered right after a loss: the rest is room to go on while the lost chunks are
+#: asked for again, which takes a round trip for each time.
+AFTER_LOSS = 0.25
 
 
 class CongestionWindow:
-    """How many chunks may be unanswered: cwnd.
+    """How many chunks may be unanswered: cwnd <= W_max.
 
     It is cut when a result carries a congestion mark, to `KEPT_ON_MARK` or the first time to `KEPT`, and when
     more than half of a window was lost at the first try, to `KEPT`; at most once per window. It grows by one
     per result below the last cut, and by one per window above it. A single loss does not cut it: a result
-    takes all workers' packets, so that each would pay for the others' noise.
+    takes all workers' packets, so that each would pay for the others' noise. It only makes room, see
+    `AFTER_LOSS`, and is soon made up for.
     """
 
     def __init__(self, most: int, start: int) -> None:
         self._most = most
+        self._after_loss = max(most * AFTER_LOSS, float(min(LEAST, most)))
         self._size = float(min(most, start))
         self._threshold = float(most)
         self._cut_until = 0
-        self._window_until = 0
-        self._lost = 0
+        self._counted_until = 0
+        self._tolerated = 0.0
         self.cuts = 0
 
     def limit(self, most: int) -> None:
@@ -61,11 +58,14 @@ class CongestionWindow:
 
     def on_losses(self, lost: int, base: int, end: int) -> None:
         """`lost` chunks that were sent once were found missing; [base, end) are outstanding."""
-        if end >= self._window_until:
-            self._window_until, self._lost = end + max(self.size, SPAN), 0
-        self._lost += lost
-        if self._lost > TOLERATED_LOSS * max(self.size, SPAN):
+        if end >= self._counted_until:
+            span = max(self.size, SPAN)
+            self._counted_until, self._tolerated = end + span, TOLERATED_LOSS * span
+        self._tolerated -= lost
+        if self._tolerated < 0:
             self._cut(KEPT, base, end)
+        if lost:
+            self._size = min(self._size, self._after_loss)
 
     def _cut(self, kept: float, base: int, end: int) -> None:
         """Keep a share, unless chunks that were outstanding at the last cut still are."""
@@ -74,4 +74,4 @@ class CongestionWindow:
         self.cuts += 1
         self._size = max(self._size * kept, float(min(LEAST, self._most)))
         self._threshold = self._size
-        self._cut_until, self._lost = end, 0
+        self._cut_until, self._counted_until = end, end

@@ -5,13 +5,13 @@ tensors in the order of submission. `base` is the oldest chunk without its resul
 
 | what happens | what the worker does |
 |---|---|
-| chunk < base + W, unanswered < cwnd <= W / 4 | CONTRIBUTION, once |
+| chunk < base + W, unanswered < cwnd <= W | CONTRIBUTION, once |
 | nothing came back since the oldest chunk left, for `first_answer` | RESEND that chunk alone, backing off |
-| results flow, and the oldest chunk's measured timer runs out | RESEND it; backing off; more when it helped |
+| no new result for the measured timer | RESEND the oldest chunk; backing off; more when it helped |
 | the result of a chunk 3 after another that was contributed | RESEND that other |
-| the result of a packet sent after a chunk was resent, or half the measured timer | RESEND that chunk again |
+| a result of what was sent after a chunk was resent, or none for half that timer | RESEND that chunk again |
 | RESULT of this generation, sent chunk, new | store, advance, cwnd grows, or on CE is cut |
-| more than half of a window was lost at the first try | cwnd halves |
+| chunks were lost at the first try | cwnd is W / 4 at the most, or halves if they are more than half |
 | RESULT with FIN of a chunk that I sent without | refuse it, report that a worker left |
 | NEED naming me, sent chunk >= base - W | RESEND, even if already answered |
 | always | contributions of [base - W, base + W) are kept |
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from peelsum.transport import endpoint_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
-from peelsum.transport.congestion import CongestionWindow, most_on_the_way
+from peelsum.transport.congestion import CongestionWindow
 from peelsum.transport.endpoint_state import Clock, Count, Mark, new_state
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
@@ -81,7 +81,7 @@ class WorkerEndpoint:
         self._tensors: deque[_Tensor] = deque()
         self._unpacked: deque[_Tensor] = deque()
         self._tickets = 0
-        self._window = CongestionWindow(most_on_the_way(config.window), config.initial_window)
+        self._window = CongestionWindow(config.window, config.initial_window)
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
         self._pending: list[Event] = []
         self._moved_at: float | None = None

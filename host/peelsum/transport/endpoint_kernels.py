@@ -129,8 +129,6 @@ def _accept(
         counts[Count.MARKED] += 1
     marks[Mark.HIGHEST] = max(marks[Mark.HIGHEST], position)
     clock, sent = state.clock, state.sent_at[row]
-    if now - clock[Clock.QUIET_SINCE] > clock[Clock.TIMEOUT]:
-        clock[Clock.RESUMED] = now
     clock[Clock.QUIET_SINCE] = now
     if state.tries[row] == 0 or now - sent > SOONEST * clock[Clock.USUAL]:
         clock[Clock.ANSWERED] = max(clock[Clock.ANSWERED], sent)
@@ -238,13 +236,14 @@ def store(rows: Words, at: NDArray[np.int64], start: int, stop: int, lanes: int,
 def _due(clock: NDArray[np.float64], sent: float, tries: int, patience: float, most: float) -> float:
     """When a chunk is to be sent again that was sent at `sent` and not answered.
 
-    Silence backs off: one lasts as long again before it is broken, at the most `most`.
+    Each new result starts the wait anew (RFC 6298, 5.3): while some come, what is lost is overtaken, and what
+    is not queues somewhere. Silence backs off: one lasts as long again before it is broken, at most `most`.
     """
     silence = sent - clock[Clock.QUIET_SINCE]
     if tries == 0 and silence >= 0:
         return sent + patience
     wait = clock[Clock.TIMEOUT] * (LOST_BEFORE if tries else 1.0)
-    return float(max(sent, clock[Clock.RESUMED]) + min(most, max(wait, silence)))
+    return float(max(sent, clock[Clock.QUIET_SINCE]) + min(most, max(wait, silence)))
 
 
 @compiled

@@ -52,14 +52,13 @@ class Clock(IntEnum):
     """Times and round-trip times in seconds, in `WorkerState.clock`."""
 
     QUIET_SINCE = 0  # when a new result last came, or waiting for one began
-    RESUMED = 1  # when results last came again after silence
-    USUAL = 2  # the RTT when no worker lags, negative before the first sample
-    TIMEOUT = 3  # the resend timer made from it
-    RTT_LEAST = 4
-    RTT_MOST = 5
-    RTT_SUM = 6
-    RTT_SAMPLES = 7
-    ANSWERED = 8  # when the packet was sent that was sent last of those answered
+    USUAL = 1  # the RTT when no worker lags, negative before the first sample
+    TIMEOUT = 2  # the resend timer made from it
+    RTT_LEAST = 3
+    RTT_MOST = 4
+    RTT_SUM = 5
+    RTT_SAMPLES = 6
+    ANSWERED = 7  # when the packet was sent that was sent last of those answered
 
 
 class WorkerState(NamedTuple):
@@ -88,7 +87,7 @@ def new_state(window: int, lanes: int, racks: int, first: int, timeout: float) -
     marks[[Mark.HIGHEST, Mark.NEEDED]] = first - 1
     marks[Mark.PROBES] = 1
     clock = np.zeros(len(Clock))
-    clock[[Clock.QUIET_SINCE, Clock.RESUMED, Clock.ANSWERED]] = -np.inf
+    clock[[Clock.QUIET_SINCE, Clock.ANSWERED]] = -np.inf
     clock[Clock.USUAL] = -1.0
     clock[Clock.TIMEOUT] = timeout
     clock[Clock.RTT_LEAST] = np.inf
