@@ -37,7 +37,8 @@ class Row:
     rate_gbit_s: bits of words that a worker had summed a second, at the median. share_lost: of the rate
         without loss, in this run.
     lost_packets: all that the ports dropped on purpose. resends: packets that workers sent again.
-    window_cuts: times that a worker cut its window for marks or for many losses, all workers. summed_in_switch: share of chunks.
+    window_cuts: times that a worker cut its window, for marks or many losses, all workers.
+    summed_in_switch: share of chunks.
     """
 
     loss: float
