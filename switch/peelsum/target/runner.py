@@ -13,10 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
+from peelsum.target.capture import CapturedPorts
 from peelsum.target.device import Device
 from peelsum.target.errors import TargetError
 from peelsum.target.frames import Frames
@@ -205,6 +207,7 @@ def run(
     seed: int = 0,
     rates: Mapping[int, float] | None = None,
     queue_limit: int = QUEUE_LIMIT,
+    capture: Path | None = None,
     device_id: int = 1,
     mode: Literal["numba", "python"] = "numba",
     announce: Callable[[Listening], None] = lambda listening: None,
@@ -218,6 +221,7 @@ def run(
     loss: share of datagrams that each UDP port loses in each direction, decided by `seed`; 0 to 1.
     rates: by switch port, Mbit/s at which it sends; the others send whatever comes, at once.
     queue_limit: packets that may wait at a port with a rate; those that find no room are dropped.
+    capture: a folder for pcap files of what passes each port, `CapturedPorts`.
     announce: called once everything listens.
     Raises StartError naming what is out of range or taken.
     """
@@ -229,6 +233,8 @@ def run(
                 else _udp_ports(ports, udp_host, udp_base, joins or {}, loss, seed)
             )
             stack.callback(opened.close)
+            if capture is not None:
+                opened = stack.enter_context(closing(CapturedPorts(opened, capture)))
             queues = _queues(opened.ports, rates or {}, queue_limit)
             device = Device(device_id, mode=mode, queues=queues, ports={*opened.ports, CPU_PORT})
             stack.callback(device.close)

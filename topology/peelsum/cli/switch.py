@@ -55,6 +55,10 @@ def run(
             help="Packets that may wait at a port with a rate, 1024 if not given; more are dropped."
         ),
     ] = None,
+    capture: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write pcap files there: of every port, what comes and leaves."),
+    ] = None,
     device_id: Annotated[int, typer.Option(help="P4Runtime's device_id.")] = 1,
     json: Json = False,
     child: ChildOf = False,
@@ -97,6 +101,7 @@ def run(
             seed=seed,
             rates=_rates(port_rate or [], interfaces or range(1, ports + 1)),
             queue_limit=QUEUE_LIMIT if port_queue is None else port_queue,
+            capture=capture,
             device_id=device_id,
             announce=announce,
         )
