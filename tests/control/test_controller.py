@@ -7,6 +7,7 @@ from device_state import forward, forwarding, rows, tables
 from p4runtime_client import Client
 
 from peelsum.control import ControlError, Controller, DescriptionError, JobDescription, SwitchError
+from peelsum.control.description import SwitchSection
 from peelsum.control.entries import FLOOD_GROUP
 from peelsum.target.device import Device
 from peelsum.target.p4runtime import serve
@@ -256,6 +257,29 @@ def test_other_traffic_is_the_switchs_not_the_jobs(controller, device, descripti
     assert bridged() == after
     controller.evict(3)
     assert len(rows(device, "bridge")) == 4
+
+
+def test_routes_are_replaced_by_an_admission_that_has_some(controller, device, description, data_plane):
+    """One to everywhere, which P4Runtime takes for no match, among them."""
+
+    def routed(**hops):
+        """hops: a MAC address's end and a port by prefix."""
+        routes = {prefix: {"port": port, "mac": f"2:0:0:0:0:{mac}"} for prefix, (mac, port) in hops.items()}
+        section = SwitchSection.model_validate(
+            {"pipeline_lanes": 32, "address": {"mac": "2:0:0:0:0:ff", "ip": "10.0.0.254"}, "routes": routes}
+        )
+        controller.admit(description.model_copy(update={"switch": section}))
+        return rows(device, "routes")
+
+    own, mac = 0x0200000000FF, 0x020000000000
+    first = [(((0x0A000100, 24),), (3, own, mac + 1)), (((0x0A000200, 23),), (4, own, mac + 2))]
+    assert routed(**{"10.0.1.0/24": (1, 3), "10.0.2.0/23": (2, 4)}) == first
+    second = [(((0, 0),), (5, own, mac + 3)), (((0x0A000200, 23),), (6, own, mac + 2))]
+    for _ in range(2):
+        assert routed(**{"10.0.2.0/23": (2, 6), "0.0.0.0/0": (3, 5)}) == second
+    assert routed() == second
+    controller.evict(3)
+    assert rows(device, "routes") == second
 
 
 @pytest.mark.parametrize(("limit_ms", "ticks"), [(0, 0), (64, 1000), (float("inf"), 1 << 30)])

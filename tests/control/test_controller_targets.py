@@ -4,6 +4,8 @@ import pytest
 from bmv2_process import running_bmv2
 
 from peelsum.control import Controller
+from peelsum.control.description import SwitchSection
+from peelsum.control.session import Session
 from peelsum.wire import Verdict
 
 
@@ -36,3 +38,26 @@ def test_a_job_is_admitted_again_and_evicted(address, files, description):
         assert resets == 2 if status.slots_in_use is not None else resets >= 2 * status.slots
         controller.evict(3)
         assert controller.status().jobs == ()
+
+
+def test_other_traffic_gets_its_routes_and_its_bridge(address, files, description):
+    """Twice, so that they are replaced; the second time with a route to everywhere."""
+    own = {"mac": "2:0:0:0:0:ff", "ip": "10.0.0.254"}
+    hop = {"port": 4, "mac": "2:0:0:0:0:4"}
+    with Controller.connect(address, timeout_s=10) as controller:
+        assert controller.load_pipeline(*files)
+        for prefixes in (["10.0.1.0/24", "10.0.2.0/24"], ["0.0.0.0/0", "10.0.2.0/24"], ["0.0.0.0/0"]):
+            section = SwitchSection.model_validate(
+                {
+                    "pipeline_lanes": 32,
+                    "address": own,
+                    "bridge": {"2:0:0:0:0:5": 5},
+                    "routes": dict.fromkeys(prefixes, hop),
+                }
+            )
+            controller.admit(description.model_copy(update={"switch": section}))
+    with Session(address, 1, timeout_s=4) as session:
+        (route,) = session.entries("routes")
+        assert not route.match, "a route to everywhere matches nothing in particular"
+        assert route.action.args == {"port": 4, "src_mac": 0x0200000000FF, "dst_mac": 0x020000000004}
+        assert len(session.entries("bridge")) == 2

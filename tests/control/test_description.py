@@ -73,6 +73,18 @@ ip = "10.0.0.1"
             ("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:0:1' = 255"),
             r"switch.bridge.2:0:0:0:0:1: 255: port 255 is the switch's own",
         ),
+        (
+            ("[1, 2]", "[1, 2]\n[switch.routes]\n'10.0.1.0/24' = {port = 1, mac = '2:0:0:0:0:1'}"),
+            "switch.address: is missing; routes need a source address",
+        ),
+        (
+            ("[1, 2]", "[1, 2]\n[switch.routes]\n'10.0.1.1/24' = {port = 1, mac = '2:0:0:0:0:1'}"),
+            r"switch.routes.10.0.1.1/24\S*: .* IPv4 prefix without host bits, as 10.0.1.0/24",
+        ),
+        (
+            ("[1, 2]", "[1, 2]\n[switch.routes]\n'10.0.1.0/24' = {port = 1}"),
+            r"switch.routes.10.0.1.0/24.mac: is missing",
+        ),
         (("[job]", "[job"), "is not TOML"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from finsy.p4entity import (
@@ -22,13 +22,10 @@ from finsy.p4entity import (
 from peelsum.control.answers import Admission, AdmittedJob, SwitchStatus
 from peelsum.control.description import JobDescription
 from peelsum.control.entries import (
-    FLOOD_GROUP,
     PROBE_GROUP,
     age_limit_entry,
     age_limit_ticks,
-    bridge_entries,
     closed_job_entry,
-    flood_entry,
     group_entry,
     group_of,
     host_entry,
@@ -37,6 +34,7 @@ from peelsum.control.entries import (
     queue_limit_entry,
 )
 from peelsum.control.errors import ControlError, DescriptionError, RefusedError, SwitchError
+from peelsum.control.forwarding import forward_others
 from peelsum.control.plan import Level, SwitchPlan
 from peelsum.control.resets import reset, slot_owners, slots_to_reset, stale_slots
 from peelsum.control.session import Session, pipeline_schema
@@ -203,7 +201,7 @@ class Controller:
         _check_fits(plan, self.lanes(), self.slots())
         self._check_ports(plan)
         others = self._ports_in_use(besides=plan.job_id)
-        for entry in self._entries("hosts") if plan.hosts else ():
+        for entry in self._session.entries("hosts") if plan.hosts else ():
             port, action = entry["egress_port"], entry.action
             host = plan.hosts.get(port)
             if host is None or port not in others or not isinstance(action, P4TableAction):
@@ -235,7 +233,7 @@ class Controller:
 
     def known_generation(self, job_id: int, *, closed: bool = True) -> int | None:
         """The last generation of a job that the switch remembers; without `closed`, only if it is let in."""
-        for entry in self._entries("jobs", P4TableMatch(job_id=job_id)):
+        for entry in self._session.entries("jobs", P4TableMatch(job_id=job_id)):
             action = entry.action
             if isinstance(action, P4TableAction) and (closed or action.args["expected_mask"]):
                 generation: int = action.args["generation"]
@@ -253,7 +251,7 @@ class Controller:
         """The ports of all jobs but one, and a job that uses each."""
         return {
             entry["ingress_port"]: entry["job_id"]
-            for entry in self._entries("members")
+            for entry in self._session.entries("members")
             if entry["job_id"] != besides
         }
 
@@ -272,24 +270,7 @@ class Controller:
         self._session.write([+entry for entry in participant_entries(plan)])
         self._session.write([+group_entry(plan)])
         self.set_limits(age_limit_ms=plan.switch.age_limit_ms, queue_depth=plan.switch.queue_depth)
-        if plan.switch.bridge:
-            self.set_bridge(plan.switch.bridge)
-
-    def set_bridge(self, bridge: Mapping[int, int]) -> None:
-        """Forward other traffic to these ports, by MAC address, and to no others; broadcasts to all of them.
-
-        It outlives jobs: other traffic has nothing to do with them.
-        """
-        present = {entry["dst_mac"]: entry for entry in self._entries("bridge")}
-        wanted = {entry["dst_mac"]: entry for entry in bridge_entries(bridge)}
-        group = flood_entry(bridge)
-        known = list(self._session.read(P4MulticastGroupEntry(FLOOD_GROUP)))
-        self._session.write([~group if known else +group])
-        stale = [entry for mac, entry in present.items() if mac not in wanted]
-        for entry in stale:
-            entry.action = None
-        self._session.write([-entry for entry in stale])
-        self._session.write([~entry if mac in present else +entry for mac, entry in wanted.items()])
+        forward_others(self._session, plan.switch)
 
     def open_job(self, plan: SwitchPlan, generation: int) -> None:
         """Let a prepared job's packets in."""
@@ -301,13 +282,13 @@ class Controller:
         A generation that came again would let in what those send who were in it before.
         """
         closed = closed_job_entry(job_id, generation)
-        present = self._entries("jobs", P4TableMatch(job_id=job_id))
+        present = self._session.entries("jobs", P4TableMatch(job_id=job_id))
         self._session.write([~closed if present else +closed])
         stale: list[P4TableEntry] = []
         for table in ("members", "return_paths"):
-            stale += [entry for entry in self._entries(table) if entry["job_id"] == job_id]
+            stale += [entry for entry in self._session.entries(table) if entry["job_id"] == job_id]
         others = self._ports_in_use(besides=job_id)
-        stale += [entry for entry in self._entries("hosts") if entry["egress_port"] not in others]
+        stale += [entry for entry in self._session.entries("hosts") if entry["egress_port"] not in others]
         for entry in stale:
             entry.action = None
         self._session.write([-entry for entry in stale])
@@ -316,7 +297,7 @@ class Controller:
             self._session.write([-P4MulticastGroupEntry(group)])
 
     def _set_hosts(self, plan: SwitchPlan) -> None:
-        present = {entry["egress_port"] for entry in self._entries("hosts")} if plan.hosts else set()
+        present = {entry["egress_port"] for entry in self._session.entries("hosts")} if plan.hosts else set()
         updates = []
         for port, host in plan.hosts.items():
             assert plan.switch.address is not None  # the description's own check
@@ -350,14 +331,14 @@ class Controller:
         """The jobs that are let in, by number; with `closed`, those too that no longer are."""
         workers: defaultdict[int, dict[int, int]] = defaultdict(dict)
         racks: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        for entry in self._entries("members"):
+        for entry in self._session.entries("members"):
             action, job_id, port = entry.action, entry["job_id"], entry["ingress_port"]
             if isinstance(action, P4TableAction) and action.name == "admit_worker":
                 workers[job_id][action.args["worker_id"]] = port
             elif isinstance(action, P4TableAction) and action.name == "admit_rack":
                 racks[job_id][action.args["first_worker"] // MAX_WORKERS] = port
         jobs = []
-        for entry in self._entries("jobs"):
+        for entry in self._session.entries("jobs"):
             action, job_id = entry.action, entry["job_id"]
             if isinstance(action, P4TableAction) and (closed or action.args["expected_mask"]):
                 jobs.append(_admitted(job_id, action, workers[job_id], racks[job_id]))
@@ -366,14 +347,6 @@ class Controller:
     def _slots_in_use(self) -> dict[int, int] | None:
         owners = slot_owners(self._session)
         return None if owners is None else dict(Counter(owners.values()))
-
-    def _entries(self, table: str, match: P4TableMatch | None = None) -> list[P4TableEntry]:
-        schema = self._session.loaded()
-        found: Iterable[P4TableEntry] = (
-            P4TableEntry.decode(entity, schema)
-            for entity in self._session.read(P4TableEntry(table, match=match))
-        )
-        return list(found)
 
 
 def _admitted(job_id: int, row: P4TableAction, workers: dict[int, int], racks: dict[int, int]) -> AdmittedJob:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -22,8 +22,8 @@ from peelsum.wire import COMPILED_LANES, CPU_PORT, MAX_WORKERS, RESERVED_JOB_ID
 #: v1model drops what is sent to this port.
 _DROP_PORT = 511
 Description = TypeVar("Description", bound=BaseModel)
-#: The switch's table has another row, for broadcasts.
-MAX_BRIDGED = 1023
+#: The switch's tables have as many rows; that of `bridge` has another one, for broadcasts.
+MAX_BRIDGED, MAX_ROUTES = 1023, 1024
 _MAC_HINT = "six bytes in hexadecimal, as 02:00:00:00:00:01"
 
 
@@ -53,9 +53,19 @@ def _ip(value: Any) -> Any:
         raise ValueError("must be an IPv4 address, as 10.0.0.1") from None
 
 
+def _prefix(value: Any) -> Any:
+    try:
+        network = IPv4Network(value)
+    except ValueError:
+        raise ValueError("must be an IPv4 prefix without host bits, as 10.0.1.0/24") from None
+    return int(network.network_address), network.prefixlen
+
+
 Port = Annotated[int, BeforeValidator(_port), Field(ge=0, lt=_DROP_PORT)]
 Mac = Annotated[int, BeforeValidator(_mac)]
 Ipv4 = Annotated[int, BeforeValidator(_ip)]
+#: Address and length.
+Prefix = Annotated[tuple[int, int], BeforeValidator(_prefix)]
 
 
 class Section(BaseModel):
@@ -69,6 +79,13 @@ class HostAddress(Section):
 
     mac: Mac
     ip: Ipv4
+
+
+class NextHop(Section):
+    """Where packets of a route go: the port, and the MAC address of who is behind it."""
+
+    port: Port
+    mac: Mac
 
 
 class JobSection(Section):
@@ -87,8 +104,10 @@ class SwitchSection(Section):
     how many packets may queue at a port before those behind them are marked; both hold for the whole
     switch, as the last admitted job has them. `address` is what packets to real hosts carry as source.
 
-    `bridge` is for other traffic than jobs': by MAC address, the port behind which that host is. Broadcasts
-    go to all of these ports. It replaces the one that the switch has; left out, that stays as it is.
+    `bridge` and `routes` are for other traffic than jobs'. `bridge` has, by MAC address, the port behind
+    which that host is; broadcasts go to all of these ports. `routes` has, by IPv4 prefix, the next hop of
+    packets to it, which leave with `address.mac` as source. Each replaces the one that the switch has; left
+    out, that stays as it is.
     """
 
     p4runtime: str = Field(default="127.0.0.1:9559", pattern=r"^.+:\d{1,5}$")
@@ -98,6 +117,18 @@ class SwitchSection(Section):
     queue_depth: int | None = Field(default=None, ge=0, lt=1 << 19)
     address: HostAddress | None = None
     bridge: dict[Mac, Port] = Field(default_factory=dict, max_length=MAX_BRIDGED)
+    routes: dict[Prefix, NextHop] = Field(default_factory=dict, max_length=MAX_ROUTES)
+
+    def check(self, where: str, hosts: Mapping[str, HostAddress]) -> None:
+        """Raise ValueError for what no pipeline can do. `where` is the switch's table."""
+        if self.pipeline_lanes not in COMPILED_LANES:
+            have = ", ".join(map(str, COMPILED_LANES))
+            raise ValueError(f"{where}.pipeline_lanes: {self.pipeline_lanes}: is not compiled; use {have}")
+        if (hosts or self.routes) and self.address is None:
+            what = "hosts" if hosts else "routes"
+            raise ValueError(
+                f"{where}.address: is missing; {what} need a source address, {{mac = ..., ip = ...}}"
+            )
 
 
 class PortsSection(Section):
@@ -117,15 +148,13 @@ class JobDescription(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> JobDescription:
-        check_lanes("switch", self.switch)
         if len(self.ports.workers) != self.job.workers:
             raise ValueError(
                 f"ports.workers: {list(self.ports.workers)}: lists {len(self.ports.workers)} ports for "
                 f"job.workers = {self.job.workers}; give each worker one"
             )
         check_ports("", [self.ports.server, *self.ports.workers], self.hosts)
-        if self.hosts and self.switch.address is None:
-            raise ValueError("switch.address: is missing; hosts need a source address, {mac = ..., ip = ...}")
+        self.switch.check("switch", self.hosts)
         return self
 
     @property
@@ -172,13 +201,6 @@ class JobDescription(Section):
     def read(cls, path: Path) -> Self:
         """The description in a file. Raises DescriptionError, also where it cannot be read."""
         return cls.parse(text_of(path), str(path))
-
-
-def check_lanes(where: str, switch: SwitchSection) -> None:
-    """Raise ValueError for lanes that no pipeline was compiled for. `where` is the switch's table."""
-    if switch.pipeline_lanes not in COMPILED_LANES:
-        have = ", ".join(map(str, COMPILED_LANES))
-        raise ValueError(f"{where}.pipeline_lanes: {switch.pipeline_lanes}: is not compiled; use {have}")
 
 
 def check_ports(where: str, ports: Sequence[int], hosts: Mapping[str, HostAddress]) -> None:

@@ -11,7 +11,7 @@ from finsy.p4entity import (
     P4TableMatch,
 )
 
-from peelsum.control.description import HostAddress
+from peelsum.control.description import HostAddress, NextHop, Prefix
 from peelsum.control.plan import Member, SwitchPlan
 
 #: One tick of the slots' clock.
@@ -102,6 +102,18 @@ def bridge_entries(bridge: Mapping[int, int]) -> list[P4TableEntry]:
 def flood_entry(bridge: Mapping[int, int]) -> P4MulticastGroupEntry:
     """The ports that broadcasts go to; the program leaves out the one that they came by."""
     return P4MulticastGroupEntry(FLOOD_GROUP, replicas=sorted(set(bridge.values())))
+
+
+def route_entries(routes: Mapping[Prefix, NextHop], src_mac: int) -> list[P4TableEntry]:
+    """Where IPv4 packets of other traffic go, by prefix."""
+    return [
+        P4TableEntry(
+            "routes",
+            match=P4TableMatch(dst_ip=prefix),
+            action=P4TableAction("route", port=hop.port, src_mac=src_mac, dst_mac=hop.mac),
+        )
+        for prefix, hop in routes.items()
+    ]
 
 
 def age_limit_entry(ticks: int) -> P4TableEntry:

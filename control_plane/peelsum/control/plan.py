@@ -55,8 +55,8 @@ class SwitchPlan:
     @property
     def ports(self) -> tuple[int, ...]:
         """Every port that the job or other traffic uses, ascending."""
-        bridged = self.switch.bridge.values()
-        return tuple(sorted({self.up_port, *self.group, *self.ways_back.values(), *bridged}))
+        others = {*self.switch.bridge.values(), *(hop.port for hop in self.switch.routes.values())}
+        return tuple(sorted({self.up_port, *self.group, *self.ways_back.values(), *others}))
 
     @property
     def group(self) -> tuple[int, ...]:

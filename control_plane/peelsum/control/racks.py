@@ -18,7 +18,6 @@ from peelsum.control.description import (
     Port,
     Section,
     SwitchSection,
-    check_lanes,
     check_ports,
     tables_of,
     text_of,
@@ -91,14 +90,12 @@ class RacksDescription(Section):
             )
         taken: dict[tuple[str, int], str] = {}
         for where, switch in self._switches():
-            check_lanes(where, switch)
+            switch.check(where, switch.hosts)
             if switch.pipeline_lanes != self.spine.pipeline_lanes:
                 raise ValueError(
                     f"{where}.pipeline_lanes: {switch.pipeline_lanes}: "
                     f"spine has {self.spine.pipeline_lanes}; give all switches the same"
                 )
-            if switch.hosts and switch.address is None:
-                raise ValueError(f"{where}.address: is missing; hosts need a source address")
             other = taken.setdefault((switch.p4runtime, switch.device_id), where)
             if other != where:
                 raise ValueError(

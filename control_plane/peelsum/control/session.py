@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import grpc
 from finsy.p4client import P4Error, P4RpcStatus
-from finsy.p4entity import P4Entity, P4MulticastGroupEntry, P4TableEntry
+from finsy.p4entity import P4Entity, P4MulticastGroupEntry, P4TableEntry, P4TableMatch
 from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, p4r_grpc, rpc_code
 from google.protobuf import text_format
@@ -232,6 +232,12 @@ class Session:
             # BMv2 answers so for a group that is not there, where others answer with nothing.
             if error.code() != grpc.StatusCode.NOT_FOUND:
                 self._raise(error, "reading")
+
+    def entries(self, table: str, match: P4TableMatch | None = None) -> list[P4TableEntry]:
+        """The rows of a table, or those of one key. Raises SwitchError."""
+        schema = self.loaded()
+        found = self.read(P4TableEntry(table, match=match))
+        return [P4TableEntry.decode(entity, schema) for entity in found]
 
     def loaded(self) -> P4Schema:
         """The pipeline's schema. Raises SwitchError before there is a pipeline."""
