@@ -114,6 +114,8 @@ def description(net, p4runtime, window):
     text = f"[job]\nid = 1\nworkers = {len(workers)}\nwindow = {window}\n"
     text += f"[ports]\nserver = {server}\nworkers = {workers}\n"
     text += f'[switch]\np4runtime = "{p4runtime}"\naddress = {{ mac = "{SWITCH_MAC}", ip = "{SWITCH_IP}" }}\n'
+    behind = ", ".join(f'"{host.MAC()}" = {port}' for port, host in enumerate(net.hosts, 1))
+    text += f"bridge = {{ {behind} }}\n"
     for port, host in enumerate(net.hosts, 1):
         text += f'[hosts.{port}]\nmac = "{host.MAC()}"\nip = "{host.IP()}"\n'
     return text
@@ -171,7 +173,9 @@ def main():
     parser.add_argument("--switch", choices=["embedded", "bmv2"], default="embedded")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--python", required=True, help="the Python that has peelsum")
-    parser.add_argument("--cli", action="store_true", help="open Mininet's prompt after the sum")
+    parser.add_argument(
+        "--cli", action="store_true", help="open Mininet's prompt after the sum; pingall works there"
+    )
     options = parser.parse_args()
     ProcessSwitch.python = str(Path(options.python).absolute())
     # BMv2's queues hold 64 packets a port; more chunks under way would be dropped there.
