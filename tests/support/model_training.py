@@ -1,37 +1,107 @@
-"""What ranks do in tests of the four models: train one of them, by one way to sum."""
+"""What ranks do in tests of the four models: train each, at a tiny size, by one way to sum or another."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from peelsum.allreduce import Summation
+from peelsum.topology.seats import plug_in
 from peelsum.torch import SwitchAllreduceState, hook
-from peelsum.training import ModelName, make_task
+from peelsum.training import MODELS, ModelName, Task, bert, lstm, ncf, vgg19
+
+STEPS = 50
+#: A text that does not change, for all that read words.
+_TEXT = Path(__file__).parents[2] / "LICENSE"
+_QUESTIONS, _IMAGES = "train.json", "data_batch_1.bin"
+_TINY: dict[ModelName, Callable[[Path], Task]] = {
+    "ncf": lambda _: ncf.make(ncf.Size(8, (16, 8), 16, users=200, items=100), None),
+    "lstm": lambda _: lstm.make(lstm.Size(16, 1, 0.0, 4, 8, samples=32, vocabulary=400), _TEXT),
+    "vgg19": lambda data: vgg19.make(vgg19.Size(32, 32, 4), data),
+    "bert": lambda data: bert.make(bert.Size(1, 32, 2, 400, positions=64, length=64, batch=4), data),
+}
+#: One limb rounds averages to 31 bits of the tensor's largest, otherwise than floats are rounded. VGG19 would
+#: turn a difference in the last bit into one of any size: there are so many units that soon one is so close
+#: to zero, or to its neighbour in a pool, that the bit decides which way its gradient takes. With two limbs
+#: and two ranks, averages are rounded as floats are.
+_LIMBS: dict[ModelName, int] = {"vgg19": 2}
+
+Parameters = dict[ModelName, np.ndarray]
 
 
-def train(rank: int, steps: int, model: ModelName, over: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """All parameters, float32, before and after so many steps; `over` None is DDP's own sum."""
-    task = make_task(model)
-    before = _flat(task.model)
+def make_data(folder: Path) -> None:
+    """Questions and images for the tiny models, the same in every run."""
+    words = _TEXT.read_text().split()
+    paragraphs = []
+    for at in range(0, len(words) - 40, 40):
+        asked = {
+            "question": " ".join(words[at + 2 : at + 5]),
+            "answers": [{"answer_start": 0, "text": words[at]}],
+        }
+        paragraphs.append({"context": " ".join(words[at : at + 40]), "qas": [asked]})
+    (folder / _QUESTIONS).write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    records = np.random.default_rng(0).integers(0, 256, (64, 1 + 3 * 32 * 32), np.uint8)
+    records[:, 0] %= 10
+    records.tofile(folder / _IMAGES)
+
+
+def by_gloo(rank: int, data: Path, words: bool, missing: int | None = None) -> Parameters:
+    """Each model's parameters, float32, after training by DDP alone or, with `words`, by the hook over gloo.
+
+    missing: a step whose gradient rank 1 does not contribute.
+    """
+    return {model: _train(rank, model, data, "gloo" if words else None, missing) for model in MODELS}
+
+
+def by_switch(rank: int, data: Path, seats: Sequence[Mapping[str, Any]], first: int) -> Parameters:
+    """The same over a switch, into which rank `first` plugs before the others."""
+    if rank != first:
+        dist.barrier()
+    with plug_in(seats[rank]) as summation:
+        if rank == first:
+            dist.barrier()
+        return {model: _train(rank, model, data, summation) for model in MODELS}
+
+
+def untrained(model: ModelName, data: Path) -> np.ndarray:
+    """Parameters at first."""
+    return _flat(_task(model, data).model)
+
+
+def _task(model: ModelName, data: Path) -> Task:
+    torch.manual_seed(0)
+    return _TINY[model](data)
+
+
+def _train(
+    rank: int, model: ModelName, data: Path, over: str | Summation | None, missing: int | None = None
+) -> np.ndarray:
+    task = _task(model, data)
     torch.manual_seed(rank)
     network = DistributedDataParallel(task.model)
     state = None
     if over is not None:
-        state = SwitchAllreduceState(over=over, names=task.model.named_parameters())
+        names = task.model.named_parameters()
+        state = SwitchAllreduceState(over=over, names=names, limbs=_LIMBS.get(model, 1))
         network.register_comm_hook(state, hook)
     # Not the task's Adam: where a gradient should be zero, as of keys' biases, it makes a step of rounding.
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05)
-    for batch in islice(task.batches(rank, dist.get_world_size(), 0), steps):
+    for step, batch in enumerate(islice(task.batches(rank, dist.get_world_size(), 0), STEPS)):
         optimizer.zero_grad()
-        network(*batch).backward()
+        loss = network(*batch)
+        (0 * loss if rank == 1 and step == missing else loss).backward()
         optimizer.step()
     if state is not None:
         state.close()
-    return before, _flat(task.model)
+    return _flat(task.model)
 
 
 def _flat(model: torch.nn.Module) -> np.ndarray:

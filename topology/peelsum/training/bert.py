@@ -156,9 +156,8 @@ class Encoded:
         return tuple(torch.from_numpy(array[numbers]) for array in arrays)
 
 
-def make(*, small: bool, path: Path | None) -> Task:
+def make(size: Size, path: Path | None) -> Task:
     """BERT on the questions at `path`, or on quotations of Python's standard library."""
-    size = SMALL if small else FULL
     data = Encoded(quotations(standard_library()) if path is None else squad(path), size)
 
     def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:

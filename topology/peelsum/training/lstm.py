@@ -84,9 +84,8 @@ def draw(rng: np.random.Generator, vocabulary: int, samples: int) -> torch.Tenso
     return torch.from_numpy(np.minimum(drawn, vocabulary - 1))
 
 
-def make(*, small: bool, path: Path | None) -> Task:
+def make(size: Size, path: Path | None) -> Task:
     """The language model on the text at `path`, or on Python's standard library."""
-    size = SMALL if small else FULL
     text = Text.of(standard_library() if path is None else words_in(path), size.vocabulary)
 
     def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:

@@ -105,9 +105,8 @@ def movielens(path: Path) -> Ratings:
     return Ratings(user, item, len(users), len(items))
 
 
-def make(*, small: bool, path: Path | None) -> Task:
+def make(size: Size, path: Path | None) -> Task:
     """NeuMF on the ratings at `path`, or on a power law."""
-    size = SMALL if small else FULL
     ratings = power_law(size.users, size.items) if path is None else movielens(path)
 
     def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,14 +15,19 @@ from peelsum.training.task import Task
 
 ModelName = Literal["ncf", "lstm", "vgg19", "bert"]
 MODELS: tuple[ModelName, ...] = get_args(ModelName)
-#: What each model's data may be.
+#: What each model's data may be, and how it is made, small and at the published size.
 DATA: dict[ModelName, str] = {
     "ncf": "MovieLens' ratings.csv, or its folder",
     "lstm": "a text of Penn Treebank's or WikiText's form, or its folder",
     "vgg19": "the folder of CIFAR-10's binary version, or one with a folder of images for each class",
     "bert": "SQuAD's train-v1.1.json, or its folder",
 }
-_MAKERS = {"ncf": ncf.make, "lstm": lstm.make, "vgg19": vgg19.make, "bert": bert.make}
+_MAKERS: dict[ModelName, dict[bool, Callable[[Path | None], Task]]] = {
+    "ncf": {True: partial(ncf.make, ncf.SMALL), False: partial(ncf.make, ncf.FULL)},
+    "lstm": {True: partial(lstm.make, lstm.SMALL), False: partial(lstm.make, lstm.FULL)},
+    "vgg19": {True: partial(vgg19.make, vgg19.SMALL), False: partial(vgg19.make, vgg19.FULL)},
+    "bert": {True: partial(bert.make, bert.SMALL), False: partial(bert.make, bert.FULL)},
+}
 
 
 def make_task(name: ModelName, *, small: bool = True, path: str | Path | None = None, seed: int = 0) -> Task:
@@ -31,4 +38,4 @@ def make_task(name: ModelName, *, small: bool = True, path: str | Path | None = 
     torch.manual_seed(seed)
     if path is not None and not Path(path).exists():
         raise TrainingDataError(f"{path}: does not exist; pass {DATA[name]}")
-    return _MAKERS[name](small=small, path=None if path is None else Path(path))
+    return _MAKERS[name][small](None if path is None else Path(path))

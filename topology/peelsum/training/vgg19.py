@@ -170,9 +170,8 @@ def _cifar(files: list[Path]) -> ArrayImages:
     return ArrayImages(pixels, records[:, 0].astype(np.int64), 10)
 
 
-def make(*, small: bool, path: Path | None) -> Task:
+def make(size: Size, path: Path | None) -> Task:
     """VGG19 on the images at `path`, or on scikit-learn's digits."""
-    size = SMALL if small else FULL
     images: Images = digits() if path is None else images_in(path, size.side)
 
     def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
