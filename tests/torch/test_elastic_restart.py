@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_elastic
 import torch_training as training
+from switch_processes import free_udp_base
 from torch_ranks import run_ranks
 
 from peelsum.topology import Child
@@ -62,21 +62,6 @@ def check(folder: Path) -> None:
 def test_over_gloo(tmp_path):
     torchrun(tmp_path, "gloo")
     check(tmp_path)
-
-
-def free_udp_base(ports: int) -> int:
-    """A number after which so many UDP ports are free."""
-    for base in range(41000, 60000, 16):
-        with ExitStack() as stack:
-            try:
-                for port in range(1, ports + 1):
-                    stack.enter_context(socket.socket(type=socket.SOCK_DGRAM)).bind(
-                        ("127.0.0.1", base + port)
-                    )
-            except OSError:
-                continue
-            return base
-    raise OSError("no UDP ports are free")
 
 
 def test_over_a_switch_whose_job_is_admitted_anew(tmp_path):

@@ -1,11 +1,25 @@
-"""`peelsum job serve`: what it does not serve is said in one line; the rest is in test_elastic_restart.py."""
+"""`peelsum job serve`: one start of a job after the other, whatever befalls switch, server and connections."""
 
 from __future__ import annotations
 
+import json
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+import numpy as np
+import psutil
 import pytest
+from switch_processes import free_udp_base
 from typer.testing import CliRunner
 
+from peelsum.allreduce import Part
 from peelsum.cli.app import app
+from peelsum.control import Controller
+from peelsum.topology import Child
+from peelsum.transport import SwitchSummation, job_config
+from peelsum.transport.asking import Claim
 
 RACKS = """
 [job]
@@ -34,11 +48,11 @@ def refused():
     return said
 
 
-def test_racks(refused, tmp_path):
+def test_racks_of_which_one_has_no_address(refused, tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(RACKS)
     said = refused(str(path), "--udp", "h:1")
-    assert "racks: are not served; admit the job with `peelsum job admit`" in said
+    assert "udp: 1 for 2 switches; give --udp once for each" in said
 
 
 def test_a_description_that_is_not_there(refused):
@@ -50,3 +64,167 @@ def test_addresses_that_are_none(refused):
     assert "give the address to listen at as host:port" in refused(
         "job.toml", "--udp", "h:1", "--listen", "9560"
     )
+
+
+JOB = """
+[job]
+id = {job_id}
+workers = 2
+timeout_s = 20.0
+[switch]
+p4runtime = "{p4runtime}"
+pipeline_lanes = 32
+[ports]
+workers = [1, 2]
+server = 3
+"""
+ASK_S = 60.0
+
+
+class Switch:
+    """A switch process of three ports, which can be restarted where it was."""
+
+    def __init__(self):
+        self.base = free_udp_base(3)
+        self.p4runtime = "127.0.0.1:0"
+        self.start()
+
+    def start(self, ports=3):
+        options = ("--ports", str(ports), "--udp-base", str(self.base), "--p4runtime", self.p4runtime)
+        self._child = Child.peelsum("switch", "switch", "run", *options, "--json", "--child")
+        self.p4runtime = f"127.0.0.1:{self._child.ready()['grpc_port']}"
+
+    def stop(self):
+        self._child.stop()
+
+    @property
+    def jobs(self):
+        """Number and generation of each."""
+        with Controller.observe(self.p4runtime) as controller:
+            return [(job.job_id, job.generation) for job in controller.jobs()]
+
+
+class Controlling:
+    """A `peelsum job serve`."""
+
+    def __init__(self, switch, folder, job_id=1):
+        description = folder / "job.toml"
+        description.write_text(JOB.format(p4runtime=switch.p4runtime, job_id=job_id))
+        options = ("--udp", f"127.0.0.1:{switch.base}", "--listen", "127.0.0.1:0", "--json", "--child")
+        self.child = Child.peelsum("controller", "job", "serve", str(description), *options)
+        said = self.child.ready()
+        self.address = (said["host"], said["port"])
+
+    def stop(self):
+        self.child.stop()
+
+    @contextmanager
+    def asked(self):
+        """What is answered to one who asks, and stays."""
+        with closing(Claim(self.address, ASK_S)) as claim:
+            yield json.loads(claim.answer)
+
+    @property
+    def started(self):
+        """Its child processes."""
+        return psutil.Process(self.child.pid).children(recursive=True)
+
+
+@pytest.fixture(scope="module")
+def switch():
+    made = Switch()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def controller(switch, tmp_path_factory):
+    made = Controlling(switch, tmp_path_factory.mktemp("served"))
+    yield made
+    made.stop()
+
+
+class Workers:
+    """Both workers of a run, which sum at the same time."""
+
+    def __init__(self, answer):
+        config = job_config(answer["admission"])
+        at = [(host, int(port)) for host, _, port in (one.rpartition(":") for one in answer["switch"])]
+        self._threads = ThreadPoolExecutor(2)
+        self._summations = [SwitchSummation(config, n, at[n]) for n in range(2)]
+
+    def check_sum(self):
+        parts = [Part(np.arange(1000, dtype=np.uint32) * np.uint32(k), "add") for k in (3, 4_000_000_000)]
+        sums = self._threads.map(lambda one, part: one.sum([part])[0], self._summations, parts)
+        for result in sums:
+            np.testing.assert_array_equal(result, parts[0].words + parts[1].words)
+
+    def close(self):
+        list(self._threads.map(SwitchSummation.close, self._summations))
+        self._threads.shutdown()
+
+
+def test_strangers_leave_a_run_alone(switch, controller):
+    """Those who scan ports, look whether somebody is there, or speak another language."""
+    with controller.asked() as answer, closing(Workers(answer)) as workers:
+        workers.check_sum()
+        for said in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\0\1\2\n"):
+            with socket.create_connection(controller.address) as stranger:
+                stranger.sendall(said)
+        with socket.create_connection(controller.address, ASK_S) as stranger, stranger.makefile() as told:
+            stranger.sendall(b"hello?\n")
+            assert "this was no request" in told.read()
+        workers.check_sum()
+        assert switch.jobs == [(1, answer["admission"]["generation"])]
+
+
+def test_a_start_after_one_that_was_killed(controller):
+    """The kernel closes its connection, while other workers of it still wait."""
+    with controller.asked() as before:
+        old = Workers(before)
+        old.check_sum()
+    with controller.asked() as answer, closing(Workers(answer)) as workers:
+        assert answer["admission"]["generation"] != before["admission"]["generation"]
+        workers.check_sum()
+    old.close()
+
+
+def test_a_start_that_fails_says_why_and_the_next_one_works(switch, controller):
+    switch.stop()
+    with controller.asked() as answer:
+        assert answer == {
+            "error": f"switch: nothing answers P4Runtime at {switch.p4runtime}; "
+            "is `peelsum switch run` running there?"
+        }
+    switch.start(ports=1)
+    with controller.asked() as answer:
+        assert answer["error"].startswith("ports: 2, 3: ")
+        assert controller.started == []
+    switch.stop()
+    switch.start()
+    with controller.asked() as answer, closing(Workers(answer)) as workers:
+        workers.check_sum()
+
+
+def test_a_server_that_is_killed_is_started_again(switch, controller):
+    with controller.asked() as answer, closing(Workers(answer)) as workers:
+        workers.check_sum()
+        (server,) = controller.started
+        server.kill()
+        workers.check_sum()
+        assert switch.jobs == [(1, answer["admission"]["generation"])]
+        assert [one.pid for one in controller.started] != [server.pid]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_its_end_is_that_of_all_it_started(switch, tmp_path, number):
+    served = Controlling(switch, tmp_path, job_id=2)
+    with served.asked() as answer:
+        admitted = (2, answer["admission"]["generation"])
+        assert admitted in switch.jobs
+        (server,) = served.started
+        psutil.Process(served.child.pid).send_signal(number)
+        assert served.child.next_line(30.0) is None
+        assert served.child.status == 0
+        assert admitted not in switch.jobs
+        assert not server.is_running()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from contextlib import closing
@@ -12,21 +13,31 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.torch import HookConfigError, switch_seat
+from peelsum.transport.asking import asking_process
 
 ADMISSION = {"job_id": 1, "generation": 1, "workers": 2, "lanes": 32, "timeout_s": 5.0}
 
 
 @pytest.fixture
-def plugged(monkeypatch):
+def plugged(monkeypatch, held):
     """What `SwitchSummation` would be made with: (worker, address), by source and rank."""
 
     def made(job, worker_id, address, **options):
+        held.append(options["held"])
         return worker_id, address, job.workers, options["wire"]
 
     monkeypatch.setattr(switch_seat, "SwitchSummation", made)
     monkeypatch.delenv(switch_seat.SEAT, raising=False)
     monkeypatch.delenv(switch_seat.JOB, raising=False)
-    return lambda source, rank, store=None: switch_seat.plug_in(source, rank, store, None)
+    yield lambda source, rank, store=None: switch_seat.plug_in(source, rank, store, None)
+    for seat in held:
+        seat.close()
+
+
+@pytest.fixture
+def held():
+    """What summations close when they are closed."""
+    return []
 
 
 @pytest.fixture
@@ -100,30 +111,39 @@ class Shared(dict):
 
 
 class Controller:
-    """Answers once, as `peelsum job serve` does."""
+    """Answers once, as `peelsum job serve` does; `process` is who asked, `ended` that it has left."""
 
     def __init__(self, answer):
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self.process, self.ended = None, threading.Event()
         self._thread = threading.Thread(target=self._answer, args=[answer])
         self._thread.start()
 
     def _answer(self, answer):
         link, _ = self._socket.accept()
-        with link:
-            link.sendall(json.dumps(answer).encode())
+        with link, link.makefile("rb") as said:
+            self.process = asking_process(said.readline().strip())
+            link.sendall(json.dumps(answer).encode() + b"\n")
+            said.read()
+            self.ended.set()
 
     def close(self):
         self._thread.join()
         self._socket.close()
 
 
-def test_a_controller_is_asked_by_rank_0_for_all(plugged):
+def test_a_controller_is_asked_by_rank_0_for_all(plugged, held):
+    """Rank 0 holds on to the connection until it leaves the job."""
     store, switch = Shared(), ["10.0.0.1:5", "10.0.0.2:9"]
     with closing(Controller({"admission": ADMISSION, "switch": switch})) as controller:
         source = f"//{controller.address}"
         assert plugged(source, 0, store)[:2] == (0, ("10.0.0.1", 5))
         assert plugged(source, 1, store)[:2] == (1, ("10.0.0.2", 9))
+        assert controller.process == os.getpid()
+        assert not controller.ended.is_set()
+        held[0].close()
+        assert controller.ended.wait(10)
 
 
 def test_what_a_controller_refuses_is_told_to_all(plugged):

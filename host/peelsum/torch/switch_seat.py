@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 from peelsum.torch.errors import HookConfigError
 from peelsum.transport import SwitchSummation, job_config
+from peelsum.transport.asking import Claim
 
 #: This worker's seat, as `peelsum exec` gives it to a host's commands.
 SEAT = "PEELSUM_SEAT"
@@ -40,7 +41,15 @@ def plug_in(source: str, rank: int, store: Store, timeout_s: float | None) -> Sw
     is asked by rank 0, for all who share `store`. A switch's HOST:PORT is the port of rank 0; rank r's is at
     PORT + r. Raises HookConfigError or TransportError.
     """
-    seat = _seat(source, rank, store)
+    held = ExitStack()
+    try:
+        return _plugged_in(_seat(source, rank, store, held), rank, timeout_s, held)
+    except BaseException:
+        held.close()
+        raise
+
+
+def _plugged_in(seat: dict[str, Any], rank: int, timeout_s: float | None, held: ExitStack) -> SwitchSummation:
     try:
         admission, host, port = seat["admission"], seat["switch_host"], seat["switch_port"]
     except KeyError as error:
@@ -59,10 +68,12 @@ def plug_in(source: str, rank: int, store: Store, timeout_s: float | None) -> Sw
         (host, port),
         timeout_s=timeout_s,
         wire=seat.get("wire", "udp-port"),
+        held=held,
     )
 
 
-def _seat(source: str, rank: int, store: Store) -> dict[str, Any]:
+def _seat(source: str, rank: int, store: Store, held: ExitStack) -> dict[str, Any]:
+    """What the rank must know; `held` gets what it must hold as long as it has the seat."""
     if not source and SEAT in os.environ:
         return _parsed(os.environ[SEAT], SEAT)
     source = source or os.environ.get(JOB, "")
@@ -70,7 +81,7 @@ def _seat(source: str, rank: int, store: Store) -> dict[str, Any]:
         raise HookConfigError(
             f"over: neither {SEAT} nor {JOB} is in the environment; set one, or say 'switch:FILE@HOST:PORT'"
         )
-    values = _admitted(source[2:], rank, store) if source.startswith("//") else _described(source)
+    values = _admitted(source[2:], rank, store, held) if source.startswith("//") else _described(source)
     return values | _place(values["switch"], rank) if "switch" in values else values
 
 
@@ -84,13 +95,13 @@ def _described(source: str) -> dict[str, Any]:
     return {"admission": values, "switch": address} if address else values
 
 
-def _admitted(controller: str, rank: int, store: Store) -> dict[str, Any]:
+def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict[str, Any]:
     """The job as a controller admits it: rank 0 asks, and tells the others, even if there is no answer."""
     key, address = f"peelsum/job/{next(_asked)}", _address(controller)
     if rank == 0:
         try:
-            with socket.create_connection(address, _ADMISSION_S) as link:
-                answer = link.makefile().read()
+            claim = held.enter_context(closing(Claim(address, _ADMISSION_S)))
+            answer = claim.answer
         except OSError as error:
             answer = json.dumps({"error": f"{error.strerror or error}; see whether `peelsum job serve` runs"})
         store.set(key, answer)

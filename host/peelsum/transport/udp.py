@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol, Self
 
@@ -74,7 +75,8 @@ class SwitchSummation:
     `timeout_s`: how long nothing may move before `sum` gives up, in place of the job's `timers.stall`.
     `hello_s`: how long the switch may take to answer at first. `wire`: "udp-port" where the switch port is a
     UDP socket, "ethernet" where the switch is on this host's wire and takes what is sent to the address
-    `switch`. Raises TransportConfigError, or SwitchUnreachableError when the switch does not answer.
+    `switch`. `held`: closed when this worker leaves the job. Raises TransportConfigError, or
+    SwitchUnreachableError when the switch does not answer.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class SwitchSummation:
         timeout_s: float | None = None,
         hello_s: float = 10.0,
         wire: Wire = "udp-port",
+        held: ExitStack | None = None,
     ) -> None:
         if timeout_s is not None:
             config = replace(config, timers=replace(config.timers, stall=timeout_s))
@@ -95,6 +98,7 @@ class SwitchSummation:
         rehearse(config.lanes)
         self._link = Link(switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire)
         self._endpoint.limit_window(self._link.room)
+        self._held = held or ExitStack()
 
     @property
     def lanes(self) -> int:
@@ -165,6 +169,7 @@ class SwitchSummation:
                     self._turn()
         finally:
             self._link.close()
+            self._held.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,8 @@
-"""`peelsum job serve`: a job that is admitted anew whenever its workers start, over one switch, by UDP.
+"""`peelsum job serve`: a job that is admitted anew whenever its workers start, over one switch or racks.
 
-Whoever connects is answered with one JSON object, `admission` and `switch`, the addresses of the workers'
-ports in order, once the job is admitted in a new generation and its server runs. It asks nothing of them.
+Rank 0 of a start asks for it (`job_requests` has the rule of who may), and is answered with one JSON object:
+`admission` and `switch`, the addresses of the workers' ports in order, once the job is admitted in a new
+generation and its server runs; or `error`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import json as json_
 import socket
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from signal import SIGINT, SIGTERM
+from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, getsignal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,14 +22,16 @@ import typer
 from peelsum.cli.errors import reported
 from peelsum.cli.options import ChildOf, Json, address
 from peelsum.topology import Child, ProcessError, Signalled, end_with_parent, say
+from peelsum.topology.parts import Part
 
 if TYPE_CHECKING:
-    from peelsum.control import Fabric, JobDescription, Watch
+    from peelsum.cli.job_requests import Requests
+    from peelsum.control import Fabric, JobDescription, RacksDescription, Watch
     from peelsum.target.artifacts import Pipeline
 
 _LOOK_EVERY_S = 1.0
-#: How long one who asks may take to hear the answer, in seconds.
-_ANSWER_S = 5.0
+#: How long another controller may be in charge: one that admits a job, or puts one back.
+_PATIENCE_S = 10.0
 
 
 class ServeError(Exception):
@@ -35,78 +39,145 @@ class ServeError(Exception):
 
 
 def serve(
-    description: Annotated[Path, typer.Argument(help="The job's description, TOML; of one switch.")],
-    udp: Annotated[str, typer.Option(help="host:port of the switch as its port 0 would be: --udp-base.")],
+    description: Annotated[Path, typer.Argument(help="The job's description, TOML.")],
+    udp: Annotated[
+        list[str],
+        typer.Option(
+            help="host:port of the switch as its port 0 would be: --udp-base. With racks once for each "
+            "switch: the spine, then the racks in order."
+        ),
+    ],
     listen: Annotated[str, typer.Option(help="Where workers ask, host:port (TCP).")] = "127.0.0.1:9560",
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
     """Admit a job anew, with a new aggregation server, for all workers that start; until Ctrl-C."""
-    from peelsum.control import ControlError, Fabric, JobDescription, read_description
+    from peelsum.cli.job_requests import Requests
+    from peelsum.control import ControlError, Fabric, read_description
     from peelsum.target import TargetError
     from peelsum.target.artifacts import pipeline
 
     if child:
         end_with_parent()
-    base, place = address(udp, "the switch"), address(listen, "the address to listen at")
-    with reported(ControlError, TargetError, ServeError, ProcessError), ExitStack() as stack:
+    bases, place = [address(one, "the switch") for one in udp], address(listen, "the address to listen at")
+    with reported(ControlError, TargetError, ServeError), ExitStack() as stack:
         job = read_description(description)
-        if not isinstance(job, JobDescription):
-            raise ServeError("racks: are not served; admit the job with `peelsum job admit`")
+        if len(bases) != len(job.plans()):
+            raise ServeError(f"udp: {len(bases)} for {len(job.plans())} switches; give --udp once for each")
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
-        fabric = stack.enter_context(Fabric.connect(job))
-        fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
-        fabric.stand_back()  # others may admit jobs beside this one
+        with Fabric.connect(job, patience_s=_PATIENCE_S) as fabric:  # what is wrong is said before one asks
+            fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
         listening = stack.enter_context(_listening(place))
+        requests = stack.enter_context(Requests(listening, f"job {job.job.id}"))
+        runs = stack.enter_context(_Runs(job, compiled, bases))
+        ended = Signalled(*(one for one in (SIGINT, SIGTERM, SIGHUP) if getsignal(one) is not SIG_IGN))
         host, port = listening.getsockname()[:2]
         if json:
             say(host=host, port=port)
         else:
             print(f"job {job.job.id}: asked for at {host}:{port}", flush=True)
-        stack.callback(fabric.evict)
-        _answer(listening, stack.enter_context(_Runs(fabric, job, compiled, base)))
+        _answer(requests, runs, ended)
 
 
 class _Runs:
-    """One run of the job after the other: its admission, held on the switch, and its server."""
+    """One run of the job after the other: its admission, held on the switches, and its server."""
 
     def __init__(
-        self, fabric: Fabric, job: JobDescription, compiled: Pipeline, base: tuple[str, int]
+        self, job: JobDescription | RacksDescription, compiled: Pipeline, bases: list[tuple[str, int]]
     ) -> None:
-        self._fabric, self._job, self._compiled, self._base = fabric, job, compiled, base
-        self._server = ExitStack()
+        self._job, self._bases = job, bases
+        self._files = (compiled.json_path, compiled.p4info_path)
+        self._run = ExitStack()
         self._watch: Watch | None = None
+        self._server: Part | None = None
 
     def __enter__(self) -> _Runs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.close()
+        self.end()
 
     def start(self) -> dict[str, Any]:
-        """End the run before, start another; what its workers must know."""
-        from peelsum.control import Watch
+        """End the run before, start another; what its workers must know.
 
-        self._server.close()
-        admitted = self._fabric.admit()
-        self._watch = Watch(
-            self._fabric, admitted.generation, self._compiled.json_path, self._compiled.p4info_path
-        )
-        admission = {**asdict(admitted), "timeout_s": self._job.job.timeout_s}
-        at, said = self._at(self._job.server_port), json_.dumps(admission)
+        Raises ControlError or ProcessError; then there is no run, and nothing is left of one.
+        """
+        from peelsum.control import Fabric, Watch
+
+        self.end()
+        with ExitStack() as run:
+            # Connected anew for each run: switches may have been restarted since the last.
+            fabric = run.enter_context(Fabric.connect(self._job, patience_s=_PATIENCE_S))
+            fabric.load_pipeline(*self._files)
+            admitted = fabric.admit()
+            run.callback(_evict, fabric, admitted.generation)
+            fabric.stand_back()  # others may admit jobs beside this one
+            admission = {**asdict(admitted), "timeout_s": self._job.job.timeout_s}
+            server = Part(self._serving(admission), lambda: self._serving(admission))
+            run.callback(server.stop)
+            self._watch, self._server = Watch(fabric, admitted.generation, *self._files), server
+            self._run = run.pop_all()
+        return {"admission": admission, "switch": self._seats()}
+
+    def end(self) -> None:
+        """End the run, if there is one: its server, then its admission."""
+        self._watch = self._server = None
+        self._run.close()
+
+    def look(self) -> None:
+        """Put back what has gone of the run by itself, tables or server; end a run that cannot go on."""
+        from peelsum.control import ControlError
+
+        if self._watch is None or self._server is None:
+            return
+        try:
+            for event in self._watch.look():
+                _tell(event)
+            if self._server.child.status:
+                _tell(self._server.restart())
+        except (ControlError, ProcessError) as error:
+            _tell(error)
+            self.end()
+
+    def _serving(self, admission: dict[str, Any]) -> Child:
+        at, said = _port(self._bases[0], self._job.server_port), json_.dumps(admission)
         server = Child.peelsum(
             "server", "server", "run", "--switch", at, "--admission", said, "--json", "--child"
         )
-        self._server.callback(server.stop)
-        server.ready()
-        return {"admission": admission, "switch": [self._at(port) for port in self._job.worker_ports]}
+        try:
+            server.ready()
+        except BaseException:
+            server.stop()
+            raise
+        return server
 
-    def look(self) -> list[str]:
-        """Give a switch that was restarted its tables back; what had to be done."""
-        return [str(event) for event in self._watch.look()] if self._watch is not None else []
+    def _seats(self) -> list[str]:
+        """Where workers plug in, in order: all at the one switch, or each at its rack's."""
+        sizes = self._job.rack_sizes or (self._job.job.workers,)
+        racks = zip(self._bases[-len(sizes) :], sizes, strict=True)
+        bases = [base for base, size in racks for _ in range(size)]
+        return [_port(base, port) for base, port in zip(bases, self._job.worker_ports, strict=True)]
 
-    def _at(self, port: int) -> str:
-        return f"{self._base[0]}:{self._base[1] + port}"
+
+def _evict(fabric: Fabric, generation: int) -> None:
+    """Leave nothing of a generation on its switches. What somebody else has admitted since stays."""
+    from peelsum.control import ControlError, SwitchError
+
+    try:
+        if any(fabric.holds(switch, generation) for switch in range(len(fabric.switches))):
+            fabric.evict()
+    except SwitchError as error:
+        _tell(error)
+    except ControlError:  # another generation is there
+        pass
+
+
+def _port(base: tuple[str, int], port: int) -> str:
+    return f"{base[0]}:{base[1] + port}"
+
+
+def _tell(news: object) -> None:
+    print(news, file=sys.stderr, flush=True)
 
 
 def _listening(place: tuple[str, int]) -> socket.socket:
@@ -116,26 +187,19 @@ def _listening(place: tuple[str, int]) -> socket.socket:
         raise ServeError(f"--listen: {place[0]}:{place[1]}: {error.strerror}; choose another") from error
 
 
-def _answer(listening: socket.socket, runs: _Runs) -> None:
-    """Start a run for each one who asks, until told to end."""
+def _answer(requests: Requests, runs: _Runs, ended: Signalled) -> None:
+    """Start a run for each one whose turn it is, until told to end."""
     from peelsum.control import ControlError
 
-    ended = Signalled(SIGINT, SIGTERM)
-    listening.settimeout(_LOOK_EVERY_S)
+    looked = time.monotonic()
     while not ended.wait(0):
-        try:
-            link, _ = listening.accept()
-        except TimeoutError:
-            for event in runs.look():
-                print(event, file=sys.stderr, flush=True)
-            continue
-        with link:
+        if requests.next(time.monotonic(), _LOOK_EVERY_S):
             try:
                 answer = runs.start()
             except (ControlError, ProcessError) as error:
                 answer = {"error": str(error)}
-            try:
-                link.settimeout(_ANSWER_S)
-                link.sendall(json_.dumps(answer).encode())
-            except OSError:  # the one who asked has gone, and will ask again
-                continue
+                _tell(error)
+            requests.tell(answer)
+        if time.monotonic() - looked >= _LOOK_EVERY_S:
+            runs.look()
+            looked = time.monotonic()

@@ -1,0 +1,177 @@
+"""Who may start a job that is served: no stranger, nobody while it is held, and whoever asks after that."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+import pytest
+
+from peelsum.cli.job_requests import MOST, SPEAK_S, WAIT_S, Requests
+from peelsum.transport.asking import LONGEST_REQUEST
+
+#: How long what has been sent over loopback may take to be there, in seconds.
+PATIENCE_S = 10.0
+
+
+@pytest.fixture
+def place():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+@pytest.fixture
+def requests(place):
+    with Requests(place, "job 1") as served:
+        yield served
+
+
+@pytest.fixture
+def link(place):
+    """Opens connections: link(what is said first)."""
+    opened = []
+
+    def made(said=b""):
+        one = socket.create_connection(place.getsockname(), PATIENCE_S)
+        opened.append(one)
+        one.sendall(said)
+        return one
+
+    yield made
+    for one in opened:
+        one.close()
+
+
+def ask(process):
+    return f"peelsum start {process}\n".encode()
+
+
+def heard(link):
+    """The object that a connection was told last, and that it was closed then."""
+    with link.makefile() as said:
+        return json.loads(said.read())
+
+
+def await_start(requests, now=0.0):
+    """Take turns until somebody new holds the job."""
+    while not requests.next(now, PATIENCE_S):
+        pass
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+        b"peelsum start\n",
+        b"peelsum start 1 2\n",
+        b"peelsum start -1\n",
+        b"\0" * LONGEST_REQUEST,
+        os.urandom(3000).replace(b"\n", b"") + b"\n",
+    ],
+)
+def test_who_says_something_else_is_told_so(requests, link, said):
+    stranger = link(said)
+    requests.next(0.0, PATIENCE_S)
+    requests.next(0.0, PATIENCE_S)
+    assert "job 1: is asked for by rank 0 of a training" in heard(stranger)["error"]
+    assert requests.holder is None
+
+
+def test_who_connects_and_leaves_changes_nothing(requests, link):
+    first = link(ask(7))
+    await_start(requests)
+    requests.tell({"switch": []})
+    link().close()
+    for _ in range(2):
+        assert not requests.next(0.0, PATIENCE_S)
+    assert requests.holder == "process 7 of 127.0.0.1"
+    first.setblocking(False)
+    assert first.recv(100) == b'{"switch": []}\n'
+    with pytest.raises(BlockingIOError):
+        first.recv(100)
+
+
+def test_who_says_nothing_is_not_waited_for(requests, link):
+    silent = link()
+    assert not requests.next(100.0, PATIENCE_S)
+    asking = link(ask(8))
+    await_start(requests, 101.0)
+    assert requests.holder == "process 8 of 127.0.0.1"
+    requests.next(100.0 + SPEAK_S, 0)
+    assert "this was no request" in heard(silent)["error"]
+    asking.close()
+
+
+def test_a_request_may_come_in_pieces(requests, link):
+    slow = link(b"peelsum st")
+    requests.next(0.0, PATIENCE_S)
+    requests.next(0.0, PATIENCE_S)
+    slow.sendall(b"art 12\n")
+    await_start(requests)
+    assert requests.holder == "process 12 of 127.0.0.1"
+
+
+def test_nobody_starts_a_job_that_is_held(requests, link):
+    link(ask(1))
+    await_start(requests)
+    requests.tell({})
+    second = link(ask(2))
+    requests.next(0.0, PATIENCE_S)
+    requests.next(0.0, PATIENCE_S)
+    assert not requests.next(WAIT_S - 0.1, 0)
+    assert not requests.next(WAIT_S, 0)
+    assert heard(second)["error"] == (
+        "job 1: is in use by process 1 of 127.0.0.1; end that training, or wait until it has ended"
+    )
+
+
+def test_who_waits_starts_when_the_holder_has_gone(requests, link):
+    """As torchrun starts ranks again: it may be heard of the new before the end of the old."""
+    first = link(ask(1))
+    await_start(requests)
+    requests.tell({})
+    second = link(ask(2))
+    requests.next(1.0, PATIENCE_S)
+    requests.next(1.0, PATIENCE_S)
+    link(ask(3))
+    requests.next(2.0, PATIENCE_S)
+    requests.next(2.0, PATIENCE_S)
+    first.close()
+    await_start(requests, 3.0)
+    assert requests.holder == "process 2 of 127.0.0.1"
+    second.close()
+    await_start(requests, 4.0)
+    assert requests.holder == "process 3 of 127.0.0.1"
+
+
+def test_who_could_not_be_started_holds_nothing(requests, link):
+    first = link(ask(1))
+    await_start(requests)
+    requests.tell({"error": "switch: has gone"})
+    assert heard(first) == {"error": "switch: has gone"}
+    assert requests.holder is None
+    link(ask(2))
+    await_start(requests)
+
+
+def test_who_has_gone_before_the_answer_holds_nothing(requests, link):
+    link(ask(1)).close()
+    link(ask(2))
+    while requests.next(0.0, PATIENCE_S) or requests.holder != "process 2 of 127.0.0.1":
+        if requests.holder is not None:
+            requests.tell({})
+
+
+def test_no_more_than_so_many_are_let_in(requests, link, place):
+    first = link(ask(1))
+    await_start(requests)
+    requests.tell({})
+    guests = [link() for _ in range(MOST)]
+    for _ in range(MOST):
+        requests.next(0.0, PATIENCE_S)
+    assert guests[-1].recv(1) == b""
+    guests[0].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        guests[0].recv(1)
+    assert first.fileno() > 0
