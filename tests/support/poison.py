@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 #: Packages whose `np.empty` is poisoned. Not NumPy's own: Numba looks it up when it compiles.
 PACKAGES = ("peelsum.codec", "peelsum.allreduce")
 #: Modules of compiled loops, which allocate nothing.
-COMPILED = ("peelsum.codec.cpu_index_loops", "peelsum.codec.cpu_loops")
+COMPILED = ("peelsum.codec.cpu_index_loops", "peelsum.codec.cpu_loops", "peelsum.codec.cpu_peel_loops")
 
 
 class PoisonedNumPy:

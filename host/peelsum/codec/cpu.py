@@ -1,7 +1,7 @@
 """The codec in Numba: the same bits as `peelsum.codec.reference`, one pass over memory each, on all cores.
 
 What the functions mean is said in `peelsum.codec.kernels`. This module allocates and converts; the loops
-themselves stand in `peelsum.codec.cpu_index_loops` and `peelsum.codec.cpu_loops`. Everything past the index
+themselves stand in `cpu_index_loops`, `cpu_loops` and `cpu_peel_loops` beside it. Everything past the index
 works on candidates only.
 """
 
@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from peelsum.codec import cpu_index_loops as index_loops
 from peelsum.codec import cpu_loops as loops
+from peelsum.codec import cpu_peel_loops as peel_loops
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 from peelsum.codec.threads import each
 
-#: Twice a cell's number fits an int32 below this.
-_NARROW_CELLS = 2**30
+#: Twice a cell's number, and a bit, fit a uint32 below this.
+_NARROW_CELLS = 2**31
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -201,13 +202,13 @@ def sketch_decode(
     out: NDArray[np.int32],
 ) -> NDArray[np.int64]:
     """See `Kernels.sketch_decode`."""
-    places = np.empty((positions.size, SUB_TABLES), np.int32 if layout.cells < _NARROW_CELLS else np.int64)
-    cells = np.empty((layout.cells, 2), np.uint32)
-    loops.load(*_sketch(layout), _frozen(positions), _frozen(sketch), places, cells)
+    size = SUB_TABLES * positions.size
+    places = np.empty(size, np.uint32) if layout.cells < _NARROW_CELLS else np.empty(size, np.uint64)
+    cells = np.empty(layout.cells, np.uint64)
+    peel_loops.load(*_sketch(layout), _frozen(positions), _frozen(sketch), places, cells)
     left, before, count = np.arange(positions.size), -1, positions.size
-    out[:] = 0
     while count != before:
-        before, count = count, loops.sweep(places, cells, left, count, out.view(np.uint32))
+        before, count = count, peel_loops.sweep(places, cells, left, count, out.view(np.uint32))
     return left[:count]
 
 

@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 from peelsum.codec.cpu_index_loops import BLOCK, Numbers, Words, compiled, lowest, magnitude, mixed, pack
 from peelsum.codec.layout import SUB_TABLES
 
-VALUE, LOAD = 0, 1  # columns of `cells`
 _ZERO, _ONE = np.uint32(0), np.uint32(1)
 _S31, _S32 = np.uint64(31), np.uint64(32)
 _LOW31 = np.uint64(0x7FFFFFFF)
 
 _Integers = NDArray[np.int32]
 _Floats = NDArray[np.float32]
-_Places = NDArray[np.int32] | NDArray[np.int64]
 #: Where a block lies in one sub-table: its row's first cell, its rotation, and its sign, 1 or 2**32 - 1.
 _Row = tuple[int, int, np.uint32]
 
@@ -123,7 +121,7 @@ def _row_of(block: int, sub_table: int, lanes: int, rows: int, seed: np.uint64) 
 
 
 @compiled
-def _rows_of(block: int, lanes: int, rows: int, seed: np.uint64) -> tuple[_Row, _Row, _Row]:
+def rows_of(block: int, lanes: int, rows: int, seed: np.uint64) -> tuple[_Row, _Row, _Row]:
     """The block's place in each sub-table. Neighbours share it: mixing costs more than adding."""
     return (
         _row_of(block, 0, lanes, rows, seed),
@@ -133,7 +131,8 @@ def _rows_of(block: int, lanes: int, rows: int, seed: np.uint64) -> tuple[_Row, 
 
 
 @compiled
-def _cell(row: _Row, lane: int, lanes: int) -> int:
+def cell_of(row: _Row, lane: int, lanes: int) -> int:
+    """The cell of a block's lane in its row."""
     rotated = lane + row[1]
     return row[0] + (rotated - lanes if rotated >= lanes else rotated)
 
@@ -143,13 +142,13 @@ def sketch_encode(
     lanes: int, rows: int, seed: np.uint64, positions: Numbers, values: Words, out: Words
 ) -> None:
     """Into zeros."""
-    start, placed = -lanes, _rows_of(0, lanes, rows, seed)
+    start, placed = -lanes, rows_of(0, lanes, rows, seed)
     for k in range(positions.size):
         if positions[k] - start >= lanes:
             block = positions[k] // lanes
-            start, placed = block * lanes, _rows_of(block, lanes, rows, seed)
+            start, placed = block * lanes, rows_of(block, lanes, rows, seed)
         for j in range(SUB_TABLES):
-            cell = _cell(placed[j], positions[k] - start, lanes)
+            cell = cell_of(placed[j], positions[k] - start, lanes)
             out[cell] = np.uint32(out[cell] + np.uint32(placed[j][2] * values[k]))
 
 
@@ -188,7 +187,7 @@ def _add(
     sketch: Words,
 ) -> None:
     """Add the quantised non-zeros of values[n], elements from `first` on, to sketch[limbs, cells]."""
-    start, placed = -lanes, _rows_of(0, lanes, rows, seed)
+    start, placed = -lanes, rows_of(0, lanes, rows, seed)
     low = (np.int64(1) << low_bits) - 1
     for w in range(index.size):
         word = index[w]
@@ -198,69 +197,9 @@ def _add(
             number = np.int64(np.rint(np.float64(values[i]) * factor))
             if first + i - start >= lanes:
                 block = (first + i) // lanes
-                start, placed = block * lanes, _rows_of(block, lanes, rows, seed)
+                start, placed = block * lanes, rows_of(block, lanes, rows, seed)
             for j in range(SUB_TABLES):
-                cell = _cell(placed[j], first + i - start, lanes)
+                cell = cell_of(placed[j], first + i - start, lanes)
                 sketch[0, cell] += np.uint32(placed[j][2] * np.uint32(number >> low_bits))
                 if low_bits:
                     sketch[1, cell] += np.uint32(placed[j][2] * np.uint32(number & low))
-
-
-@compiled
-def load(
-    lanes: int,
-    rows: int,
-    seed: np.uint64,
-    positions: Numbers,
-    sketch: Words,
-    places: _Places,
-    cells: Words,
-) -> None:
-    """Lay cells[n, 2] out for peeling, value beside number of candidates, and note each candidate's places.
-
-    places[k, j] is twice the cell, plus 1 where the sign is negative.
-    """
-    for c in range(sketch.size):
-        cells[c, VALUE] = sketch[c]
-        cells[c, LOAD] = 0
-    start, placed = -lanes, _rows_of(0, lanes, rows, seed)
-    for k in range(positions.size):
-        if positions[k] - start >= lanes:
-            block = positions[k] // lanes
-            start, placed = block * lanes, _rows_of(block, lanes, rows, seed)
-        for j in range(SUB_TABLES):
-            cell = _cell(placed[j], positions[k] - start, lanes)
-            places[k, j] = 2 * cell + (placed[j][2] != _ONE)
-            cells[cell, LOAD] += _ONE
-
-
-@compiled
-def sweep(places: _Places, cells: Words, left: Numbers, count: int, out: Words) -> int:
-    """Peel, in ascending order, every candidate of left[:count] that lies in a pure cell by its turn.
-
-    The others move to the front of `left`, still ascending; returns how many. Neighbouring candidates have
-    neighbouring cells, so sweeps find them in the cache where a queue of pure cells would not.
-    """
-    kept = 0
-    for i in range(count):
-        k = left[i]
-        pure = -1
-        for j in range(SUB_TABLES):
-            if cells[places[k, j] >> 1, LOAD] == 1:
-                pure = j
-        if pure < 0:
-            left[kept] = k
-            kept += 1
-            continue
-        value = _signed(cells[places[k, pure] >> 1, VALUE], places[k, pure])
-        out[k] = value
-        for j in range(SUB_TABLES):
-            cell = places[k, j] >> 1
-            cells[cell, VALUE] -= _signed(value, places[k, j])
-            cells[cell, LOAD] -= _ONE
-    return kept
-
-
-@compiled
-def _signed(value: np.uint32, place: int) -> np.uint32:
-    return np.uint32(-value) if place & 1 else value

@@ -1,0 +1,109 @@
+"""Loops that peel sketches for `peelsum.codec.cpu`, compiled by Numba and cached on disk.
+
+A cell under peeling is one 64-bit word, its value above the number of its candidates. Loops ask for cells a
+while before they need them: a candidate's three lie far apart, and waiting for each takes most of the time.
+Unsigned indices spare Numba a look at whether they count from the end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.codec.cpu_index_loops import Numbers, Words, compiled
+from peelsum.codec.cpu_loops import cell_of, rows_of
+from peelsum.codec.cpu_prefetch import prefetch
+from peelsum.codec.layout import SUB_TABLES
+
+#: Candidates between asking for a cell and using it.
+_AHEAD = 32
+_ZERO, _ONE, _S32 = np.uint64(0), np.uint64(1), np.uint64(32)
+_POSITIVE = np.uint32(1)
+
+_Cells = NDArray[np.uint64]
+#: Three to a candidate, one behind the other: twice the cell, plus 1 where the sign is negative.
+Places = NDArray[np.uint32] | NDArray[np.uint64]
+
+
+@compiled
+def load(
+    lanes: int,
+    rows: int,
+    seed: np.uint64,
+    positions: Numbers,
+    sketch: Words,
+    places: Places,
+    cells: _Cells,
+) -> None:
+    """Lay cells[n] out for peeling, and note each candidate's places."""
+    for c in range(sketch.size):
+        cells[c] = np.uint64(sketch[c]) << _S32
+    start, placed = -lanes, rows_of(0, lanes, rows, seed)
+    for k in range(positions.size):
+        if positions[k] - start >= lanes:
+            block = positions[k] // lanes
+            start, placed = block * lanes, rows_of(block, lanes, rows, seed)
+        for j in range(SUB_TABLES):
+            cell = np.uint64(cell_of(placed[j], positions[k] - start, lanes))
+            prefetch(cells, cell)
+            places[SUB_TABLES * k + j] = (cell << _ONE) | np.uint64(placed[j][2] != _POSITIVE)
+        if k >= _AHEAD:
+            _count(places, k - _AHEAD, cells)
+    for k in range(max(positions.size - _AHEAD, 0), positions.size):
+        _count(places, k, cells)
+
+
+@compiled
+def _count(places: Places, k: int, cells: _Cells) -> None:
+    for j in range(SUB_TABLES):
+        cells[np.uint64(places[SUB_TABLES * k + j]) >> _ONE] += _ONE
+
+
+@compiled
+def sweep(places: Places, cells: _Cells, left: Numbers, count: int, out: Words) -> int:
+    """Peel, in ascending order, every candidate of left[:count] that lies in a pure cell by its turn.
+
+    The others move to the front of `left`, still ascending, and have 0 in `out`; returns how many.
+    Neighbouring candidates have neighbouring cells, so sweeps find them in the cache where a queue of pure
+    cells would not. No processor guesses who is peeled, so nothing branches on it: the others subtract 0.
+    """
+    kept = np.uint64(0)
+    for i in range(count):
+        k, ahead = np.uint64(left[i]), np.uint64(left[min(i + _AHEAD, count - 1)])
+        for j in range(SUB_TABLES):
+            prefetch(cells, np.uint64(places[_place(ahead, j)]) >> _ONE)
+        place_0, place_1, place_2 = (
+            np.uint64(places[_place(k, 0)]),
+            np.uint64(places[_place(k, 1)]),
+            np.uint64(places[_place(k, 2)]),
+        )
+        cell_0, cell_1, cell_2 = cells[place_0 >> _ONE], cells[place_1 >> _ONE], cells[place_2 >> _ONE]
+        pure_0, pure_1, pure_2 = _pure(cell_0), _pure(cell_1), _pure(cell_2)
+        peeled = np.uint64(pure_0 | pure_1 | pure_2)
+        cell = cell_0 if pure_0 else (cell_1 if pure_1 else cell_2)
+        place = place_0 if pure_0 else (place_1 if pure_1 else place_2)
+        value = _signed(cell - _ONE, place) & (_ZERO - peeled)
+        out[k] = np.uint32(value >> _S32)
+        cells[place_0 >> _ONE] = cell_0 - peeled - _signed(value, place_0)
+        cells[place_1 >> _ONE] = cell_1 - peeled - _signed(value, place_1)
+        cells[place_2 >> _ONE] = cell_2 - peeled - _signed(value, place_2)
+        left[kept] = np.int64(k)
+        kept += _ONE - peeled
+    return int(kept)
+
+
+@compiled
+def _place(k: np.uint64, j: int) -> np.uint64:
+    return np.uint64(SUB_TABLES) * k + np.uint64(j)
+
+
+@compiled
+def _pure(cell: np.uint64) -> bool:
+    return bool(np.uint32(cell) == np.uint32(1))
+
+
+@compiled
+def _signed(value: np.uint64, place: np.uint64) -> np.uint64:
+    """A value above 32 zeros, with the sign of a place."""
+    negative = _ZERO - (place & _ONE)
+    return np.uint64((value ^ negative) - negative)

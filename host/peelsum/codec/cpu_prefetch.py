@@ -1,0 +1,33 @@
+"""Asking for memory a while before it is needed, in Numba's loops. Knows nothing of what lies there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+
+def _typed(_: Any, array: Any, at: Any) -> Any:
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        byte_pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), byte_pointer)
+        kind = ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag])
+        fetch = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
+            builder.module, kind, "llvm.prefetch.p0"
+        )
+        # To be written, into every level of the cache, and data.
+        builder.call(fetch, [address, flag(1), flag(3), flag(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64), emit
+
+
+#: Have array[at] fetched into the cache, for writing.
+prefetch = cast(Callable[[NDArray[Any], np.uint64], None], intrinsic(_typed))
