@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import torch.distributed as dist
 
 from peelsum.allreduce import Summation
@@ -25,17 +27,22 @@ def connect(
     group = process_group or dist.group.WORLD
     if group is None:
         raise HookConfigError("process_group: there is none; call torch.distributed.init_process_group first")
-    if not isinstance(over, str):
-        summation = over
-    elif over.partition(":")[0] == _SWITCH:
-        summation = plug_in(over.partition(":")[2], group.rank(), group.get_group_store(), timeout_s)
-    elif dist.is_backend_available(over):
-        summation = ProcessGroupSummation(over, group, timeout_s=timeout_s or _TIMEOUT_S)
-    else:
-        raise HookConfigError(f"over: {over!r} is no way to sum; use 'switch' or a backend such as 'gloo'")
-    if summation.workers != group.size():
-        raise HookConfigError(
-            f"over: {summation.workers} workers sum, but {group.size()} ranks train; "
-            "have the job admitted for as many workers as there are ranks"
-        )
+    with ExitStack() as unless_it_fits:
+        if not isinstance(over, str):
+            summation = over
+        elif over.partition(":")[0] == _SWITCH:
+            source, store = over.partition(":")[2], group.get_group_store()
+            summation = unless_it_fits.enter_context(plug_in(source, group.rank(), store, timeout_s))
+        elif dist.is_backend_available(over):
+            summation = ProcessGroupSummation(over, group, timeout_s=timeout_s or _TIMEOUT_S)
+        else:
+            raise HookConfigError(
+                f"over: {over!r} is no way to sum; use 'switch' or a backend such as 'gloo'"
+            )
+        if summation.workers != group.size():
+            raise HookConfigError(
+                f"over: {summation.workers} workers sum, but {group.size()} ranks train; "
+                "have the job admitted for as many workers as there are ranks"
+            )
+        unless_it_fits.pop_all()
     return summation
