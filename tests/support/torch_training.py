@@ -377,6 +377,19 @@ def unconnected(rank: int) -> list[str]:
     return complaints
 
 
+def misnamed(rank: int) -> str:
+    """What is raised in training two modules whose parameters have been given the same names."""
+    state, both = SwitchAllreduceState(over="gloo"), [model(), model()]
+    try:
+        for ddp in both:
+            state.name(ddp.module.named_parameters())
+            ddp.register_comm_hook(state, hook)
+        (step_loss(both[0], rank, 0) + step_loss(both[1], rank, 0)).backward()
+    except HookConfigError as error:
+        return str(error)
+    return ""
+
+
 def leaves_early(rank: int, timeout_s: float) -> float:
     """How long rank 0 takes at exit, in seconds, with a sum under way that no other rank asked for."""
     state = SwitchAllreduceState(over="gloo", timeout_s=timeout_s)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
+from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+import torch
+
 from peelsum.allreduce import Part
-from peelsum.torch import HookFailedError
+from peelsum.torch import HookError, HookFailedError
 from peelsum.torch.pipeline import Pipeline, Seat
+from peelsum.torch.process_group import _Submitted
 
 PATIENCE_S = 10.0
 
@@ -44,10 +51,10 @@ def held():
 
 @pytest.fixture
 def pipeline(held):
-    made = Pipeline(held)
+    made = Pipeline(held, leave=False)
     yield made
     held.go.set()
-    made.close(leave=False)
+    made.close()
 
 
 def sums(seat, number):
@@ -118,7 +125,130 @@ def test_work_that_fails_before_its_sum_leaves_the_turn(pipeline, held):
 
 def test_a_summation_is_left_only_if_it_was_made_here(held):
     held.go.set()
-    Pipeline(held).close(leave=False)
+    Pipeline(held, leave=False).close()
     assert not held.closed
-    Pipeline(held).close(leave=True)
+    Pipeline(held, leave=True).close()
     assert held.closed
+
+
+def test_work_at_one_seat_begins_when_the_last_there_is_done(pipeline, held):
+    seat, running = Seat(pipeline), []
+
+    def alone(number):
+        running.append(number)
+        sums(seat, number)()
+        running.append(-number)
+
+    done = [pipeline.submit(seat, lambda number=number: alone(number)) for number in (1, 2, 3)]
+    assert held.entered.wait(PATIENCE_S)
+    held.go.set()
+    for one in done:
+        one.result(PATIENCE_S)
+    assert running == [1, -1, 2, -2, 3, -3]
+    assert held.summed == [1, 2, 3]
+
+
+def test_who_drains_may_wake_up_late(pipeline, held, monkeypatch):
+    """When work that another thread submitted meanwhile is done as well."""
+    seat, turned, later = Seat(pipeline), pipeline._crew._turned, threading.Event()
+    wait, waiting = turned.wait, threading.Event()
+
+    def sleepy(timeout=None):
+        if threading.current_thread() is not drainer:
+            return wait(timeout)
+        waiting.set()
+        woken = wait(timeout)
+        turned.release()
+        assert later.wait(PATIENCE_S)
+        turned.acquire()
+        return woken
+
+    monkeypatch.setattr(turned, "wait", sleepy)
+    drainer = threading.Thread(target=pipeline.drain, daemon=True)
+    pipeline.submit(seat, sums(seat, 1))
+    drainer.start()
+    assert waiting.wait(PATIENCE_S)
+    last = pipeline.submit(seat, sums(seat, 2))
+    held.go.set()
+    last.result(PATIENCE_S)
+    later.set()
+    drainer.join(PATIENCE_S)
+    assert not drainer.is_alive()
+
+
+class Jittery(Held):
+    """Lets every sum through, some after other threads had a go; the one of number `fails_at` fails."""
+
+    def __init__(self, rng, fails_at):
+        super().__init__()
+        self._rng, self._fails_at, self._error = rng, fails_at, TimeoutError("worker 1 is missing")
+        self.go.set()
+
+    def sum(self, parts):
+        jitter(self._rng)
+        (part,) = parts
+        if part.words[0] == self._fails_at:
+            self.fails = self._error
+        return super().sum(parts)
+
+
+def jitter(rng):
+    for _ in range(rng.randrange(3)):
+        time.sleep(0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_all_ends_in_order_whatever_fails_and_whoever_drains(seed):
+    rng = random.Random(seed)
+    works, fails_at = rng.randrange(1, 12), rng.randrange(14)
+    held = Jittery(rng, fails_at)
+    pipeline = Pipeline(held, threads=rng.randrange(1, 4), leave=True)
+    seats = [Seat(pipeline) for _ in range(3)]
+
+    def work(seat, number):
+        jitter(rng)
+        return sums(seat, number)()
+
+    drainers, done = [], []
+    for number in range(works):
+        seat = rng.choice(seats)
+        done.append(pipeline.submit(seat, partial(work, seat, number)))
+        drainers.append(threading.Thread(target=pipeline.drain, daemon=True))
+        drainers[-1].start()
+    errors = [one.exception(PATIENCE_S) for one in done]
+    for drainer in drainers:
+        drainer.join(PATIENCE_S)
+        assert not drainer.is_alive()
+    assert held.summed == list(range(min(works, fails_at)))
+    assert [type(error) for error in errors] == (
+        [type(None)] * len(held.summed) + [TimeoutError] + [HookFailedError] * works
+    )[:works]
+    pipeline.close()
+    assert held.closed
+
+
+def test_nothing_is_summed_after_the_end(held):
+    held.go.set()
+    pipeline = Pipeline(held, leave=True)
+    pipeline.close()
+    seat = Seat(pipeline)
+    with pytest.raises(HookError, match="this worker has left the job; make a new state"):
+        pipeline.submit(seat, sums(seat, 1)).result(PATIENCE_S)
+
+
+def test_an_error_of_leaving_is_raised_by_close(held, monkeypatch):
+    held.go.set()
+    monkeypatch.setattr(held, "close", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Pipeline(held, leave=True).close()
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt("no"), SystemExit(3)], ids=repr)
+def test_no_error_passes_for_a_result(error):
+    """Of a process group's call, for whoever waits for its future."""
+    done = Future()
+    future = _Submitted(done, [torch.ones(1)]).get_future()
+    done.set_exception(error)
+    with pytest.raises((ValueError, HookFailedError)) as raised:
+        future.wait()
+    assert error in (raised.value, raised.value.__cause__)

@@ -64,6 +64,13 @@ def test_two_parameters_of_one_name_are_refused():
         SwitchAllreduceState(names=[pair for one in modules for pair in one.named_parameters()])
 
 
+def test_equal_names_are_refused_on_every_rank():
+    for message in run_ranks(2, training.misnamed):
+        assert message.startswith(
+            "names: 'embedding.weight' is that of two parameters; put the names of their"
+        )
+
+
 def test_a_parameter_without_a_name_gets_one_that_no_other_had():
     state = SwitchAllreduceState()
     gone, stays, new = ([torch.nn.Parameter(torch.zeros(1))] for _ in range(3))

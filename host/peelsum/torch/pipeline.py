@@ -6,15 +6,15 @@ refuses to know what is summed; all workers submit alike, so the turns are the s
 
 from __future__ import annotations
 
-import queue
-import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from functools import partial
 
 from peelsum.allreduce import Part, Summation
 from peelsum.allreduce.summation import Words
-from peelsum.torch.errors import HookFailedError
+from peelsum.torch.crew import Crew
+from peelsum.torch.errors import HookError, HookFailedError
 
 
 class Seat:
@@ -23,8 +23,8 @@ class Seat:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline, summation = pipeline, pipeline.summation
         self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
-        #: The work that now runs here.
-        self.ticket = -1
+        #: The work that now runs here, and the last that was submitted.
+        self.ticket = self.last = -1
 
     def sum(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum`."""
@@ -34,82 +34,87 @@ class Seat:
 class Pipeline:
     """Runs work that sums over `summation`, in order. After one failure, all later work fails.
 
-    threads: 2 for one on the network and one encoding; with 1, all work is done in order.
+    leave: whether the summation is closed at the end, which is `close`, or a failure, or that nobody holds
+    the pipeline and its work is done, or the interpreter's exit unless work is under way. threads: 2 for one
+    on the network and one encoding; with 1, all work is done in order.
     """
 
-    def __init__(self, summation: Summation, threads: int = 2) -> None:
+    def __init__(self, summation: Summation, threads: int = 2, *, leave: bool) -> None:
         self.summation = summation
-        self._queue: queue.SimpleQueue[tuple[int, Seat, Callable[[], object], Future[None]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._submitted = self._turn = 0
         self._failure: BaseException | None = None
-        self._turned = threading.Condition()
-        # Daemons: a process that ends because of an error must not wait for a sum that never comes.
-        self._threads = [
-            threading.Thread(target=self._run, name=f"peelsum sums {i}", daemon=True) for i in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._crew = Crew(threads, getattr(summation, "close", _nothing) if leave else _nothing)
+        # The crew's own `atexit` sees whether work is under way.
+        weakref.finalize(self, self._crew.end).atexit = False
 
     def submit(self, seat: Seat, work: Callable[[], object]) -> Future[None]:
         """Have `work` called, its sums at `seat` after those of all work submitted before.
 
-        For one thread at a time. Work at one seat is submitted when the last at the same seat is done.
+        Work at one seat begins when the last at the same seat is done. For one thread at a time.
         """
         future: Future[None] = Future()
-        self._queue.put((self._submitted, seat, work, future))
-        self._submitted += 1
+        ticket = self._crew.submitted
+        if self._crew.submit(partial(self._run, ticket, seat.last, seat, work, future)):
+            seat.last = ticket
+        else:
+            future.set_exception(self._refusal())
         return future
 
-    @property
-    def idle(self) -> bool:
-        """Whether everything submitted is done or has failed."""
-        return self._turn == self._submitted
-
     def drain(self) -> None:
-        """Wait until `idle`."""
-        self._await(self._submitted)
+        """Wait until everything submitted is done or has failed."""
+        self._crew.wait_for(self._crew.submitted)
 
-    def close(self, *, leave: bool) -> None:
-        """End the threads, once they are done, and leave the job if asked to."""
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
-        close: Callable[[], Any] | None = getattr(self.summation, "close", None)
-        if leave and close is not None:
-            close()
+    def close(self) -> None:
+        """End the threads, once they are done; raises what closing the summation raises."""
+        self._crew.end()
+        self._crew.join()
 
     def sum_at(self, ticket: int, parts: Sequence[Part]) -> list[Words]:
         """`Summation.sum`, when it is that ticket's turn."""
-        self._await(ticket)
-        if self._failure is not None:
-            raise HookFailedError(
-                f"sum: an earlier one failed ({self._failure}); start training again from a checkpoint"
-            ) from self._failure
+        self._crew.wait_for(ticket)
+        self._check()
         return self.summation.sum(parts)
 
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            ticket, seat, work, future = item
-            seat.ticket = ticket
-            try:
-                work()
-            except BaseException as error:  # whatever it is, the training thread gets it
-                self._pass_on(ticket, error)
-                future.set_exception(error)
-            else:
-                self._pass_on(ticket, None)
-                future.set_result(None)
-
-    def _await(self, ticket: int) -> None:
-        with self._turned:
-            self._turned.wait_for(lambda: self._turn == ticket)
-
-    def _pass_on(self, ticket: int, failure: BaseException | None) -> None:
-        self._await(ticket)
-        with self._turned:
+    def _run(
+        self, ticket: int, after: int, seat: Seat, work: Callable[[], object], future: Future[None]
+    ) -> None:
+        failure = self._failure_of(ticket, after, seat, work)
+        self._crew.wait_for(ticket)
+        if failure is not None:
             self._failure = self._failure or failure
-            self._turn += 1
-            self._turned.notify_all()
+            self._crew.end()
+        self._crew.pass_on()
+        if failure is None:
+            future.set_result(None)
+        else:
+            future.set_exception(failure)
+
+    def _failure_of(
+        self, ticket: int, after: int, seat: Seat, work: Callable[[], object]
+    ) -> BaseException | None:
+        self._crew.wait_for(after + 1)
+        try:
+            self._check()
+            seat.ticket = ticket
+            work()
+        except BaseException as error:  # whatever it is, the training thread gets it
+            return error
+        return None
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._refusal()
+
+    def _refusal(self) -> HookError:
+        if self._failure is None:
+            return HookError(
+                "sum: this worker has left the job; make a new state, or process group, to go on"
+            )
+        refusal = HookFailedError(
+            f"sum: an earlier one failed ({self._failure}); start training again from a checkpoint"
+        )
+        refusal.__cause__ = self._failure
+        return refusal
+
+
+def _nothing() -> None:
+    """What leaving a summation of the caller's comes to."""

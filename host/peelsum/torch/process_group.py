@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not e
 from peelsum.allreduce import Allreduce, Part
 from peelsum.allreduce.summation import Op, Words
 from peelsum.codec import warm_up
+from peelsum.torch.futures import pass_on
 from peelsum.torch.host_memory import summable
 from peelsum.torch.pipeline import Pipeline, Seat
 from peelsum.torch.switch_seat import plug_in
@@ -41,7 +42,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         warm_up()
         # One thread: calls share one all-reduce, which sums one thing at a time.
-        self._pipeline = Pipeline(plug_in("", rank, store, None), threads=1)
+        self._pipeline = Pipeline(plug_in("", rank, store, None), threads=1, leave=True)
         self._seat = Seat(self._pipeline)
         self._allreduce = Allreduce(self._seat)
 
@@ -69,7 +70,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave the job; called by `destroy_process_group`."""
-        self._pipeline.close(leave=True)
+        self._pipeline.close()
 
     def _submit(self, tensors: list[torch.Tensor], work: Callable[[], object]) -> dist.Work:
         return _Submitted(self._pipeline.submit(self._seat, work), tensors)
@@ -132,15 +133,7 @@ class _Submitted(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future for the tensors."""
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-
-        def tell(done: Future[None]) -> None:
-            error = done.exception()
-            if isinstance(error, Exception):
-                future.set_exception(error)  # type: ignore[arg-type]  # as in torch's documentation
-            else:
-                future.set_result(self._tensors)
-
-        self._done.add_done_callback(tell)
+        pass_on(self._done, future, lambda: self._tensors)
         return future
 
 

@@ -5,19 +5,20 @@ It is pickled, and restored from `state_dict`, without the way to sum, which is 
 
 from __future__ import annotations
 
-import atexit
+import gc
 import logging
+import math
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from peelsum.allreduce import Allreduce, Network, RequestedForm, RequestedIndex, StepResult, Summation
 from peelsum.codec import warm_up
@@ -25,6 +26,7 @@ from peelsum.torch.bucket_sum import BucketSum
 from peelsum.torch.checkpoint import loaded, saved
 from peelsum.torch.error_feedback import ErrorFeedback
 from peelsum.torch.errors import HookConfigError
+from peelsum.torch.futures import pass_on
 from peelsum.torch.host_memory import Bucket
 from peelsum.torch.pipeline import Pipeline, Seat
 from peelsum.torch.sparsifiers import Sparsifier
@@ -32,6 +34,22 @@ from peelsum.torch.stats import HookStats
 from peelsum.torch.ways import connect
 
 _LOGGER = logging.getLogger(__name__)
+#: What a pickle does not hold: what `_start` makes, and the process group.
+_LEFT_OUT = {
+    "process_group",
+    "_names",
+    "_owners",
+    "_unnamed",
+    "_last_pass",
+    "_lock",
+    "_sums",
+    "_pipeline",
+} | {
+    "_stats",
+    "_wait_s",
+}
+#: What torch calls the backward pass of a thread that is in none.
+_NO_PASS = -1
 
 
 class SwitchAllreduceState:
@@ -99,34 +117,34 @@ class SwitchAllreduceState:
         """Make the way to sum now, on all ranks, rather than in the first backward pass; compile kernels."""
         if self._pipeline is None:
             warm_up()
-            self._pipeline = Pipeline(connect(self._over, self.process_group, self._timeout_s))
-            atexit.register(_close, weakref.ref(self))
+            summation = connect(self._over, self.process_group, self._timeout_s)
+            self._pipeline = Pipeline(summation, leave=isinstance(self._over, str))
 
     def close(self) -> None:
-        """Leave the job, once all sums are done. Called at exit if not before, unless sums are under way."""
+        """Leave the job, once all sums are done.
+
+        It happens by itself when nobody holds the state any more, and at exit unless sums are under way.
+        """
         pipeline, self._pipeline = self._pipeline, None
         self._sums.clear()
         if pipeline is not None:
-            pipeline.close(leave=isinstance(self._over, str))
-
-    @property
-    def idle(self) -> bool:
-        """Whether no sums are under way."""
-        return self._pipeline is None or self._pipeline.idle
+            pipeline.close()
 
     def name(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """Give parameters the names by which `forms`, `stats` and checkpoints know them: after a restore.
 
-        Raises HookConfigError for two parameters of one name.
+        Raises HookConfigError for a name that another parameter has, if that is still there.
         """
-        given: dict[str, torch.nn.Parameter] = {}
         for name, parameter in parameters:
-            # Their buckets would pass for one, whose sums would wait for each other.
-            if given.setdefault(name, parameter) is not parameter:
-                raise HookConfigError(
-                    f"names: {name!r} is that of two parameters; put the names of their modules in front"
-                )
-            self._names[parameter] = name
+            # Sums and residuals of the one would pass for those of the other.
+            if self._owner(name) not in (None, id(parameter)):
+                gc.collect()  # a module that was let go of can be in cycles
+                if self._owner(name) not in (None, id(parameter)):
+                    raise HookConfigError(
+                        f"names: {name!r} is that of two parameters; put the names of their modules in "
+                        "front, or let go of the module that has it"
+                    )
+            self._give(name, parameter)
 
     def stats(self) -> HookStats:
         """What was summed and what it cost, on this worker, since the state was made or restored."""
@@ -156,8 +174,13 @@ class SwitchAllreduceState:
             )
         bucket = Bucket(buffer, [parameter.numel() for parameter in parameters])
         done = bucket.future()
-        work = self._submitted(bucket, self._names_of(parameters), lambda: done.set_result(buffer))
-        self._raise_later(work, done)
+        work = self._submitted(bucket, self._names_of(parameters))
+        if torch._C._current_graph_task_id() == _NO_PASS:
+            pass_on(work, done, lambda: buffer)
+        else:
+            # DDP ends its pass all the same, or it would have no other; what failed is no gradient.
+            pass_on(work, done, lambda: buffer, after_error=lambda: buffer.fill_(math.nan))
+            _call_back(partial(self._wait_for, work))
         return done
 
     def average(self, tensor: torch.Tensor) -> None:
@@ -167,10 +190,13 @@ class SwitchAllreduceState:
         flat = tensor.detach().view(-1)
         # A name for all of a size will do: nothing but the choice of a form is kept from step to step.
         name = f"tensor of {flat.numel()}"
-        self._submitted(Bucket(flat, [flat.numel()]), (name,), lambda: None).result()
+        self._submitted(Bucket(flat, [flat.numel()]), (name,)).result()
 
     def end_step(self) -> None:
-        """Count a backward pass whose buckets have all been submitted; for `hook`."""
+        """Count a backward pass, one module's buckets of which have all been submitted; for `hook`."""
+        if self._counted:
+            return
+        self._last_pass = torch._C._current_graph_task_id()
         self._steps += 1
         with self._lock:
             self._stats = replace(self._stats, steps=self._stats.steps + 1)
@@ -178,8 +204,7 @@ class SwitchAllreduceState:
     def __getstate__(self) -> dict[str, Any]:
         _LOGGER.warning("process_group and connections are not saved with a SwitchAllreduceState")
         self._drain()
-        left_out = ("process_group", "_names", "_unnamed", "_lock", "_sums", "_pipeline", "_stats", "_wait_s")
-        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        kept = {name: value for name, value in vars(self).items() if name not in _LEFT_OUT}
         if not isinstance(self._over, str):
             kept["_over"] = "switch"
         return kept
@@ -196,33 +221,48 @@ class SwitchAllreduceState:
     def _start(self, names: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """What a process makes anew."""
         self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._owners: dict[str, TensorWeakRef] = {}
         self._unnamed = 0
+        self._last_pass = _NO_PASS
         self._lock = threading.Lock()
         self._sums: dict[tuple[str, ...], BucketSum] = {}
         self._pipeline = None
         self._stats, self._wait_s = HookStats(), 0.0
         self.name(names)
 
-    def _submitted(self, bucket: Bucket, names: tuple[str, ...], tell: Callable[[], None]) -> Future[None]:
-        """A bucket's sum under way, that calls `tell` at its end."""
+    def _submitted(self, bucket: Bucket, names: tuple[str, ...]) -> Future[None]:
+        """A bucket's sum under way."""
         self.connect()
         assert self._pipeline is not None
         if names not in self._sums:
             self._sums[names] = self._new_sums(names)
-        sums, step = self._sums[names], self._steps
+        sums, step = self._sums[names], self._steps - self._counted
+        return self._pipeline.submit(sums.seat, lambda: self._count(sums.run(bucket, step)))
 
-        def work() -> None:
-            self._count(sums.run(bucket, step))
-            tell()
-
-        return self._pipeline.submit(sums.seat, work)
+    @property
+    def _counted(self) -> bool:
+        """Whether the backward pass that is under way has been counted, with another module's buckets."""
+        return self._last_pass != _NO_PASS and self._last_pass == torch._C._current_graph_task_id()
 
     def _names_of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
         for parameter in parameters:
-            if parameter not in self._names:
-                self._names[parameter] = f"parameter {self._unnamed}"
+            while parameter not in self._names:
+                name = f"parameter {self._unnamed}"
                 self._unnamed += 1  # those of modules that are gone are not given again
+                if name not in self._owners:
+                    self._give(name, parameter)
         return tuple(self._names[parameter] for parameter in parameters)
+
+    def _give(self, name: str, parameter: torch.Tensor) -> None:
+        if parameter in self._names:
+            del self._owners[self._names[parameter]]
+        self._names[parameter] = name
+        self._owners[name] = TensorWeakRef(parameter)
+
+    def _owner(self, name: str) -> int | None:
+        """The id of the parameter that has a name, if it is still there."""
+        owner = self._owners[name]() if name in self._owners else None
+        return None if owner is None else id(owner)
 
     def _new_sums(self, names: tuple[str, ...]) -> BucketSum:
         assert self._pipeline is not None
@@ -240,24 +280,17 @@ class SwitchAllreduceState:
         )
         return BucketSum(names, seat, allreduce, self._feedback)
 
-    def _raise_later(self, work: Future[None], done: torch.futures.Future[torch.Tensor]) -> None:
-        """Have the backward pass raise what the work raises.
+    def _wait_for(self, work: Future[None]) -> None:
+        """At the end of a backward pass, which then raises what the work raised.
 
-        Where PyTorch waits for the future, in C++, an error would lose its type; so the training thread waits
-        just before, in a callback of the same backward pass.
+        Where PyTorch waits for the bucket's future, in C++, an error would lose its type. It is raised when
+        all of DDP's callbacks, too, have been called.
         """
-
-        def wait() -> None:
-            started = time.perf_counter()
-            try:
-                work.result()
-            finally:
-                self._wait_s += time.perf_counter() - started
-
-        if torch._C._current_graph_task_id() != -1:
-            torch.autograd.Variable._execution_engine.queue_callback(wait)
-        else:
-            work.add_done_callback(lambda _: _pass_on(work.exception(), done))
+        started = time.perf_counter()
+        error = work.exception()
+        self._wait_s += time.perf_counter() - started
+        if error is not None:
+            _call_back(lambda: work.result())
 
     def _count(self, result: StepResult) -> None:
         with self._lock:
@@ -268,16 +301,6 @@ class SwitchAllreduceState:
             self._pipeline.drain()
 
 
-def _pass_on(error: BaseException | None, done: torch.futures.Future[torch.Tensor]) -> None:
-    if isinstance(error, Exception):
-        done.set_exception(error)  # type: ignore[arg-type]  # as in torch's documentation
-
-
-def _close(state: weakref.ref[SwitchAllreduceState]) -> None:
-    """Leave the job at exit: the others may still wait for this worker's last packets.
-
-    Not in the middle of a sum: a script that ends there has failed, and should be seen to have ended.
-    """
-    alive = state()
-    if alive is not None and alive.idle:
-        alive.close()
+def _call_back(function: Callable[[], None]) -> None:
+    """Have it called at the end of this thread's backward pass, after what else is to be called by then."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)

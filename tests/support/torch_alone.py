@@ -1,0 +1,100 @@
+"""A training process without others: a group of one rank in the test's own process, sums that can fail."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # not exported, but documented
+
+from peelsum.torch import SwitchAllreduceState, hook
+
+PATIENCE_S = 20.0
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """This process as the only rank of torch.distributed."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+class Sums:
+    """A way to sum of one worker, of which call number `fails_at` raises `error`."""
+
+    lanes, workers, worker_id = 32, 1, 0
+
+    def __init__(self, fails_at: int = -1, error: BaseException | None = None) -> None:
+        self.calls, self.fails_at, self.error = 0, fails_at, error
+        self.closed = threading.Event()
+
+    def sum(self, parts: Any) -> list[np.ndarray]:
+        self.calls += 1
+        if self.calls > self.fails_at >= 0:
+            assert self.error is not None
+            raise self.error
+        results = [part.words.copy() for part in parts]
+        for part, result in zip(parts, results, strict=True):
+            if part.check is not None:
+                part.check(result)
+        return results
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def hooked(state: SwitchAllreduceState, module: torch.nn.Module) -> torch.nn.Module:
+    """The module under DDP, in several buckets, with the hook."""
+    ddp = torch.nn.parallel.DistributedDataParallel(module, bucket_cap_mb=1e-4)
+    ddp.register_comm_hook(state, hook)
+    return ddp
+
+
+def layers() -> torch.nn.Module:
+    """Three layers, the buckets of which are as many."""
+    return torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(3)))
+
+
+def in_time(work: Callable[[], Any]) -> Any:
+    """What work returns or raises; a TimeoutError if it hangs."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append((work(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    if not outcome:
+        raise TimeoutError(f"nothing came within {PATIENCE_S:g} s")
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value
+
+
+def summing_threads() -> list[threading.Thread]:
+    """Those of the hook."""
+    return [one for one in threading.enumerate() if one.name.startswith("peelsum sums")]
+
+
+def let_go(reference: weakref.ref[Any]) -> bool:
+    """Whether a thing is collected, now that nobody should hold it, within `PATIENCE_S`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while reference() is not None and time.monotonic() < deadline:
+        gc.collect()
+    return reference() is None

@@ -1,0 +1,207 @@
+"""What goes wrong in a training script: names given twice, sums that fail, states that nobody closes."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+from torch_alone import PATIENCE_S, Sums, group_of_one, hooked, in_time, layers, let_go, summing_threads
+
+from peelsum.torch import HookConfigError, HookFailedError, SwitchAllreduceState, hook, ways
+
+INPUT = torch.ones(2, 6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    with group_of_one():
+        yield
+
+
+def backward(ddp):
+    in_time(lambda: ddp(INPUT).sum().backward())
+
+
+def several_times(ddp):
+    for _ in range(5):
+        backward(ddp)
+
+
+# names
+
+
+def test_a_name_of_another_module_is_refused_at_once():
+    state, modules = SwitchAllreduceState(over=Sums()), [layers(), layers()]
+    state.name(modules[0].named_parameters())
+    with pytest.raises(HookConfigError, match=r"names: '0.weight' is that of two parameters; put the names"):
+        state.name(modules[1].named_parameters())
+
+
+def test_a_name_is_free_again_when_its_module_is_gone():
+    state, old, new = SwitchAllreduceState(over=Sums()), layers(), layers()
+    state.name(old.named_parameters())
+    old.itself = [old]  # as modules can be: in a cycle
+    del old
+    state.name(new.named_parameters())
+    backward(hooked(state, new))
+    assert set(state.stats().tensors) == {name for name, _ in new.named_parameters()}
+
+
+def test_a_parameter_can_be_renamed_and_its_old_name_given_away():
+    state, module = SwitchAllreduceState(over=Sums()), layers()
+    first, second = module[0].weight, module[1].weight
+    state.name([("a", first), ("b", second)])
+    state.name([("c", first)])
+    state.name([("a", second)])
+    assert state._names_of([first, second]) == ("c", "a")
+
+
+def test_a_name_by_number_is_not_given_twice():
+    state, module = SwitchAllreduceState(over=Sums()), layers()
+    state.name([("parameter 0", module[1].weight)])
+    assert state._names_of([module[0].weight]) == ("parameter 1",)
+
+
+# failures
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}], ids=["", "static"])
+@pytest.mark.parametrize("calls", [0, 2, 3, 5, 7])
+def test_a_failed_sum_is_raised_by_its_backward_and_every_later_one(calls, options):
+    """Of two passes, with one bucket and with three, of two sums each; no future is left pending."""
+    sums, futures = Sums(calls, TimeoutError("worker 1 is missing")), []
+    ddp = torch.nn.parallel.DistributedDataParallel(layers(), bucket_cap_mb=1e-4, **options)
+    state = SwitchAllreduceState(over=sums)
+
+    def watched(state, bucket):
+        futures.append(hook(state, bucket))
+        return futures[-1]
+
+    ddp.register_comm_hook(state, watched)
+    with pytest.raises(TimeoutError, match="worker 1 is missing"):
+        several_times(ddp)
+    failed_at = len(futures)
+    for _ in range(2):
+        with pytest.raises(HookFailedError, match=r"worker 1 is missing.*; start training again") as raised:
+            backward(ddp)
+        assert raised.value.__cause__ is sums.error
+    assert len(futures) > failed_at
+    assert all(in_time(future.wait).isnan().all() for future in futures[failed_at:])
+    assert all(torch.isnan(one.grad).all() for one in ddp.parameters())
+    in_time(state.close)
+
+
+def test_an_error_outside_of_a_backward_pass_is_the_futures():
+    state = SwitchAllreduceState(over=Sums(0, KeyboardInterrupt("enough")))
+    future = state.submit(torch.ones(3), [torch.nn.Parameter(torch.zeros(3))])
+    with pytest.raises(HookFailedError, match=r"sum: ended by KeyboardInterrupt \(enough\)"):
+        in_time(future.wait)
+
+
+def test_two_modules_of_one_backward_pass_are_one_step():
+    state = SwitchAllreduceState(over=Sums(), sparsifier=Steps())
+    both = [hooked(state, layers()) for _ in range(2)]
+    for _ in range(3):
+        in_time(lambda: sum(ddp(INPUT).sum() for ddp in both).backward())
+    backward(both[0])
+    assert state.stats().steps == state.state_dict()["steps"] == 4
+    seen = state._sparsifier.seen
+    assert seen == sorted(seen)
+    assert {step: seen.count(step) for step in seen} == {0: 12, 1: 12, 2: 12, 3: 6}
+
+
+class Steps:
+    """A sparsifier that notes the steps it is asked in, for each parameter."""
+
+    per = "tensor"
+
+    def __init__(self):
+        self.seen = []
+
+    def choose(self, magnitudes, step, seed):
+        self.seen.append(step)
+        return np.arange(magnitudes.size)
+
+
+# states that nobody closes
+
+
+def owned(sums, monkeypatch):
+    """A state that made its way to sum."""
+    monkeypatch.setattr(ways, "ProcessGroupSummation", lambda *_, **__: sums)
+    return SwitchAllreduceState(over="gloo")
+
+
+def ended(threads):
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def test_a_state_that_is_dropped_leaves_its_job(monkeypatch):
+    def train():
+        state = owned(sums, monkeypatch)
+        ddp = hooked(state, layers())
+        backward(ddp)
+        return weakref.ref(state)
+
+    sums, before = Sums(), set(summing_threads())
+    reference = train()
+    threads = set(summing_threads()) - before
+    assert let_go(reference)
+    assert ended(threads)
+    assert sums.closed.is_set()
+
+
+def test_a_state_whose_sum_failed_leaves_its_job_at_once(monkeypatch):
+    """Whoever holds it, as the error's own traceback does."""
+    sums, before = Sums(0, TimeoutError("worker 1 is missing")), set(summing_threads())
+    state = owned(sums, monkeypatch)
+    state.connect()
+    threads = set(summing_threads()) - before
+    with pytest.raises(TimeoutError):
+        backward(hooked(state, layers()))
+    assert ended(threads)
+    assert sums.closed.is_set()
+
+
+def test_a_state_that_is_there_at_exit_leaves_its_job(monkeypatch):
+    sums = Sums()
+    state = owned(sums, monkeypatch)
+    backward(hooked(state, layers()))
+    in_time(atexit._run_exitfuncs)
+    assert sums.closed.is_set()
+    in_time(state.close)
+
+
+# a job of another size
+
+
+class Plugged(Sums):
+    """A connection to a switch, of a job of three workers."""
+
+    workers = 3
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        self.close()
+
+
+def test_a_connection_to_a_job_of_another_size_is_closed(monkeypatch):
+    sums = Plugged()
+    monkeypatch.setattr(ways, "plug_in", lambda *_: sums)
+    with pytest.raises(HookConfigError, match="3 workers sum, but 1 ranks train"):
+        SwitchAllreduceState().connect()
+    assert sums.closed.is_set()
+    own = Plugged()
+    with pytest.raises(HookConfigError, match="3 workers sum, but 1 ranks train"):
+        SwitchAllreduceState(over=own).connect()
+    assert not own.closed.is_set()
