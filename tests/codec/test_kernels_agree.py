@@ -169,3 +169,23 @@ def test_cores_share_the_work_and_change_nothing(
         outcomes.append((bitmap, passed, sketch, whole, some, back, scattered))
     for one, several in zip(*outcomes, strict=True):
         np.testing.assert_array_equal(one, several)
+
+
+@pytest.mark.parametrize("words", [1, 2, 3, 31, 1023, 1024, 1025, 3073])
+@pytest.mark.parametrize("density", [0.01, 0.4, 0.6, 0.9, 1.0])
+def test_bits_are_gathered_and_scattered_alike(words: int, density: float) -> None:
+    rng = np.random.default_rng(words)
+    for last_bits in range(1, 33):
+        bits = rng.random(32 * words) < density
+        bits[32 * words - 32 :] = np.arange(32) < last_bits  # so that any number is left for the last word
+        mask = np.packbits(bits, bitorder="little").view(np.uint32)
+        index = rng.integers(0, 2**32, words, np.uint32)
+        size = index_words(int(bits.sum()))
+        gathered = [np.empty(size, np.uint32) for _ in range(2)]
+        scattered = [np.empty(words, np.uint32) for _ in range(2)]
+        for i, ops in enumerate((CPU, REFERENCE)):
+            ops.gather_bits(index, mask, gathered[i])
+            ops.scatter_bits(gathered[i], mask, scattered[i])
+        np.testing.assert_array_equal(gathered[0], gathered[1])
+        np.testing.assert_array_equal(scattered[0], scattered[1])
+        np.testing.assert_array_equal(scattered[0], index & mask)
