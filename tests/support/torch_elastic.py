@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch_ranks import die
 from torch_training import model, parameters, step_loss
 
-from peelsum.torch import SwitchAllreduceState, TopK, hook
+from peelsum.torch import SwitchAllreduceState, TopK, hook, init_process_group
 
 STEPS, SPARSIFIER = 6, TopK(0.2)
 
@@ -23,7 +23,7 @@ STEPS, SPARSIFIER = 6, TopK(0.2)
 def main() -> None:
     folder, over = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    init_process_group("gloo")
     rank, first_run = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     state, ddp, begin = SwitchAllreduceState(over=over, sparsifier=SPARSIFIER), model(), 0
     checkpoint = folder / f"rank{rank}.pt"

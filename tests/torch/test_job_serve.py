@@ -1,4 +1,4 @@
-"""`peelsum job serve`: one start of a job after the other, whatever befalls switch, server and connections."""
+"""`peelsum job serve`: one start of a job after the other, whatever befalls switch, server, connections."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from peelsum.torch.errors import HookConfigError, HookError, HookFailedError
 from peelsum.torch.hook import fsdp_hook, hook
 from peelsum.torch.process_group import SwitchProcessGroup, register_backend
 from peelsum.torch.process_group_summation import ProcessGroupSummation
+from peelsum.torch.restarts import init_process_group
 from peelsum.torch.sparsifiers import RandomK, Sparsifier, Threshold, TopK
 from peelsum.torch.state import SwitchAllreduceState
 from peelsum.torch.stats import HookStats, TensorStats
@@ -27,6 +28,7 @@ __all__ = [
     "TopK",
     "fsdp_hook",
     "hook",
+    "init_process_group",
 ]
 
 register_backend()
