@@ -2,6 +2,11 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +23,8 @@ KEYS = {
     *("model", "workers", "gbps", "path", "form", "density_worker", "density_union", "bytes_per_step"),
     *("iteration_ms", "compute_ms", "encode_ms", "network_ms", "decode_ms"),
     *("speedup_over_dense", "speedup_over_gloo", "exact"),
+    *("shaped_by", "iteration_least_ms", "iteration_most_ms"),
+    *("aggregation_ms", "aggregation_gbps", "aggregation_over_dense", "aggregation_over_gloo"),
 }
 REQUEST = bench.Request("ncf", workers=2, gbps=(1.0,), steps=2, warm_ups=1)
 
@@ -38,6 +45,7 @@ def test_json_rows_compare_the_three_paths(
     switch, dense, gloo = rows["switch"], rows["switch-dense"], rows["gloo"]
     assert (switch["exact"], dense["exact"], gloo["exact"]) == (True, True, None)
     assert (switch["gbps"], dense["gbps"], gloo["gbps"]) == (1.0, 1.0, None)
+    assert (switch["shaped_by"], dense["shaped_by"], gloo["shaped_by"]) == (*["switch ports"] * 2, None)
     assert "compact" in switch["form"]
     assert dense["form"] == "dense"
     assert switch["bytes_per_step"] < dense["bytes_per_step"]
@@ -48,31 +56,42 @@ def test_json_rows_compare_the_three_paths(
     assert switch["speedup_over_gloo"] == pytest.approx(
         gloo["iteration_ms"] / switch["iteration_ms"], abs=0.01
     )
-    assert all(row["iteration_ms"] > 0 and row["compute_ms"] > 0 for row in rows.values())
+    for row in rows.values():
+        assert 0 < row["iteration_least_ms"] <= row["iteration_ms"] <= row["iteration_most_ms"]
+        assert row["compute_ms"] > 0
+        bits = 32 * 470_449  # of the small NCF's parameters
+        assert row["aggregation_gbps"] == pytest.approx(bits / row["aggregation_ms"] / 1e6, rel=0.01)
+    over = dense["aggregation_ms"] / switch["aggregation_ms"]
+    assert switch["aggregation_over_dense"] == pytest.approx(over, rel=0.01)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 def test_gloo_runs_over_links_of_the_rate() -> None:
     try:
         with ShapedLan(2) as lan:
-            rows = list(bench._by_gloo(bench.Request("ncf", 2, (0.02, 1.0), steps=1, warm_ups=1), lan))
+            request = bench.Request("ncf", 2, (0.02, 1.0), steps=2, warm_ups=1)
+            with ExitStack() as stack:
+                rows = list(bench._by_gloo(request, lan, bench._Told(stack, 2)))
     except TopologyError as error:
         pytest.skip(str(error))
     slow, fast = rows
     assert (slow.gbps, fast.gbps) == (0.02, 1.0)
+    assert slow.shaped_by == fast.shaped_by == "namespaces"
     # 1.9 MB each way at 20 Mbit/s, less what the buckets hold at first.
     assert slow.network_ms > 400
-    assert slow.network_ms > 2 * fast.network_ms
+    assert slow.aggregation_ms > 400
+    assert slow.iteration_least_ms > fast.iteration_least_ms
 
 
 def test_a_table_names_what_is_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def rows(request: bench.Request) -> list[bench.Row]:
-        shares = ("ncf", 2, 1.0, "switch", "compact", 0.1, 0.2, 1_000_000)
-        switch = bench.Row(*shares, 50.0, 10.0, 1.0, 30.0, 1.0, None, None, exact=False)
-        dense = bench.replace(switch, path="switch-dense", iteration_ms=100.0, network_ms=160.0)
-        return [switch, dense, bench.replace(switch, path="gloo", iteration_ms=75.0, gbps=None, exact=None)]
+        shares = ("ncf", 2, 1.0, "switch ports", "switch", "top 1.00%, compact+dense", 0.1, 0.2, 10**9)
+        times = (50_000.0, 40_000.0, 60_000.0, 10_000.0, 1_000.0, 30_000.0, 1_000.0, 40_000.0)
+        switch = bench.Row(*shares, *times, 0.1234, exact=False)
+        dense = bench.replace(switch, path="switch-dense", iteration_ms=100_000.0, aggregation_ms=200_000.0)
+        return [switch, dense, bench.replace(switch, path="gloo", iteration_ms=75_000, gbps=None, exact=None)]
 
     monkeypatch.setattr(bench, "_rows", rows)
     with pytest.raises(SystemExit):  # a sum was wrong
@@ -81,7 +100,49 @@ def test_a_table_names_what_is_compared(
     assert "2.00x" in out
     assert "1.50x" in out
     assert "NO" in out
-    assert "Best here: 2.00 times an iteration, at 1 Gbit/s, and 5.06 times a sum" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 100
+    said = " ".join(out.split())
+    assert "switch-dense" in said
+    assert "2.00 times an iteration, at 1 Gbit/s, and 5.00 times the aggregation throughput" in said
+
+
+def test_ctrl_c_ends_all_that_it_started(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "peelsum.cli", "bench", "train", "--workers", "2", "--gbps", "1"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    terminal, errors = os.openpty()
+    running = subprocess.Popen(
+        [*command, "--steps", "100000"], stdout=subprocess.PIPE, stderr=errors, env=environment
+    )
+    os.close(errors)
+    try:
+        told = b""
+        while b"ncf: switch at 1 Gbit/s" not in told:
+            told += os.read(terminal, 4096)
+        assert len(started_from(tmp_path)) > 5
+        running.send_signal(signal.SIGINT)
+        out, _ = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        os.close(terminal)
+    assert (running.returncode, out) == (130, b"")
+    assert started_from(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def started_from(folder: Path) -> list[str]:
+    """Processes whose temporary files are there."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # ended meanwhile, or somebody else's
+            if f"TMPDIR={folder}".encode() in environ.read_bytes().split(b"\0"):
+                found.append(environ.parent.name)
+    return found
+
+
+def test_the_worker_that_failed_is_named(tmp_path: Path) -> None:
+    complaint = f"worker [01]: {tmp_path}: holds neither CIFAR-10's binary version .* nor a folder of images"
+    with pytest.raises(TopologyError, match=complaint):
+        bench.bench_train(bench.replace(REQUEST, model="vgg19", path=str(tmp_path)))
 
 
 def test_densities_are_of_every_tensor_and_of_all() -> None:

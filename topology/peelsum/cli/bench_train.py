@@ -1,7 +1,7 @@
 """`peelsum bench train`: what the switch buys a training iteration, beside dense sums and beside gloo.
 
-Owns what is measured and how it is shown. Every worker is a process of its own. The switch is the embedded
-one, on loopback, whose ports have the rate; gloo's links are virtual Ethernet with token buckets of the rate.
+Owns what is measured. Every worker is a process of its own. The switch is the embedded one, on loopback,
+whose ports have the rate; gloo's links are virtual Ethernet with token buckets of the rate.
 """
 
 from __future__ import annotations
@@ -13,57 +13,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from peelsum.cli.bench_train_links import ShapedLan
+from peelsum.cli.bench_train_report import Row, beside_the_paper, compared, tables
 from peelsum.cli.bench_train_worker import FORMS, Job, Measurement
 from peelsum.topology import Child, Seat, Star, TopologyError
 from peelsum.topology.namespaces import HOST_INTERFACE
 from peelsum.training import Density, ModelName, densities, make_task, overall
 
-#: A worker's answer must come within this, in seconds, or the run is given up.
-_PATIENCE_S = 1800.0
-#: Of the table, in a terminal that does not say how wide it is.
-_WIDTH = 120
+#: How long a sum may wait for a worker, in seconds: at the published sizes, steps of a minute differ by many.
+_TIMEOUT_SMALL_S, _TIMEOUT_FULL_S = 30.0, 600.0
+#: Between two looks at whether a worker has said something, in seconds.
+_POLL_S = 0.05
+#: Of the table, in a terminal that is narrower or does not say how wide it is.
+_WIDTH = 100
 #: For how many workers the union's density is shown.
 UNIONS = (2, 4, 8)
-#: What LHC's paper has at best (arXiv 2402.07529): per iteration, and in aggregation throughput.
-PAPER_ITERATION, PAPER_AGGREGATION = 3.74, 6.33
-
-
-@dataclass(frozen=True)
-class Row:
-    """A training iteration of `workers` workers whose gradients are summed one way.
-
-    gbps: of every link, each way; None where links could not be shaped. path: switch, switch-dense (all of
-    every gradient, through the same switch), gloo. form: what gradients were sent as. density_worker,
-    density_union: share of all gradients' elements that are not zero on a worker, on any.
-    With top-k both are of what is sent. bytes_per_step: what a worker sends; for gloo, a ring's. Times are
-    the slowest worker's: iteration_ms and compute_ms (forward, backward, optimizer, with no sums) are medians
-    of steps; encode_ms, network_ms and decode_ms are means, of threads that run beside the rest; gloo's
-    network is what is left. exact: every average equals that of the workers' integers; None if not compared,
-    as for gloo, which adds floats, and for top-k.
-    """
-
-    model: str
-    workers: int
-    gbps: float | None
-    path: str
-    form: str
-    density_worker: float
-    density_union: float
-    bytes_per_step: int
-    iteration_ms: float
-    compute_ms: float
-    encode_ms: float
-    network_ms: float
-    decode_ms: float
-    speedup_over_dense: float | None
-    speedup_over_gloo: float | None
-    exact: bool | None
 
 
 @dataclass(frozen=True)
@@ -86,14 +57,14 @@ def bench_train(request: Request, *, json: bool = False) -> list[Row]:
 
     Raises ProcessError if a process fails, SystemExit(1) if an average was not exact.
     """
-    rows = _compared(list(_rows(request)))
+    rows = compared(list(_rows(request)))
     if json:
         sys.stdout.write(json_format.dumps([asdict(row) for row in rows], indent=2) + "\n")
     else:
         console = Console()
         console.width = max(console.width, _WIDTH)
-        console.print(_table(request, rows))
-        console.print(_beside_the_paper(rows))
+        console.print(*tables(_title(request, rows), rows))
+        console.print(beside_the_paper(rows))
     if any(row.exact is False for row in rows):
         raise SystemExit(1)
     return rows
@@ -117,11 +88,29 @@ def show_densities(request: Request, *, json: bool = False) -> list[Density]:
     return found
 
 
+class _Told:
+    """One line on a terminal that says what is measured; on stderr, gone at the end."""
+
+    def __init__(self, stack: ExitStack, rows: int) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn())
+        console = Console(stderr=True)
+        shown = Progress(
+            *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
+        )
+        self._progress = stack.enter_context(shown)
+        self._task = shown.add_task("", total=rows)
+
+    def now(self, what: str, *, done: int = 0) -> None:
+        """Say what is measured from now on, and how many rows more are there."""
+        self._progress.update(self._task, description=what, advance=done)
+
+
 def _rows(request: Request) -> Iterator[Row]:
     with ExitStack() as stack:
         lan = _lan(stack, request.workers)  # before anything starts threads
-        yield from _by_switch(request)
-        yield from _by_gloo(request, lan)
+        told = _Told(stack, len(request.gbps) * len(FORMS) + (len(request.gbps) if lan else 1))
+        yield from _by_switch(request, told)
+        yield from _by_gloo(request, lan, told)
 
 
 def _lan(stack: ExitStack, workers: int) -> ShapedLan | None:
@@ -132,24 +121,31 @@ def _lan(stack: ExitStack, workers: int) -> ShapedLan | None:
         return None
 
 
-def _by_switch(request: Request) -> Iterator[Row]:
+def _by_switch(request: Request, told: _Told) -> Iterator[Row]:
+    timeout_s = _TIMEOUT_SMALL_S if request.small else _TIMEOUT_FULL_S
     with ExitStack() as stack:
+        told.now(f"{request.model}: starting {request.workers} workers")
         children = _crew(stack, request, None)
         for gbps in request.gbps:
-            with Star(request.workers, rate_mbit=1000 * gbps) as star:
+            with Star(request.workers, rate_mbit=1000 * gbps, timeout_s=timeout_s) as star:
+                told.now(f"{request.model}: switch at {gbps:g} Gbit/s")
                 for row in _asked(children, request, list(FORMS), star.seats):
                     star.check()
-                    yield replace(row, gbps=gbps)
+                    told.now(f"{request.model}: all of every gradient, switch at {gbps:g} Gbit/s", done=1)
+                    yield replace(row, gbps=gbps, shaped_by="switch ports")
 
 
-def _by_gloo(request: Request, lan: ShapedLan | None) -> Iterator[Row]:
+def _by_gloo(request: Request, lan: ShapedLan | None, told: _Told) -> Iterator[Row]:
     with ExitStack() as stack:
+        told.now(f"{request.model}: starting {request.workers} workers again")
         children = _crew(stack, request, lan)
         for gbps in request.gbps if lan else [None]:
             if lan and gbps:
                 lan.shape(gbps)
+            told.now(f"{request.model}: gloo at {gbps:g} Gbit/s" if gbps else f"{request.model}: gloo")
             for row in _asked(children, request, ["gloo"], None):
-                yield replace(row, gbps=gbps)
+                told.now("", done=1)
+                yield replace(row, gbps=gbps, shaped_by="namespaces" if lan else None)
 
 
 def _crew(stack: ExitStack, request: Request, lan: ShapedLan | None) -> list[Child]:
@@ -164,8 +160,7 @@ def _crew(stack: ExitStack, request: Request, lan: ShapedLan | None) -> list[Chi
         child = Child(f"worker {rank}", [*(lan.prefix(rank) if lan else []), *command])
         stack.callback(child.stop)
         children.append(child)
-    for child in children:
-        child.ready(_PATIENCE_S)
+    _answers(children)
     return children
 
 
@@ -175,11 +170,20 @@ def _asked(
     for rank, child in enumerate(children):
         child.tell(paths=paths, seat=None if seats is None else asdict(seats[rank]))
     for _ in paths:
-        lines = [child.next_line(_PATIENCE_S) for child in children]
-        ended = [child.name for child, line in zip(children, lines, strict=True) if line is None]
-        if ended:
-            raise TopologyError(f"{', '.join(ended)}: ended early; run again, it may have been stopped")
-        yield _row(request, [Measurement(**line) for line in lines if line])
+        yield _row(request, [Measurement(**line) for line in _answers(children)])
+
+
+def _answers(children: Sequence[Child]) -> list[dict[str, Any]]:
+    """What every worker says next. Of those that fail, the first is named: others fail for lack of it."""
+    lines: dict[str, dict[str, Any]] = {}
+    while silent := [child for child in children if child.name not in lines]:
+        for child in silent:
+            if child.has_line(_POLL_S / len(silent)):
+                line = child.next_line(0)
+                if line is None:
+                    raise TopologyError(f"{child.name}: ended early; run again, it may have been stopped")
+                lines[child.name] = line
+    return [lines[child.name] for child in children]
 
 
 def _row(request: Request, measured: Sequence[Measurement]) -> Row:
@@ -188,80 +192,34 @@ def _row(request: Request, measured: Sequence[Measurement]) -> Row:
         return round(1e3 * max(seconds), 2)
 
     wrong = [one.wrong for one in measured if one.wrong is not None]
+    elements, aggregation_s = measured[0].elements, max(one.aggregation_s for one in measured)
     return Row(
         model=request.model,
         workers=request.workers,
         gbps=None,
+        shaped_by=None,
         path=measured[0].path,
         form=measured[0].form,
         density_worker=round(sum(one.density_worker for one in measured) / len(measured), 5),
         density_union=round(measured[0].density_union, 5),
         bytes_per_step=round(max(one.bytes_sent for one in measured)),
         iteration_ms=slowest("iteration_s"),
+        iteration_least_ms=slowest("iteration_least_s"),
+        iteration_most_ms=slowest("iteration_most_s"),
         compute_ms=slowest("compute_s"),
         encode_ms=slowest("encode_s"),
         network_ms=slowest("network_s"),
         decode_ms=slowest("decode_s"),
-        speedup_over_dense=None,
-        speedup_over_gloo=None,
+        aggregation_ms=slowest("aggregation_s"),
+        aggregation_gbps=round(32 * elements / aggregation_s / 1e9, 4),
         exact=not any(wrong) if wrong else None,
     )
 
 
-def _compared(rows: Sequence[Row]) -> list[Row]:
-    """The rows by rate, with how many times faster an iteration is than those it is compared with."""
-    unshaped = next((row.iteration_ms for row in rows if row.path == "gloo" and row.gbps is None), None)
-    times = {(row.path, row.gbps): row.iteration_ms for row in rows}
-
-    def speedup(row: Row, path: str) -> float | None:
-        other = times.get((path, row.gbps), unshaped if path == "gloo" else None)
-        return None if other is None else round(other / row.iteration_ms, 3)
-
-    return [
-        replace(
-            row,
-            speedup_over_dense=speedup(row, "switch-dense"),
-            speedup_over_gloo=speedup(row, "gloo"),
-        )
-        for row in sorted(rows, key=lambda row: row.gbps or 0)
-    ]
-
-
-def _table(request: Request, rows: Sequence[Row]) -> Table:
+def _title(request: Request, rows: Sequence[Row]) -> str:
+    ours = next(row for row in rows if row.path == "switch")
     size = "small" if request.small else "published size"
-    density = (
-        f"{rows[0].density_worker:.1%} dense, {rows[0].density_union:.1%} over {request.workers} workers"
-    )
-    title = f"{request.model}, {size}: {density}"
-    columns = ("Gbit/s", "path", "form", "MB/step", "ms/step", "compute", "encode", "network", "decode")
-    table = Table(*columns, "over dense", "over gloo", "exact", title=title, box=box.SIMPLE)
-    for row in rows:
-        times = (row.iteration_ms, row.compute_ms, row.encode_ms, row.network_ms, row.decode_ms)
-        speedups = (row.speedup_over_dense, row.speedup_over_gloo)
-        table.add_row(
-            "unshaped" if row.gbps is None else f"{row.gbps:g}",
-            row.path,
-            row.form,
-            f"{row.bytes_per_step / 1e6:.2f}",
-            *(f"{ms:.1f}" for ms in times),
-            *("" if times_ is None else f"{times_:.2f}x" for times_ in speedups),
-            {True: "yes", False: "NO", None: "floats"}[row.exact],
-        )
-    return table
-
-
-def _beside_the_paper(rows: Sequence[Row]) -> str:
-    """The best of this run, and what LHC's paper has."""
-    ours = [row for row in rows if row.path == "switch"]
-    dense = {row.gbps: row for row in rows if row.path == "switch-dense"}
-    best = max(ours, key=lambda row: row.speedup_over_dense or 0)
-    sums = max(_sum_ms(dense[row.gbps]) / _sum_ms(row) for row in ours)
     return (
-        f"Best here: {best.speedup_over_dense:.2f} times an iteration, at {best.gbps:g} Gbit/s, and "
-        f"{sums:.2f} times a sum (encode, network, decode), over dense through this switch. LHC's paper: up "
-        f"to {PAPER_ITERATION} and {PAPER_AGGREGATION}, on GPUs, over baselines of its own."
+        f"{request.model}, {size}, {request.workers} workers: {ours.density_worker:.1%} dense, "
+        f"{ours.density_union:.1%} over all, sent as {ours.form}"
     )
-
-
-def _sum_ms(row: Row) -> float:
-    return row.encode_ms + row.network_ms + row.decode_ms

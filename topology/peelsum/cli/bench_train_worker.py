@@ -58,40 +58,64 @@ class Job:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One worker's view of one way to sum; seconds and bytes are per step.
+    """One worker's view of one way to sum; seconds are a step's, medians over steps, bytes a mean.
 
-    compute_s: forward and backward of a step that sums nothing, and the optimizer. encode_s, decode_s: of the
-    threads that sum; network_s: what their sums took, or, of gloo, what an iteration takes beyond computing.
-    wrong: elements of the last step's averages that differ from exact ones; None if not compared.
+    iteration_least_s, iteration_most_s: of the quickest and the slowest step. compute_s: forward and backward
+    of a step that sums nothing, and the optimizer. encode_s, decode_s: of the threads that sum; network_s:
+    what their sums took, or, of gloo, what an iteration takes beyond computing. aggregation_s: a step's
+    buckets summed all at once, with nothing computed meanwhile. elements: of all gradients. wrong: elements
+    of the last step's averages that differ from exact ones; None if not compared.
     """
 
     path: str
     form: str
+    elements: int
     density_worker: float
     density_union: float
     bytes_sent: float
     iteration_s: float
+    iteration_least_s: float
+    iteration_most_s: float
     compute_s: float
     encode_s: float
     network_s: float
     decode_s: float
+    aggregation_s: float
     wrong: int | None
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Seconds of one: all of it, the optimizer's, and what it added to those of the threads that sum."""
+
+    all: float
+    optimizer: float
+    encode: float
+    network: float
+    decode: float
 
 
 @dataclass
 class Recorder:
-    """A communication hook that keeps a copy of this worker's own gradients while `on`."""
+    """A communication hook that keeps a copy of this worker's own gradients while `on`, bucket by bucket."""
 
     sum: Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
     on: bool = False
-    own: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
+    buckets: list[tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
 
     def __call__(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """See `DistributedDataParallel.register_comm_hook`."""
         if self.on:
-            pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-            self.own |= {parameter: gradient.clone() for parameter, gradient in pairs}
+            self.buckets.append((bucket.buffer().clone(), bucket.parameters()))
         return self.sum(bucket)
+
+    def own(self) -> dict[torch.Tensor, torch.Tensor]:
+        """The gradients by parameter."""
+        found: dict[torch.Tensor, torch.Tensor] = {}
+        for buffer, parameters in self.buckets:
+            parts = torch.split(buffer, [parameter.numel() for parameter in parameters])
+            found |= {one: part.view_as(one) for one, part in zip(parameters, parts, strict=True)}
+        return found
 
 
 class TimedSums:
@@ -128,34 +152,41 @@ class Trainer:
                 over=sums, names=names, forms=FORMS[path], sparsifier=sparsifier
             )
         self._recorder = Recorder(self._sum)
-        self._optimizing: list[float] = []
         # DDP looks at a hook's annotations, which an object has not.
         self._model.register_comm_hook(None, lambda state, bucket: self._recorder(state, bucket))
 
     def measure(self) -> Measurement:
-        """Steps that count for nothing, steps that compute only, timed steps, and one that is checked."""
-        self._times(self._job.warm_ups)
-        gradients_s = median(self._times(self._job.steps, summed=False))
-        self._times(1)
-        self._optimizing.clear()
-        before, before_s = self._stats(), self._network_s
-        iteration_s = median(self._times(self._job.steps))
-        compute_s = gradients_s + median(self._optimizing)
-        after, network_s = self._stats(), (self._network_s - before_s) / self._job.steps
-        self._recorder.on = True
-        self._times(1)
+        """Steps that count for nothing, that only compute, timed ones, one that is checked; sums alone."""
         steps = self._job.steps
+        self._iterations(self._job.warm_ups)
+        gradients_s = median(one.all for one in self._iterations(steps, summed=False))
+        self._iterations(1)
+        before = self._stats().wire_bytes
+        timed = self._iterations(steps)
+        after = self._stats()
+        iteration_s = median(one.all for one in timed)
+        compute_s = gradients_s + median(one.optimizer for one in timed)
+        network_s = median(one.network for one in timed)
+        self._recorder.on = True
+        self._iterations(1)
+        own = self._recorder.own()
+        elements = sum(gradient.numel() for gradient in own.values())
+        ring_bytes = 2 * (self._job.workers - 1) / self._job.workers * _FLOAT_BYTES * elements
         return Measurement(
             path=self._path,
             form=self._form(after),
-            **self._densities(after),
-            bytes_sent=(after.wire_bytes - before.wire_bytes) / steps if self._state else self._ring_bytes,
+            elements=elements,
+            **self._densities(after, own),
+            bytes_sent=(after.wire_bytes - before) / steps if self._state else ring_bytes,
             iteration_s=iteration_s,
+            iteration_least_s=min(one.all for one in timed),
+            iteration_most_s=max(one.all for one in timed),
             compute_s=compute_s,
-            encode_s=(after.encode_s - before.encode_s) / steps,
+            encode_s=median(one.encode for one in timed),
             network_s=network_s if self._state else max(0.0, iteration_s - compute_s),
-            decode_s=(after.decode_s - before.decode_s) / steps,
-            wrong=self._wrong(),
+            decode_s=median(one.decode for one in timed),
+            wrong=self._wrong(own),
+            aggregation_s=median(self._sums_alone(steps)),
         )
 
     def close(self) -> None:
@@ -164,29 +195,20 @@ class Trainer:
             self._state.close()
 
     def _sum(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if self._state is not None:
-            return hook(self._state, bucket)
-        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        return self._by_gloo(bucket.buffer()) if self._state is None else hook(self._state, bucket)
+
+    def _by_gloo(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        work = dist.all_reduce(buffer, async_op=True)
         future: torch.futures.Future[Any] = work.get_future()
         return future.then(lambda done: done.value()[0].div_(self._job.workers))
-
-    @property
-    def _network_s(self) -> float:
-        return 0.0 if self._sums is None else self._sums.seconds
-
-    @property
-    def _ring_bytes(self) -> float:
-        elements = sum(gradient.numel() for gradient in self._recorder.own.values())
-        return 2 * (self._job.workers - 1) / self._job.workers * _FLOAT_BYTES * elements
 
     def _form(self, stats: HookStats) -> str:
         forms = "+".join(sorted({one.form for one in stats.tensors.values()})) or "float32"
         return f"top {self._job.top_k:.2%}, {forms}" if self._sparse else forms
 
-    def _densities(self, stats: HookStats) -> dict[str, float]:
+    def _densities(self, stats: HookStats, own: Mapping[torch.Tensor, torch.Tensor]) -> dict[str, float]:
         """Of gradients as they are or, if only some of them is sent, of what is sent."""
         if not self._sparse:
-            own = self._recorder.own
             return {"density_worker": _density(own), "density_union": _density(own, union=True)}
         sent = stats.tensors.values()
         elements = sum(one.elements for one in sent)
@@ -195,31 +217,58 @@ class Trainer:
             "density_union": sum(one.density * one.elements for one in sent) / elements,
         }
 
-    def _wrong(self) -> int | None:
+    def _wrong(self, own: Mapping[torch.Tensor, torch.Tensor]) -> int | None:
         """None for gloo, which adds floats, and for top-k, where only the hook knows what was sent."""
         if self._state is None or self._sparse:
             return None
-        return sum(_wrong(parameter, own) for parameter, own in self._recorder.own.items())
+        return sum(_wrong(parameter, gradient) for parameter, gradient in own.items())
 
     def _stats(self) -> HookStats:
         return HookStats() if self._state is None else self._state.stats()
 
-    def _times(self, steps: int, *, summed: bool = True) -> list[float]:
-        """Seconds of each of so many iterations, all workers beginning together."""
+    def _iterations(self, steps: int, *, summed: bool = True) -> list[Iteration]:
+        """So many, all workers beginning together."""
         batches: Iterator[Batch] = islice(self._batches, steps)
-        times = []
         dist.barrier()
-        for batch in batches:
+        return [self._iteration(batch, summed) for batch in batches]
+
+    def _iteration(self, batch: Batch, summed: bool) -> Iteration:
+        before, network_s = self._stats(), self._network_s
+        started = time.perf_counter()
+        self._optimizer.zero_grad()
+        with nullcontext() if summed else self._model.no_sync():
+            self._model(*batch).backward()
+        computed = time.perf_counter()
+        if summed:
+            self._optimizer.step()
+        ended = time.perf_counter()
+        after = self._stats()
+        return Iteration(
+            ended - started,
+            ended - computed,
+            after.encode_s - before.encode_s,
+            self._network_s - network_s,
+            after.decode_s - before.decode_s,
+        )
+
+    def _sums_alone(self, steps: int) -> Iterator[float]:
+        """Seconds in which the recorded buckets are summed, handed over all at once."""
+        for _ in range(steps):
+            buckets = [(buffer.clone(), parameters) for buffer, parameters in self._recorder.buckets]
+            dist.barrier()
             started = time.perf_counter()
-            self._optimizer.zero_grad()
-            with nullcontext() if summed else self._model.no_sync():
-                self._model(*batch).backward()
-            if summed:
-                summed_at = time.perf_counter()
-                self._optimizer.step()
-                self._optimizing.append(time.perf_counter() - summed_at)
-            times.append(time.perf_counter() - started)
-        return times
+            sums = [
+                self._by_gloo(buffer) if self._state is None else self._state.submit(buffer, parameters)
+                for buffer, parameters in buckets
+            ]
+            torch.futures.wait_all(sums)
+            yield time.perf_counter() - started
+            if self._state is not None:
+                self._state.end_step()
+
+    @property
+    def _network_s(self) -> float:
+        return 0.0 if self._sums is None else self._sums.seconds
 
 
 def _density(gradients: Mapping[torch.Tensor, torch.Tensor], *, union: bool = False) -> float:
