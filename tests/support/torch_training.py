@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import io
 import pickle
 import time
 from collections.abc import Callable
@@ -243,56 +242,6 @@ def refused(rank: int, settings: dict[str, Any], options: dict[str, Any]) -> tup
 def by_or(rank: int, steps: int, or_by: OrBy) -> np.ndarray:
     """`train` over gloo, with OR had in this way."""
     return train(rank, steps, SwitchAllreduceState(over=ProcessGroupSummation("gloo", or_by=or_by)))
-
-
-def sparsified(rank: int, sparsifier: Sparsifier, momentum: float, restart_at: int | None) -> dict[str, Any]:
-    """Train for six steps, by another state and module from step `restart_at` on, restored from a checkpoint.
-
-    Parameters at the end; whether sent and kept came to all gradients, in whole units, after every step.
-    """
-    state = SwitchAllreduceState(over="gloo", sparsifier=sparsifier, momentum=momentum)
-    ddp, balances, parts = model(), [], Parts()
-    ddp.register_comm_hook(state, parts.hook)
-    for step in range(6):
-        if step == restart_at:
-            weights, kept = ddp.state_dict(), io.BytesIO()
-            torch.save(state.state_dict(), kept)
-            state = SwitchAllreduceState(over="gloo", sparsifier=sparsifier, momentum=momentum)
-            state.load_state_dict(torch.load(io.BytesIO(kept.getvalue())))
-            ddp = model()
-            ddp.load_state_dict(weights)
-            ddp.register_comm_hook(state, parts.hook)
-        ddp.zero_grad()
-        step_loss(ddp, rank, step).backward()
-        with torch.no_grad():
-            for parameter in ddp.parameters():
-                parameter -= 0.5 * parameter.grad
-        balances.append(parts.balance(state))
-    tensors = state.stats().tensors.values()
-    sent = sum(one.density_worker * one.elements for one in tensors) / sum(one.elements for one in tensors)
-    return {"parameters": parameters(ddp), "balances": balances, "sent": sent}
-
-
-class Parts:
-    """The gradients that a rank's hook was given and the averages that came of them, added up by number."""
-
-    def __init__(self) -> None:
-        self.given: list[np.ndarray] = []
-        self.averaged: list[torch.futures.Future[torch.Tensor]] = []
-
-    def hook(self, state, bucket):
-        self.given.append(bucket.buffer().double().sum().item())
-        future = hook(state, bucket)
-        self.averaged.append(future.then(lambda done: done.value().double().sum().item()))
-        return future
-
-    def balance(self, state: SwitchAllreduceState) -> float:
-        """Over all ranks: gradients - (averages * ranks + kept), which is rounding to fixed point at most."""
-        residuals = state.state_dict()["residuals"].values()
-        kept = sum(one["numbers"].double().sum().item() * 2.0 ** -(one["scale"] or 0) for one in residuals)
-        own = torch.tensor([sum(self.given) - kept], dtype=torch.float64)
-        dist.all_reduce(own)
-        return own.item() - dist.get_world_size() * sum(one.wait() for one in self.averaged)
 
 
 def collectives(rank: int) -> dict[str, Any]:

@@ -46,8 +46,8 @@ class Books:
             self.accumulated[name] = [a + b for a, b in zip(before, fresh, strict=True)]
         return offered, grown
 
-    def leave(self, grown, result):
-        self.feedback.keep(grown, result)
+    def leave(self, grown, result, step):
+        self.feedback.keep(grown, result, step)
         for name in grown:
             tensor = result[name]
             sent = np.asarray(tensor.quantized, np.int64).ravel()
@@ -68,7 +68,7 @@ def step_of_all(books, reduces, gradients, step):
     def work(book, reduce, own):
         offered, grown = book.enter(own, step)
         result = reduce.sum(offered)
-        book.leave(grown, result)
+        book.leave(grown, result, step)
         return result
 
     with ThreadPoolExecutor(len(books)) as pool:

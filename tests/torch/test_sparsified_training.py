@@ -1,4 +1,4 @@
-"""Sparsified training over real processes: nothing is lost, across rebuilt buckets and a checkpoint."""
+"""Sparsified training over real processes: sent and kept come to all gradients, bit for bit, always."""
 
 from __future__ import annotations
 
@@ -7,30 +7,47 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-import torch_training as training
+import torch_books as books
 from torch_ranks import run_ranks
 
-from peelsum.torch import HookConfigError, RandomK, SwitchAllreduceState, TopK
+from peelsum.torch import HookConfigError, RandomK, SwitchAllreduceState, Threshold, TopK
+
+WAYS = {
+    "top-k": (TopK(0.05), 0.0),
+    "per bucket": (TopK(0.05, per="bucket"), 0.0),
+    "random": (RandomK(0.1), 0.0),
+    "threshold": (Threshold(0.01), 0.0),
+    "momentum": (TopK(0.05), 0.5),
+}
 
 
-@pytest.mark.parametrize("sparsifier", [TopK(0.05), TopK(0.05, per="bucket"), RandomK(0.1)], ids=str)
-def test_nothing_is_lost(sparsifier):
-    """DDP rebuilds its buckets after the first step; the account is exact but for floats' rounding."""
-    outcomes = run_ranks(2, training.sparsified, sparsifier, 0.0, None)
-    np.testing.assert_array_equal(outcomes[0]["parameters"], outcomes[1]["parameters"])
-    for outcome in outcomes:
-        np.testing.assert_allclose(outcome["balances"], 0, atol=1e-6)
-        assert 0 < outcome["sent"] < 0.12
+#: A parameter of the first bucket, and one of the last.
+FIRST, LAST = "softmax.weight", "hidden.weight"
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_a_restored_checkpoint_goes_on_bit_for_bit(momentum):
-    through = run_ranks(2, training.sparsified, TopK(0.05), momentum, None)
-    restored = run_ranks(2, training.sparsified, TopK(0.05), momentum, 3)
+@pytest.mark.parametrize("overflows", [FIRST, LAST])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_nothing_is_lost(way, overflows):
+    """DDP rebuilds its buckets after the first step; a GradScaler skips the fourth, which overflows."""
+    ranks = run_ranks(2, books.audited, *way, None, (3, overflows))
+    np.testing.assert_array_equal(ranks[0]["parameters"], ranks[1]["parameters"])
+    for rank in ranks:
+        assert rank["applied"] == [step != 3 for step in range(books.STEPS)]
+        assert rank["stats"].non_finite == 1
+        assert all(0 < sent < 0.4 for sent in rank["sent"])
+        first, *others = rank["buckets"]
+        assert all(first != one == others[0] for one in others)
+        assert [overflows in names for names in others[0]] == [overflows == FIRST, overflows == LAST]
+
+
+@pytest.mark.parametrize("way", [WAYS["top-k"], WAYS["momentum"]], ids=["", "momentum"])
+def test_a_restored_checkpoint_goes_on_bit_for_bit(way):
+    """Even one that was written after a step that was skipped."""
+    through, restored = (run_ranks(2, books.audited, *way, at, (2, LAST)) for at in (None, 3))
     for one, other in zip(through, restored, strict=True):
         np.testing.assert_array_equal(one["parameters"], other["parameters"])
-        if not momentum:
-            np.testing.assert_allclose(other["balances"], 0, atol=1e-6)
+        assert other["buckets"][3] == one["buckets"][0] != one["buckets"][3]
+        assert one["applied"] == other["applied"] == [step != 2 for step in range(books.STEPS)]
 
 
 def test_momentum_needs_a_sparsifier():

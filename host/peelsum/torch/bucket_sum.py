@@ -40,5 +40,5 @@ class BucketSum:
         wide = {name: one.float().numpy() for name, one in zip(self.names, gradients, strict=True)}
         offered, grown = self.feedback.offered(wide, step)
         result = self.allreduce.sum(offered)
-        self.feedback.keep(grown, result)
+        self.feedback.keep(grown, result, step)
         return result

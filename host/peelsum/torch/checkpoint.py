@@ -31,7 +31,7 @@ def loaded(values: Mapping[str, Any], feedback: ErrorFeedback | None) -> int:
         has, needs = ("residuals", "no") if feedback is None else ("no residuals", "a")
         raise HookConfigError(f"sparsifier: the checkpoint has {has}; make the state with {needs} sparsifier")
     if feedback is not None:
-        feedback.residuals = {name: _read(one) for name, one in values["residuals"].items()}
+        feedback.restore({name: _read(one) for name, one in values["residuals"].items()})
     return int(values["steps"])
 
 

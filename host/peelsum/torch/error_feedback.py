@@ -7,8 +7,10 @@ to any fixed point: one that is finer leaves it as it is, one that is coarser ha
 
     all that was sent + what is kept  ==  all gradients, each rounded once to the grid
 
-holds bit for bit after every step. With momentum, `gradients` are the velocities u = momentum * u + gradient,
-as in Deep Gradient Compression (Lin et al., ICLR'18), which are cleared where they were sent.
+holds bit for bit after every step. What was sent in a step that is skipped, because some gradient was not
+finite on some worker, is not sent: it is kept again. With momentum, `gradients` are the velocities
+u = momentum * u + gradient, as in Deep Gradient Compression (Lin et al., ICLR'18), which are cleared where
+they were sent.
 The grid is set by the first gradient that is not zero, 2**-40 of its largest value; should numbers outgrow
 64 bits, some 2**20 times larger, the grid is made coarser, once, and what is kept is rounded to it.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,18 +70,22 @@ class Residual:
         offered[positions] = np.ldexp(self.numbers[positions].astype(np.float32), -(self.scale or 0))
         return offered
 
-    def without(self, result: TensorResult) -> Residual:
-        """After a finite step in which this worker contributed what `result` says."""
+    def send(self, result: TensorResult) -> Sent:
+        """Take off what this worker contributed to a finite sum, in place."""
         if result.fixed is None or self.scale is None:
-            return self
-        sent = result.fixed.joined(result.quantized_at)
-        where = slice(None) if result.positions is None else result.positions
+            return Sent(self, np.zeros(0, np.int64), np.zeros(0, np.int64), None)
+        contributed = result.fixed.joined(result.quantized_at)
         shift = self.scale - result.fixed.scale
-        units = sent << min(shift, _MOST_BITS) if shift >= 0 else sent >> min(-shift, _MOST_BITS)
-        self.numbers[where] -= units
+        units = (
+            contributed << min(shift, _MOST_BITS) if shift >= 0 else contributed >> min(-shift, _MOST_BITS)
+        )
+        at = np.flatnonzero(units)
+        positions = at if result.positions is None else result.positions[at]
+        sent = Sent(self, positions, units[at], None if self.velocity is None else self.velocity[positions])
+        self.numbers[positions] -= sent.units
         if self.velocity is not None:
-            self.velocity[where] = np.where(units != 0, 0, self.velocity[where])
-        return self
+            self.velocity[positions] = 0
+        return sent
 
     def _fitting(self, largest: float) -> Residual:
         """On a grid on which values up to `largest` can be added."""
@@ -97,6 +104,22 @@ class Residual:
         return Residual(_halved(self.numbers, coarser), velocity, self.scale - coarser)
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What was taken off a residual: units[k] at positions[k], and the velocities[k] that were cleared."""
+
+    residual: Residual
+    positions: NDArray[np.int64]
+    units: Numbers
+    velocities: Numbers | None
+
+    def put_back(self) -> None:
+        """Have it there again."""
+        self.residual.numbers[self.positions] += self.units
+        if self.residual.velocity is not None and self.velocities is not None:
+            self.residual.velocity[self.positions] = self.velocities
+
+
 class ErrorFeedback:
     """The residuals of all parameters of a worker, by name."""
 
@@ -104,7 +127,17 @@ class ErrorFeedback:
         if not 0 <= momentum < 1:
             raise HookConfigError(f"momentum: {momentum} is out of range; give a number from 0 to below 1")
         self._sparsifier, self._momentum, self._seed = sparsifier, momentum, seed
-        self.residuals: dict[str, Residual] = {}
+        self.restore({})
+
+    def restore(self, residuals: Mapping[str, Residual]) -> None:
+        """Go on with these."""
+        self.residuals = dict(residuals)
+        self._step, self._skipped = -1, False
+        self._sent: list[Sent] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Between steps: what the last one sent will not be put back any more."""
+        return vars(self) | {"_step": -1, "_sent": []}
 
     def offered(
         self, gradients: Mapping[str, Gradient], step: int
@@ -122,11 +155,23 @@ class ErrorFeedback:
         }
         return {name: offered.get(name, gradients[name]) for name in gradients}, grown
 
-    def keep(self, grown: Mapping[str, Residual], result: StepResult) -> None:
-        """Take what was sent off what was offered. A gradient that was not finite somewhere is forgotten."""
+    def keep(self, grown: Mapping[str, Residual], result: StepResult, step: int) -> None:
+        """Take what was sent off what was offered; a gradient that was not finite somewhere is forgotten.
+
+        A step in which there is one is skipped by whoever looks for it, with all other gradients: then what
+        they sent is put back. All workers know of it, by their sums. For one bucket after the other.
+        """
+        if step != self._step:
+            self._step, self._skipped, self._sent = step, False, []
         for name, residual in grown.items():
             if result[name].finite:
-                self.residuals[name] = residual.without(result[name])
+                self.residuals[name] = residual
+                self._sent.append(residual.send(result[name]))
+        self._skipped |= not all(tensor.finite for tensor in result.tensors)
+        if self._skipped:
+            for sent in self._sent:
+                sent.put_back()
+            self._sent = []
 
     def _residual(self, name: str, gradient: Gradient) -> Residual:
         kept = self.residuals.get(name)

@@ -1,0 +1,184 @@
+"""A rank's account of sparsified training, in whole numbers: what went into the hook, came out and is kept.
+
+It shares no code with error feedback; what a rank sent is looked up where the all-reduce returns it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch_training import model, parameters, step_loss
+
+from peelsum.allreduce import Allreduce, TensorResult
+from peelsum.torch import Sparsifier, SwitchAllreduceState, hook
+
+STEPS = 6
+
+
+class Books:
+    """By parameter, int64[n] in units of the grid: all gradients, and what of them the optimizer took."""
+
+    def __init__(self, momentum: float) -> None:
+        self._momentum = momentum
+        self.entered: dict[str, NDArray[np.int64]] = {}
+        self.sent: dict[str, NDArray[np.int64]] = {}
+        self._velocities: dict[str, NDArray[np.int64]] = {}
+        self._scales: dict[str, int] = {}
+        self.results: dict[str, TensorResult] = {}
+        self.given: dict[str, np.ndarray] = {}
+        self.buckets: list[list[str]] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Have every all-reduce of this process tell its results."""
+        books = self
+
+        class Watched(Allreduce):
+            def sum(self, tensors: Any) -> Any:
+                result = super().sum(tensors)
+                books.results |= result
+                return result
+
+        with patch("peelsum.torch.state.Allreduce", Watched):
+            yield
+
+    def begin(self) -> None:
+        """A step."""
+        self.results, self.given, self.buckets = {}, {}, []
+
+    def bucket(self, names: list[str], gradients: list[np.ndarray]) -> None:
+        """What the hook is given."""
+        self.given |= dict(zip(names, gradients, strict=True))
+        self.buckets.append(names)
+
+    def end(self, state: SwitchAllreduceState, applied: bool, averages: dict[str, np.ndarray]) -> int:
+        """Close the books of a step; how many elements were sent. Everything must add up on every rank."""
+        residuals = state.state_dict()["residuals"]
+        everybody: list[Any] = [None] * dist.get_world_size()
+        sent = {name: np.asarray(one.quantized, np.int64).ravel() for name, one in self.results.items()}
+        finite = {name: bool(np.isfinite(one).all()) for name, one in self.given.items()}
+        dist.all_gather_object(everybody, (sent, finite))
+        for name, result in self.results.items():
+            assert result.finite == all(flags[name] for _, flags in everybody)
+            total = sum(contributed[name] for contributed, _ in everybody)
+            assert np.array_equal(np.asarray(result.total).ravel(), total)
+            if not result.finite:
+                assert np.isnan(averages[name]).all()
+                continue
+            floats = total * 2.0 ** -(result.scale or 0) / len(everybody)
+            assert np.array_equal(averages[name], floats.astype(np.float32))
+            scale = residuals[name]["scale"]
+            assert self._scales.setdefault(name, scale) == scale, "the grid is one for the whole training"
+            self._enter(name, scale)
+            if applied and result.scale is not None:
+                self._send(name, sent[name], scale - result.scale)
+            kept = residuals[name]["numbers"].numpy()
+            np.testing.assert_array_equal(self.sent[name] + kept, self.entered[name], name)
+        return sum(np.count_nonzero(one) for one in sent.values())
+
+    def _enter(self, name: str, scale: int) -> None:
+        """A gradient, or the velocity it leads to, rounded to the grid."""
+        fresh = np.rint(self.given[name] * 2.0**scale).astype(np.int64)
+        nothing = np.zeros_like(fresh)
+        if self._momentum:
+            fresh += np.rint(self._velocities.get(name, nothing) * self._momentum).astype(np.int64)
+            self._velocities[name] = fresh
+        self.entered[name] = self.entered.get(name, nothing) + fresh
+        self.sent.setdefault(name, nothing)
+
+    def _send(self, name: str, contributed: NDArray[np.int64], shift: int) -> None:
+        units = contributed * 2**shift if shift >= 0 else contributed // 2**-shift
+        assert shift >= 0 or np.array_equal(units * 2**-shift, contributed)
+        self.sent[name] = self.sent[name] + units
+        if self._momentum:
+            self._velocities[name] = np.where(contributed, 0, self._velocities[name])
+
+
+def audited(
+    rank: int,
+    sparsifier: Sparsifier,
+    momentum: float,
+    restart_at: int | None,
+    overflows: tuple[int, str] | None,
+    over: str = "gloo",
+) -> dict[str, Any]:
+    """Train for `STEPS` with a GradScaler, the books closed after every one.
+
+    restart_at: the step from which another state and module go on from a checkpoint. overflows: the step in
+    which a gradient of rank 1 is infinite, and of what parameter.
+    """
+    books, scaler = Books(momentum), torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=10**6)
+    outcome: dict[str, Any] = {"applied": [], "sent": [], "buckets": []}
+    ddp, state, names = _hooked(books, sparsifier, momentum, over)
+    with books.watching():
+        for step in range(STEPS):
+            if step == restart_at:
+                ddp, state, names = _restored(ddp, state, books, sparsifier, momentum, over)
+            before = parameters(ddp)
+            books.begin()
+            _step(
+                ddp,
+                scaler,
+                rank,
+                step,
+                overflows[1] if overflows and (step, 1) == (overflows[0], rank) else "",
+            )
+            applied = not np.array_equal(before, parameters(ddp))
+            averages = {name: one.grad.numpy().ravel() for one, name in names.items()}
+            outcome["applied"].append(applied)
+            outcome["sent"].append(books.end(state, applied, averages) / before.size)
+            outcome["buckets"].append(books.buckets)
+    return outcome | {"parameters": parameters(ddp), "stats": state.stats()}
+
+
+def _step(ddp: torch.nn.Module, scaler: Any, rank: int, step: int, overflows: str) -> None:
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
+    optimizer.zero_grad()
+    loss = scaler.scale(step_loss(ddp, rank, step))
+    if overflows:
+        parameter = ddp.module.get_parameter(overflows)
+        hooked = parameter.register_hook(lambda gradient: gradient * float("inf"))
+        loss.backward()
+        hooked.remove()
+    else:
+        loss.backward()
+    scaler.step(optimizer)
+    scaler.update(1.0)  # so that all that is kept has one unit
+
+
+def _hooked(
+    books: Books, sparsifier: Sparsifier, momentum: float, over: str
+) -> tuple[Any, Any, dict[Any, str]]:
+    ddp = model()
+    names = {one: name for name, one in ddp.module.named_parameters()}
+    state = SwitchAllreduceState(
+        over=over, names=ddp.module.named_parameters(), sparsifier=sparsifier, momentum=momentum
+    )
+
+    def watched(state, bucket):
+        order = [names[one] for one in bucket.parameters()]
+        books.bucket(order, [one.clone().numpy().ravel() for one in bucket.gradients()])
+        return hook(state, bucket)
+
+    ddp.register_comm_hook(state, watched)
+    return ddp, state, names
+
+
+def _restored(ddp: Any, state: Any, books: Books, *settings: Any) -> tuple[Any, Any, dict[Any, str]]:
+    """Another module and state, from what a file would hold."""
+    file = io.BytesIO()
+    torch.save({"weights": ddp.state_dict(), "state": state.state_dict()}, file)
+    state.close()
+    values = torch.load(io.BytesIO(file.getvalue()))
+    ddp, state, names = _hooked(books, *settings)
+    ddp.load_state_dict(values["weights"])
+    state.load_state_dict(values["state"])
+    return ddp, state, names
