@@ -158,15 +158,19 @@ def test_cores_share_the_work_and_change_nothing(
         sketch, filtered = np.empty((fixed.limbs, layout.cells), np.uint32), np.empty(bloom.words, np.uint32)
         whole, some = np.empty((fixed.limbs, n), np.int32), np.empty((fixed.limbs, where.size), np.int32)
         back, scattered = np.empty(n, np.float32), np.zeros(n, np.float32)
+        blocks, filled = np.empty(index_words(-(-n // 4)), np.uint32), np.empty_like(bitmap)
         tops = [CPU.magnitude(sample), CPU.index(sample, bitmap), CPU.quantize(sample, fixed, whole)]
         tops.append(CPU.index_sketch(layout, sample, fixed, bitmap, sketch, first))
         assert tops == [REFERENCE.magnitude(sample)] * 4
+        CPU.block_encode(bitmap, n, 4, blocks)
+        CPU.block_decode(blocks, n, 4, filled)
         CPU.bloom_encode(bloom, bitmap, filtered, first)
         CPU.bloom_decode(bloom, filtered, n, passed, first)
         CPU.quantize_at(sample, where, fixed, some)
         CPU.dequantize(whole, fixed, 3, back)
         CPU.dequantize_at(some, where, fixed, 3, scattered)
-        outcomes.append((bitmap, passed, sketch, whole, some, back, scattered))
+        outcomes.append((bitmap, passed, sketch, whole, some, back, scattered, blocks, filled, filtered))
+        np.testing.assert_array_equal(CPU.positions(bitmap, n, first), where + first)
     for one, several in zip(*outcomes, strict=True):
         np.testing.assert_array_equal(one, several)
 

@@ -7,6 +7,7 @@ works on candidates only.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from peelsum.codec import cpu_peel_loops as peel_loops
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
-from peelsum.codec.threads import each
+from peelsum.codec.threads import each, slices
 
 #: Twice a cell's number, and a bit, fit a uint32 below this.
 _NARROW_CELLS = 2**31
@@ -44,8 +45,14 @@ def count(index: NDArray[np.uint32], elements: int) -> int:
 
 def positions(index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArray[np.int64]:
     """See `Kernels.positions`."""
-    out = np.empty(count(index, elements), np.int64)
-    index_loops.positions(_frozen(index), elements, first, out)
+    index = _frozen(index)
+    counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
+    begins = dict(zip(slices(elements), accumulate(counts, initial=0), strict=False))
+    out = np.empty(sum(counts), np.int64)
+    each(
+        elements,
+        lambda a, b: index_loops.positions(_words(index, a, b), b - a, first + a, out[begins[a, b] :]),
+    )
     return out
 
 
@@ -59,8 +66,14 @@ def occupied(positions: NDArray[np.int64]) -> NDArray[np.int64]:
 def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
     """See `Kernels.block_encode`."""
     if block < WORD_BITS:
+        shift, index = block.bit_length() - 1, _frozen(index)
         out[:] = 0
-        index_loops.block_encode(_frozen(index), block.bit_length() - 1, out)
+        each(
+            WORD_BITS * index.size,
+            lambda a, b: index_loops.block_encode(
+                _words(index, a, b), shift, out[(a >> shift) // WORD_BITS :]
+            ),
+        )
     elif block == WORD_BITS:
         index_loops.used_words(_frozen(index), out)
     else:
@@ -72,7 +85,13 @@ def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDAr
 def block_decode(blocks: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
     """See `Kernels.block_decode`."""
     if block < WORD_BITS:
-        index_loops.block_decode(_frozen(blocks), block.bit_length() - 1, out)
+        shift, blocks = block.bit_length() - 1, _frozen(blocks)
+        each(
+            WORD_BITS * out.size,
+            lambda a, b: index_loops.block_decode(
+                blocks[(a >> shift) // WORD_BITS :], shift, _words(out, a, b)
+            ),
+        )
     elif block == WORD_BITS:
         index_loops.fill_words(_frozen(blocks), out)
     else:
@@ -86,8 +105,18 @@ def bloom_encode(
     layout: BloomLayout, index: NDArray[np.uint32], out: NDArray[np.uint32], first: int = 0
 ) -> None:
     """See `Kernels.bloom_encode`."""
-    out[:] = 0
-    index_loops.bloom_encode(*_bloom(layout), first // WORD_BITS, _frozen(index), out)
+    index = _frozen(index)
+
+    def work(begin: int, end: int) -> NDArray[np.uint32]:
+        own = np.empty_like(out) if begin else out
+        own[:] = 0
+        index_loops.bloom_encode(
+            *_bloom(layout), (first + begin) // WORD_BITS, _words(index, begin, end), own
+        )
+        return own
+
+    for own in each(WORD_BITS * index.size, work)[1:]:
+        np.bitwise_or(out, own, out=out)
 
 
 def bloom_decode(
@@ -101,8 +130,8 @@ def bloom_decode(
     words = _frozen(words)
 
     def work(begin: int, end: int) -> None:
-        a, b = begin // WORD_BITS, -(-end // WORD_BITS)
-        index_loops.bloom_decode(*_bloom(layout), first // WORD_BITS + a, words, end - begin, out[a:b])
+        first_word, part = (first + begin) // WORD_BITS, _words(out, begin, end)
+        index_loops.bloom_decode(*_bloom(layout), first_word, words, end - begin, part)
 
     each(elements, work)
 
@@ -131,6 +160,7 @@ def quantize_at(
     each(
         positions.size,
         lambda a, b: loops.quantize_at(values, positions, factor, fixed.low_bits, out, a, b),
+        values.size,
     )
 
 
@@ -159,6 +189,7 @@ def dequantize_at(
         lambda a, b: loops.dequantize_at(
             quantized, positions, factor, fixed.low_bits, float(divisor), out, a, b
         ),
+        out.size,
     )
 
 
@@ -210,6 +241,11 @@ def sketch_decode(
     while count != before:
         before, count = count, peel_loops.sweep(places, cells, left, count, out.view(np.uint32))
     return left[:count]
+
+
+def _words(bitmap: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.uint32]:
+    """The words with the bits from `begin`, a multiple of 32, up to `end`."""
+    return bitmap[begin // WORD_BITS : -(-end // WORD_BITS)]
 
 
 def _bloom(layout: BloomLayout) -> tuple[int, int, np.uint64]:

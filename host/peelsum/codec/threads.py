@@ -21,17 +21,26 @@ _CORES: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # made at 
 _T = TypeVar("_T")
 
 
-def each(elements: int, work: Callable[[int, int], _T]) -> list[_T]:
-    """work(begin, end) of consecutive slices of range(elements), at once on up to NUMBA_NUM_THREADS cores.
+def each(items: int, work: Callable[[int, int], _T], elements: int | None = None) -> list[_T]:
+    """work(begin, end) of consecutive slices of range(items), at once on up to NUMBA_NUM_THREADS cores.
 
-    Results in order; one slice, in this thread, if more are not worth while.
+    Items are a tensor's elements, or candidates of a tensor of so many `elements`. Results in order; one
+    slice, in this thread, if more are not worth while.
     """
-    slices = min(_CORES, elements // PER_CORE)
-    if slices < 2:
-        return [work(0, elements)]
-    step = -(-elements // slices // _GRAIN) * _GRAIN
-    begins = range(0, elements, step)
-    return list(_pool(os.getpid()).map(lambda begin: work(begin, min(begin + step, elements)), begins))
+    parts = slices(items, elements)
+    if len(parts) == 1:
+        return [work(*parts[0])]
+    return list(_pool(os.getpid()).map(lambda part: work(*part), parts))
+
+
+def slices(items: int, elements: int | None = None) -> list[tuple[int, int]]:
+    """The slices that `each` takes."""
+    cores = min(_CORES, (items if elements is None else elements) // PER_CORE)
+    if cores < 2:
+        return [(0, items)]
+    grain = _GRAIN if elements is None else 1
+    step = max(-(-items // cores // grain) * grain, 1)
+    return [(begin, min(begin + step, items)) for begin in range(0, max(items, 1), step)]
 
 
 @cache
