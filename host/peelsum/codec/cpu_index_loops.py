@@ -249,15 +249,17 @@ def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index
 def bloom_decode(
     hashes: int, rows: int, seed: np.uint64, first_word: int, words: Words, elements: int, out: Words
 ) -> None:
-    for w in range(out.size):
-        passed = _FULL
-        hashed, stride = _hash_of(first_word + w, seed)
+    hashed, stride = np.empty(_SEVERAL, np.uint32), np.empty(_SEVERAL, np.uint32)
+    for start in range(0, out.size, _SEVERAL):
+        passed = out[start : start + _SEVERAL]
+        for w in range(passed.size):
+            hashed[w], stride[w] = _hash_of(first_word + start + w, seed)
+            passed[w] = _FULL
         for j in range(hashes):
-            passed &= _rotated(words[_row(hashed, j, rows)], np.uint32(-hashed))
-            if passed == _ZERO:
-                break
-            hashed = np.uint32(hashed + stride)
-        out[w] = passed
+            for w in range(passed.size):
+                row = words[np.uint64(_row(hashed[w], j, rows))]
+                passed[w] &= _rotated(row, np.uint32(-hashed[w]))
+                hashed[w] += stride[w]
     clean(out, elements)
 
 
