@@ -236,13 +236,19 @@ def _rotated(word: np.uint32, left: np.uint32) -> np.uint32:
 @compiled
 def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index: Words, out: Words) -> None:
     """Into zeros."""
-    for w in range(index.size):
-        if index[w] == _ZERO:
-            continue
-        hashed, stride = _hash_of(first_word + w, seed)
+    used = np.empty(_SEVERAL, np.int64)
+    hashed, stride = np.empty(_SEVERAL, np.uint32), np.empty(_SEVERAL, np.uint32)
+    for start in range(0, index.size, _SEVERAL):
+        count = 0
+        for w in range(start, min(start + _SEVERAL, index.size)):
+            used[count] = w
+            count += int(index[w] != _ZERO)
+        for i in range(count):
+            hashed[i], stride[i] = _hash_of(first_word + used[i], seed)
         for j in range(hashes):
-            out[_row(hashed, j, rows)] |= _rotated(index[w], hashed)
-            hashed = np.uint32(hashed + stride)
+            for i in range(count):
+                out[np.uint64(_row(hashed[i], j, rows))] |= _rotated(index[np.uint64(used[i])], hashed[i])
+                hashed[i] += stride[i]
 
 
 @compiled
