@@ -95,6 +95,23 @@ def by_hook(rank: int, steps: int, settings: dict[str, Any], options: dict[str, 
     return train(rank, steps, SwitchAllreduceState(**settings), **options)
 
 
+def in_order(rank: int, steps: int, settings: dict[str, Any], order: tuple[int, ...]) -> np.ndarray:
+    """`by_hook`; each rank plugs in when the one before it in `order` has handed over its first bucket."""
+    assert dist.group.WORLD is not None
+    store, place, begun = dist.group.WORLD.get_group_store(), order.index(rank), []
+
+    def in_turn(state, bucket):
+        if not begun and place:
+            store.wait([f"begun {order[place - 1]}"])
+        future = hook(state, bucket)
+        if not begun:
+            begun.append(True)
+            store.set(f"begun {rank}", "")
+        return future
+
+    return train(rank, steps, SwitchAllreduceState(**settings), wrapped=in_turn)
+
+
 def by_ddp(rank: int, steps: int) -> np.ndarray:
     """`train` with DDP's own all_reduce of floats."""
     return train(rank, steps, None)
