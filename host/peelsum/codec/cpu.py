@@ -47,11 +47,11 @@ def positions(index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArr
     """See `Kernels.positions`."""
     index = _frozen(index)
     counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
-    begins = dict(zip(slices(elements), accumulate(counts, initial=0), strict=False))
     out = np.empty(sum(counts), np.int64)
+    parts = dict(zip(slices(elements), np.split(out, list(accumulate(counts[:-1]))), strict=True))
     each(
         elements,
-        lambda a, b: index_loops.positions(_words(index, a, b), b - a, first + a, out[begins[a, b] :]),
+        lambda a, b: index_loops.positions(_words(index, a, b), b - a, first + a, parts[a, b]),
     )
     return out
 

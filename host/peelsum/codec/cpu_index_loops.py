@@ -120,13 +120,28 @@ def count(index: Words, elements: int) -> int:
 
 @compiled
 def positions(index: Words, elements: int, first: int, out: Numbers) -> None:
-    k = 0
+    """Four at a time, whether a word has so many or none, while there is room: bits are hard to guess.
+
+    Where there are few, words that have none are passed by.
+    """
+    k, room, few = np.uint64(0), np.uint64(max(out.size - 4, 0)), 128 * out.size < elements
     for w in range(index.size):
-        word = valid(index, w, elements)
+        word, start = valid(index, w, elements), first + 32 * w
+        if few and word == _ZERO:
+            continue
+        end = k + np.uint64(ones(word))
+        more = k < room
+        while more:
+            for place in range(4):
+                out[k + np.uint64(place)] = start + np.int64(lowest(word))
+                word = np.uint32(word & np.uint32(word - _ONE))
+            k += np.uint64(4)
+            more = k < end and k < room
+        k = min(k, end)
         while word != _ZERO:
-            out[k] = first + 32 * w + np.int64(lowest(word))
+            out[k] = start + np.int64(lowest(word))
             word = np.uint32(word & np.uint32(word - _ONE))
-            k += 1
+            k += np.uint64(1)
 
 
 @compiled
