@@ -158,7 +158,10 @@ def _peel_block(
             bit = lowest(used)
             used = np.uint32(used & np.uint32(used - _ONE))
             lane = low + 8 * w + int(bit >> _S2)
-            cell_0, cell_1, cell_2 = row_0 * lanes + lane, row_1 * lanes + lane, row_2 * lanes + lane
+            # Unsigned indices need not be looked at for counting from the end.
+            cell_0 = np.uint64(row_0 * lanes + lane)
+            cell_1 = np.uint64(row_1 * lanes + lane)
+            cell_2 = np.uint64(row_2 * lanes + lane)
             if counts[cell_0] == 1:
                 value = np.uint32(-sketch[cell_0]) if negative_0 else sketch[cell_0]
             elif counts[cell_1] == 1:
@@ -168,7 +171,7 @@ def _peel_block(
             else:
                 left += 1
                 continue
-            out[start + lane] = np.float32(np.float64(np.int32(value)) * factor)
+            out[np.uint64(start + lane)] = np.float32(np.float64(np.int32(value)) * factor)
             sketch[cell_0] -= np.uint32(-value) if negative_0 else value
             sketch[cell_1] -= np.uint32(-value) if negative_1 else value
             sketch[cell_2] -= np.uint32(-value) if negative_2 else value
