@@ -9,9 +9,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.cpu_index_loops import BLOCK, Numbers, Words, compiled, lowest, magnitude, mixed, pack
+from peelsum.codec.cpu_index_loops import (
+    BLOCK,
+    Numbers,
+    Words,
+    compiled,
+    count,
+    lowest,
+    magnitude,
+    mixed,
+    pack,
+)
+from peelsum.codec.cpu_prefetch import prefetch
 from peelsum.codec.layout import SUB_TABLES
 
+#: From one non-zero in so many elements on, all lines of the next block's rows are worth asking for.
+_MANY = 16
+_LINE = 16  # words of a line of the cache
 _ZERO, _ONE = np.uint32(0), np.uint32(1)
 _S31, _S32 = np.uint64(31), np.uint64(32)
 _LOW31 = np.uint64(0x7FFFFFFF)
@@ -175,6 +189,14 @@ def index_sketch(
 
 
 @compiled
+def _fetch(placed: tuple[_Row, _Row, _Row], lanes: int, sketch: Words) -> None:
+    """Have a block's rows fetched into the cache."""
+    for row, _, _ in placed:
+        for cell in range(row, row + lanes, _LINE):
+            prefetch(sketch, np.uint64(cell))
+
+
+@compiled
 def _add(
     lanes: int,
     rows: int,
@@ -189,6 +211,7 @@ def _add(
     """Add the quantised non-zeros of values[n], elements from `first` on, to sketch[limbs, cells]."""
     start, placed = -lanes, rows_of(0, lanes, rows, seed)
     low = (np.int64(1) << low_bits) - 1
+    many = count(index, values.size) * _MANY > values.size
     for w in range(index.size):
         word = index[w]
         while word != _ZERO:
@@ -198,6 +221,8 @@ def _add(
             if first + i - start >= lanes:
                 block = (first + i) // lanes
                 start, placed = block * lanes, rows_of(block, lanes, rows, seed)
+                if many:
+                    _fetch(rows_of(block + 1, lanes, rows, seed), lanes, sketch[0])
             for j in range(SUB_TABLES):
                 cell = cell_of(placed[j], first + i - start, lanes)
                 sketch[0, cell] += np.uint32(placed[j][2] * np.uint32(number >> low_bits))

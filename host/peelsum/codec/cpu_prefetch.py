@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 
 def _typed(_: Any, array: Any, at: Any) -> Any:
-
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(array)(context, builder, arguments[0]).data
         byte_pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
