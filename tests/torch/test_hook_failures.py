@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 import weakref
 
 import numpy as np
@@ -95,6 +96,25 @@ def test_a_failed_sum_is_raised_by_its_backward_and_every_later_one(calls, optio
     assert all(in_time(future.wait).isnan().all() for future in futures[failed_at:])
     assert all(torch.isnan(one.grad).all() for one in ddp.parameters())
     in_time(state.close)
+
+
+def test_what_hangs_on_a_buckets_future_is_called_before_backward_ends():
+    """However long it takes: after that, the bucket is the next pass's."""
+    called = []
+
+    def slow(done):
+        time.sleep(0.05)
+        called.append(done.value().clone())
+
+    def followed(state, bucket):
+        future = hook(state, bucket)
+        future.then(slow)
+        return future
+
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 6))
+    ddp.register_comm_hook(SwitchAllreduceState(over=Sums()), followed)
+    backward(ddp)
+    assert len(called) == 1
 
 
 def test_an_error_outside_of_a_backward_pass_is_the_futures():

@@ -18,25 +18,30 @@ from peelsum.torch.pipeline import Seat
 
 @dataclass
 class BucketSum:
-    """The sum of one bucket over all workers; `names` are its parameters', in order."""
+    """The sum of one bucket over all workers; `names` are its parameters', in order.
+
+    on_host: whether `allreduce` takes arrays of the host, not tensors of the device that the bucket is on;
+    error feedback does.
+    """
 
     names: Sequence[str]
     seat: Seat
     allreduce: Allreduce
     feedback: ErrorFeedback | None
+    on_host: bool
 
     def run(self, bucket: Bucket, step: int) -> StepResult:
         """Put averages over workers in place of the bucket's gradients. Raises what the all-reduce does."""
-        with bucket.on_host() as gradients:
+        with bucket.gradients(on_host=self.on_host) as gradients:
             result = self._summed(gradients, step)
             for gradient, tensor in zip(gradients, result.tensors, strict=True):
-                gradient.copy_(torch.from_numpy(tensor.values))
+                gradient.copy_(torch.as_tensor(tensor.values))
         return result
 
     def _summed(self, gradients: Sequence[torch.Tensor], step: int) -> StepResult:
         if self.feedback is None:
-            named = dict(zip(self.names, map(summable, gradients), strict=True))
-            return self.allreduce.sum(named)
+            tensors = map(summable, gradients) if self.on_host else gradients
+            return self.allreduce.sum(dict(zip(self.names, tensors, strict=True)))
         wide = {name: one.float().numpy() for name, one in zip(self.names, gradients, strict=True)}
         offered, grown = self.feedback.offered(wide, step)
         result = self.allreduce.sum(offered)

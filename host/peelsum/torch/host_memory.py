@@ -1,4 +1,4 @@
-"""Between a bucket's tensor and the host memory that is summed from: no copy on a CPU, one each way else."""
+"""Between a bucket's tensor and the memory that is summed from: its own, or the host's, one copy each way."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ class Bucket:
         self._written = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
 
     @contextmanager
-    def on_host(self) -> Iterator[Sequence[torch.Tensor]]:
-        """The gradients in host memory, flat, one for each parameter; what is written there goes back."""
+    def gradients(self, *, on_host: bool) -> Iterator[Sequence[torch.Tensor]]:
+        """Flat, one for each parameter, for work on this thread's stream; what is written there goes back.
+
+        on_host: in host memory, wherever the bucket is.
+        """
         if self._written is None:
             yield torch.split(self.buffer, self._lengths)
             return
         stream: torch.cuda.Stream = torch.cuda.Stream(self.buffer.device)  # type: ignore[no-untyped-call]
         stream.wait_event(self._written)
         with torch.cuda.stream(stream):
-            host = self.buffer.cpu()
-            yield torch.split(host, self._lengths)
-            self.buffer.copy_(host)
+            near = self.buffer.cpu() if on_host else self.buffer
+            yield torch.split(near, self._lengths)
+            if on_host:
+                self.buffer.copy_(near)
         stream.synchronize()
 
     def future(self) -> torch.futures.Future[torch.Tensor]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -34,20 +34,6 @@ from peelsum.torch.stats import HookStats
 from peelsum.torch.ways import connect
 
 _LOGGER = logging.getLogger(__name__)
-#: What a pickle does not hold: what `_start` makes, and the process group.
-_LEFT_OUT = {
-    "process_group",
-    "_names",
-    "_owners",
-    "_unnamed",
-    "_last_pass",
-    "_lock",
-    "_sums",
-    "_pipeline",
-} | {
-    "_stats",
-    "_wait_s",
-}
 #: What torch calls the backward pass of a thread that is in none.
 _NO_PASS = -1
 
@@ -73,11 +59,14 @@ class SwitchAllreduceState:
         the rest for later steps, in exact error feedback. With a GradScaler what is kept is in units of the
         scale of its step.
     momentum: with a sparsifier, that of Deep Gradient Compression; then give the optimizer none.
+    implementation: "cpu" copies gradients that are on a GPU to the host and back; "gpu" encodes and decodes
+        them there, by Triton, so that only words come to the host. Both give the same bits, and sum with each
+        other. Sparsifiers are the host's.
     timeout_s: how long a sum may wait for other workers before it raises an error that names them; None is
         what the job says, or 30 s.
 
-    All must be the same on every rank, but for `over`'s address; otherwise every rank raises
-    PlanMismatchError in its first step.
+    All must be the same on every rank, but for `over`'s address and `implementation`; otherwise every rank
+    raises PlanMismatchError in its first step.
     """
 
     _pipeline: Pipeline | None
@@ -97,26 +86,31 @@ class SwitchAllreduceState:
         network: Network | None = None,
         sparsifier: Sparsifier | None = None,
         momentum: float = 0.0,
+        implementation: Literal["cpu", "gpu"] = "cpu",
         timeout_s: float | None = None,
     ) -> None:
         if momentum and sparsifier is None:
             raise HookConfigError(
                 f"momentum: {momentum} is for what a sparsifier keeps; give it to the optimizer instead"
             )
-        self.process_group = process_group
+        if implementation == "gpu" and sparsifier is not None:
+            raise HookConfigError("implementation: 'gpu' has no error feedback; use 'cpu' with a sparsifier")
         self._over = over
+        self._implementation = implementation
         self._timeout_s = timeout_s
         self._forms, self._index, self._predict, self._limbs, self._seed = forms, index, predict, limbs, seed
         self._network = network or Network()
         self._sparsifier, self._momentum = sparsifier, momentum
         self._feedback = None if sparsifier is None else ErrorFeedback(sparsifier, momentum, seed)
         self._steps = 0
+        self._kept = (*vars(self), "_kept")
+        self.process_group = process_group
         self._start(names)
 
     def connect(self) -> None:
         """Make the way to sum now, on all ranks, rather than in the first backward pass; compile kernels."""
         if self._pipeline is None:
-            warm_up()
+            warm_up(self._implementation)
             summation = connect(self._over, self.process_group, self._timeout_s)
             self._pipeline = Pipeline(summation, leave=isinstance(self._over, str))
 
@@ -179,8 +173,8 @@ class SwitchAllreduceState:
             pass_on(work, done, lambda: buffer)
         else:
             # DDP ends its pass all the same, or it would have no other; what failed is no gradient.
-            pass_on(work, done, lambda: buffer, after_error=lambda: buffer.fill_(math.nan))
-            _call_back(partial(self._wait_for, work))
+            told = pass_on(work, done, lambda: buffer, after_error=lambda: buffer.fill_(math.nan))
+            _call_back(partial(self._wait_for, told))
         return done
 
     def average(self, tensor: torch.Tensor) -> None:
@@ -204,7 +198,7 @@ class SwitchAllreduceState:
     def __getstate__(self) -> dict[str, Any]:
         _LOGGER.warning("process_group and connections are not saved with a SwitchAllreduceState")
         self._drain()
-        kept = {name: value for name, value in vars(self).items() if name not in _LEFT_OUT}
+        kept = {name: getattr(self, name) for name in self._kept}
         if not isinstance(self._over, str):
             kept["_over"] = "switch"
         return kept
@@ -277,8 +271,9 @@ class SwitchAllreduceState:
             seed=self._seed,
             network=self._network,
             average=True,
+            implementation=self._implementation,
         )
-        return BucketSum(names, seat, allreduce, self._feedback)
+        return BucketSum(names, seat, allreduce, self._feedback, on_host=self._implementation == "cpu")
 
     def _wait_for(self, work: Future[None]) -> None:
         """At the end of a backward pass, which then raises what the work raised.

@@ -1,0 +1,102 @@
+"""Gradients on a device, summed there by the codec's GPU kernels: the bits that ranks without one get.
+
+Without a GPU Triton's interpreter runs the kernels, one launch at a time: so there is one bucket here.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+from gpu_device import DEVICE
+from torch_alone import Sums, group_of_one, in_time
+
+from peelsum.allreduce import Allreduce, LocalSummation
+from peelsum.codec import CodecError
+from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK, hook
+from peelsum.torch.bucket_sum import BucketSum
+from peelsum.torch.host_memory import Bucket
+
+pytest.importorskip("triton", reason="triton is not installed")
+SIZES = [700, 33, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_device_and_a_host_sum_with_each_other(dtype):
+    """Worker 0's gradients stay on the device, the other's are on the host; two steps, with a NaN in one."""
+    reduces = [
+        Allreduce(one, average=True, implementation=kind)
+        for one, kind in zip(LocalSummation.group(2), ("gpu", "cpu"), strict=True)
+    ]
+    names = [str(size) for size in SIZES]
+    sums = [
+        BucketSum(names, None, one, None, on_host=place)
+        for one, place in zip(reduces, (False, True), strict=True)
+    ]
+    generator = torch.Generator().manual_seed(3)
+    for step in range(2):
+        own = [torch.randn(sum(SIZES), generator=generator).to(dtype) for _ in range(2)]
+        for one in own:
+            one[::3] = 0
+        own[1][710] = float("nan") if step else 1.0
+        buffers = [own[0].to(DEVICE, copy=True), own[1].clone()]
+        with ThreadPoolExecutor(2) as pool:
+            tasks = [
+                pool.submit(one.run, Bucket(buffer, SIZES), step)
+                for one, buffer in zip(sums, buffers, strict=True)
+            ]
+            results = [task.result(60) for task in tasks]
+        assert isinstance(results[0].tensors[0].values, torch.Tensor)
+        averages = [buffer.float().cpu() for buffer in buffers]
+        torch.testing.assert_close(averages[0], averages[1], rtol=0, atol=0, equal_nan=True)
+        assert averages[0][700:733].isnan().all() == bool(step)
+        tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+        expected = (own[0].float() + own[1].float()) / 2
+        torch.testing.assert_close(averages[0][:700], expected[:700], rtol=tolerance, atol=tolerance)
+
+
+def trained(implementation, device):
+    """Parameters after three steps by DDP and the hook, and what the all-reduce was given."""
+    torch.manual_seed(7)
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(9, 5).to(device))
+    state = SwitchAllreduceState(over=Sums(), implementation=implementation)
+    ddp.register_comm_hook(state, hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        values = torch.full((2, 9), step + 0.3, device=device)
+        in_time(lambda values=values: ddp(values).square().sum().backward())
+        optimizer.step()
+    on_host = {one.on_host for one in state._sums.values()}
+    densities = [one.density_worker for one in state.stats().tensors.values()]
+    return (
+        np.concatenate([one.detach().cpu().numpy().ravel() for one in ddp.parameters()]),
+        on_host,
+        densities,
+    )
+
+
+def test_the_hook_trains_on_a_device_as_on_the_host():
+    with group_of_one():
+        ours, ours_on_host, ours_densities = trained("gpu", DEVICE)
+        theirs, theirs_on_host, their_densities = trained("cpu", DEVICE)
+    np.testing.assert_array_equal(ours, theirs)
+    assert (ours_on_host, theirs_on_host) == ({False}, {True})
+    assert ours_densities == their_densities == [1.0, 1.0]
+
+
+def test_gradients_that_are_elsewhere_are_refused():
+    state = SwitchAllreduceState(over=Sums(), implementation="gpu")
+    elsewhere = torch.ones(3, device="meta" if DEVICE.type == "cpu" else "cpu")
+    with group_of_one(), pytest.raises(CodecError, match=r"tensor: .* is not where the kernels are"):
+        in_time(state.submit(elsewhere, [torch.nn.Parameter(torch.zeros(3))]).wait)
+
+
+def test_error_feedback_is_the_hosts():
+    with pytest.raises(HookConfigError, match="implementation: 'gpu' has no error feedback; use 'cpu'"):
+        SwitchAllreduceState(sparsifier=TopK(0.1), implementation="gpu")
