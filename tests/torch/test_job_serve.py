@@ -6,7 +6,7 @@ import json
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 import psutil
@@ -26,13 +26,21 @@ RACKS = """
 id = 1
 workers = 2
 [spine]
-server = 2
-p4runtime = "127.0.0.1:2"
+server = 3
+p4runtime = "{0}"
+pipeline_lanes = 32
 [[racks]]
 uplink = 3
 spine_port = 1
-workers = [1, 4]
-p4runtime = "127.0.0.1:1"
+workers = [1]
+p4runtime = "{1}"
+pipeline_lanes = 32
+[[racks]]
+uplink = 3
+spine_port = 2
+workers = [2]
+p4runtime = "{2}"
+pipeline_lanes = 32
 """
 
 
@@ -50,9 +58,9 @@ def refused():
 
 def test_racks_of_which_one_has_no_address(refused, tmp_path):
     path = tmp_path / "job.toml"
-    path.write_text(RACKS)
+    path.write_text(RACKS.format("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
     said = refused(str(path), "--udp", "h:1")
-    assert "udp: 1 for 2 switches; give --udp once for each" in said
+    assert "udp: 1 for 3 switches; give --udp once for each" in said
 
 
 def test_a_description_that_is_not_there(refused):
@@ -82,16 +90,16 @@ ASK_S = 60.0
 
 
 class Switch:
-    """A switch process of three ports, which can be restarted where it was."""
+    """A switch process of three ports, which can be restarted where it was. `more` are options."""
 
-    def __init__(self):
-        self.base = free_udp_base(3)
+    def __init__(self, *more):
+        self.base, self._more = free_udp_base(3), more
         self.p4runtime = "127.0.0.1:0"
         self.start()
 
     def start(self, ports=3):
         options = ("--ports", str(ports), "--udp-base", str(self.base), "--p4runtime", self.p4runtime)
-        self._child = Child.peelsum("switch", "switch", "run", *options, "--json", "--child")
+        self._child = Child.peelsum("switch", "switch", "run", *options, *self._more, "--json", "--child")
         self.p4runtime = f"127.0.0.1:{self._child.ready()['grpc_port']}"
 
     def stop(self):
@@ -105,12 +113,13 @@ class Switch:
 
 
 class Controlling:
-    """A `peelsum job serve`."""
+    """A `peelsum job serve` of what is described, over switches in the description's order."""
 
-    def __init__(self, switch, folder, job_id=1):
+    def __init__(self, folder, described, *switches):
         description = folder / "job.toml"
-        description.write_text(JOB.format(p4runtime=switch.p4runtime, job_id=job_id))
-        options = ("--udp", f"127.0.0.1:{switch.base}", "--listen", "127.0.0.1:0", "--json", "--child")
+        description.write_text(described)
+        options = [word for one in switches for word in ("--udp", f"127.0.0.1:{one.base}")]
+        options += ["--listen", "127.0.0.1:0", "--json", "--child"]
         self.child = Child.peelsum("controller", "job", "serve", str(description), *options)
         said = self.child.ready()
         self.address = (said["host"], said["port"])
@@ -124,24 +133,35 @@ class Controlling:
         with closing(Claim(self.address, ASK_S)) as claim:
             yield json.loads(claim.answer)
 
+    def wait_until_it_says(self, text):
+        while text not in self.child.next_line(ASK_S)["event"]:
+            pass
+
     @property
     def started(self):
         """Its child processes."""
         return psutil.Process(self.child.pid).children(recursive=True)
 
 
+@contextmanager
+def stopping(one):
+    try:
+        yield one
+    finally:
+        one.stop()
+
+
 @pytest.fixture(scope="module")
 def switch():
-    made = Switch()
-    yield made
-    made.stop()
+    with stopping(Switch()) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def controller(switch, tmp_path_factory):
-    made = Controlling(switch, tmp_path_factory.mktemp("served"))
-    yield made
-    made.stop()
+    described = JOB.format(p4runtime=switch.p4runtime, job_id=1)
+    with stopping(Controlling(tmp_path_factory.mktemp("served"), described, switch)) as made:
+        yield made
 
 
 class Workers:
@@ -151,7 +171,9 @@ class Workers:
         config = job_config(answer["admission"])
         at = [(host, int(port)) for host, _, port in (one.rpartition(":") for one in answer["switch"])]
         self._threads = ThreadPoolExecutor(2)
-        self._summations = [SwitchSummation(config, n, at[n]) for n in range(2)]
+        self._summations = [
+            SwitchSummation(config, n, place) for n, place in zip(config.worker_ids, at, strict=True)
+        ]
 
     def check_sum(self):
         parts = [Part(np.arange(1000, dtype=np.uint32) * np.uint32(k), "add") for k in (3, 4_000_000_000)]
@@ -190,7 +212,10 @@ def test_a_start_after_one_that_was_killed(controller):
 
 
 def test_a_start_that_fails_says_why_and_the_next_one_works(switch, controller):
+    with controller.asked() as answer, closing(Workers(answer)) as workers:
+        workers.check_sum()
     switch.stop()
+    controller.wait_until_it_says("connecting again")
     with controller.asked() as answer:
         assert answer == {
             "error": f"switch: nothing answers P4Runtime at {switch.p4runtime}; "
@@ -216,15 +241,33 @@ def test_a_server_that_is_killed_is_started_again(switch, controller):
         assert [one.pid for one in controller.started] != [server.pid]
 
 
+def test_racks_below_a_spine(tmp_path):
+    """Each worker's seat is at its own rack's switch."""
+    with ExitStack() as stack:
+        spine = stack.enter_context(stopping(Switch()))
+        racks = [
+            stack.enter_context(stopping(Switch("--join", f"3@127.0.0.1:{spine.base + port}")))
+            for port in (1, 2)
+        ]
+        switches = (spine, *racks)
+        described = RACKS.format(*(one.p4runtime for one in switches))
+        served = stack.enter_context(stopping(Controlling(tmp_path, described, *switches)))
+        with served.asked() as answer, closing(Workers(answer)) as workers:
+            workers.check_sum()
+            assert answer["switch"] == [f"127.0.0.1:{racks[0].base + 1}", f"127.0.0.1:{racks[1].base + 2}"]
+            assert all(one.jobs == [(1, answer["admission"]["generation"])] for one in switches)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_its_end_is_that_of_all_it_started(switch, tmp_path, number):
-    served = Controlling(switch, tmp_path, job_id=2)
+    served = Controlling(tmp_path, JOB.format(p4runtime=switch.p4runtime, job_id=2), switch)
     with served.asked() as answer:
         admitted = (2, answer["admission"]["generation"])
         assert admitted in switch.jobs
         (server,) = served.started
         psutil.Process(served.child.pid).send_signal(number)
-        assert served.child.next_line(30.0) is None
+        while served.child.next_line(30.0) is not None:
+            pass
         assert served.child.status == 0
         assert admitted not in switch.jobs
         assert not server.is_running()

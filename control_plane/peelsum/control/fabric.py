@@ -101,10 +101,10 @@ class Fabric:
                 self._placed[switch][0].stand_back()
 
     def reconnect(self, switch: int, *, timeout_s: float = 4.0) -> None:
-        """Look on anew at one switch, by its place in the description. Raises SwitchError."""
+        """Look on anew at one switch, by its place in the description. Raises SwitchError; then as before."""
         controller, plan = self._placed[switch]
-        controller.close()
         self._placed[switch] = (_observed(plan, timeout_s), plan)
+        controller.close()
 
     def __enter__(self) -> Self:
         return self

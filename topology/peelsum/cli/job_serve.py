@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json as json_
 import socket
-import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -69,7 +69,7 @@ def serve(
             fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
         listening = stack.enter_context(_listening(place))
         requests = stack.enter_context(Requests(listening, f"job {job.job.id}"))
-        runs = stack.enter_context(_Runs(job, compiled, bases))
+        runs = stack.enter_context(_Runs(job, compiled, bases, _say_event if json else _print))
         ended = Signalled(*(one for one in (SIGINT, SIGTERM, SIGHUP) if getsignal(one) is not SIG_IGN))
         host, port = listening.getsockname()[:2]
         if json:
@@ -79,13 +79,26 @@ def serve(
         _answer(requests, runs, ended)
 
 
+def _say_event(news: object) -> None:
+    say(event=str(news))
+
+
+def _print(news: object) -> None:
+    print(news, flush=True)
+
+
 class _Runs:
     """One run of the job after the other: its admission, held on the switches, and its server."""
 
     def __init__(
-        self, job: JobDescription | RacksDescription, compiled: Pipeline, bases: list[tuple[str, int]]
+        self,
+        job: JobDescription | RacksDescription,
+        compiled: Pipeline,
+        bases: list[tuple[str, int]],
+        tell: Callable[[object], None],
     ) -> None:
-        self._job, self._bases = job, bases
+        """tell: is told what comes about."""
+        self._job, self._bases, self.tell = job, bases, tell
         self._files = (compiled.json_path, compiled.p4info_path)
         self._run = ExitStack()
         self._watch: Watch | None = None
@@ -110,7 +123,7 @@ class _Runs:
             fabric = run.enter_context(Fabric.connect(self._job, patience_s=_PATIENCE_S))
             fabric.load_pipeline(*self._files)
             admitted = fabric.admit()
-            run.callback(_evict, fabric, admitted.generation)
+            run.callback(self._evict, fabric, admitted.generation)
             fabric.stand_back()  # others may admit jobs beside this one
             admission = {**asdict(admitted), "timeout_s": self._job.job.timeout_s}
             server = Part(self._serving(admission), lambda: self._serving(admission))
@@ -132,12 +145,24 @@ class _Runs:
             return
         try:
             for event in self._watch.look():
-                _tell(event)
+                self.tell(event)
             if self._server.child.status:
-                _tell(self._server.restart())
+                self.tell(self._server.restart())
         except (ControlError, ProcessError) as error:
-            _tell(error)
+            self.tell(error)
             self.end()
+
+    def _evict(self, fabric: Fabric, generation: int) -> None:
+        """Leave nothing of a generation on its switches. What somebody else has admitted since stays."""
+        from peelsum.control import ControlError, SwitchError
+
+        try:
+            if any(fabric.holds(switch, generation) for switch in range(len(fabric.switches))):
+                fabric.evict()
+        except SwitchError as error:
+            self.tell(error)
+        except ControlError:  # another generation is there
+            pass
 
     def _serving(self, admission: dict[str, Any]) -> Child:
         at, said = _port(self._bases[0], self._job.server_port), json_.dumps(admission)
@@ -159,25 +184,8 @@ class _Runs:
         return [_port(base, port) for base, port in zip(bases, self._job.worker_ports, strict=True)]
 
 
-def _evict(fabric: Fabric, generation: int) -> None:
-    """Leave nothing of a generation on its switches. What somebody else has admitted since stays."""
-    from peelsum.control import ControlError, SwitchError
-
-    try:
-        if any(fabric.holds(switch, generation) for switch in range(len(fabric.switches))):
-            fabric.evict()
-    except SwitchError as error:
-        _tell(error)
-    except ControlError:  # another generation is there
-        pass
-
-
 def _port(base: tuple[str, int], port: int) -> str:
     return f"{base[0]}:{base[1] + port}"
-
-
-def _tell(news: object) -> None:
-    print(news, file=sys.stderr, flush=True)
 
 
 def _listening(place: tuple[str, int]) -> socket.socket:
@@ -196,9 +204,10 @@ def _answer(requests: Requests, runs: _Runs, ended: Signalled) -> None:
         if requests.next(time.monotonic(), _LOOK_EVERY_S):
             try:
                 answer = runs.start()
+                runs.tell(f"generation {answer['admission']['generation']}: started for {requests.holder}")
             except (ControlError, ProcessError) as error:
                 answer = {"error": str(error)}
-                _tell(error)
+                runs.tell(error)
             requests.tell(answer)
         if time.monotonic() - looked >= _LOOK_EVERY_S:
             runs.look()
