@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from peelsum.torch import HookStats, SwitchAllreduceState, hook
+from peelsum.torch import HookStats, SwitchAllreduceState, hook, init_process_group
 from peelsum.training import DATA, ModelName, Task, make_task
 from peelsum.transport import job_config
 
@@ -30,7 +30,7 @@ def main(model: ModelName, arguments: list[str] | None = None) -> list[float]:
         print(f"{model}, {parameters:,} parameters, on {task.data}; {workers} ranks", flush=True)
     network, state = task.model, None
     if options.sum != "none":
-        dist.init_process_group("gloo")
+        init_process_group("gloo")  # torch's own would do, but for ranks that torchrun starts again
         network = DistributedDataParallel(task.model)
     if options.sum == "switch":
         over = f"switch:{options.job}" if options.job else "switch"

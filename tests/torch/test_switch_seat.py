@@ -70,6 +70,19 @@ def test_a_seat_in_the_environment_comes_first(plugged, monkeypatch):
     assert plugged("", 0) == (1, ("h", 5), 2, "udp-port")
 
 
+def test_ranks_that_torchrun_starts_in_one_seat_take_all_seats(plugged, monkeypatch):
+    seat = {"admission": ADMISSION, "worker_id": 1, "switch_host": "h", "switch_port": 5}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv(switch_seat.SEAT, json.dumps(seat | {"switch": ["h:7", "i:3"]}))
+    assert plugged("", 0) == (0, ("h", 7), 2, "udp-port")
+    assert plugged("", 1) == (1, ("i", 3), 2, "udp-port")
+    monkeypatch.setenv(switch_seat.SEAT, json.dumps(seat))
+    with pytest.raises(HookConfigError, match="PEELSUM_SEAT is one worker's, but 2 ranks run here"):
+        plugged("", 0)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert plugged("", 0) == (1, ("h", 5), 2, "udp-port")
+
+
 def test_ranks_of_racks_are_numbered_by_rack(plugged, job):
     racks = ADMISSION | {"workers": 3, "racks": [2, 1]}
     assert plugged(job(racks) + "@h:7", 2)[0] == 32

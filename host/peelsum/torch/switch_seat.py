@@ -75,7 +75,7 @@ def _plugged_in(seat: dict[str, Any], rank: int, timeout_s: float | None, held: 
 def _seat(source: str, rank: int, store: Store, held: ExitStack) -> dict[str, Any]:
     """What the rank must know; `held` gets what it must hold as long as it has the seat."""
     if not source and SEAT in os.environ:
-        return _parsed(os.environ[SEAT], SEAT)
+        return _own_or_one_of_all(_parsed(os.environ[SEAT], SEAT), rank)
     source = source or os.environ.get(JOB, "")
     if not source:
         raise HookConfigError(
@@ -83,6 +83,19 @@ def _seat(source: str, rank: int, store: Store, held: ExitStack) -> dict[str, An
         )
     values = _admitted(source[2:], rank, store, held) if source.startswith("//") else _described(source)
     return values | _place(values["switch"], rank) if "switch" in values else values
+
+
+def _own_or_one_of_all(seat: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The seat, or where torchrun has started several ranks in it one of those of the whole network."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks == 1:
+        return seat
+    if "switch" not in seat:
+        raise HookConfigError(
+            f"over: {SEAT} is one worker's, but {ranks} ranks run here; start one at each host, as by "
+            "torchrun --nproc-per-node 1 --nnodes N --node-rank R --master-addr HOST"
+        )
+    return {"admission": seat["admission"]} | _place(seat["switch"], rank)
 
 
 def _described(source: str) -> dict[str, Any]:

@@ -163,9 +163,9 @@ class Network(ABC):
         self._parts[_SERVER].again = lambda: _ready(_SERVER, "server", "run", *options, pid=pid)[0]
 
     def _place(
-        self, host: str, address: tuple[str, int], wire: str, admission: Mapping[str, Any] | None
+        self, host: str, address: tuple[str, int], wire: str, admission: Mapping[str, Any] | None, **more: Any
     ) -> dict[str, str]:
-        """A host's environment: the marker, and the seat of a worker."""
+        """A host's environment: the marker, and the seat of a worker, of which there is `more` to say."""
         environment = {MARKER: self.name}
         job = self.topology.job
         if admission is not None and job is not None and host in job.workers:
@@ -175,6 +175,7 @@ class Network(ABC):
                 "switch_port": address[1],
                 "admission": admission,
                 "wire": wire,
+                **more,
             }
             environment[SEAT] = json.dumps(seat)
         return environment
@@ -204,8 +205,11 @@ class UdpNetwork(Network):
         if job is not None:
             admission = self._admit(job, addressed=False)
             self._serve("{}:{}".format(*at[job.server]), admission)
+        # One machine plays all hosts, so whoever starts several workers at one of them can have all seats.
+        numbers = jobs.worker_numbers(self.topology, job) if job is not None else {}
+        seats = ["{}:{}".format(*at[host]) for host in sorted(numbers, key=lambda host: numbers[host])]
         for host, address in at.items():
-            self.places[host] = Place(None, self._place(host, address, "udp-port", admission))
+            self.places[host] = Place(None, self._place(host, address, "udp-port", admission, switch=seats))
         for switch in self.topology.switches:
             self.places[switch] = Place(None, {MARKER: self.name})
 

@@ -1,0 +1,145 @@
+"""What the documentation says to type for training over a switch, typed; but on ports that are free."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from switch_processes import free_udp_base
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120.0
+FEW_STEPS = "--steps 2 --every 1"
+
+
+class Terminal:
+    """A shell that runs what is typed, and what it starts."""
+
+    def __init__(self, typed: str, folder: Path) -> None:
+        left_out = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PEELSUM_SEAT", "PEELSUM_JOB")
+        environment = {name: value for name, value in os.environ.items() if name not in left_out}
+        environment |= {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "XDG_RUNTIME_DIR": str(folder),
+        }
+        self._shell = subprocess.Popen(
+            ["bash", "-e", "-c", typed],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_for(self, text: str) -> None:
+        """Read until a line with `text` in it."""
+        shown, patience = "", threading.Timer(PATIENCE_S, self._shell.kill)
+        patience.start()
+        while text not in shown:
+            line = self._shell.stdout.readline()
+            assert line, shown
+            shown += line
+        patience.cancel()
+
+    def rest(self) -> str:
+        """What it still shows until it ends, well."""
+        shown, _ = self._shell.communicate(timeout=PATIENCE_S)
+        assert self._shell.returncode == 0, shown
+        return shown
+
+    def press_ctrl_c(self) -> None:
+        """And see that nothing goes on."""
+        started = psutil.Process(self._shell.pid).children(recursive=True)
+        os.killpg(self._shell.pid, signal.SIGINT)
+        self._shell.communicate(timeout=PATIENCE_S)
+        assert psutil.wait_procs(started, PATIENCE_S)[1] == []
+
+    def close(self) -> None:
+        if self._shell.poll() is None:
+            self.press_ctrl_c()
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    """Opens terminals, in a folder that has the examples; all are closed at the end, the last one first."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    opened = []
+
+    def open_one(typed):
+        opened.append(Terminal(typed, tmp_path))
+        return opened[-1]
+
+    yield open_one
+    for one in reversed(opened):
+        one.close()
+
+
+@pytest.fixture
+def by_hand(tmp_path, terminal):
+    """The lines of the block of docs/training.md, one a terminal: with ports that are free, and few steps."""
+    text = (ROOT / "docs" / "training.md").read_text().partition("by hand, in three terminals")[2]
+    lines = re.search(r"```sh\n(.*?)```", text, re.DOTALL)[1].splitlines()
+    base, p4runtime, asked = free_udp_base(3), free_port(), free_port()
+    job = tmp_path / "examples" / "job.toml"
+    job.write_text(job.read_text().replace("9559", str(p4runtime)))
+    switch, serve, train = (line.replace("41000", str(base)).replace("9560", str(asked)) for line in lines)
+    serve = serve.partition("#")[0]
+    return (
+        f"{switch} --p4runtime 127.0.0.1:{p4runtime}",
+        f"{serve} --listen 127.0.0.1:{asked}",
+        f"{train} {FEW_STEPS}",
+    )
+
+
+def free_port() -> int:
+    """A TCP port on which nobody listens now."""
+    with socket.socket() as tcp:
+        tcp.bind(("127.0.0.1", 0))
+        return tcp.getsockname()[1]
+
+
+def trained(shown: str, ranks: int) -> str:
+    """The digest of the parameters, once all that a training shows is there."""
+    assert f"; {ranks} ranks" in shown
+    assert "step 2: loss " in shown
+    assert "switch: " in shown
+    return re.search(r"parameters: (\w{16})", shown)[1]
+
+
+def test_three_terminals(by_hand, terminal):
+    """Also a second training, with nothing but the job in the environment to tell it from one by gloo."""
+    switch, serve, train = by_hand
+    first = terminal(switch)
+    first.wait_for("port 3 at ")
+    second = terminal(serve)
+    second.wait_for("job 1: asked for at ")
+    digest = trained(terminal(train).rest(), 2)
+    assert trained(terminal(train.replace("--sum switch", "")).rest(), 2) == digest
+    second.press_ctrl_c()
+    first.press_ctrl_c()
+
+
+def test_a_network_that_is_up(terminal):
+    """One torchrun for all ranks; then a process at each host. Their sums are the same bits."""
+    network = terminal("peelsum up star")
+    network.wait_for("run commands with")
+    train = f"examples/train_lm.py {FEW_STEPS}"
+    digest = trained(terminal(f"peelsum exec h1 -- torchrun --nproc-per-node 4 {train}").rest(), 4)
+    network.wait_for("admitted again")
+    port = f"MASTER_PORT={free_port()}"
+    ranks = f"for w in 1 2 3 4; do {port} peelsum exec h$w -- python {train} & done; wait"
+    assert trained(terminal(ranks).rest(), 4) == digest
+    network.press_ctrl_c()
