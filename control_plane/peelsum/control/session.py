@@ -29,7 +29,12 @@ _BATCH = 256
 #: How often a controller that waits for another one to finish asks again.
 _BID_EVERY_S = 0.1
 _DETAILS_KEY = "grpc-status-details-bin"
-_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.max_metadata_size", 64 << 10))
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_metadata_size", 64 << 10),
+    # A connection of its own: one that is shared with a session that lost its switch is tried again seldom.
+    ("grpc.use_local_subchannel_pool", 1),
+)
 #: Targets word it differently, and use a code that says little.
 _ELECTION_ID_TAKEN = re.compile(r"election id .*\b(exists|used)\b", re.IGNORECASE)
 _Get = p4r.GetForwardingPipelineConfigRequest
