@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import pickle
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -370,3 +372,21 @@ def leaves_early(rank: int, timeout_s: float) -> float:
     atexit._run_exitfuncs()
     store.set("left", "")
     return time.monotonic() - started
+
+
+def leaves(rank: int) -> list[tuple[int, bool]]:
+    """Threads left at exit, and whether the connection is closed: of a dropped state, of one still held."""
+    outcome = []
+    for held in (False, True):
+        state: SwitchAllreduceState | None = SwitchAllreduceState(over="gloo")
+        train(rank, 1, state)
+        assert state is not None
+        assert state._pipeline is not None
+        summation = state._pipeline.summation
+        if not held:
+            state = None
+            gc.collect()
+        atexit._run_exitfuncs()
+        threads = [one for one in threading.enumerate() if one.name.startswith("peelsum sums")]
+        outcome.append((len(threads), summation._group is None))
+    return outcome

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import time
 import weakref
 
@@ -189,15 +188,6 @@ def test_a_state_whose_sum_failed_leaves_its_job_at_once(monkeypatch):
         backward(hooked(state, layers()))
     assert ended(threads)
     assert sums.closed.is_set()
-
-
-def test_a_state_that_is_there_at_exit_leaves_its_job(monkeypatch):
-    sums = Sums()
-    state = owned(sums, monkeypatch)
-    backward(hooked(state, layers()))
-    in_time(atexit._run_exitfuncs)
-    assert sums.closed.is_set()
-    in_time(state.close)
 
 
 # a job of another size

@@ -82,3 +82,8 @@ def test_a_parameter_without_a_name_gets_one_that_no_other_had():
 def test_a_script_that_fails_in_a_sum_ends_at_once():
     seconds, _ = run_ranks(2, training.leaves_early, 20.0)
     assert seconds < 10
+
+
+def test_a_script_leaves_its_job_at_exit():
+    """With its state, or after one that nobody held any more."""
+    assert run_ranks(2, training.leaves) == [[(0, True), (0, True)]] * 2
