@@ -19,6 +19,8 @@ from peelsum.codec.layout import SUB_TABLES
 _AHEAD = 32
 _ZERO, _ONE, _S32 = np.uint64(0), np.uint64(1), np.uint64(32)
 _POSITIVE = np.uint32(1)
+#: Looked up: a mask that is computed from a condition becomes a branch again in LLVM.
+_NONE_OR_ALL = np.array([0, 2**64 - 1], np.uint64)
 
 _Cells = NDArray[np.uint64]
 #: Three to a candidate, one behind the other: twice the cell, plus 1 where the sign is negative.
@@ -82,7 +84,7 @@ def sweep(places: Places, cells: _Cells, left: Numbers, count: int, out: Words) 
         peeled = np.uint64(pure_0 | pure_1 | pure_2)
         cell = cell_0 if pure_0 else (cell_1 if pure_1 else cell_2)
         place = place_0 if pure_0 else (place_1 if pure_1 else place_2)
-        value = _signed(cell - _ONE, place) & (_ZERO - peeled)
+        value = _signed(cell - _ONE, place) & _NONE_OR_ALL[peeled]
         out[k] = np.uint32(value >> _S32)
         cells[place_0 >> _ONE] = cell_0 - peeled - _signed(value, place_0)
         cells[place_1 >> _ONE] = cell_1 - peeled - _signed(value, place_1)
