@@ -7,21 +7,29 @@ import argparse
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from itertools import islice
 
 import torch
 import torch.distributed as dist
+from checkpoints import Checkpoints
 from torch.nn.parallel import DistributedDataParallel
 
-from peelsum.torch import HookStats, SwitchAllreduceState, hook, init_process_group
-from peelsum.training import DATA, ModelName, Task, make_task
-from peelsum.transport import job_config
+from peelsum.allreduce import AllreduceError
+from peelsum.torch import HookError, HookStats, SwitchAllreduceState, hook, init_process_group
+from peelsum.training import DATA, ModelName, make_task
+from peelsum.transport import TransportError, job_config
 
 
 def main(model: ModelName, arguments: list[str] | None = None) -> list[float]:
     """Train, and print how it goes; the losses, step by step, of this rank."""
     options = _options(model, arguments)
-    rank, workers = _place(options.sum)
+    try:
+        return _train(model, options, *_place(options.sum))
+    except (HookError, AllreduceError, TransportError) as error:
+        raise SystemExit(f"rank {os.environ.get('RANK', 0)}: {type(error).__name__}: {error}") from None
+
+
+def _train(model: ModelName, options: argparse.Namespace, rank: int, workers: int) -> list[float]:
     torch.set_num_threads(options.threads)
     task = make_task(model, small=not options.full, path=options.data, seed=options.seed)
     torch.manual_seed(options.seed + 1 + rank)  # dropout differs between ranks
@@ -36,11 +44,16 @@ def main(model: ModelName, arguments: list[str] | None = None) -> list[float]:
         over = f"switch:{options.job}" if options.job else "switch"
         state = SwitchAllreduceState(over=over, names=task.model.named_parameters())
         network.register_comm_hook(state, hook)
-    losses = []
-    for loss in _losses(task, network, rank, workers, options.steps, options.seed):
-        losses.append(loss)
-        if rank == 0 and (len(losses) % options.every == 0 or len(losses) == options.steps):
-            print(f"step {len(losses)}: loss {loss:.4f}", flush=True)
+    optimizer = task.optimizer(task.model.parameters())
+    checkpoints = Checkpoints(options.checkpoint, rank, task.model, optimizer, state)
+    losses, begin = [], checkpoints.restore()
+    batches = islice(task.batches(rank, workers, options.seed), begin, options.steps)
+    for step, batch in enumerate(batches, begin + 1):
+        losses.append(_step(network, optimizer, batch))
+        if step % options.every == 0 or step == options.steps:
+            checkpoints.save(step)
+            if rank == 0:
+                print(f"step {step}: loss {losses[-1]:.4f}", flush=True)
     if rank == 0:
         print(f"parameters: {digest(task.model)}", flush=True)
         if state is not None:
@@ -60,17 +73,14 @@ def digest(model: torch.nn.Module) -> str:
     return numbers.hexdigest()[:16]
 
 
-def _losses(
-    task: Task, network: torch.nn.Module, rank: int, workers: int, steps: int, seed: int
-) -> Iterator[float]:
-    optimizer = task.optimizer(task.model.parameters())
-    batches = task.batches(rank, workers, seed)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = network(*next(batches))
-        loss.backward()
-        optimizer.step()
-        yield loss.item()
+def _step(
+    network: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, ...]
+) -> float:
+    optimizer.zero_grad()
+    loss = network(*batch)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
 
 
 def _report(stats: HookStats) -> str:
@@ -108,7 +118,8 @@ def _options(model: ModelName, arguments: list[str] | None) -> argparse.Namespac
     )
     parser.add_argument("--job", metavar="FILE@HOST:PORT", help="job's admission and rank 0's switch port")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--every", type=int, default=10, help="steps between two lines")
+    parser.add_argument("--every", type=int, default=10, help="steps between two lines, and checkpoints")
+    parser.add_argument("--checkpoint", metavar="FOLDER", help="keep checkpoints there, and go on from them")
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
         "--small", dest="full", action="store_false", default=False, help="a small model, the default"

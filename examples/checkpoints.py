@@ -1,0 +1,64 @@
+"""Checkpoints of the training examples: what a rank must go on from, a file for each rank and step.
+
+A rank may be lost while others have written already: so the last two are kept, and all go on from the newest
+that every rank has.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from peelsum.torch import SwitchAllreduceState
+
+
+class Checkpoints:
+    """Those of one rank in a folder, which ranks may share. Without a folder, nothing is kept or found."""
+
+    def __init__(
+        self,
+        folder: str | None,
+        rank: int,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: SwitchAllreduceState | None,
+    ) -> None:
+        self._folder, self._rank = Path(folder) if folder else None, rank
+        self._parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        if state is not None:
+            self._parts["hook"] = state
+
+    def restore(self) -> int:
+        """Go on from the newest that all ranks have; how many steps were done there."""
+        newest = torch.tensor(max(self._steps(), default=0))
+        if dist.is_initialized():
+            dist.all_reduce(newest, dist.ReduceOp.MIN)
+        step = int(newest)
+        if step:
+            kept = torch.load(self._path(step))
+            for name, part in self._parts.items():
+                part.load_state_dict(kept[name])
+            torch.set_rng_state(kept["random"])
+        return step
+
+    def save(self, step: int) -> None:
+        """Keep what there is after so many steps."""
+        if self._folder is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        kept = {name: part.state_dict() for name, part in self._parts.items()}
+        fresh = self._path(step).with_suffix(".new")
+        torch.save(kept | {"random": torch.get_rng_state()}, fresh)
+        fresh.replace(self._path(step))
+        for old in sorted(self._steps())[:-2]:
+            self._path(old).unlink()
+
+    def _steps(self) -> list[int]:
+        if self._folder is None:
+            return []
+        return [int(path.name.split(".")[1]) for path in self._folder.glob(f"rank{self._rank}.*.pt")]
+
+    def _path(self, step: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"rank{self._rank}.{step}.pt"
