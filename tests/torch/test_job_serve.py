@@ -186,6 +186,15 @@ class Workers:
         self._threads.shutdown()
 
 
+def test_an_address_that_is_taken(switch, refused, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(p4runtime=switch.p4runtime, job_id=1))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = refused(str(path), "--udp", "h:1", "--listen", place)
+    assert f"--listen: {place}: Address already in use; choose another" in said
+
+
 def test_strangers_leave_a_run_alone(switch, controller):
     """Those who scan ports, look whether somebody is there, or speak another language."""
     with controller.asked() as answer, closing(Workers(answer)) as workers:

@@ -70,7 +70,8 @@ def serve(
         listening = stack.enter_context(_listening(place))
         requests = stack.enter_context(Requests(listening, f"job {job.job.id}"))
         runs = stack.enter_context(_Runs(job, compiled, bases, _say_event if json else _print))
-        ended = Signalled(*(one for one in (SIGINT, SIGTERM, SIGHUP) if getsignal(one) is not SIG_IGN))
+        outlives_terminal = getsignal(SIGHUP) is SIG_IGN  # as by nohup
+        ended = Signalled(SIGINT, SIGTERM, *(() if outlives_terminal else (SIGHUP,)))
         host, port = listening.getsockname()[:2]
         if json:
             say(host=host, port=port)
@@ -192,7 +193,8 @@ def _listening(place: tuple[str, int]) -> socket.socket:
     try:
         return socket.create_server(place)
     except OSError as error:
-        raise ServeError(f"--listen: {place[0]}:{place[1]}: {error.strerror}; choose another") from error
+        reason = str(error.strerror).partition(" (")[0]
+        raise ServeError(f"--listen: {place[0]}:{place[1]}: {reason}; choose another") from error
 
 
 def _answer(requests: Requests, runs: _Runs, ended: Signalled) -> None:
