@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -11,9 +12,17 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
+from torch.distributed import HashStore
 from torch_alone import PATIENCE_S, Sums, group_of_one, hooked, in_time, layers, let_go, summing_threads
 
-from peelsum.torch import HookConfigError, HookFailedError, SwitchAllreduceState, hook, ways
+from peelsum.torch import (
+    HookConfigError,
+    HookFailedError,
+    SwitchAllreduceState,
+    SwitchProcessGroup,
+    hook,
+    ways,
+)
 
 INPUT = torch.ones(2, 6)
 
@@ -210,6 +219,10 @@ def test_a_connection_to_a_job_of_another_size_is_closed(monkeypatch):
     monkeypatch.setattr(ways, "plug_in", lambda *_: sums)
     with pytest.raises(HookConfigError, match="3 workers sum, but 1 ranks train"):
         SwitchAllreduceState().connect()
+    assert sums.closed.is_set()
+    sums.closed.clear()
+    with pytest.raises(HookConfigError, match="3 workers sum, but 1 ranks train"):
+        SwitchProcessGroup(HashStore(), 0, 1, timedelta(seconds=PATIENCE_S))
     assert sums.closed.is_set()
     own = Plugged()
     with pytest.raises(HookConfigError, match="3 workers sum, but 1 ranks train"):

@@ -23,7 +23,7 @@ from peelsum.codec import warm_up
 from peelsum.torch.futures import pass_on
 from peelsum.torch.host_memory import summable
 from peelsum.torch.pipeline import Pipeline, Seat
-from peelsum.torch.switch_seat import plug_in
+from peelsum.torch.ways import at_switch
 
 BACKEND = "peelsum"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -42,7 +42,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         warm_up()
         # One thread: calls share one all-reduce, which sums one thing at a time.
-        self._pipeline = Pipeline(plug_in("", rank, store, None), threads=1, leave=True)
+        self._pipeline = Pipeline(at_switch("", rank, size, store, None), threads=1, leave=True)
         self._seat = Seat(self._pipeline)
         self._allreduce = Allreduce(self._seat)
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from peelsum.allreduce import Summation
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.switch_seat import plug_in
+from peelsum.torch.switch_seat import Store, plug_in
 
 _SWITCH = "switch"
 _TIMEOUT_S = 30.0
@@ -27,22 +27,29 @@ def connect(
     group = process_group or dist.group.WORLD
     if group is None:
         raise HookConfigError("process_group: there is none; call torch.distributed.init_process_group first")
+    if not isinstance(over, str):
+        _check_size(over, group.size())
+        return over
+    way, _, source = over.partition(":")
+    if way == _SWITCH:
+        return at_switch(source, group.rank(), group.size(), group.get_group_store(), timeout_s)
+    if dist.is_backend_available(over):
+        return ProcessGroupSummation(over, group, timeout_s=timeout_s or _TIMEOUT_S)
+    raise HookConfigError(f"over: {over!r} is no way to sum; use 'switch' or a backend such as 'gloo'")
+
+
+def at_switch(source: str, rank: int, ranks: int, store: Store, timeout_s: float | None) -> Summation:
+    """`plug_in` to a job of as many workers as there are ranks. Raises HookConfigError if it has others."""
     with ExitStack() as unless_it_fits:
-        if not isinstance(over, str):
-            summation = over
-        elif over.partition(":")[0] == _SWITCH:
-            source, store = over.partition(":")[2], group.get_group_store()
-            summation = unless_it_fits.enter_context(plug_in(source, group.rank(), store, timeout_s))
-        elif dist.is_backend_available(over):
-            summation = ProcessGroupSummation(over, group, timeout_s=timeout_s or _TIMEOUT_S)
-        else:
-            raise HookConfigError(
-                f"over: {over!r} is no way to sum; use 'switch' or a backend such as 'gloo'"
-            )
-        if summation.workers != group.size():
-            raise HookConfigError(
-                f"over: {summation.workers} workers sum, but {group.size()} ranks train; "
-                "have the job admitted for as many workers as there are ranks"
-            )
+        summation = unless_it_fits.enter_context(plug_in(source, rank, store, timeout_s))
+        _check_size(summation, ranks)
         unless_it_fits.pop_all()
     return summation
+
+
+def _check_size(summation: Summation, ranks: int) -> None:
+    if summation.workers != ranks:
+        raise HookConfigError(
+            f"over: {summation.workers} workers sum, but {ranks} ranks train; "
+            "have the job admitted for as many workers as there are ranks"
+        )
