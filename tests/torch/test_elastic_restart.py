@@ -32,7 +32,7 @@ pipeline_lanes = 256
 workers = [1, 2]
 server = 3
 """
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
