@@ -1,6 +1,7 @@
 """What users get wrong: one line on stderr that says what to do, exit status 2, no traceback."""
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -257,3 +258,35 @@ def test_switch_address_that_is_none():
 )
 def test_options_out_of_range(arguments, complaint):
     assert refused(run(*arguments)) == complaint
+
+
+PLAN = ["plan", "--elements=100000", "--density=0.01", "--gbps=10", "--rtt=0.0001"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full: nothing that is always full")
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [(PLAN, ""), ([*PLAN, "--json"], ""), (["--help"], ""), (["--version"], "1")],
+    ids=["table", "json", "help", "unbuffered"],
+)
+def test_output_that_is_full_is_said_in_one_line(arguments, unbuffered):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*PEELSUM, *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.stderr == "peelsum: stdout: No space left on device; write it elsewhere\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("arguments", [PLAN, [*PLAN, "--json"]], ids=["table", "json"])
+def test_a_reader_that_left_is_no_error_to_speak_of(arguments):
+    with subprocess.Popen([*PEELSUM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 1

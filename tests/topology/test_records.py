@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from peelsum.topology import TopologyError, records
-from peelsum.topology.records import MARKER, Place, Process, Record
+from peelsum.topology.records import MARKER, Place, Process, Record, UnreadableRecordError
 
 # Says so once it ignores SIGTERM, then waits for its end.
 STUBBORN = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
@@ -74,6 +74,90 @@ def test_the_end_takes_what_has_the_marker_and_nothing_else() -> None:
             process.kill()
             process.wait()
     assert Record.read() is None
+
+
+#: Cut short, of no kind that a record is, and of versions that had less or something else.
+UNREADABLE = ["", "{", "{}", "[]", "7", "\xff", '{"network": "n"}', '{"network": 1, "up": {"pid": "x"}}']
+PEELSUM = [sys.executable, "-m", "peelsum.cli"]
+
+
+def command(*arguments: str):
+    return subprocess.run([*PEELSUM, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_file_that_is_no_record_is_named_with_what_to_do(text) -> None:
+    records.file().write_text(text, encoding="latin-1")
+    with pytest.raises(
+        UnreadableRecordError, match=r"^/.*network\.json: is no record of .*; run `peelsum down`$"
+    ):
+        Record.read()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("up", "star"), ("exec", "h1", "--", "true"), ("readmit",)], ids=lambda each: each[0]
+)
+def test_commands_say_in_one_line_that_a_record_is_unreadable(arguments) -> None:
+    records.file().write_text("{")
+    done = command(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"peelsum: {records.file()}: is no record of a network that this version can read; "
+        "run `peelsum down`\n"
+    )
+
+
+def test_down_clears_what_an_unreadable_record_left(tmp_path, monkeypatch) -> None:
+    """What holds the lock, and what has a marker and this folder; nothing of another folder."""
+    ours = started("ours")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "another"))
+    other = started("theirs")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    holding = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from peelsum.topology.records import only_one; import signal\n"
+            "with only_one(): print('up', flush=True); signal.pause()",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == b"up\n"
+        records.file().write_text("{}")
+        done = command("down")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert str(records.file()) in done.stdout
+        assert (ours.wait(), holding.wait()) == (-15, -15)
+        assert other.poll() is None
+    finally:
+        for process in (ours, other, holding):
+            process.kill()
+            process.wait()
+        holding.stdout.close()
+    assert Record.read() is None
+    assert command("down").stdout == "no network is up\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("up", "star"), "No such file or directory"),
+        (("up", "star"), "Not a directory"),
+        (("exec", "h1", "true"), "Not a directory"),
+        (("down",), "Not a directory"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, arguments, reason) -> None:
+    (tmp_path / "file").touch()
+    runtime = "/proc" if reason.startswith("No such") else str(tmp_path / "file")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    done = command(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"peelsum: {runtime}/peelsum: {reason}; set XDG_RUNTIME_DIR to a folder of yours\n"
+    )
 
 
 def test_one_network_at_a_time() -> None:

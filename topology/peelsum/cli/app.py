@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from peelsum.cli import bench, demo, job, network, plan, server, switch
-from peelsum.cli.errors import INTERRUPTED, USER_ERROR
+from peelsum.cli.errors import INTERRUPTED, USER_ERROR, delivered
 
 app = typer.Typer(
     name="peelsum",
@@ -52,6 +52,11 @@ def run() -> None:
     """Run the command line. A mistake in it is one line on stderr and exit status 2."""
     # gRPC writes its own lines to stderr about what we report as an error already.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    with delivered():
+        _run()
+
+
+def _run() -> None:
     try:
         sys.exit(app(prog_name="peelsum", standalone_mode=False))
     except (typer.Abort, KeyboardInterrupt):

@@ -146,7 +146,12 @@ def down() -> None:
     from peelsum.topology import records
 
     with reported(TopologyError):
-        record = records.Record.read()
+        try:
+            record = records.Record.read()
+        except records.UnreadableRecordError:
+            records.end_unreadable()
+            print(f"{records.file()} was no readable record: removed, with what was left of its network")
+            return
         if record is None:
             print("no network is up")
             return

@@ -13,10 +13,10 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, TextIO
 
 from peelsum.topology.errors import TopologyError
 
@@ -25,6 +25,10 @@ MARKER = "PEELSUM_NETWORK"
 #: How long `down` waits for `up` to clean up by itself, and for processes to end before they are killed.
 GRACE_S = 15.0
 _POLL_S = 0.02
+
+
+class UnreadableRecordError(TopologyError):
+    """What stands where a record should: damaged, or of another version."""
 
 
 @dataclass(frozen=True)
@@ -74,37 +78,61 @@ class Record:
     def write(self) -> None:
         """Put the record in the place of the one before."""
         new = folder() / "network.new"
-        new.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        new.rename(_file())
+        with _usable(new):
+            new.write_text(json.dumps(asdict(self)), encoding="utf-8")
+            new.rename(file())
 
     @classmethod
     def read(cls) -> Self | None:
-        """The network of this user that is up, or was when its `up` was killed; None without any."""
+        """The network of this user that is up, or was when its `up` was killed; None without any.
+
+        Raises UnreadableRecordError for a file that says neither.
+        """
+        from pydantic import TypeAdapter  # takes longer than all the rest, and mostly there is no record
+
         try:
-            values = json.loads(_file().read_text(encoding="utf-8"))
+            with _usable(file()):
+                return TypeAdapter(cls).validate_json(file().read_bytes())
         except FileNotFoundError:
             return None
-        places = {name: _place(place) for name, place in values["places"].items()}
-        return cls(values["network"], Process(**values["up"]), places)
-
-
-def _place(values: dict[str, Any]) -> Place:
-    holder = values["namespace_of"]
-    return Place(Process(**holder) if holder else None, values["environment"])
+        except ValueError:
+            raise UnreadableRecordError(
+                f"{file()}: is no record of a network that this version can read; run `peelsum down`"
+            ) from None
 
 
 def folder() -> Path:
     """This user's folder for what runs now; nobody else's. Raises TopologyError where it is not."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(runtime) / "peelsum" if runtime else Path(tempfile.gettempdir()) / f"peelsum-{os.getuid()}"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.stat().st_uid != os.getuid() or path.is_symlink():
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        theirs = path.stat().st_uid != os.getuid() or path.is_symlink()
+    except OSError as error:
+        raise _no_place(path, error) from None
+    if theirs:
         raise TopologyError(f"{path}: belongs to somebody else; set XDG_RUNTIME_DIR to a folder of yours")
     return path
 
 
-def _file() -> Path:
+def file() -> Path:
+    """Where the record of this user's network is."""
     return folder() / "network.json"
+
+
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    """Say in one line what keeps a file of ours from being used; that it is not there is the caller's."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _no_place(path, error) from None
+
+
+def _no_place(path: Path, error: OSError) -> TopologyError:
+    return TopologyError(f"{path}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours")
 
 
 @contextmanager
@@ -113,12 +141,35 @@ def only_one() -> Iterator[None]:
 
     Raises TopologyError where another process of this user has it.
     """
-    with (folder() / "lock").open("w") as lock:
+    path = folder() / "lock"
+    with ExitStack() as held:
+        with _usable(path):
+            lock = held.enter_context(path.open("a"))  # not "w": the holder's line is in it
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise TopologyError("up: another network is up; end it with `peelsum down`") from None
+        with _usable(path):
+            _sign(lock)
         yield
+
+
+def _sign(lock: TextIO) -> None:
+    """Leave in the lock who has it, for a `down` that cannot read the record."""
+    myself = Process.of(os.getpid())
+    assert myself is not None
+    lock.truncate(0)
+    lock.write(f"{myself.pid} {myself.started}")
+    lock.flush()
+
+
+def _holder() -> Process | None:
+    """The process that has a network up by what it left in the lock."""
+    try:
+        pid, started = map(int, (folder() / "lock").read_text(encoding="utf-8").split())
+    except (OSError, ValueError):
+        return None
+    return Process(pid, started)
 
 
 def end(record: Record) -> None:
@@ -126,30 +177,60 @@ def end(record: Record) -> None:
 
     A running `up` is asked first, and cleans up by itself if it can.
     """
-    if record.up.pid != os.getpid() and record.up.running:
-        _signal(record.up, signal.SIGTERM)
-        _await_end([record.up], GRACE_S)
-        _signal(record.up, signal.SIGKILL)
+    _end(record.up, record.network)
+
+
+def end_unreadable() -> None:
+    """As `end`, where the record cannot be read: whatever has a marker and the same folder as this process.
+
+    A folder has one network at a time, so that is the one.
+    """
+    _end(_holder(), None)
+
+
+def _end(up: Process | None, network: str | None) -> None:
+    """End `up` and the members of the network, None for this folder's; remove the record."""
+    if up is not None and up.pid != os.getpid() and up.running:
+        _signal(up, signal.SIGTERM)
+        _await_end([up], GRACE_S)
+        _signal(up, signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        left = _members(record.network)
+        left = _members(network)
         for process in left:
             _signal(process, number)
         _await_end(left, GRACE_S)
-    _file().unlink(missing_ok=True)
+    with _usable(file()):
+        file().unlink(missing_ok=True)
 
 
-def _members(network: str) -> list[Process]:
-    """The processes whose environment has the network's marker, this one excepted."""
-    wanted = f"{MARKER}={network}".encode()
+def _members(network: str | None) -> list[Process]:
+    """The processes whose environment has the network's marker, this one excepted.
+
+    None: any marker, where the environment names the folder that this process has.
+    """
+    wanted = None if network is None else network.encode()
     found = []
     for path in Path("/proc").iterdir():
         if not path.name.isdecimal() or int(path.name) == os.getpid():
             continue
         with suppress(OSError):
-            if wanted in (path / "environ").read_bytes().split(b"\0"):
+            entries = (path / "environ").read_bytes().split(b"\0")
+            environment = dict(entry.partition(b"=")[::2] for entry in entries)
+            marker = environment.get(MARKER.encode())
+            if wanted is None:
+                belongs = marker is not None and _folder_from(environment) == _folder_from(os.environb)
+            else:
+                belongs = marker == wanted
+            if belongs:
                 process = Process.of(int(path.name))
                 found += [process] if process else []
     return found
+
+
+def _folder_from(environment: Mapping[bytes, bytes]) -> tuple[bytes | None, bytes | None]:
+    """What of an environment decides where `folder` is."""
+    runtime = environment.get(b"XDG_RUNTIME_DIR") or None
+    return runtime, None if runtime else environment.get(b"TMPDIR")
 
 
 def _signal(process: Process, number: int) -> None:
