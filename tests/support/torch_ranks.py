@@ -30,10 +30,12 @@ def run_ranks(
     *arguments: Any,
     environments: Sequence[Mapping[str, str]] = (),
     backend: str = "gloo",
+    patience_s: float = PATIENCE_S,
 ) -> list[Any]:
     """work(rank, *arguments) on every rank at once; what each returned, None for one that was killed.
 
-    `work` is a function that the ranks can import. Raises what a rank printed when it failed.
+    `work` is a function that the ranks can import. Raises what a rank printed when it failed, TimeoutError
+    if one does not return within `patience_s`.
     """
     with tempfile.TemporaryDirectory(prefix="peelsum-") as folder:
         given = environments or [{}] * world
@@ -42,7 +44,7 @@ def run_ranks(
             _Rank(rank, world, store, work, arguments, dict(given[rank]), backend) for rank in range(world)
         ]
         try:
-            return [rank.result() for rank in ranks]
+            return [rank.result(patience_s) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.end()
@@ -58,9 +60,9 @@ class _Rank:
             self._process.start()
         theirs.close()
 
-    def result(self) -> Any:
-        if not wait([self._mine], PATIENCE_S):
-            raise TimeoutError(f"a rank did not end within {PATIENCE_S:g} s")
+    def result(self, patience_s: float) -> Any:
+        if not wait([self._mine], patience_s):
+            raise TimeoutError(f"a rank did not end within {patience_s:g} s")
         try:
             failed, value = self._mine.recv()
         except EOFError:  # killed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,18 +33,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def by_gloo(data: Path) -> Parameters:
-    return the_same(run_ranks(RANKS, training.by_gloo, data, False))
+    return the_same(trained(training.by_gloo, data, False))
 
 
 @pytest.fixture(scope="module")
 def words_by_gloo(data: Path) -> Parameters:
-    return the_same(run_ranks(RANKS, training.by_gloo, data, True))
+    return the_same(trained(training.by_gloo, data, True))
 
 
 @pytest.fixture(scope="module")
 def by_gloo_without_one(data: Path) -> Parameters:
     """One gradient of one worker is missing, in the last step: where it shows least."""
-    return the_same(run_ranks(RANKS, training.by_gloo, data, False, training.STEPS - 1))
+    return the_same(trained(training.by_gloo, data, False, training.STEPS - 1))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def by_switch(data: Path) -> Parameters:
     """Nothing is lost; rank 0 is there first."""
     with Star(RANKS) as star:
         seats = [asdict(seat) for seat in star.seats]
-        return the_same(run_ranks(RANKS, training.by_switch, data, seats, 0))
+        return the_same(trained(training.by_switch, data, seats, 0))
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +60,15 @@ def by_losing_switch(data: Path) -> Parameters:
     """Other chunks, of which some are lost and summed by the server; rank 1 is there first."""
     with Star(RANKS, lanes=32, loss=0.01, seed=1) as star:
         seats = [asdict(seat) for seat in star.seats]
-        trained = the_same(run_ranks(RANKS, training.by_switch, data, seats, 1))
+        parameters = the_same(trained(training.by_switch, data, seats, 1))
     assert star.report is not None
     assert star.report.server["chunks_at_server"] > 0
-    return trained
+    return parameters
+
+
+def trained(work: Callable[..., Parameters], *arguments: object) -> list[Parameters]:
+    """By rank. All four models, one after the other: on a slow machine that takes its time."""
+    return run_ranks(RANKS, work, *arguments, patience_s=240.0)
 
 
 def the_same(by_rank: list[Parameters]) -> Parameters:
@@ -74,9 +80,9 @@ def the_same(by_rank: list[Parameters]) -> Parameters:
 
 def distance(model: ModelName, one: Parameters, other: Parameters, data: Path) -> float:
     """Largest difference of a parameter, as a share of what training changed most."""
-    trained = float(np.abs(one[model] - training.untrained(model, data)).max())
-    assert trained > 0.001
-    return float(np.abs(one[model] - other[model]).max()) / trained
+    changed = float(np.abs(one[model] - training.untrained(model, data)).max())
+    assert changed > 0.001
+    return float(np.abs(one[model] - other[model]).max()) / changed
 
 
 @pytest.mark.parametrize("model", MODELS)
