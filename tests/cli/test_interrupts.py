@@ -42,6 +42,30 @@ honest = ExecutionEngine.set_object_cache
 ExecutionEngine.set_object_cache = lambda self, *callbacks: honest(self, *map(interrupting, callbacks))
 """
 
+#: Ctrl-C for all of `bench switch` as soon as a child of its runs any Python; the child first, which says so
+#: if it hears. The tracker that Python itself starts looks after itself.
+WHILE_A_CHILD_STARTS = """\
+import os, signal, sys
+
+if "BENCH" in os.environ and "resource_tracker" not in sys.orig_argv[-1]:
+    if os.getpgid(0) == int(os.environ["BENCH"]):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            print("a child heard", file=sys.stderr, flush=True)
+    os.killpg(int(os.environ["BENCH"]), signal.SIGINT)
+    os._exit(0)
+os.environ.setdefault("BENCH", str(os.getpgid(0)))
+"""
+IN_BENCH_SWITCH = """\
+from peelsum.cli import bench_switch
+from peelsum.cli.errors import reported
+from peelsum.cli.interrupts import Interruption
+
+with reported(), Interruption():
+    bench_switch.{}
+"""
+
 
 def interrupted_demo(tmp_path, how):
     (tmp_path / "sitecustomize.py").write_text(how)
@@ -57,6 +81,23 @@ def test_ctrl_c_while_importing_shows_no_traceback(tmp_path):
 
 def test_ctrl_c_while_compiled_code_is_loaded_ends_the_demo(tmp_path):
     assert interrupted_demo(tmp_path, WHILE_LOADING_CODE) == (130, "", "", [])
+
+
+@pytest.mark.parametrize(
+    "part", ["_row('memory', 32, 1, 0.01)", "_first_packet_seconds(32)"], ids=["row", "first packet"]
+)
+def test_ctrl_c_while_a_measurement_starts_shows_no_traceback(tmp_path, part):
+    (tmp_path / "sitecustomize.py").write_text(WHILE_A_CHILD_STARTS)
+    done = subprocess.run(
+        [sys.executable, "-c", IN_BENCH_SWITCH.format(part)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        start_new_session=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -12,9 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import resource_tracker
 
 from rich import box
 from rich.console import Console
@@ -114,10 +116,10 @@ def _compared(lanes: int, workers: int, seconds: float) -> list[Row]:
 def _row(ports: str, lanes: int, workers: int, seconds: float) -> Row:
     """One measurement in a process of its own, which ends with what it set up."""
     measure = {"memory": rates.in_memory, "udp": rates.over_udp, "veth": rates.bmv2_over_veth}[ports]
-    quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; this process answers it
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=signal.signal, initargs=quiet) as process:
-        rate = process.submit(measure, lanes, workers, seconds).result()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        with _deaf_children():
+            measured = process.submit(measure, lanes, workers, seconds)
+        rate = measured.result()
     return Row(
         target="bmv2" if ports == "veth" else "embedded",
         ports=ports,
@@ -131,13 +133,30 @@ def _row(ports: str, lanes: int, workers: int, seconds: float) -> Row:
     )
 
 
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Ctrl-C reaches the whole terminal: what starts here never hears it, from its first moment on.
+
+    This process answers it, after the body if it comes within.
+    """
+    resource_tracker.ensure_running()  # as it starts, it lets signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _first_packet_seconds(lanes: int) -> tuple[float, float]:
     """Without and with compiled code on disk."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "XDG_CACHE_HOME": cache, "NUMBA_CACHE_DIR": cache}
         command = [sys.executable, "-c", _FIRST_PACKET, str(lanes)]
         cold, cached = (
-            subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+            # In a process group of its own, which Ctrl-C does not reach; `run` ends it.
+            subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, text=True, check=True, process_group=0
+            ).stdout
             for _ in range(2)
         )
     return round(float(cold), 2), round(float(cached), 2)
