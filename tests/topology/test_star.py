@@ -1,5 +1,7 @@
 """Sums over a real star of processes: what goes right, and what every worker is told when it does not."""
 
+import os
+import signal
 import threading
 import time
 from dataclasses import asdict
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from peelsum.allreduce import Allreduce, Part, PlanMismatchError
-from peelsum.topology import Star
+from peelsum.topology import Child, Star
 from peelsum.topology.seats import plug_in
 from peelsum.transport import StalledError, TransportError
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
@@ -145,6 +147,35 @@ def test_a_run_that_was_cut_off_is_not_continued_under_the_same_generation():
         outcomes = on_every_worker(star, lambda _, summation: Allreduce(summation).sum(fives))
     assert {type(outcome) for outcome in outcomes.values()} == {TransportError}
     assert all("has run before; admit the job again" in str(outcome) for outcome in outcomes.values())
+
+
+def test_what_a_killed_run_left_in_the_switch_is_not_added_to_the_next():
+    """Workers and server start again under the same generation; worker 0's last packets are in slots still."""
+    chunks = 100
+    words = {
+        run: [np.full(256 * chunks, run * (w + 1), np.uint32) for w in range(WORKERS)] for run in (7, 1000)
+    }
+    steps = {0: 2, 1: 1, 2: 1}
+
+    def killed(worker, summation):
+        for _ in range(steps[worker]):
+            summation.sum([Part(words[7][worker], "add")])
+        raise ConnectionAbortedError
+
+    def again(worker, summation):
+        return [summation.sum([Part(words[1000][worker], "add")])[0] for _ in range(2)]
+
+    with Star(WORKERS, timeout_s=1.0) as star:
+        on_every_worker(star, killed)
+        server = star._children["server"]
+        os.kill(server.pid, signal.SIGKILL)
+        server.stop()
+        star._children["server"] = Child("server", server._process.args)
+        star._children["server"].ready()
+        outcomes = on_every_worker(star, again)
+    for sums in outcomes.values():
+        for total in sums:
+            np.testing.assert_array_equal(total, np.uint32(1000 * (1 + 2 + 3)))
 
 
 def test_a_worker_that_sums_on_alone_is_told():

@@ -136,7 +136,8 @@ def test_chunk_ids_wrap() -> None:
     server = AggregationServer(CONFIG)
     for chunk in range(-20, 20):
         server.receive(partial(chunk, 0b111, chunk + 100), 0.0)
-    assert sorted(int(p["lanes"][0]) for p in sent(server)) == [chunk + 100 for chunk in range(4, 20)]
+    kept = [-20, *range(4, 20)]  # the first, with which workers join, is kept for good
+    assert sorted(int(p["lanes"][0]) for p in sent(server)) == [chunk + 100 for chunk in kept]
     server.receive(partial(-1, 0b001, 0), 0.0)
     assert server.stats().dropped["out_of_window"] == 1
 
@@ -152,6 +153,7 @@ def test_results_leave_before_their_rows_are_needed_again() -> None:
 
 def test_an_older_chunk_does_not_take_a_newer_one_s_row_after_a_restart() -> None:
     server = AggregationServer(CONFIG)
+    server.receive(partial(29, 0b001, 1), 0.0)  # the first heard of has a row of its own
     server.receive(partial(30, 0b011, 1), 0.0)
     server.receive(partial(30 - 16, 0b111, 99), 0.0)
     server.receive(partial(30, 0b100, 1), 0.0)
@@ -240,3 +242,15 @@ def test_random_bytes_never_raise_and_memory_stays_bounded() -> None:
     assert stats.packets == 20_000
     assert 0 < sum(stats.dropped.values()) < 20_000
     assert len(sent(server)) == 0
+
+
+def test_who_joins_late_is_answered_with_the_numbers_of_those_who_joined_before() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(7, 0b111, 42), 0.0)
+    far = 7 + (1 << 30)
+    for chunk in range(far, far + 100):
+        server.receive(partial(chunk, 0b111, chunk), 0.0)
+    sent(server)
+    server.receive(partial(7, 0b010, 1, sender=1), 1.0)
+    (packet,) = sent(server)
+    assert (packet["chunk_id"], packet["sender"], packet["lanes"].tolist()) == (7, 1, [42] * LANES)

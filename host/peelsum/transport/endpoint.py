@@ -14,6 +14,7 @@ tensors in the order of submission. `base` is the oldest chunk without its resul
 | chunks were lost at the first try | cwnd is W / 4 at the most, or halves if they are more than half |
 | RESULT with FIN of a chunk that I sent without | refuse it, report that a worker left |
 | NEED naming me, sent chunk >= base - W | RESEND, even if already answered |
+| joined | go on at `layout.run_start` |
 | always | contributions of [base - W, base + W) are kept |
 | finish() and all results are there | a FIN chunk; leave on its result or after `linger` |
 """
@@ -33,7 +34,7 @@ from peelsum.transport.congestion import CongestionWindow
 from peelsum.transport.endpoint_state import Clock, Count, Mark, new_state
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
-from peelsum.transport.layout import SERIAL_BASE, Words, header_row, rows_of
+from peelsum.transport.layout import SERIAL_BASE, Words, header_row, rows_of, run_start
 from peelsum.transport.stats import WorkerStats
 from peelsum.wire import MAX_WORKERS, Batch, Flag, Kind, malformed, packet_bytes
 
@@ -92,6 +93,22 @@ class WorkerEndpoint:
     def limit_window(self, chunks: int) -> None:
         """Keep at most `chunks` outstanding, though the job allows more: what the sockets on the way hold."""
         self._window.limit(chunks)
+
+    def start_run(self, number: int) -> None:
+        """Go on far from the chunks with which this worker joined, where no other run of the generation was.
+
+        `number` is 32 random bits that all workers have alike. What an earlier run left in the switch's slots
+        has other chunk ids, and is not added to. Raises TransportConfigError unless this worker has joined,
+        and done nothing since.
+        """
+        marks = self._state.marks
+        if self.outstanding or marks[Mark.RUN] != marks[Mark.FIRST] or self._end == marks[Mark.FIRST]:
+            raise TransportConfigError("start_run: join with one sum, and wait for its result, before it")
+        start = run_start(self._end, number, self.config.window)
+        marks[Mark.JOINED] = self._end
+        marks[[Mark.BASE, Mark.NEXT, Mark.RUN]] = start
+        marks[[Mark.HIGHEST, Mark.NEEDED]] = start - 1
+        self._end = start
 
     def submit(self, words: NDArray[np.uint32], op: Op) -> int:
         """Have uint32[n] summed ("add", modulo 2**32) or united ("or") with the other workers' tensors.

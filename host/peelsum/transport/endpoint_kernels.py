@@ -170,8 +170,12 @@ def _need(
         marks[Mark.NEEDED] = position
         for rack in range(state.missing.shape[0]):
             state.missing[rack] = _missing(packet, rack)
-    least = max(marks[Mark.FIRST], marks[Mark.BASE] - window)
-    if _missing(packet, max(0, own_rack)) & worker_mask and least <= position < marks[Mark.NEXT]:
+    # What others need to join has the rows of the chunks before the run's first.
+    joining = marks[Mark.FIRST] <= position < marks[Mark.JOINED]
+    own = position + (marks[Mark.RUN] - marks[Mark.JOINED] if joining else 0)
+    sent = joining or marks[Mark.RUN] <= position < marks[Mark.NEXT]
+    kept = sent and own >= marks[Mark.BASE] - window
+    if kept and _missing(packet, max(0, own_rack)) & worker_mask:
         _enqueue(state, position, NEEDED)
 
 

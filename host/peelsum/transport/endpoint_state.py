@@ -27,6 +27,8 @@ class Mark(IntEnum):
     NEEDED = 6  # the chunk of the last NEED
     PROBES = 7  # how many chunks the resend timer resends at once
     RESULTS_BEFORE = 8  # results that had come when it last ran out
+    JOINED = 9  # the first chunk behind those with which this worker joined; FIRST before
+    RUN = 10  # the run's first chunk: FIRST, or where `start_run` led
 
 
 class Count(IntEnum):
@@ -83,7 +85,7 @@ def new_state(window: int, lanes: int, racks: int, first: int, timeout: float) -
     """
     rows = 2 * window
     marks = np.zeros(len(Mark), np.int64)
-    marks[[Mark.FIRST, Mark.BASE, Mark.NEXT]] = first
+    marks[[Mark.FIRST, Mark.BASE, Mark.NEXT, Mark.JOINED, Mark.RUN]] = first
     marks[[Mark.HIGHEST, Mark.NEEDED]] = first - 1
     marks[Mark.PROBES] = 1
     clock = np.zeros(len(Clock))

@@ -119,3 +119,13 @@ def unwrap(chunk_id: int, near: int) -> int:
     """
     ahead = (chunk_id - near) & 0xFFFFFFFF
     return near + (ahead if ahead < 0x80000000 else ahead - 0x100000000)
+
+
+def run_start(joined: int, number: int, window: int) -> int:
+    """The position of a run's first chunk; joining took all before `joined`, `number` is 32 random bits.
+
+    Less than 2**31 ahead, so that it unwraps near there; whole rings of 2 * window rows ahead, so that what
+    joining took keeps its rows for as long as somebody may need it.
+    """
+    ring = 2 * window
+    return joined + ring * (1 + number % ((1 << 31) // ring - 2))

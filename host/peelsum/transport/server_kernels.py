@@ -108,13 +108,17 @@ def _part(who: tuple[int, int], rack: int, expected: int) -> int:
 
 @inlined
 def _row_of(state: JobState, chunk_id: int, window: int) -> int:
-    """The chunk's row, taken over from an older chunk if need be; -1 for a chunk nobody can need any more."""
+    """The chunk's row, taken over from an older chunk if need be; -1 for a chunk nobody can need any more.
+
+    The first chunk is kept for good: who joins when a run is under way shall be told that there was one.
+    """
     marks = state.marks
     if marks[Mark.ANCHOR] == 0:
-        marks[Mark.ANCHOR] = (1 << 32) + chunk_id
+        marks[Mark.ANCHOR] = marks[Mark.FIRST] = (1 << 32) + chunk_id
     position = unwrap(chunk_id, marks[Mark.ANCHOR])
-    row = position % state.position.shape[0]
-    if position <= marks[Mark.NEWEST] - window or position < state.position[row]:
+    first = state.position.shape[0] - 1
+    row = first if position == marks[Mark.FIRST] else position % first
+    if row != first and (position <= marks[Mark.NEWEST] - window or position < state.position[row]):
         return -1
     if position > state.position[row]:
         state.position[row] = position

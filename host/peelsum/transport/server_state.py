@@ -1,7 +1,8 @@
 """The aggregation server's state: one array per property of a chunk, and the job's constants and marks.
 
-Chunk `p` (a position, see `layout.unwrap`) lives in row `p % rows`, rows = 2 * window. Sets of workers are
-one bitmap per rack; a job of one level is a single rack. `server_kernels` beside it changes the arrays.
+Chunk `p` (a position, see `layout.unwrap`) lives in row `p % rows`, rows = 2 * window, but the first one heard
+of, with which workers join, in a row of its own, the last, for good. Sets of workers are one bitmap per rack; a job
+of one level is a single rack. `server_kernels` beside it changes the arrays.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Mark(IntEnum):
     FINISHED = 4  # 1 once the FIN chunk is complete
     SUM_BITMAP = 5  # of a complete sum
     SUM_FLAG = 6  # SPINE in two levels, else 0
+    FIRST = 7  # the first chunk heard of
 
 
 class Count(IntEnum):
@@ -74,7 +76,7 @@ class JobState(NamedTuple):
 
 def new_state(window: int, lanes: int, rack_masks: tuple[int, ...], complete: tuple[int, int]) -> JobState:
     """State of a server that has heard nothing. `complete` = bitmap and SPINE flag of a complete sum."""
-    rows, racks = 2 * window, len(rack_masks)
+    rows, racks = 2 * window + 1, len(rack_masks)
     numbers = (racks - 1) * MAX_WORKERS + rack_masks[-1].bit_length()
     marks = np.zeros(len(Mark), np.int64)
     marks[[Mark.SUM_BITMAP, Mark.SUM_FLAG]] = complete

@@ -62,7 +62,7 @@ class JoiningPart:
 
     def check(self, result: Words) -> None:
         """Raise TransportError unless the answer is to this run."""
-        if result[self._mine] != self._number:
+        if result[self._mine] != self._number or not result.all():
             raise TransportError(
                 f"job {self._config.job_id}: generation {self._config.generation} has run before; "
                 "admit the job again, and start all its workers under the new generation"
@@ -126,10 +126,12 @@ class SwitchSummation:
             state = "closed" if self._closed else "out of step after an earlier error"
             raise TransportError(f"sum: this connection is {state}; restart the job under a new generation")
         self._broken = True
-        joining = [] if self._joined else [JoiningPart(self._endpoint.config, self.worker_id)]
-        results = self._sum([*joining, *parts])
+        if not self._joined:
+            (numbers,) = self._sum([JoiningPart(self._endpoint.config, self.worker_id)])
+            self._endpoint.start_run(int(np.bitwise_xor.reduce(numbers)))
+        results = self._sum(parts)
         self._broken, self._joined = False, True
-        return results[len(joining) :]
+        return results
 
     def _sum(self, parts: Sequence[Part]) -> list[Words]:
         tickets = [self._endpoint.submit(part.words, part.op) for part in parts]
