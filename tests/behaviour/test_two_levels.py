@@ -112,3 +112,13 @@ def test_any_worker_of_a_rack_may_be_the_sender_but_no_other(spine):
 def test_rack_may_only_contribute_and_bypass(spine, kind):
     spine.rig.process(1, spine.packet(kind, chunk=5, sender=5))
     assert spine.verdicts() == {Verdict.FOREIGN_PORT: 1}
+
+
+@pytest.mark.parametrize(("flags", "verdict"), [(0, Verdict.FOREIGN_PORT), (SPINE, Verdict.RESEND_PASSED)])
+def test_a_worker_right_below_a_spine_asks_no_rack(spine, flags, verdict):
+    """A RESEND without SPINE is what the server asks racks for."""
+    spine.rig.admit_worker(spine.job_id, 3, worker_mask=0b100, worker_id=200)
+    packet = spine.packet(Kind.RESEND, chunk=5, sender=200, bitmap=0b100, flags=flags)
+    outputs = spine.rig.process(3, packet)
+    assert [port for port, _ in outputs] == ([UP] if flags else [])
+    assert spine.verdicts() == {verdict: 1}

@@ -138,9 +138,11 @@ def agreement_words(digest: int) -> Words:
 
 
 def agreed(words: Words) -> bool:
-    """Whether all digests in OR-ed `agreement_words` are equal: else some bit is set both ways."""
+    """Whether all digests in OR-ed `agreement_words` are equal: else some bit is set both ways, or, if there
+    is none at all, neither way.
+    """
     half = AGREEMENT_WORDS // 2
-    return not (words[:half] & words[half:AGREEMENT_WORDS]).any()
+    return bool((words[:half] ^ words[half:AGREEMENT_WORDS] == 0xFFFFFFFF).all())
 
 
 def unsupported(tensors: Sequence[TensorPlan]) -> TensorPlan | None:

@@ -182,6 +182,9 @@ class SpecSwitch:
         of_rack = RACK_BITS if member.role == "rack" else 0
         if member.role != "server" and packet.sender & ~of_rack != member.worker_id:
             return Verdict.WRONG_SENDER
+        downwards = job.level is Level.SPINE and packet.kind == Kind.RESEND and not packet.flags & Flag.SPINE
+        if downwards and member.role != "server":
+            return Verdict.FOREIGN_PORT
         return None if packet.kind in MAY_SEND[member.role] else Verdict.FOREIGN_PORT
 
     def _contribute(
