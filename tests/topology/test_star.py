@@ -150,7 +150,7 @@ def test_a_run_that_was_cut_off_is_not_continued_under_the_same_generation():
 
 
 def test_what_a_killed_run_left_in_the_switch_is_not_added_to_the_next():
-    """Workers and server start again under the same generation; worker 0's last packets are in slots still."""
+    """Workers and server start again under one generation; worker 0's last packets are in slots still."""
     chunks = 100
     words = {
         run: [np.full(256 * chunks, run * (w + 1), np.uint32) for w in range(WORKERS)] for run in (7, 1000)

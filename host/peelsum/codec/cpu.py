@@ -115,7 +115,7 @@ def bloom_encode(
         )
         return own
 
-    for own in each(WORD_BITS * index.size, work)[1:]:
+    for own in each(WORD_BITS * index.size, work, copies_of=out.size)[1:]:
         np.bitwise_or(out, own, out=out)
 
 
@@ -220,7 +220,7 @@ def index_sketch(
         )
         return int(largest), own
 
-    largest, sketches = zip(*each(values.size, work), strict=True)
+    largest, sketches = zip(*each(values.size, work, copies_of=sketch.size), strict=True)
     for own in sketches[1:]:
         np.add(sketch, own, out=sketch)
     return int(max(largest))

@@ -21,21 +21,25 @@ _CORES: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # made at 
 _T = TypeVar("_T")
 
 
-def each(items: int, work: Callable[[int, int], _T], elements: int | None = None) -> list[_T]:
+def each(
+    items: int, work: Callable[[int, int], _T], elements: int | None = None, *, copies_of: int = 0
+) -> list[_T]:
     """work(begin, end) of consecutive slices of range(items), at once on up to NUMBA_NUM_THREADS cores.
 
-    Items are a tensor's elements, or candidates of a tensor of so many `elements`. Results in order; one
-    slice, in this thread, if more are not worth while.
+    Items are a tensor's elements, or candidates of a tensor of so many `elements`. copies_of: words that each
+    slice but the first needs for a result of its own; all of them together take no more than the tensor.
+    Results in order; one slice, in this thread, if more are not worth while.
     """
-    parts = slices(items, elements)
+    parts = slices(items, elements, copies_of=copies_of)
     if len(parts) == 1:
         return [work(*parts[0])]
     return list(_pool(os.getpid()).map(lambda part: work(*part), parts))
 
 
-def slices(items: int, elements: int | None = None) -> list[tuple[int, int]]:
+def slices(items: int, elements: int | None = None, *, copies_of: int = 0) -> list[tuple[int, int]]:
     """The slices that `each` takes."""
-    cores = min(_CORES, (items if elements is None else elements) // PER_CORE)
+    size = items if elements is None else elements
+    cores = min(_CORES, size // PER_CORE, 1 + size // max(copies_of, 1))
     if cores < 2:
         return [(0, items)]
     grain = _GRAIN if elements is None else 1
