@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from peelsum.allreduce import Allreduce, Network, Summation
-from peelsum.codec import warm_up
+from peelsum.codec import threads, warm_up
 
 N = 1 << 20
 #: Arrays whose size does not grow with the tensor, interpreter objects, and the like.
@@ -36,6 +36,14 @@ def peak_bytes(
         tracemalloc.stop()
 
 
+@pytest.fixture(params=[1, 2, 16])
+def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many cores, all of which work on tensors of N elements."""
+    monkeypatch.setattr(threads, "PER_CORE", N // 32)
+    monkeypatch.setattr(threads, "_CORES", request.param)
+
+
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize(
     ("settings", "per_element", "per_candidate", "while_peeling"),
     [
@@ -48,6 +56,8 @@ def peak_bytes(
         ({"forms": "compact", "index": "bitmap", "limbs": 2}, 4.25, 24, 0),
         ({"forms": "sketch", "index": "bitmap"}, 4.25, 16, 60),
         ({"forms": "sketch", "index": "bitmap", "predict": True}, 4.25, 17, 60),
+        ({"forms": "sketch", "index": "bloom", "predict": True}, 4.5, 17, 60),
+        ({"forms": "sketch", "index": "bitmap", "predict": True, "limbs": 2}, 4.25, 34, 78),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
 )

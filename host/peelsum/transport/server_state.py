@@ -1,8 +1,8 @@
 """The aggregation server's state: one array per property of a chunk, and the job's constants and marks.
 
 Chunk `p` (a position, see `layout.unwrap`) lives in row `p % rows`, rows = 2 * window; but the first one
-heard of, with which workers join, has a row of its own, the last, for good. Sets of workers are one bitmap per
-rack; a job of one level is a single rack. `server_kernels` beside it changes the arrays.
+heard of, with which workers join, has a row of its own, the last, for good. Sets of workers are one bitmap
+per rack; a job of one level is a single rack. `server_kernels` beside it changes the arrays.
 """
 
 from __future__ import annotations
