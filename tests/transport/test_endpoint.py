@@ -316,7 +316,7 @@ def test_a_stall_names_job_chunk_and_the_workers_the_server_misses() -> None:
     assert endpoint.expire(6.9) == []
     endpoint.receive(result(-2, kind=Kind.NEED, bitmap=0b110), 6.9)
     (event,) = endpoint.expire(7.0)
-    assert event == Stalled(9, 0xFFFFFFFE, (1, 2), 2.0)
+    assert event == Stalled(9, 0xFFFFFFFE, (1, 2), 2.0, generation=77)
     assert "job 9" in str(event)
     assert "4294967294" in str(event)
     assert "worker 1, 2" in str(event)

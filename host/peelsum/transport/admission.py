@@ -1,6 +1,7 @@
 """From what the controller says of a job at its admission, which travels as JSON, to the job's configuration.
 
-Checks types, as JSON has no others than it has; ranges are JobConfig's affair.
+Checks types, as JSON has no others than it has, and what is in it of the switch. The other ranges are
+JobConfig's affair.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from typing import Any
 from peelsum.transport.config import JobConfig, Timers
 from peelsum.transport.errors import TransportConfigError
 
+#: Ports are below the number by which v1model drops.
+_DROP_PORT = 511
 _REMEDY = "give what `peelsum job admit --json` printed"
 
 
 def job_config(admission: Mapping[str, Any]) -> JobConfig:
     """The job of an `admission`, whose `timeout_s` is how long a stall may last, in seconds.
 
-    What is in it for other readers is left alone. Raises TransportConfigError naming what is missing or
-    wrong.
+    What it says of the switch, if anything, must fit: `slots` the window, and ports the workers. What else is
+    in it is left alone. Raises TransportConfigError naming what is missing or wrong.
     """
+    if not isinstance(admission, Mapping):
+        raise TransportConfigError(f"admission: {admission!r} is no JSON object; {_REMEDY}")
     if "timers" in admission:
         raise TransportConfigError(f"admission: timers: are each host's own, not the job's; {_REMEDY}")
     values: dict[str, Any] = {}
@@ -30,7 +35,29 @@ def job_config(admission: Mapping[str, Any]) -> JobConfig:
             values[field.name] = whole(field.name, admission[field.name])
         elif field.default is MISSING and field.default_factory is MISSING:
             raise TransportConfigError(f"admission: {field.name} is missing; {_REMEDY}")
-    return JobConfig(**values, timers=Timers(stall=_seconds("timeout_s", admission.get("timeout_s"))))
+    job = JobConfig(**values, timers=Timers(stall=_seconds("timeout_s", admission.get("timeout_s"))))
+    _check_switch(admission, job)
+    return job
+
+
+def _check_switch(admission: Mapping[str, Any], job: JobConfig) -> None:
+    """Whether the switch that the admission tells of can have the job."""
+    if "slots" in admission:
+        slots = _whole_number("slots", admission["slots"])
+        if 2 * job.window > slots:
+            raise TransportConfigError(
+                f"admission: window: {job.window} is more than half of the switch's {slots} slots; {_REMEDY}"
+            )
+    ports = _whole_numbers("worker_ports", admission.get("worker_ports", ()))
+    if "worker_ports" in admission and len(ports) != job.workers:
+        raise TransportConfigError(
+            f"admission: worker_ports: {len(ports)} ports for {job.workers} workers; {_REMEDY}"
+        )
+    if "server_port" in admission:
+        ports = (*ports, _whole_number("server_port", admission["server_port"]))
+    for port in ports:
+        if not 0 <= port < _DROP_PORT:
+            raise TransportConfigError(f"admission: port {port} is none of a switch; {_REMEDY}")
 
 
 def _whole_number(name: str, value: Any) -> int:

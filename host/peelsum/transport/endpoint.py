@@ -217,7 +217,9 @@ class WorkerEndpoint:
         missing = numbers_of(self._state.missing) if known else ()
         waited = 0.0 if self._moved_at is None else now - self._moved_at
         oldest, racks = int(marks[Mark.BASE]) & 0xFFFFFFFF, len(self.config.racks)
-        return Stalled(self.config.job_id, oldest, missing, waited, racks=racks)
+        return Stalled(
+            self.config.job_id, oldest, missing, waited, racks=racks, generation=self.config.generation
+        )
 
     def stats(self) -> WorkerStats:
         """What was counted since the beginning."""

@@ -40,6 +40,7 @@ class Stalled:
 
     `last_seen`: at the server, how many seconds ago something of each missing worker's last came, None for
     never; empty at workers, who don't know. `racks`: how many racks the job has, 0 with one level.
+    `generation`: the worker's; None at the server.
     """
 
     job_id: int
@@ -48,13 +49,15 @@ class Stalled:
     seconds: float
     last_seen: tuple[float | None, ...] = ()
     racks: int = 0
+    generation: int | None = None
 
     def __str__(self) -> str:
         who = named(self.missing_workers, self.last_seen, self.racks)
         reason = (
             f"still waiting for worker {who}; see whether it is running"
             if self.missing_workers
-            else "the aggregation server has not answered; see whether it and the switch are running"
+            else "the aggregation server has not answered; see whether it and the switch are running, and "
+            f"whether `peelsum status` has the job in generation {self.generation}"
         )
         return (
             f"job {self.job_id}: no progress on chunk {self.oldest_chunk} for {self.seconds:.1f} s: {reason}"
