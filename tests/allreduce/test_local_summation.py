@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peelsum.allreduce import Allreduce, LocalSummation, Part, Summation, SummationStalledError
+from peelsum.allreduce import (
+    Allreduce,
+    InvalidRequestError,
+    LocalSummation,
+    Part,
+    Summation,
+    SummationStalledError,
+)
 
 
 def words(*values: int) -> Any:
@@ -26,6 +33,21 @@ def test_parts_are_padded_and_combined_by_their_op() -> None:
         for result in pool.map(lambda one, its: one.sum(its), group, parts):
             assert [total.tolist() for total in result] == [[1, 2**31 + 2, 2**31 + 3], [0b0111], []]
     assert [one.worker_id for one in group] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("group", "complaint"),
+    [
+        ({"workers": 0}, "workers: 0 is none; give a whole number from 1 on"),
+        ({"lanes": 0}, "lanes: 0 is none; give a whole number from 1 on"),
+        ({"lanes": 2.0}, "lanes: 2.0 is none; give a whole number from 1 on"),
+        ({"timeout_s": float("nan")}, "timeout_s: nan is no time to wait; give seconds"),
+    ],
+    ids=str,
+)
+def test_a_group_that_cannot_be_is_refused(group: Any, complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{complaint}$"):
+        LocalSummation.group(**{"workers": 1, **group})
 
 
 def test_a_stall_names_chunk_and_missing_workers() -> None:

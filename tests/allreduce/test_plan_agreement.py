@@ -178,6 +178,63 @@ def test_unknown_forms_and_sizes_are_refused_at_once(make_workers: Any) -> None:
         make_workers(1, cells_per_candidate=0.0)
 
 
+@pytest.mark.parametrize("asked", [{"forms": {"g": "dense", "h": "dense"}}, {"sparse": ["h"]}], ids=str)
+def test_what_is_asked_for_no_tensor_is_refused_by_all(make_workers: Any, asked: Any) -> None:
+    for failure in make_workers(2, **asked).failures([{"g": ONES, "i": ONES}] * 2):
+        assert isinstance(failure, InvalidRequestError)
+        assert str(failure).startswith(f"{min(asked)}: 'h' is no tensor; there are 'g', 'i'; correct it")
+
+
+def test_calls_with_some_of_the_tensors_are_told_of_all(make_workers: Any) -> None:
+    forms = {"g": "sketch", "h": "compact"}
+    group = make_workers(2, forms=forms, sparse=["h"], names=["g", "h"])
+    for name, form in forms.items():
+        assert group.sum([{name: ONES}] * 2)[0][name].form == form
+    for failure in make_workers(2, forms=forms, names=list("gijklmno")).failures([{"g": ONES}] * 2):
+        assert "forms: 'h' is no tensor; there are 'g', 'i', 'j', 'k', 'l', 'm', and 2 more;" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ({"sparse": "g"}, "sparse: 'g' is one name; give a collection, as ['g']"),
+        ({"names": "g"}, "names: 'g' is one name; give a collection, as ['g']"),
+        ({"sparse": [0]}, "sparse: 0 is no name; give strings, of a list '0', '1', ..."),
+        ({"forms": {0: "dense"}}, "forms: 0 is no name; give strings, of a list '0', '1', ..."),
+        ({"forms": ["dense"]}, "forms: ['dense'] is no form; give one for all, or a dict by name"),
+        ({"average": 3}, "average: 3 is neither True nor False; use one of them"),
+        ({"predict": "no"}, "predict: 'no' is neither True nor False; use one of them"),
+        ({"estimate": 1}, "estimate: 1 is neither True nor False; use one of them"),
+    ],
+    ids=str,
+)
+def test_settings_of_another_kind_are_refused_at_once(
+    make_workers: Any, setting: Any, complaint: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        make_workers(1, **setting)
+    assert str(raised.value) == complaint
+
+
+@pytest.mark.parametrize(
+    ("tensors", "complaint"),
+    [
+        (
+            {"g": np.ma.masked_array(ONES, ONES > 0)},
+            "tensors: 'g' is a masked array; pass what its masked elements count as: .filled(0)",
+        ),
+        ({"\ud800": ONES}, r"tensors: '\ud800' cannot be written in UTF-8; rename it"),
+    ],
+    ids=["masked", "surrogate"],
+)
+def test_tensors_that_would_be_taken_for_others_are_refused(
+    make_workers: Any, tensors: Any, complaint: str
+) -> None:
+    (failure,) = make_workers(1).failures([tensors])
+    assert isinstance(failure, InvalidRequestError)
+    assert str(failure) == complaint
+
+
 def test_digests_agree_exactly_when_equal() -> None:
     rng = np.random.default_rng(0)
     digests = [int.from_bytes(rng.bytes(8)) for _ in range(50)]

@@ -30,7 +30,13 @@ from numpy.typing import NDArray
 from peelsum.allreduce.costs import Network, Seen
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.exchange import Setting, TensorExchange
-from peelsum.allreduce.forms import DEFAULT_NETWORK, FormChooser, RequestedForm, RequestedIndex
+from peelsum.allreduce.forms import (
+    DEFAULT_NETWORK,
+    FormChooser,
+    RequestedForm,
+    RequestedIndex,
+    require_names,
+)
 from peelsum.allreduce.plan import (
     SUPPORTED_DTYPES,
     Plan,
@@ -75,12 +81,14 @@ Tensors = Mapping[str, Tensor] | Sequence[Tensor]
 class Allreduce:
     """Sums float tensors over the workers of `summation`, exactly. One object per worker, for one thread.
 
-    `forms`, `sparse`, `index`, `predict` and `network` are explained at FormChooser. `seed` and
-    `cells_per_candidate` lay out sketches. `limbs` is 1, or 2 for twice the words and about 30 more bits.
-    `average` divides results by the number of workers. `estimate`, for experiments only, has the values that
-    peeling left over estimated and not exchanged, by a coarser scale: results are not exact. All of these,
-    and the tensors' names, shapes, types and order, must be the same on every worker: otherwise every worker
-    raises PlanMismatchError. `clock` returns seconds.
+    `forms`, `sparse`, `index`, `predict` and `network` are explained at FormChooser. A name in `forms` or
+    `sparse` must be that of a tensor, or every worker raises InvalidRequestError in the first step: tensors
+    are those of the first call of `sum`, or, where one call has only some of them, all those in `names`.
+    `seed` and `cells_per_candidate` lay out sketches. `limbs` is 1, or 2 for twice the words and about 30
+    more bits. `average` divides results by the number of workers. `estimate`, for experiments only, has the
+    values that peeling left over estimated and not exchanged, by a coarser scale: results are not exact. All
+    of these, and the tensors' names, shapes, types and order, must be the same on every worker: otherwise
+    every worker raises PlanMismatchError. `clock` returns seconds.
     """
 
     def __init__(
@@ -89,6 +97,7 @@ class Allreduce:
         *,
         forms: RequestedForm | Mapping[str, RequestedForm] = "auto",
         sparse: Collection[str] = (),
+        names: Collection[str] = (),
         index: RequestedIndex = "auto",
         predict: bool = False,
         network: Network = DEFAULT_NETWORK,
@@ -101,6 +110,11 @@ class Allreduce:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._summation = summation
+        for option, flag in (("average", average), ("predict", predict), ("estimate", estimate)):
+            if not isinstance(flag, bool):
+                raise InvalidRequestError(f"{option}: {flag!r} is neither True nor False; use one of them")
+        require_names("names", names)
+        self._names = tuple(names)
         self._chooser = FormChooser(forms, sparse, index=index, predict=predict, network=network)
         self._settings = Settings(seed, average, cells_per_candidate, limbs, estimate, str(self._chooser))
         # What is no size or no number of limbs is the caller's mistake, not that of a later step.
@@ -159,6 +173,7 @@ class Allreduce:
         pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
         named: dict[str, Tensor] = {}
         for name, tensor in pairs:
+            _check(str(name), tensor)
             if str(name) in named:
                 raise InvalidRequestError(
                     f"tensors: {str(name)!r} names two of them; give every tensor its own"
@@ -175,6 +190,8 @@ class Allreduce:
                 f"dtype: {refused.name!r} is {refused.dtype}; convert it to one of "
                 f"{', '.join(SUPPORTED_DTYPES)} on every worker"
             )
+        if not self._agreed:
+            self._chooser.check(self._names or [tensor.name for tensor in plan.tensors])
         self._agreed.add(plan.request)
 
     def _agreement(self, plan: Plan) -> Part:
@@ -241,6 +258,18 @@ class Allreduce:
         else:
             seen = Seen(exchange.exponent_field, exchange.occupied())
         self._chooser.learn(result.name, seen)
+
+
+def _check(name: str, tensor: Tensor) -> None:
+    """Raise InvalidRequestError for what would only fail later, or be summed as something else."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"tensors: {name!r} cannot be written in UTF-8; rename it") from None
+    if isinstance(tensor, np.ma.MaskedArray):
+        raise InvalidRequestError(
+            f"tensors: {name!r} is a masked array; pass what its masked elements count as: .filled(0)"
+        )
 
 
 def _tensor_seed(seed: int, step: int, name: str) -> int:

@@ -22,8 +22,13 @@ _CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 18, 256, 1000
 #: Blocks of 2**5 elements are words of a bitmap.
 _WORD_LEVEL = 5
 
+# Kernels that run for a tensor: sparse ones, those of an index that is no bitmap, of its refinement and of a sketch.
+# Short ones count together.
+_DENSE_CALLS, _SPARSE_CALLS, _INDEX_CALLS, _REFINE_CALLS, _SKETCH_CALLS = 2, 5, 2, 1, 3
+
 # Nanoseconds on a shared 2-core machine, encoding and decoding together, results in new memory: near to what
 # `peelsum plan --check` measures from 2**20 to 2**24 elements (docs/codec.md).
+_CALL_NS = 5300.0  # per kernel, however little it has to do
 _DENSE_NS = 0.7  # per element: quantize, dequantize
 _SPARSE_NS = 0.35  # per element: index, zeros
 _COMPACT_NS = 6.0  # per candidate: positions, quantize, dequantize
@@ -109,7 +114,8 @@ def candidates(
     if "dense" in forms:
         guess = seen.prediction(elements) if predict else None
         words = EXPONENT_WORDS + limbs * elements
-        yield Candidate(Choice("dense", None, guess), words, 1 + late, _DENSE_NS * limbs * elements * 1e-9)
+        work_ns = _CALL_NS * (_DENSE_CALLS + late) + _DENSE_NS * limbs * elements
+        yield Candidate(Choice("dense", None, guess), words, 1 + late, work_ns * 1e-9)
     if "compact" in forms:
         for index in _indexes(elements, seen, limbs):
             _, passed = expected(index, elements, seen)
@@ -129,9 +135,10 @@ def _sparse(choice: Choice, elements: int, seen: Seen, values: float, exchanges:
     """The candidate that sends so many words of values."""
     assert choice.index is not None
     words, passed = expected(choice.index, elements, seen)
-    work_ns = _SPARSE_NS * elements + _COMPACT_NS * passed + index_ns(choice.index, elements, seen)
+    work_ns = _CALL_NS * _SPARSE_CALLS + _SPARSE_NS * elements + _COMPACT_NS * passed
+    work_ns += index_ns(choice.index, elements, seen)
     if choice.form == "sketch":
-        work_ns += _CELL_NS * values
+        work_ns += _CALL_NS * _SKETCH_CALLS + _CELL_NS * values
     total, exchanges = EXPONENT_WORDS + words + values, exchanges + choice.index.refined
     return Candidate(choice, total, exchanges, work_ns * 1e-9)
 
@@ -158,13 +165,15 @@ def index_ns(index: Index, elements: int, seen: Seen) -> float:
     words = elements / _WORD_BITS
     if isinstance(index, BitmapIndex):
         return 0.0
+    calls_ns = _CALL_NS * (_INDEX_CALLS + _REFINE_CALLS * index.refined)
     if isinstance(index, TwoLevelIndex):
         refined = max(seen.occupied[_WORD_LEVEL], seen.occupied[_level(index)] * index.block / _WORD_BITS)
-        return (_BLOCK_NS if index.block < _WORD_BITS else _WORD_NS) * words + _REFINE_NS * refined
+        blocks_ns = (_BLOCK_NS if index.block < _WORD_BITS else _WORD_NS) * words
+        return calls_ns + blocks_ns + _REFINE_NS * refined
     probes = index.hashes * (words + seen.occupied[_WORD_LEVEL])
     passed = _passed(index, elements, seen) / max(elements, 1)
     refined = words * (1 - (1 - min(passed, 1.0)) ** _WORD_BITS) if index.refined else 0.0
-    return _PROBE_NS * probes + _REFINE_NS * refined
+    return calls_ns + _PROBE_NS * probes + _REFINE_NS * refined
 
 
 def expected(index: Index, elements: int, seen: Seen) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from peelsum.allreduce.costs import Network, Seen, candidates
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex
-from peelsum.allreduce.plan import FORMS, Choice, Form, Settings
+from peelsum.allreduce.plan import FORMS, NAMED, Choice, Form, Settings
 
 RequestedForm = Literal["dense", "compact", "sketch", "auto"]
 RequestedIndex = Literal["bitmap", "two_level", "bloom", "auto"]
@@ -29,7 +29,8 @@ class FormChooser:
     the form of every index, or `auto`. What is `auto` is what takes the least time over `network` by formula;
     while nothing has been seen of a tensor, it is dense, or compact if named in `sparse`, with a bitmap. With
     `predict`, values that need not wait for the index go with it, by a
-    scale and a size predicted from the last step. Raises InvalidRequestError for a form that is none.
+    scale and a size predicted from the last step. Raises InvalidRequestError for a form that is none, and for
+    names that are not strings.
     """
 
     def __init__(
@@ -41,7 +42,11 @@ class FormChooser:
         predict: bool = False,
         network: Network = DEFAULT_NETWORK,
     ) -> None:
+        if not isinstance(forms, str | Mapping):
+            raise InvalidRequestError(f"forms: {forms!r} is no form; give one for all, or a dict by name")
         self._forms = {} if isinstance(forms, str) else dict(forms)
+        require_names("forms", self._forms)
+        require_names("sparse", sparse)
         self._default: RequestedForm = forms if isinstance(forms, str) else "auto"
         for name, form in [("every tensor", self._default), *self._forms.items()]:
             _require("forms", form, f" for {name}", RequestedForm)
@@ -54,6 +59,19 @@ class FormChooser:
         """All that was asked for: differs where choices may differ."""
         forms, sparse = sorted(self._forms.items()), sorted(self._sparse)
         return repr((self._default, forms, sparse, self._index, self._predict, self._network))
+
+    def check(self, names: Collection[str]) -> None:
+        """Raise InvalidRequestError where something was asked for a tensor that is not among `names`."""
+        for option, asked in (("forms", self._forms), ("sparse", self._sparse)):
+            unknown = sorted(set(asked) - set(names))
+            if unknown:
+                known = [repr(name) for name in names]
+                if len(known) > NAMED:
+                    known[NAMED:] = [f"and {len(known) - NAMED} more"]
+                raise InvalidRequestError(
+                    f"{option}: {unknown[0]!r} is no tensor; there are {', '.join(known) or 'none'}; "
+                    "correct it, or give the names of all as `names` if a call has only some of them"
+                )
 
     def choose(self, name: str, elements: int, settings: Settings) -> Choice:
         """How a tensor of so many elements goes in the coming step."""
@@ -93,6 +111,15 @@ class FormChooser:
             if one.choice.index is None or self._index in ("auto", one.choice.index.form)
         )
         return min(allowed, key=lambda one: one.seconds(self._network)).choice
+
+
+def require_names(option: str, names: Collection[str]) -> None:
+    """Raise InvalidRequestError unless `names` are strings; one string alone is a slip."""
+    if isinstance(names, str):
+        raise InvalidRequestError(f"{option}: {names!r} is one name; give a collection, as [{names!r}]")
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidRequestError(f"{option}: {name!r} is no name; give strings, of a list '0', '1', ...")
 
 
 def _require(option: str, value: str, where: str, known: Any) -> None:

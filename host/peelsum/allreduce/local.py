@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from peelsum.allreduce.errors import SummationStalledError
+from peelsum.allreduce.errors import InvalidRequestError, SummationStalledError
 from peelsum.allreduce.summation import Part, Words
 
 
@@ -25,7 +25,15 @@ class LocalSummation:
 
     @classmethod
     def group(cls, workers: int, lanes: int = 32, timeout_s: float = 30.0) -> list[LocalSummation]:
-        """Handles of `workers` workers that sum with each other, chunks of `lanes` words."""
+        """Handles of `workers` workers that sum with each other, chunks of `lanes` words.
+
+        Raises InvalidRequestError for numbers that are none of workers, words or seconds.
+        """
+        for name, value in (("workers", workers), ("lanes", lanes)):
+            if not isinstance(value, int) or value < 1:
+                raise InvalidRequestError(f"{name}: {value!r} is none; give a whole number from 1 on")
+        if not timeout_s >= 0:
+            raise InvalidRequestError(f"timeout_s: {timeout_s!r} is no time to wait; give seconds")
         hub = _Hub(workers, lanes, timeout_s)
         return [cls(hub, worker_id) for worker_id in range(workers)]
 

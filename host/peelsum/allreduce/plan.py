@@ -28,7 +28,8 @@ AGREEMENT_WORDS = 4
 #: A predicted exponent may be this much too large: bits of precision that a step can lose.
 SLACK = 4
 _DIGEST_BYTES = 8
-_TENSORS_NAMED = 6
+#: How many tensors a message names.
+NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,9 @@ class Plan:
         return _digest(f"{self.digest}/{step}")
 
     def __str__(self) -> str:
-        named = [str(tensor) for tensor in self.tensors[:_TENSORS_NAMED]]
-        if len(self.tensors) > _TENSORS_NAMED:
-            named.append(f"and {len(self.tensors) - _TENSORS_NAMED} more")
+        named = [str(tensor) for tensor in self.tensors[:NAMED]]
+        if len(self.tensors) > NAMED:
+            named.append(f"and {len(self.tensors) - NAMED} more")
         what = "average" if self.settings.average else "sum"
         return (
             f"{self.digest:#018x} ({what} over {self.workers} workers of {', '.join(named) or 'no tensors'})"

@@ -263,7 +263,7 @@ class SwitchAllreduceState:
         seat = Seat(self._pipeline)
         allreduce = Allreduce(
             seat,
-            forms=self._forms,
+            forms=self._forms_of(names),
             sparse=() if self._feedback is None else names,
             index=self._index,
             predict=self._predict,
@@ -274,6 +274,12 @@ class SwitchAllreduceState:
             implementation=self._implementation,
         )
         return BucketSum(names, seat, allreduce, self._feedback, on_host=self._implementation == "cpu")
+
+    def _forms_of(self, names: tuple[str, ...]) -> RequestedForm | Mapping[str, RequestedForm]:
+        """What was asked for a bucket's parameters: an Allreduce knows of no others."""
+        if isinstance(self._forms, str):
+            return self._forms
+        return {name: form for name, form in self._forms.items() if name in names}
 
     def _wait_for(self, work: Future[None]) -> None:
         """At the end of a backward pass, which then raises what the work raised.
