@@ -178,12 +178,26 @@ def test_admission_that_is_a_list(tmp_path):
         ("timeout_s", None, "admission: timeout_s is missing; give what "),
         ("timers", {}, "admission: timers: are each host's own, not the job's; give what "),
         ("window", 0, "window: 0 is out of range; give a number from 1 to "),
+        ("slots", 15, "admission: window: 8 is more than half of the switch's 15 slots; give what "),
+        ("slots", float("nan"), "admission: slots: nan is no whole number; give what "),
+        ("server_port", float("nan"), "admission: server_port: nan is no whole number; give what "),
+        ("server_port", 511, "admission: port 511 is none of a switch; give what "),
+        ("worker_ports", 3, "admission: worker_ports: 3 is no list of whole numbers; give what "),
+        ("worker_ports", [1, None], "admission: worker_ports[1]: None is no whole number; give what "),
+        ("worker_ports", [1, -1], "admission: port -1 is none of a switch; give what "),
+        ("worker_ports", [1], "admission: worker_ports: 1 ports for 2 workers; give what "),
     ],
 )
 def test_admission_of_wrong_types(field, value, complaint):
     with pytest.raises(TransportConfigError) as raised:
         job_config({**ADMISSION, field: value})
     assert str(raised.value).startswith(complaint)
+
+
+@pytest.mark.parametrize("admission", [None, [], "{}"])
+def test_admission_that_is_no_object(admission):
+    with pytest.raises(TransportConfigError, match=r"^admission: .* is no JSON object; give what `peelsum"):
+        job_config(admission)
 
 
 def test_admission_of_a_wrong_type_is_one_line():
@@ -193,7 +207,7 @@ def test_admission_of_a_wrong_type_is_one_line():
 
 
 def test_admission_with_news_for_others_is_taken():
-    config = job_config({**ADMISSION, "worker_ports": [1, 2], "slots": 4096})
+    config = job_config({**ADMISSION, "server_port": 3, "worker_ports": [1, 2], "slots": 16, "news": None})
     assert (config.job_id, config.workers, config.window, config.timers.stall) == (1, 2, 8, 3.0)
 
 

@@ -173,6 +173,21 @@ def test_what_cannot_be_right_is_named(parts: dict[str, object], complaint: str)
 
 
 @pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[1, 2]", "[1, 2]: must be a table, in JSON an object, with the fields of a topology"),
+        ('{"hosts": 3}', "hosts: 3: must be a table, in JSON an object"),
+        ('{"hosts": {"h1": 3}}', "hosts.h1: 3: must be a table, in JSON an object"),
+        ('{"hosts": {}, "switches": {"s1": {}}, "links": 3}', "links: 3: must be a list"),
+    ],
+)
+def test_what_has_another_structure_is_told_what_it_must_have(text: str, complaint: str) -> None:
+    with pytest.raises(TopologyDescriptionError) as refusal:
+        parse(text, "net.json")
+    assert str(refusal.value) == f"net.json: {complaint}"
+
+
+@pytest.mark.parametrize(
     ("source", "complaint"),
     [
         ("ring", "topology: ring: is none of star, two_racks and no .toml or .json file"),

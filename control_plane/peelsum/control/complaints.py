@@ -19,8 +19,13 @@ def first_complaint(error: ValidationError, of: str) -> str:
             return message
         case "string_pattern_mismatch":
             message = "must be host:port, as 127.0.0.1:9559"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            message = "must be a table, in JSON an object" + ("" if where else f", with the fields of {of}")
+        case "tuple_type":
+            message = "must be a list"
         case "too_short":
             message = f"must list at least {problem['ctx']['min_length']}"
         case "too_long":
             message = f"must list at most {problem['ctx']['max_length']}"
-    return f"{where}: {problem['input']!r}: {message[0].lower()}{message[1:]}"
+    prefix = f"{where}: " if where else ""
+    return f"{prefix}{problem['input']!r}: {message[0].lower()}{message[1:]}"
