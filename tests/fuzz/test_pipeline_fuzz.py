@@ -290,7 +290,7 @@ def every_slot_is_claimable(rig: EmbeddedRig, now_us: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("hostile", "seed"), [(300_000, 1), pytest.param(10_000_000, 2, marks=pytest.mark.slow)]
+    ("hostile", "seed"), [(1_000_000, 1), pytest.param(10_000_000, 2, marks=pytest.mark.slow)]
 )
 def test_hostile_frames_harm_nobody(rig: EmbeddedRig, hostile: int, seed: int) -> None:
     rig.fresh()
