@@ -22,21 +22,22 @@ _CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 18, 256, 1000
 #: Blocks of 2**5 elements are words of a bitmap.
 _WORD_LEVEL = 5
 
-# Kernels that run for a tensor: sparse ones, those of an index that is no bitmap, of its refinement and of a sketch.
-# Short ones count together.
-_DENSE_CALLS, _SPARSE_CALLS, _INDEX_CALLS, _REFINE_CALLS, _SKETCH_CALLS = 2, 5, 2, 1, 3
-
-# Nanoseconds on a shared 2-core machine, encoding and decoding together, results in new memory: near to what
-# `peelsum plan --check` measures from 2**20 to 2**24 elements (docs/codec.md).
-_CALL_NS = 5300.0  # per kernel, however little it has to do
-_DENSE_NS = 0.7  # per element: quantize, dequantize
-_SPARSE_NS = 0.35  # per element: index, zeros
-_COMPACT_NS = 6.0  # per candidate: positions, quantize, dequantize
-_CELL_NS = 36.0  # per cell of a sketch: add, peel
+# Nanoseconds on a shared 2-core machine, encoding and decoding together, results in new memory, as
+# `peelsum plan --check` measures from 2**10 to 2**24 elements (docs/codec.md). They are part of how workers agree
+# on a choice: the same everywhere, whatever a machine is.
+_CALL_NS = 5000.0  # per kernel, however little it has to do
+_DENSE_NS = 0.65  # per element: quantize, dequantize
+_SPARSE_NS = 0.4  # per element: index, zeros
+_COMPACT_NS = 3.0  # per candidate: positions, quantize, dequantize
+_CELL_NS = 18.0  # per cell of a sketch: add, peel
 _BLOCK_NS = 13.0  # per word of a bitmap: blocks smaller than a word
-_WORD_NS = 1.2  # per word of a bitmap: larger blocks
-_REFINE_NS = 28.0  # per word of a bitmap that holds candidates
-_PROBE_NS = 1.6  # per word of a bitmap and sub-table of a Bloom filter
+_WORD_NS = 3.0  # per word of a bitmap: larger blocks
+_REFINE_NS = 7.0  # per word of a bitmap that holds candidates
+_PROBE_NS = 0.65  # per word of a bitmap and sub-table of a Bloom filter
+
+# Kernels that run for a tensor; the short ones among them count together.
+_DENSE_CALLS, _SPARSE_CALLS = 2, 5
+_INDEX_CALLS, _REFINE_CALLS, _SKETCH_CALLS = 2, 1, 3  # more, for an index that is no bitmap, and so on
 
 
 @dataclass(frozen=True)
