@@ -2,12 +2,13 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from peelsum.spec import SpecSwitch
-from peelsum.topology.load import Load, WrongSumError, drive, time_slots
+from peelsum.topology.load import Load, Timed, WrongSumError, drive, time_slots
 from peelsum.wire import Batch, fields_of
 
 WORKERS, LANES, WINDOW = 3, 4, 16
@@ -111,6 +112,26 @@ def test_a_slot_whose_sum_is_lost_is_counted_and_not_timed() -> None:
     hosts = SpecHosts(lose=lambda: next(fates))
     timed = time_slots(load_of(), hosts, 50, steps())
     assert timed.lost == len(timed.sum_us) == 5
+
+
+@pytest.mark.parametrize("run", [drive, time_slots])
+@pytest.mark.parametrize(("first_within", "ends"), [(0.0, 5), (50.0, 50), (1000.0, 100)])
+def test_a_slow_start_is_waited_out_but_not_for_ever(
+    run: Callable[..., Any], first_within: float, ends: int
+) -> None:
+    """Five seconds asked for, and nothing comes back in the first hundred."""
+    clock = itertools.count()
+    looks = [0]
+    hosts = SpecHosts(lose=lambda: looks[-1] < 100)
+
+    def look() -> int:
+        looks.append(next(clock))
+        return looks[-1]
+
+    done = run(load_of(), hosts, 5, look, first_within=first_within)
+    back = len(done.sum_us) if isinstance(done, Timed) else done.chunks
+    assert (back > 0) == (ends == 100)
+    assert ends <= looks[-1] <= ends + 2 * WORKERS
 
 
 def test_a_wrong_sum_of_one_slot_is_noticed() -> None:

@@ -128,9 +128,12 @@ def drive(
     clock: Callable[[], float],
     *,
     patience: float = 0.2,
+    first_within: float = 0.0,
     chunks_checked: int = 2048,
 ) -> Driven:
     """Send contributions as sums come back, for `seconds`; turn every complete sum into its result.
+
+    Where nothing has come back by then, it goes on until something has, for `first_within` seconds at most.
 
     Half a window of chunks is sent whenever as many have come back. Chunks that have not come back after
     `patience` seconds of silence are given up and counted, and others sent instead.
@@ -140,7 +143,7 @@ def drive(
     packets = [load.contributions(worker) for worker in range(load.workers)]
     first, under_way, done, lost = 0, 0, 0, 0
     started = clock()
-    while (now := clock()) < started + seconds:
+    while (now := clock()) < started + (seconds if done else max(seconds, first_within)):
         while under_way + half <= load.window:
             _send_half(load, hosts, packets, first, half)
             first, under_way = first + half, under_way + half
@@ -169,18 +172,25 @@ class Timed:
 
 
 def time_slots(
-    load: Load, hosts: Hosts, seconds: float, clock: Callable[[], float], *, patience: float = 0.2
+    load: Load,
+    hosts: Hosts,
+    seconds: float,
+    clock: Callable[[], float],
+    *,
+    patience: float = 0.2,
+    first_within: float = 0.0,
 ) -> Timed:
     """Batches of one, for `seconds`: a packet of each worker, the sum, its result; then the next chunk.
 
     Each worker's packet is handed over by itself, as soon as the one before it was taken; time counts from
-    the last one. Chunks that do not come back within `patience` seconds are counted as lost. Raises
-    WrongSumError where a sum is wrong.
+    the last one. Chunks that do not come back within `patience` seconds are counted as lost. `first_within`
+    is as for `drive`. Raises WrongSumError where a sum is wrong.
     """
     packets = [load.contributions(worker) for worker in range(load.workers)]
-    chunk, lost, taken = 0, 0, []
-    ends = clock() + seconds
-    while clock() < ends:
+    chunk, lost = 0, 0
+    taken: list[float] = []
+    started = clock()
+    while clock() < started + (seconds if taken else max(seconds, first_within)):
         row = chunk % load.window
         for worker, batch in enumerate(packets):
             fields_of(batch[row : row + 1], load.lanes.shape[2])["chunk_id"] = chunk

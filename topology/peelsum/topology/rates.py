@@ -38,6 +38,8 @@ _UDP_WINDOW = 512
 _BMV2_WINDOW = 64
 #: Short, so that chunks given up by the load soon leave their slots to others.
 _AGE_LIMIT_MS = 100.0
+#: How long a switch may take for the first chunk, however short the measurement: it may be on a slow machine.
+_FIRST_CHUNK_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,15 @@ def _ports(workers: int) -> range:
 
 
 def _timed(load: Load, hosts: Hosts, seconds: float) -> Timed:
-    timed = time_slots(load, hosts, seconds, time.perf_counter)
+    timed = time_slots(load, hosts, seconds, time.perf_counter, first_within=_FIRST_CHUNK_S)
     if not timed.sum_us.size:
-        raise TopologyError(f"switch: none of {timed.lost} chunks came back in {seconds:g} s; give it longer")
+        waited = max(seconds, _FIRST_CHUNK_S)
+        raise TopologyError(f"switch: none of {timed.lost} chunks came back in {waited:g} s; is it running?")
     return timed
 
 
 def _driven(load: Load, hosts: Hosts, seconds: float, timed: Timed) -> Rate:
-    driven = drive(load, hosts, seconds, time.perf_counter)
+    driven = drive(load, hosts, seconds, time.perf_counter, first_within=_FIRST_CHUNK_S)
     return _rate(timed, driven.chunks * load.workers / driven.seconds, driven.lost)
 
 
