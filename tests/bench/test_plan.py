@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from peelsum.allreduce import Settings
+from peelsum.allreduce import InvalidRequestError, Network, Settings
 from peelsum.allreduce.forms import FormChooser
 from peelsum.bench import seen
 from peelsum.cli.plan_ways import Request, show
@@ -72,6 +72,23 @@ def test_a_check_finds_predicted_bytes_near_those_sent(
         assert row["bytes_error"] == pytest.approx(row["bytes"] / row["measured_bytes"] - 1, abs=1e-3)
         assert abs(row["bytes_error"]) < 0.05, row
         assert row["codec_error"] == pytest.approx(row["codec_ms"] / row["measured_codec_ms"] - 1, abs=0.01)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 16])
+def test_a_ring_takes_a_part_of_the_words_in_every_step(workers: int) -> None:
+    words, hop_s = 480_000, 1e-4
+    steps = [32 * words / workers / 10e9 + hop_s for _ in ("reduce", "gather") for _ in range(workers - 1)]
+    ring = Network.ring(workers, 10, hop_s)
+    assert ring.seconds(words, 1) == pytest.approx(sum(steps))
+    assert ring.seconds(0, 3) == pytest.approx(3 * len(steps) * hop_s)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"), [((1, 10, 0), "workers: 1 make no ring; use 2"), ((2, 0, 0), "gbps: 0")]
+)
+def test_what_is_no_ring_is_refused(arguments: tuple[int, float, float], complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint):
+        Network.ring(*arguments)
 
 
 def peelsum(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -23,8 +23,8 @@ _CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 18, 256, 1000
 _WORD_LEVEL = 5
 
 # Nanoseconds on a shared 2-core machine, encoding and decoding together, results in new memory, as
-# `peelsum plan --check` measures from 2**10 to 2**24 elements (docs/codec.md). They are part of how workers agree
-# on a choice: the same everywhere, whatever a machine is.
+# `peelsum plan --check` measures from 2**10 to 2**24 elements (docs/codec.md). Constants, since all workers
+# must choose alike, whatever their machines.
 _CALL_NS = 5000.0  # per kernel, however little it has to do
 _DENSE_NS = 0.65  # per element: quantize, dequantize
 _SPARSE_NS = 0.4  # per element: index, zeros
@@ -72,8 +72,10 @@ class Seen:
 class Network:
     """What sending costs a worker: its words at `gbps`, and `round_trip_s` for each exchange, however short.
 
-    The default is about what the embedded switch does on a shared 2-core machine. With next to no `gbps`, the
-    fewest words are the cheapest. Raises InvalidRequestError for what is no rate or no time.
+    Through a switch, a worker sends and receives the same words however many others there are; `ring` is for
+    where it does not. The default is about what the embedded switch does on a shared 2-core machine. With
+    next to no `gbps`, the fewest words are the cheapest. Raises InvalidRequestError for what is no rate or no
+    time.
     """
 
     gbps: float = 1.0
@@ -84,6 +86,18 @@ class Network:
             raise InvalidRequestError(f"gbps: {self.gbps} is no rate; use a finite number above 0")
         if not 0 <= self.round_trip_s < math.inf:
             raise InvalidRequestError(f"round_trip_s: {self.round_trip_s} is no time; use 0 or more seconds")
+
+    @classmethod
+    def ring(cls, workers: int, gbps: float, hop_s: float) -> Network:
+        """What an all_reduce that goes round a ring, such as gloo's, costs each of `workers`.
+
+        Each of n workers sends 2 (n - 1) / n times its words at `gbps`, in 2 (n - 1) steps of which each
+        takes `hop_s` more. Raises InvalidRequestError for fewer than 2 workers, who send nothing.
+        """
+        if workers < 2:
+            raise InvalidRequestError(f"workers: {workers} make no ring; use 2 or more")
+        steps = 2 * (workers - 1)
+        return cls(gbps * workers / steps, steps * hop_s)
 
     def seconds(self, words: float, exchanges: int) -> float:
         """Time to send so many words in so many exchanges."""
