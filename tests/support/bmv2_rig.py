@@ -1,10 +1,11 @@
 """BMv2 as a rig: `simple_switch_grpc` in a network namespace of its own, one veth pair a port.
 
 Needs root. Ports answer in their own time, so every packet is followed by a marker that the switch multicasts
-to all of them; what arrives before the marker is the packet's.
+to all of them and to the controller; what arrives before the marker is the packet's.
 """
 
 import ctypes
+import itertools
 import os
 import select
 import socket
@@ -105,7 +106,7 @@ class Bmv2Rig(TableRig):
         self.admit_job(
             MARKER_JOB, generation=0, salt=0, expected_mask=1, up_port=MARKER_PORT, group=MARKER_JOB
         )
-        self.set_group(MARKER_JOB, [*PORTS, MARKER_PORT])
+        self.set_group(MARKER_JOB, [*PORTS, MARKER_PORT, CPU_PORT])
         self._markers = 0
         self._exchange(None)
         self._before = self._read_verdicts()
@@ -170,20 +171,27 @@ class Bmv2Rig(TableRig):
         return [output for one in frames for output in self._exchange(one)]
 
     def _exchange(self, packet):
-        """Send one packet; what left before the marker that followed it into its port, by port."""
+        """Send one packet; what left before the marker that followed it into its port, by port.
+
+        What came in by one port is worked on in order, and so is what leaves by one: no time needs to pass
+        to know that nothing left.
+        """
         port, raw = (MARKER_PORT, None) if packet is None else packet
-        if port == CPU_PORT:
-            return sorted(self._through_controller(raw) + self._exchange(None))
         if ("members", (MARKER_JOB, port)) not in self._written:
             self.admit_server(MARKER_JOB, port)
         marker = Packet(Kind.RESULT, 0, MARKER_JOB, 0, EVERYONE, self._markers, 0, [0] * self.lanes).build()
         self._markers += 1
         for one in (raw, frame(marker)):
             if one is not None:
-                self._sockets[port].send(one)
-        return sorted(
-            output for at, sock in self._sockets.items() for output in self._until(marker, at, sock)
-        )
+                self._put(port, one)
+        found = [output for at, sock in self._sockets.items() for output in self._until(marker, at, sock)]
+        return sorted(found + self._told_until(marker))
+
+    def _put(self, port, raw):
+        if port == CPU_PORT:
+            self._send(p4r.StreamMessageRequest(packet=p4r.PacketOut(payload=raw)))
+        else:
+            self._sockets[port].send(raw)
 
     def _until(self, marker, port, sock):
         found = []
@@ -194,19 +202,15 @@ class Bmv2Rig(TableRig):
             raw, (_, _, packet_type, *_) = sock.recvfrom(65536)
             if packet_type == socket.PACKET_OUTGOING:
                 continue
-            # All but version, kind and flags, which may be marked.
-            if raw[FRAME_HEADER_BYTES + 3 :] == marker[3:]:
+            if _is(marker, raw):
                 return found
             found.append((port, raw))
         raise TimeoutError(f"port {port}: no marker; is simple_switch_grpc alive?")
 
-    def _through_controller(self, raw):
-        """A PacketOut, and the PacketIn that answers a reset. Anything else is not answered."""
-        self._send(p4r.StreamMessageRequest(packet=p4r.PacketOut(payload=raw)))
-        if raw[43] != Kind.RESET:
-            time.sleep(0.2)  # the only input that no marker follows on the same path
-            return []
-        return [(CPU_PORT, next(self._stream).packet.payload)]
+    def _told_until(self, marker):
+        """PacketIns before the marker's."""
+        payloads = (message.packet.payload for message in self._stream)
+        return [(CPU_PORT, raw) for raw in itertools.takewhile(lambda raw: not _is(marker, raw), payloads)]
 
     def close(self):
         process = getattr(self, "_process", None)
@@ -219,6 +223,11 @@ class Bmv2Rig(TableRig):
             sock.close()
         self._log.close()
         _ip("netns", "del", self._name)
+
+
+def _is(marker, raw):
+    """Whether a frame is the marker: all but version, kind and flags, which may be marked."""
+    return raw[FRAME_HEADER_BYTES + 3 :] == marker[3:]
 
 
 @contextmanager
