@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, Network
 from peelsum.allreduce.costs import Seen, candidates, lower_bound_bits
+from peelsum.allreduce.forms import FormChooser
 from peelsum.allreduce.plan import Settings
 
 N = 1 << 20
@@ -55,6 +56,23 @@ def test_formulas_foretell_the_words(echo: Any, density: float, index: str, form
         if one.choice.form == form and one.choice.index is not None and one.choice.index.form == index
     )
     assert tensor.words_sent == pytest.approx(foretold, rel=0.05)
+
+
+@pytest.mark.parametrize("form", ["compact", "sketch"])
+def test_false_positives_are_not_expected_twice(
+    echo: Any, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Next time's false positives come on top of the non-zeros that were seen, not on top of these ones."""
+    learnt: list[Seen] = []
+    monkeypatch.setattr(FormChooser, "learn", lambda chooser, name, seen: learnt.append(seen))
+    # Exchanges that cost so much that the filter is not refined.
+    network = Network(gbps=0.01, round_trip_s=10.0)
+    reduce = Allreduce(echo, forms=form, index="bloom", network=network)  # type: ignore[arg-type]
+    chosen = np.random.default_rng(6).random(N) < 0.02
+    tensor = reduce.sum({"g": chosen.astype(np.float32)})["g"]
+    assert tensor.total_at.shape[1] > np.count_nonzero(chosen)
+    occupied = [chosen.reshape(-1, 2**b).any(1).sum() for b in range(len(learnt[0].occupied))]
+    assert learnt == [Seen(127, tuple(occupied))]
 
 
 def test_the_bound_counts_values_and_places() -> None:

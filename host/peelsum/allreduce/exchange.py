@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.indexes import Index
+from peelsum.allreduce.indexes import BloomIndex, Index
 from peelsum.allreduce.plan import Choice, Settings
 from peelsum.allreduce.staging import Round, Rounds, Sums, staged
 from peelsum.allreduce.summation import Words
@@ -204,10 +204,15 @@ class TensorExchange:
         return out
 
     def occupied(self) -> tuple[int, ...]:
-        """How many blocks of 2**b elements hold a non-zero of the union, or of a dense tensor's sum."""
-        positions = self.positions
+        """How many blocks of 2**b elements hold a non-zero of the union.
+
+        Of the sum, where that is not known: of a dense tensor, and where false positives are candidates.
+        """
+        positions, index = self.positions, self._choice.index
         if positions is None:
             positions = self._memory.positions(self.total.any(0))
+        elif isinstance(index, BloomIndex) and not index.refined:
+            positions = positions[self.total.any(0)]
         return tuple(self._ops.occupied(positions).tolist())
 
     def _agree(self, header: Words) -> None:
