@@ -75,17 +75,23 @@ def test_many_tensors_share_a_step(make_workers: Any, exact: Any, form: str, imp
 )
 @given(data=st.data())
 def test_any_tensors_any_forms(make_workers: Any, exact: Any, data: st.DataObject) -> None:
-    workers = data.draw(st.integers(1, 5))
-    lanes = data.draw(st.sampled_from([1, 3, 4, 32]))
-    shapes = data.draw(st.lists(hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=9), max_size=3))
-    finite = st.one_of(st.just(0.0), st.floats(width=32, allow_nan=False, allow_infinity=False))
+    workers, lanes = data.draw(st.integers(1, 32)), data.draw(st.integers(1, 32))
+    side = data.draw(st.sampled_from([3, 9, 60 // workers + 9]))
+    shapes = data.draw(
+        st.lists(hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=side), max_size=3)
+    )
+    finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    # Every worker's elements are among a few, so that there can be many of them.
+    values = np.array([0.0, 0.0, *data.draw(st.lists(finite, min_size=1, max_size=12))], np.float32)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     inputs = [
-        {f"t{i}": data.draw(hnp.arrays(np.float32, shape, elements=finite)) for i, shape in enumerate(shapes)}
+        {f"t{i}": rng.choice(values, shape).astype(np.float32) for i, shape in enumerate(shapes)}
         for _ in range(workers)
     ]
     forms = {name: data.draw(st.sampled_from([*FORMS, "auto"])) for name in inputs[0]}
-    cells = data.draw(st.sampled_from([0.1, 1.4, 3.0]))
-    check(make_workers(workers, lanes, forms=forms, cells_per_candidate=cells).sum(inputs), inputs, exact)
+    cells, seed = data.draw(st.floats(0.05, 3.0)), data.draw(st.integers(0, 2**64))
+    group = make_workers(workers, lanes, forms=forms, cells_per_candidate=cells, seed=seed)
+    check(group.sum(inputs), inputs, exact)
 
 
 @pytest.mark.parametrize("cells_per_candidate", [1.4, 0.14])

@@ -1,0 +1,102 @@
+"""What the sum of workers' floats must be, computed from them alone: scale, integers and floats.
+
+Shares no code with what is tested, and takes nothing from its results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Network
+from peelsum.codec import BFloat16
+
+Floats = NDArray[np.float32]
+#: Where words are what counts, and where exchanges are.
+SLOW, FAR = Network(gbps=1e-3, round_trip_s=0.0), Network(gbps=0.1, round_trip_s=1.0)
+INDEXES = ["bitmap", "two_level", "bloom", "auto"]
+FORMS = ["dense", "compact", "sketch"]
+DTYPES = ["float32", "float16", "bfloat16"]
+#: Around where words, lanes, blocks of 256 lanes and the levels of an index end.
+ODD_SIZES = [0, 1, 2, 3, 31, 33, 255, 257, 1023, 1025, 4097, 8191, 8193, 19_999]
+#: What Python's integers have the time for.
+FEW = 2000
+#: By how much the exponent may be overestimated that a prediction is made from.
+SLACK = 4
+
+
+def finest(exponent: int, workers: int, limbs: int) -> int:
+    """The largest scale by which values below 2**(exponent + 1) of all workers add up in the words given."""
+    if limbs == 2:
+        return 62 - 2 * math.ceil(math.log2(workers)) - exponent
+    scale = -exponent - 2
+    while workers * Fraction(2) ** (exponent + 1 + scale + 1) <= 2**31 - 1:
+        scale += 1
+    return scale
+
+
+def exponent_of(arrays: Sequence[Floats]) -> int | None:
+    """Of the largest magnitude on any worker; None if all are zero."""
+    largest = max(float(np.abs(array).max(initial=0.0)) for array in arrays)
+    return max(math.frexp(largest)[1] - 1, -127) if largest else None
+
+
+def expected(arrays: Sequence[Floats], scale: int) -> NDArray[np.int64]:
+    """The sum of integers: in Python's arithmetic, or for many elements in float64, exact there too."""
+    if arrays[0].size > FEW:
+        return sum(
+            (np.rint(np.ldexp(array.reshape(-1).astype(np.float64), scale)).astype(np.int64))
+            for array in arrays
+        )
+    total = [0] * arrays[0].size
+    for array in arrays:
+        for i in np.flatnonzero(array):
+            total[i] += round(Fraction(float(array.flat[i])) * Fraction(2) ** scale)
+    return np.array(total, np.int64)
+
+
+def check(
+    results: Sequence[Any], arrays: Sequence[Floats], name: str = "g", *, limbs: int = 1, slack: int = 0
+) -> Any:
+    """All workers have the same bits, the sum's: at the finest scale, or at that of up to `slack` more."""
+    first, exponent = results[0][name], exponent_of(arrays)
+    if exponent is None:
+        assert first.scale is None
+        assert not first.total.any()
+        assert not first.values.any()
+    else:
+        assert first.scale in [finest(exponent + more, len(arrays), limbs) for more in range(slack + 1)]
+        total = expected(arrays, first.scale)
+        np.testing.assert_array_equal(first.total.reshape(-1), total)
+        floats = np.ldexp(total.astype(np.float64), -first.scale).astype(np.float32)
+        np.testing.assert_array_equal(first.values.reshape(-1).view(np.uint32), floats.view(np.uint32))
+    for result in results:
+        tensor = result[name]
+        np.testing.assert_array_equal(tensor.total, first.total)
+        assert tensor.values.tobytes() == first.values.tobytes()
+    return first
+
+
+def workers_of(n: int, workers: int, density: float, seed: int, spread: int = 3) -> list[Floats]:
+    arrays = []
+    for worker in range(workers):
+        rng = np.random.default_rng([seed, worker])
+        values = rng.normal(size=n) * 10.0 ** rng.integers(-spread, spread, n)
+        arrays.append(np.where(rng.random(n) < density, values, 0).astype(np.float32))
+    return arrays
+
+
+def typed(array: Floats, dtype: str) -> tuple[Any, Floats]:
+    """The values rounded to the type, as an Allreduce takes them, and as the float32 that they equal."""
+    if dtype == "float16":
+        half = np.clip(array, -65504, 65504).astype(np.float16)
+        return half, half.astype(np.float32)
+    if dtype == "bfloat16":
+        bits = (array.view(np.uint32) >> 16).astype(np.uint16)
+        return BFloat16(bits), (bits.astype(np.uint32) << 16).view(np.float32)
+    return array, array
