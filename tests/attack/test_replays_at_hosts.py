@@ -57,7 +57,7 @@ def test_a_replay_of_a_kept_chunk_is_answered_with_the_sum_as_it_was(back: int) 
     assert (stats.duplicates, stats.replies, stats.replies_withheld) == (5, 1, 4)
 
 
-@pytest.mark.parametrize("back", [WINDOW, WINDOW + 1, 3 * WINDOW, 39, 1000, 2**30, 2**31 - 100])
+@pytest.mark.parametrize("back", [WINDOW, WINDOW + 1, 3 * WINDOW, 38, 40, 1000, 2**30, 2**31 - 100])
 def test_a_replay_from_before_the_window_is_dropped_up_to_the_horizon(back: int) -> None:
     """The horizon is half of all chunk ids: what is older looks like the future."""
     server = server_after(40)
@@ -69,6 +69,15 @@ def test_a_replay_from_before_the_window_is_dropped_up_to_the_horizon(back: int)
     server.receive(packet(Kind.BYPASS, FIRST + 40, 7, bitmap=0b111, sender=0), 1.0)
     (result,) = sent(server, 1.0)
     assert result["lanes"].tolist() == [7] * LANES
+
+
+def test_a_replay_of_the_first_chunk_is_answered_with_the_sum_as_it_was() -> None:
+    """It is kept for good, for those who join late."""
+    server = server_after(40)
+    server.receive(packet(Kind.BYPASS, FIRST, 0xDEADBEEF, bitmap=0b010, sender=1), 1.0)
+    (answer,) = sent(server, 1.0)
+    assert (answer["kind"], answer["sender"], answer["chunk_id"]) == (Kind.RESULT, 1, FIRST)
+    assert answer["lanes"].tolist() == [3] * LANES
 
 
 def test_a_worker_s_part_is_taken_once_however_often_and_with_whatever_lanes_it_comes() -> None:
