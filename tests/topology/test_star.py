@@ -190,4 +190,4 @@ def test_a_worker_that_sums_on_alone_is_told():
         outcomes = on_every_worker(star, work)
     assert outcomes[0] == outcomes[2] == [[6, 6, 6]]
     assert isinstance(outcomes[1], TransportError)
-    assert "a worker has finished while this one still sums" in str(outcomes[1])
+    assert "a worker has left while this one still sums" in str(outcomes[1])
