@@ -72,8 +72,9 @@ class WorkerLeft:
 
     def __str__(self) -> str:
         return (
-            f"job {self.job_id}: a worker has left while this one still sums: by an error of its own, which its "
-            "output has, or because it calls sum less often; have all call it equally often, with equal lengths"
+            f"job {self.job_id}: a worker has left while this one still sums: by an error of its own, which "
+            "its output has, or because it calls sum less often; have all call it equally often, with equal "
+            "lengths"
         )
 
 
