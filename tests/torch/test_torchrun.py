@@ -132,6 +132,7 @@ def test_three_terminals(by_hand, terminal):
     first.press_ctrl_c()
 
 
+@pytest.mark.slow
 def test_a_network_that_is_up(terminal):
     """One torchrun for all ranks; then a process at each host. Their sums are the same bits."""
     network = terminal("peelsum up star")
