@@ -14,24 +14,40 @@ from torch_ranks import run_ranks
 
 from peelsum.topology import Star
 
+#: A timeout that gloo must not wait for. Half of it leaves any machine time to see that a connection broke.
+NEVER_S = 300.0
+JOB_TIMEOUT_S = 2.0
+
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_over_gloo(ranks):
     """Of five, some wait for ranks that live: they, too, name the one that does not."""
-    *others, last = run_ranks(ranks, training.dies, ranks - 1, {"over": "gloo", "timeout_s": 20.0})
+    settings = {"over": "gloo", "timeout_s": NEVER_S}
+    *others, last = run_ranks(ranks, training.dies, ranks - 1, settings, patience_s=NEVER_S)
     assert last is None
     for error, message, seconds in others:
         assert error == "SummationStalledError"
         assert f"worker {ranks - 1} did not answer; see whether it is running" in message
+        assert seconds < NEVER_S / 2
+
+
+def test_over_gloo_with_the_store_that_rank_0_keeps():
+    first, *others = run_ranks(3, training.dies_with_the_store, 3)
+    assert first is None
+    for error, message, seconds in others:
+        assert error == "SummationStalledError"
+        assert "the store has gone, and with it rank 0, which keeps it; see why that ended" in message
+        assert "did not answer" not in message
         assert seconds < 15
 
 
 def test_over_a_switch():
-    with Star(3, timeout_s=2.0) as star:
+    """Nobody hears that it has gone, so the job's timeout is what they wait: not less, and not for ever."""
+    with Star(3, timeout_s=JOB_TIMEOUT_S) as star:
         seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
         *others, last = run_ranks(3, training.dies, 2, {"over": "switch"}, environments=seats)
     assert last is None
     for error, message, seconds in others:
         assert error == "StalledError"
-        assert "still waiting for worker 2" in message
-        assert seconds < 10
+        assert f"for {JOB_TIMEOUT_S:.1f} s: still waiting for worker 2;" in message
+        assert JOB_TIMEOUT_S <= seconds < 20 * JOB_TIMEOUT_S

@@ -27,6 +27,7 @@ _WITH_BOR = ("gloo", "mpi", "ucc")
 _MOST_TO_GATHER = 16
 #: How long the others may take to say that they are there, once this worker's sum has failed, in seconds.
 _ROLL_CALL_S = 3.0
+_ROLL_CALL_PAUSE_S = 0.05
 
 
 class ProcessGroupSummation:
@@ -112,34 +113,37 @@ class ProcessGroupSummation:
         reason = str(error).partition("\n")[0]
         # Its frames hold the group, which would not go away.
         error.__traceback__ = None
-        missing = self._missing()
-        if missing:
-            who = f"worker {', '.join(map(str, missing))} did not answer; see whether it is running"
-        else:
-            who = "every worker is there; see that all of them sum equally often"
-        return f"{self._backend}: the sum over {self.workers} workers failed: {who} ({reason})"
+        return f"{self._backend}: the sum over {self.workers} workers failed: {self._who()} ({reason})"
 
-    def _missing(self) -> list[int]:
-        """Workers whose sum did not fail too: those that do not say so by way of the store.
+    def _who(self) -> str:
+        """Whose sum did not fail too: that of those who do not say so by way of the store.
 
-        Giving up the group comes first: it makes the sums of those fail that wait for this worker. A store
-        that has gone, has gone with worker 0, who keeps it.
+        Giving up the group comes first: it makes the sums of those fail that wait for this worker.
         """
         self.close()
+        missing = set(range(self.workers))
         try:
-            self._store.set(_here(self.worker_id), "")
+            self._call_roll(missing)
         except RuntimeError:
-            return [0]
-        deadline = time.monotonic() + _ROLL_CALL_S
-        return [worker for worker in range(self.workers) if not self._answers(worker, deadline)]
+            # It may also go once its keeper has named others, and ended: those are still missing here.
+            if 0 in missing or not missing:
+                return "the store has gone, and with it rank 0, which keeps it; see why that ended"
+        if missing:
+            numbers = ", ".join(map(str, sorted(missing)))
+            return f"worker {numbers} did not answer; see whether it is running"
+        return "every worker is there; see that all of them sum equally often"
 
-    def _answers(self, worker: int, deadline: float) -> bool:
-        left = max(0.01, deadline - time.monotonic())
-        try:
-            self._store.wait([_here(worker)], timedelta(seconds=left))
-        except RuntimeError:
-            return worker == self.worker_id
-        return True
+    def _call_roll(self, missing: set[int]) -> None:
+        """Strike out workers that answer, for as long as they may take; raises as the store does."""
+        # Read back, since what is written to a connection that has broken is not missed at once.
+        self._store.set(_here(self.worker_id), "")
+        self._store.get(_here(self.worker_id))
+        deadline = time.monotonic() + _ROLL_CALL_S
+        while True:
+            missing.difference_update([one for one in missing if self._store.check([_here(one)])])
+            if not missing or time.monotonic() > deadline:
+                return
+            time.sleep(_ROLL_CALL_PAUSE_S)
 
 
 def _here(worker: int) -> str:
