@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from peelsum.torch import SwitchAllreduceState
+from peelsum.torch import HookConfigError, SwitchAllreduceState
 
 
 class Checkpoints:
@@ -30,13 +30,17 @@ class Checkpoints:
             self._parts["hook"] = state
 
     def restore(self) -> int:
-        """Go on from the newest that all ranks have; how many steps were done there."""
+        """Go on from the newest that all ranks have; how many steps were done there.
+
+        Raises HookConfigError if the switch summed gradients there and does not here, or the other way about.
+        """
         newest = torch.tensor(max(self._steps(), default=0))
         if dist.is_initialized():
             dist.all_reduce(newest, dist.ReduceOp.MIN)
         step = int(newest)
         if step:
             kept = torch.load(self._path(step))
+            self._check(self._path(step), "hook" in kept)
             for name, part in self._parts.items():
                 part.load_state_dict(kept[name])
             torch.set_rng_state(kept["random"])
@@ -53,6 +57,15 @@ class Checkpoints:
         fresh.replace(self._path(step))
         for old in sorted(self._steps())[:-2]:
             self._path(old).unlink()
+
+    def _check(self, path: Path, had_hook: bool) -> None:
+        """The same sums again, or parameters would not have the bits of training that was not interrupted."""
+        if had_hook != ("hook" in self._parts):
+            kept, asked = ("with", "without") if had_hook else ("without", "with")
+            raise HookConfigError(
+                f"checkpoint: {path} is of a training {kept} `--sum switch`, and this is one {asked} it; "
+                f"go on {kept} it, or name another folder"
+            )
 
     def _steps(self) -> list[int]:
         if self._folder is None:

@@ -103,6 +103,8 @@ def _place(way: str) -> tuple[int, int]:
         os.environ |= {name: str(number) for name, number in place.items()}
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
+    if way != "none" and "RANK" not in os.environ:
+        raise SystemExit(f"--sum {way}: there are no ranks; start them by torchrun or peelsum exec")
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 

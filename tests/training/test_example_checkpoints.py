@@ -4,9 +4,16 @@ import importlib
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
+
+import checkpoint_training as training
+import torch
+from torch_ranks import run_ranks
+
+from peelsum.torch import HookConfigError, SwitchAllreduceState
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -38,3 +45,59 @@ def test_training_in_two_parts(digest, tmp_path, model):
     assert "step 2: " not in said
     assert again == whole
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["rank0.2.pt", "rank0.3.pt"]
+
+
+def test_a_hook_goes_on_with_what_it_had_not_sent(tmp_path):
+    """Two ranks, each with residuals of its own, without which parameters would be others."""
+    kept, lost = str(tmp_path / "kept"), str(tmp_path / "lost")
+    expected = [whole for _, whole in run_ranks(2, training.with_hook, 5, None)]
+    for folder, forget, same in ((kept, False, True), (lost, True, False)):
+        run_ranks(2, training.with_hook, 3, folder)
+        again = run_ranks(2, training.with_hook, 5, folder, forget)
+        assert [begin for begin, _ in again] == [3, 3]
+        for (_, parameters), whole in zip(again, expected, strict=True):
+            assert np.array_equal(parameters.view(np.int32), whole.view(np.int32)) is same
+
+
+@pytest.mark.parametrize(("kept", "asked"), [("with", "without"), ("without", "with")])
+def test_another_way_to_sum_is_refused(monkeypatch, tmp_path, kept, asked):
+    """In one line, before anything was loaded."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    checkpoints = importlib.import_module("checkpoints")
+
+    def of(way):
+        model = torch.nn.Linear(2, 2)
+        state = SwitchAllreduceState(names=model.named_parameters()) if way == "with" else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        return model, checkpoints.Checkpoints(str(tmp_path), 0, model, optimizer, state)
+
+    of(kept)[1].save(2)
+    model, other = of(asked)
+    before = model.weight.detach().clone()
+    with pytest.raises(HookConfigError) as refused:
+        other.restore()
+    assert torch.equal(model.weight, before)
+    assert str(refused.value) == (
+        f"checkpoint: {tmp_path / 'rank0.2.pt'} is of a training {kept} `--sum switch`, and this is one "
+        f"{asked} it; go on {kept} it, or name another folder"
+    )
+
+
+def test_an_example_says_so_and_ends(digest, monkeypatch, tmp_path):
+    folder = ("--checkpoint", str(tmp_path))
+    digest("ncf", "--steps", "1", *folder)
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            digest("ncf", "--steps", "2", *folder, "--sum", "switch")
+    finally:
+        torch.distributed.destroy_process_group()
+    assert str(ended.value).startswith(f"rank 0: HookConfigError: checkpoint: {tmp_path}")
+    assert "\n" not in str(ended.value)
+
+
+def test_ranks_are_needed_to_sum(digest):
+    with pytest.raises(SystemExit, match=r"^--sum gloo: there are no ranks; start them by torchrun or "):
+        digest("ncf", "--steps", "1", "--sum", "gloo")

@@ -89,7 +89,6 @@ def distance(model: ModelName, one: Parameters, other: Parameters, data: Path) -
 def test_a_switch_trains_as_gloo_does(
     model: ModelName, by_gloo: Parameters, by_switch: Parameters, data: Path
 ) -> None:
-    print("DIST", model, distance(model, by_gloo, by_switch, data))
     assert distance(model, by_gloo, by_switch, data) <= TOLERANCE
 
 
@@ -105,5 +104,4 @@ def test_every_way_of_the_words_gives_the_same_bits(
 def test_the_tolerance_is_none_for_a_wrong_sum(
     model: ModelName, by_gloo: Parameters, by_gloo_without_one: Parameters, data: Path
 ) -> None:
-    print("DISTX", model, distance(model, by_gloo, by_gloo_without_one, data))
     assert distance(model, by_gloo, by_gloo_without_one, data) > 100 * TOLERANCE
