@@ -249,7 +249,7 @@ def dies(rank: int, last: int, settings: dict[str, Any]) -> tuple[str, str, floa
     return "", "", 0.0
 
 
-def dies_with_the_store(rank: int, ranks: int) -> tuple[str, str, float]:
+def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tuple[str, str, float]:
     """As `dies`, of rank 0, which keeps the store, as it does where no launcher does."""
     assert dist.group.WORLD is not None
     met = dist.group.WORLD.get_group_store()
@@ -260,7 +260,7 @@ def dies_with_the_store(rank: int, ranks: int) -> tuple[str, str, float]:
         store = dist.TCPStore("127.0.0.1", int(met.get("port")), ranks, False)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    return dies(rank, 0, {"over": "gloo", "timeout_s": 20.0})
+    return dies(rank, 0, settings)
 
 
 def refused(rank: int, settings: dict[str, Any], options: dict[str, Any]) -> tuple[str, str, float]:
