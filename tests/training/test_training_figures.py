@@ -1,0 +1,106 @@
+"""The training page has the figures of benchmarks/train.json: every row of its tables, and its extremes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "training.md").read_text()
+PATHS = ("switch", "switch-dense", "gloo")
+BESIDE_THE_PAPER = {
+    "lstm": {"dense": "language model, over dense through the same switch, at 0.1 / 1 / 10 Gbit/s"}
+    | {"gloo": "language model, over gloo"},
+    "lstm, ten steps": {"dense": "the same, over dense, a run of `--gbps 0.1,1,10` alone, ten steps"}
+    | {"gloo": "the same, over gloo, in the ten-step run"},
+    "bert": {"dense": "BERT, over dense"},
+    "ncf": {"dense": "NCF, over dense"},
+    "vgg19": {"dense": "VGG19, over dense"},
+    "vgg19, top 1%": {"dense": "VGG19, top 1%, over dense"},
+}
+
+Row = dict[str, Any]
+
+
+def runs() -> dict[str, list[Row]]:
+    """The rows of each command that measured three rates, by what the page calls it."""
+    named = {}
+    for command, rows in json.loads((ROOT / "benchmarks" / "train.json").read_text()).items():
+        if "--gbps 0.1,1,10" in command:
+            note = (
+                ", top 1%" if "--top-k 0.01" in command else "" if "--steps 5" in command else ", ten steps"
+            )
+            named[rows[0]["model"] + note] = rows
+    return named
+
+
+RUNS = runs()
+TABLE = {name: rows for name, rows in RUNS.items() if not name.endswith("ten steps")}
+
+
+def by_rate(rows: Sequence[Row]) -> Iterator[tuple[Row, list[Row]]]:
+    """The switch's row, and those of all three ways, for each rate."""
+    for gbps in (0.1, 1, 10):
+        ways = [next(row for row in rows if (row["path"], row["gbps"]) == (path, gbps)) for path in PATHS]
+        yield ways[0], ways
+
+
+def joined(pattern: str, rows: Sequence[Row]) -> str:
+    return " / ".join(pattern.format(**row) for row in rows)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_tables(name: str) -> None:
+    step = "{iteration_ms:,.0f} ({iteration_least_ms:,.0f} to {iteration_most_ms:,.0f})"
+    split = "{compute_ms:,.0f} | {encode_ms:.0f} / {network_ms:,.0f} / {decode_ms:.0f}"
+    for switch, ways in by_rate(TABLE[name]):
+        sent = " / ".join(f"{way['bytes_per_step'] / 1e6:.2f}" for way in ways)
+        times = "{speedup_over_dense:.2f} | {speedup_over_gloo:.2f} |".format(**switch)
+        begin = f"| {name} | {switch['gbps']:g} |"
+        assert f"{begin} {sent} | {joined(step, ways)} | {split.format(**switch)} | {times}" in PAGE
+        sums = f"{joined('{aggregation_ms:,.0f}', ways)} | {joined('{aggregation_gbps:.2f}', ways)}"
+        times = "{aggregation_over_dense:.2f} | {aggregation_over_gloo:.2f} |".format(**switch)
+        assert f"{begin} {switch['density_union']:.1%} | {sums} | {times}" in PAGE
+
+
+@pytest.mark.parametrize("name", BESIDE_THE_PAPER)
+def test_beside_the_paper(name: str) -> None:
+    switch = [row for row, _ in by_rate(RUNS[name])]
+    for other, label in BESIDE_THE_PAPER[name].items():
+        iteration = joined(f"{{speedup_over_{other}:.2f}}", switch)
+        assert f"| {label} | {iteration} | {joined(f'{{aggregation_over_{other}:.2f}}', switch)} |" in PAGE
+
+
+def test_links_are_shaped_as_the_page_says() -> None:
+    for rows in RUNS.values():
+        for row in rows:
+            assert row["shaped_by"] == ("namespaces" if row["path"] == "gloo" else "switch ports")
+
+
+def test_extremes() -> None:
+    def dense_and_gloo(rows: Sequence[Row]) -> tuple[str, ...]:
+        dense = max(row["aggregation_gbps"] for row in rows if row["path"] == "switch-dense")
+        gloo = [row["aggregation_gbps"] for row in rows if (row["path"], row["gbps"]) == ("gloo", 10)]
+        return f"{dense:.2f}", f"{min(gloo):.1f}", f"{max(gloo):.1f}"
+
+    def spreads(rows: Sequence[Row]) -> list[str]:
+        return [
+            f"{one:.1f}"
+            for one in sorted(row["iteration_most_ms"] / row["iteration_least_ms"] for row in rows)
+        ]
+
+    table = [row for rows in TABLE.values() for row in rows]
+    alone = RUNS["lstm, ten steps"]
+    dense, least, most = dense_and_gloo(table)
+    assert f"at most {dense} Gbit/s of them in this table (BERT at 10 Gbit/s)" in PAGE
+    assert f"carry {least} to {most} there" in PAGE
+    dense, _, most = dense_and_gloo(alone)
+    assert f"in the ten-step run {dense}\n  beside {most} (the language model at 10 Gbit/s)" in PAGE
+    *_, usual, bert = spreads(table)
+    assert f"up to {usual} times the quickest, of BERT's dense sums at 0.1 Gbit/s {bert} times" in PAGE
+    *_, usual, one, ten = spreads(alone)
+    assert f"it was {one} and {ten} times for gloo at 1 and 10 Gbit/s, and up to {usual} otherwise" in PAGE
