@@ -75,7 +75,7 @@ def test_elements_of_a_bucket_compete():
         (lambda: TopK(0), "ratio: 0 is no share"),
         (lambda: RandomK(1.5), "ratio: 1.5 is no share"),
         (lambda: TopK(0.1, sample=-1), "sample: -1 is no share"),
-        (lambda: TopK(0.1, warm_up_steps=-1), "warm_up_steps: -1 is below 0"),
+        (lambda: TopK(0.1, warm_up_steps=-1), "warm_up_steps: -1 is no number of steps"),
         (lambda: Threshold(0), "value: 0 is no threshold"),
     ],
 )

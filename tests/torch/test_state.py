@@ -27,7 +27,7 @@ def test_training_goes_on_from_a_pickle_bit_for_bit(sparsifier):
 
 def test_a_pickle_warns_of_what_is_not_in_it(caplog):
     network = Network(gbps=10.0, round_trip_s=1e-5)
-    state = SwitchAllreduceState(over="gloo", sparsifier=TopK(0.5, warm_up_steps=3), seed=4, network=network)
+    state = SwitchAllreduceState(over="gloo", sparsifier=TopK(0.1, warm_up_steps=3), seed=4, network=network)
     with caplog.at_level(logging.WARNING):
         copy = pickle.loads(pickle.dumps(state))
     assert [record.message.split(" ")[0] for record in caplog.records] == [
@@ -35,7 +35,7 @@ def test_a_pickle_warns_of_what_is_not_in_it(caplog):
         "SwitchAllreduceState",
     ]
     assert copy.process_group is None
-    assert (copy._over, copy._seed, copy._sparsifier) == ("gloo", 4, TopK(0.5, warm_up_steps=3))
+    assert (copy._over, copy._seed, copy._sparsifier) == ("gloo", 4, TopK(0.1, warm_up_steps=3))
     assert copy._network == network
 
 

@@ -23,6 +23,8 @@ def saved(steps: int, feedback: ErrorFeedback | None) -> dict[str, Any]:
 
 def loaded(values: Mapping[str, Any], feedback: ErrorFeedback | None) -> int:
     """Put residuals back; the number of steps. Raises HookConfigError if `values` are not for this state."""
+    if not isinstance(values, Mapping):
+        raise HookConfigError(f"values: a {type(values).__name__} is no state; give what state_dict returned")
     if values.get("version") != _VERSION:
         raise HookConfigError(
             f"version: {values.get('version')!r} cannot be read here; give a checkpoint of version {_VERSION}"
@@ -30,9 +32,17 @@ def loaded(values: Mapping[str, Any], feedback: ErrorFeedback | None) -> int:
     if ("residuals" in values) != (feedback is not None):
         has, needs = ("residuals", "no") if feedback is None else ("no residuals", "a")
         raise HookConfigError(f"sparsifier: the checkpoint has {has}; make the state with {needs} sparsifier")
+    try:
+        steps = int(values["steps"])
+        residuals = {name: _read(one) for name, one in values.get("residuals", {}).items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise HookConfigError(
+            f"values: are not those of a state ({type(error).__name__}: {error}); "
+            "give what state_dict returned"
+        ) from error
     if feedback is not None:
-        feedback.restore({name: _read(one) for name, one in values["residuals"].items()})
-    return int(values["steps"])
+        feedback.restore(residuals)
+    return steps
 
 
 def _written(residual: Residual) -> dict[str, Any]:

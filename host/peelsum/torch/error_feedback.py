@@ -130,7 +130,12 @@ class ErrorFeedback:
         self.restore({})
 
     def restore(self, residuals: Mapping[str, Residual]) -> None:
-        """Go on with these."""
+        """Go on with these. Raises HookConfigError if they were kept with momentum, and this is without."""
+        if any((one.velocity is not None) != bool(self._momentum) for one in residuals.values()):
+            was, now = ("without", "with") if self._momentum else ("with", "without")
+            raise HookConfigError(
+                f"momentum: the checkpoint was made {was}, this state {now}; make the state as it was"
+            )
         self.residuals = dict(residuals)
         self._step, self._skipped = -1, False
         self._sent: list[Sent] = []

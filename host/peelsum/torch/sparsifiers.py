@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from numbers import Integral, Real
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ Magnitudes = NDArray[np.float64]
 Positions = NDArray[np.int64]
 #: Whether elements compete within their tensor or within their whole bucket.
 Scope = Literal["tensor", "bucket"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 #: A sampled threshold may let this many times too many through before it is corrected.
 _TOO_MANY = 2
 
@@ -47,8 +49,15 @@ class _Share:
     def __post_init__(self) -> None:
         _within("ratio", self.ratio)
         _within("warm_up_from", self.warm_up_from)
-        if self.warm_up_steps < 0:
-            raise HookConfigError(f"warm_up_steps: {self.warm_up_steps} is below 0; give a number of steps")
+        _known(self.per)
+        if not isinstance(self.warm_up_steps, Integral) or self.warm_up_steps < 0:
+            raise HookConfigError(
+                f"warm_up_steps: {self.warm_up_steps!r} is no number of steps; give a whole one, from 0 on"
+            )
+        if self.warm_up_steps and self.warm_up_from < self.ratio:
+            raise HookConfigError(
+                f"warm_up_from: {self.warm_up_from} is below the ratio, {self.ratio}; give as much or more"
+            )
 
     def ratio_at(self, step: int) -> float:
         """The share in a step, counted from 0: exponential from `warm_up_from` to `ratio`."""
@@ -105,8 +114,9 @@ class Threshold:
     per: Scope = "tensor"
 
     def __post_init__(self) -> None:
-        if not 0 < self.value < math.inf:
-            raise HookConfigError(f"value: {self.value} is no threshold; give a number above 0")
+        if not isinstance(self.value, Real) or not 0 < self.value < math.inf:
+            raise HookConfigError(f"value: {self.value!r} is no threshold; give a number above 0")
+        _known(self.per)
 
     def choose(self, magnitudes: Magnitudes, step: int, seed: int) -> Positions:
         """See `Sparsifier.choose`."""
@@ -140,5 +150,10 @@ def _some(elements: int, count: int, seed: int) -> Positions:
 
 
 def _within(name: str, share: float) -> None:
-    if not 0 < share <= 1:
-        raise HookConfigError(f"{name}: {share} is no share; give a number above 0, up to 1")
+    if not isinstance(share, Real) or not 0 < share <= 1:
+        raise HookConfigError(f"{name}: {share!r} is no share; give a number above 0, up to 1")
+
+
+def _known(scope: Scope) -> None:
+    if scope not in SCOPES:
+        raise HookConfigError(f"per: {scope!r} is unknown; use 'tensor' or 'bucket'")

@@ -20,8 +20,17 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
-from peelsum.allreduce import Allreduce, Network, RequestedForm, RequestedIndex, StepResult, Summation
+from peelsum.allreduce import (
+    Allreduce,
+    LocalSummation,
+    Network,
+    RequestedForm,
+    RequestedIndex,
+    StepResult,
+    Summation,
+)
 from peelsum.codec import warm_up
+from peelsum.torch.arguments import check_arguments, checked_names
 from peelsum.torch.bucket_sum import BucketSum
 from peelsum.torch.checkpoint import loaded, saved
 from peelsum.torch.error_feedback import ErrorFeedback
@@ -51,7 +60,8 @@ class SwitchAllreduceState:
         of a backend of torch.distributed, such as "gloo" or "nccl", sums the same words by its all_reduce,
         with the same bits as result. A `Summation` is used as it is, and is left open by `close`.
     names: the parameters' names, as `model.named_parameters()` gives them, for `forms`, `stats` and
-        checkpoints. Without, they are "parameter 0", "parameter 1", ... in the order of their first sums.
+        checkpoints; `forms` may then have no others. Without, they are "parameter 0", "parameter 1", ... in
+        the order of their first sums.
     forms, index, predict, limbs, seed, network: see `peelsum.allreduce.Allreduce`. Every one of them is
         lossless up to fixed point, whose error bound `stats()` gives; limbs=2 is for twice the words and 30
         more bits.
@@ -89,6 +99,16 @@ class SwitchAllreduceState:
         implementation: Literal["cpu", "gpu"] = "cpu",
         timeout_s: float | None = None,
     ) -> None:
+        check_arguments(
+            process_group=process_group,
+            over=over,
+            seed=seed,
+            network=network,
+            sparsifier=sparsifier,
+            momentum=momentum,
+            implementation=implementation,
+            timeout_s=timeout_s,
+        )
         if momentum and sparsifier is None:
             raise HookConfigError(
                 f"momentum: {momentum} is for what a sparsifier keeps; give it to the optimizer instead"
@@ -106,6 +126,7 @@ class SwitchAllreduceState:
         self._kept = (*vars(self), "_kept")
         self.process_group = process_group
         self._start(names)
+        self._check_forms()
 
     def connect(self) -> None:
         """Make the way to sum now, on all ranks, rather than in the first backward pass; compile kernels."""
@@ -129,7 +150,7 @@ class SwitchAllreduceState:
 
         Raises HookConfigError for a name that another parameter has, if that is still there.
         """
-        for name, parameter in parameters:
+        for name, parameter in checked_names(parameters):
             # Sums and residuals of the one would pass for those of the other.
             if self._owner(name) not in (None, id(parameter)):
                 gc.collect()  # a module that was let go of can be in cycles
@@ -248,6 +269,10 @@ class SwitchAllreduceState:
         return tuple(self._names[parameter] for parameter in parameters)
 
     def _give(self, name: str, parameter: torch.Tensor) -> None:
+        if parameter.is_complex():
+            raise HookConfigError(
+                f"names: {name!r} is {parameter.dtype}; have its real and imaginary parts as parameters"
+            )
         if parameter in self._names:
             del self._owners[self._names[parameter]]
         self._names[parameter] = name
@@ -261,9 +286,19 @@ class SwitchAllreduceState:
     def _new_sums(self, names: tuple[str, ...]) -> BucketSum:
         assert self._pipeline is not None
         seat = Seat(self._pipeline)
-        allreduce = Allreduce(
-            seat,
-            forms=self._forms_of(names),
+        allreduce = self._allreduce(seat, self._forms_of(names), names, self._implementation)
+        return BucketSum(names, seat, allreduce, self._feedback, on_host=self._implementation == "cpu")
+
+    def _allreduce(
+        self,
+        summation: Summation,
+        forms: RequestedForm | Mapping[str, RequestedForm],
+        names: Sequence[str],
+        implementation: Literal["cpu", "gpu"],
+    ) -> Allreduce:
+        return Allreduce(
+            summation,
+            forms=forms,
             sparse=() if self._feedback is None else names,
             index=self._index,
             predict=self._predict,
@@ -271,9 +306,20 @@ class SwitchAllreduceState:
             seed=self._seed,
             network=self._network,
             average=True,
-            implementation=self._implementation,
+            implementation=implementation,
         )
-        return BucketSum(names, seat, allreduce, self._feedback, on_host=self._implementation == "cpu")
+
+    def _check_forms(self) -> None:
+        """Have an Allreduce refuse now what it would refuse in the first step, and forms of unknown names."""
+        try:
+            self._allreduce(LocalSummation.group(1)[0], self._forms, (), "cpu")
+        except ValueError as error:
+            raise HookConfigError(str(error)) from error
+        unknown = set() if isinstance(self._forms, str) else set(self._forms) - set(self._owners)
+        if self._owners and unknown:
+            raise HookConfigError(
+                f"forms: {min(unknown)!r} is not among `names`; correct it, or give the names of all modules"
+            )
 
     def _forms_of(self, names: tuple[str, ...]) -> RequestedForm | Mapping[str, RequestedForm]:
         """What was asked for a bucket's parameters: an Allreduce knows of no others."""

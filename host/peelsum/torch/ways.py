@@ -34,7 +34,7 @@ def connect(
     if way == _SWITCH:
         return at_switch(source, group.rank(), group.size(), group.get_group_store(), timeout_s)
     if dist.is_backend_available(over):
-        return ProcessGroupSummation(over, group, timeout_s=timeout_s or _TIMEOUT_S)
+        return ProcessGroupSummation(over, group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)
     raise HookConfigError(f"over: {over!r} is no way to sum; use 'switch' or a backend such as 'gloo'")
 
 

@@ -1,0 +1,107 @@
+"""Arguments that cannot be meant: refused where they are given, with field, value and remedy."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+from torch_alone import Sums, group_of_one, hooked, in_time
+
+from peelsum.torch import HookConfigError, RandomK, SwitchAllreduceState, Threshold, TopK
+
+LAYER = torch.nn.Linear(2, 2)
+NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"forms": "foo"}, "forms: 'foo' for every tensor is unknown; use one of dense,"),
+        ({"forms": {"weight": "foo"}, "names": NAMES}, "forms: 'foo' for weight is unknown; use one of"),
+        ({"forms": {"wieght": "dense"}, "names": NAMES}, "forms: 'wieght' is not among `names`; correct it,"),
+        ({"index": "foo"}, "index: 'foo' is unknown; use one of bitmap,"),
+        ({"limbs": 3}, "limbs: 3 is not possible; use 1 or 2"),
+        ({"predict": "x"}, "predict: 'x' is neither True nor False; use one of them"),
+        ({"implementation": "tpu"}, "implementation: 'tpu' is unknown; use 'cpu' or 'gpu'"),
+        ({"seed": "x"}, "seed: 'x' is no seed; give a whole number"),
+        ({"network": 5}, "network: 5 says no costs; give a peelsum.allreduce.Network"),
+        ({"sparsifier": 0.1}, "sparsifier: 0.1 chooses nothing; give a TopK,"),
+        ({"sparsifier": TopK}, "chooses nothing; give a TopK,"),
+        ({"sparsifier": TopK(0.5), "momentum": "a"}, "momentum: 'a' is no number; give one from 0"),
+        ({"over": None}, "over: None is no way to sum; use 'switch',"),
+        ({"process_group": "x"}, "process_group: 'x' is no group that this rank is in; give one"),
+        ({"timeout_s": 0}, "timeout_s: 0 is no time to wait; give seconds above 0"),
+        ({"timeout_s": "a"}, "timeout_s: 'a' is no time to wait; give seconds above 0"),
+        ({"names": LAYER.parameters()}, "names: has a Parameter where a name and its parameter should be;"),
+        ({"names": dict(NAMES)}, "names: has a str where a name and its parameter should be; give"),
+    ],
+    ids=str,
+)
+def test_of_the_state(arguments, complaint):
+    with pytest.raises(HookConfigError, match=re.escape(complaint)):
+        SwitchAllreduceState(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "complaint"),
+    [
+        (TopK, {"ratio": "a"}, "ratio: 'a' is no share; give a number above 0, up to 1"),
+        (TopK, {"ratio": 0.1, "sample": "a"}, "sample: 'a' is no share; give"),
+        (TopK, {"ratio": 0.1, "per": "layer"}, "per: 'layer' is unknown; use 'tensor' or 'bucket'"),
+        (RandomK, {"ratio": 0.1, "per": "layer"}, "per: 'layer' is unknown; use"),
+        (Threshold, {"value": 1.0, "per": "layer"}, "per: 'layer' is unknown; use"),
+        (Threshold, {"value": "a"}, "value: 'a' is no threshold; give a number above 0"),
+        (TopK, {"ratio": 0.1, "warm_up_steps": 1.5}, "warm_up_steps: 1.5 is no number of steps; give"),
+        (
+            RandomK,
+            {"ratio": 0.5, "warm_up_steps": 5},
+            "warm_up_from: 0.25 is below the ratio, 0.5; give as much or more",
+        ),
+    ],
+    ids=str,
+)
+def test_of_a_sparsifier(make, arguments, complaint):
+    with pytest.raises(HookConfigError, match=re.escape(complaint)):
+        make(**arguments)
+
+
+def test_complex_parameters_with_and_without_names():
+    module = torch.nn.Linear(4, 3, dtype=torch.complex64)
+    complaint = "is torch.complex64; have its real and imaginary parts as parameters"
+    with pytest.raises(HookConfigError, match=f"names: 'weight' {complaint}"):
+        SwitchAllreduceState(names=module.named_parameters())
+    with group_of_one():
+        ddp = hooked(SwitchAllreduceState(over=Sums()), module)
+        with pytest.raises(HookConfigError, match=f"names: 'parameter 0' {complaint}"):
+            in_time(lambda: ddp(torch.ones(2, 4, dtype=torch.complex64)).abs().sum().backward())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        None,
+        {"version": 1},
+        {"version": 1, "steps": "a"},
+        {"version": 1, "steps": 1, "residuals": [1]},
+        {"version": 1, "steps": 1, "residuals": {"weight": {"numbers": torch.zeros(1)}}},
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_another_structure_changes_nothing(values):
+    kept = values is None or "residuals" not in values
+    state = SwitchAllreduceState(over="gloo", sparsifier=None if kept else TopK(0.5))
+    before = state.state_dict()
+    with pytest.raises(HookConfigError, match="give what state_dict returned"):
+        state.load_state_dict(values)
+    assert state.state_dict() == before
+
+
+def test_a_checkpoint_without_momentum_for_a_state_with_it():
+    residual = {"numbers": torch.zeros(1, dtype=torch.int64), "velocity": None, "scale": None}
+    state = SwitchAllreduceState(over="gloo", sparsifier=TopK(0.5), momentum=0.5)
+    with pytest.raises(HookConfigError, match="momentum: the checkpoint was made without, this state with;"):
+        state.load_state_dict({"version": 1, "steps": 1, "residuals": {"weight": residual}})
