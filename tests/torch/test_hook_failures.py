@@ -17,6 +17,7 @@ from torch_alone import PATIENCE_S, Sums, group_of_one, hooked, in_time, layers,
 
 from peelsum.torch import (
     HookConfigError,
+    HookError,
     HookFailedError,
     SwitchAllreduceState,
     SwitchProcessGroup,
@@ -155,6 +156,21 @@ class Steps:
     def choose(self, magnitudes, step, seed):
         self.seen.append(step)
         return np.arange(magnitudes.size)
+
+
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_closed_state_sums_no_more(passes):
+    state = SwitchAllreduceState(over=Sums())
+    ddp = hooked(state, layers())
+    for _ in range(passes):
+        backward(ddp)
+    state.close()
+    state.close()
+    for _ in range(2):
+        with pytest.raises(HookError, match=r"state: has left its job, by close\(\); make a new one"):
+            backward(ddp)
+    with pytest.raises(HookError, match="has left its job"):
+        state.connect()
 
 
 # states that nobody closes

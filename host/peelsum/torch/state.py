@@ -34,7 +34,7 @@ from peelsum.torch.arguments import check_arguments, checked_names
 from peelsum.torch.bucket_sum import BucketSum
 from peelsum.torch.checkpoint import loaded, saved
 from peelsum.torch.error_feedback import ErrorFeedback
-from peelsum.torch.errors import HookConfigError
+from peelsum.torch.errors import HookConfigError, HookError
 from peelsum.torch.futures import pass_on
 from peelsum.torch.host_memory import Bucket
 from peelsum.torch.pipeline import Pipeline, Seat
@@ -129,17 +129,23 @@ class SwitchAllreduceState:
         self._check_forms()
 
     def connect(self) -> None:
-        """Make the way to sum now, on all ranks, rather than in the first backward pass; compile kernels."""
+        """Make the way to sum now, on all ranks, rather than in the first backward pass; compile kernels.
+
+        Raises HookError after `close`, and what making it raises.
+        """
+        if self._closed:
+            raise _left()
         if self._pipeline is None:
             warm_up(self._implementation)
             summation = connect(self._over, self.process_group, self._timeout_s)
             self._pipeline = Pipeline(summation, leave=isinstance(self._over, str))
 
     def close(self) -> None:
-        """Leave the job, once all sums are done.
+        """Leave the job, once all sums are done; every later `backward` raises HookError.
 
         It happens by itself when nobody holds the state any more, and at exit unless sums are under way.
         """
+        self._closed = True
         pipeline, self._pipeline = self._pipeline, None
         self._sums.clear()
         if pipeline is not None:
@@ -241,12 +247,16 @@ class SwitchAllreduceState:
         self._last_pass = _NO_PASS
         self._lock = threading.Lock()
         self._sums: dict[tuple[str, ...], BucketSum] = {}
-        self._pipeline = None
+        self._pipeline, self._closed = None, False
         self._stats, self._wait_s = HookStats(), 0.0
         self.name(names)
 
     def _submitted(self, bucket: Bucket, names: tuple[str, ...]) -> Future[None]:
         """A bucket's sum under way."""
+        if self._closed:
+            refused: Future[None] = Future()
+            refused.set_exception(_left())
+            return refused
         self.connect()
         assert self._pipeline is not None
         if names not in self._sums:
@@ -346,6 +356,10 @@ class SwitchAllreduceState:
     def _drain(self) -> None:
         if self._pipeline is not None:
             self._pipeline.drain()
+
+
+def _left() -> HookError:
+    return HookError("state: has left its job, by close(); make a new one to go on")
 
 
 def _call_back(function: Callable[[], None]) -> None:
