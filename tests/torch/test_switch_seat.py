@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from peelsum.torch import HookConfigError, switch_seat
+from peelsum.torch import HookConfigError, held_seats, switch_seat
 from peelsum.transport.asking import asking_process
 
 ADMISSION = {"job_id": 1, "generation": 1, "workers": 2, "lanes": 32, "timeout_s": 5.0}
@@ -110,6 +110,34 @@ def test_nothing_said_and_a_file_that_is_not_there(plugged):
         plugged("", 0)
     with pytest.raises(HookConfigError, match="nowhere: No such file or directory; give the job's file"):
         plugged("nowhere@h:7", 0)
+
+
+def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
+    """Until it is left, for which whoever comes next waits a little."""
+    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    source = job(ADMISSION) + "@h:7"
+    plugged(source, 0)
+    plugged(source, 1)
+    with pytest.raises(
+        HookConfigError, match="this process is worker 0 of job 1 at h:7 already; share one state between"
+    ):
+        plugged(source, 0)
+    monkeypatch.setattr(held_seats, "_LEAVING_S", 60.0)
+    leaving = threading.Timer(0.05, held[0].close)
+    leaving.start()
+    assert plugged(source, 0)[0] == 0
+    leaving.join()
+
+
+def test_a_controllers_job_is_held_once_in_a_process(plugged, monkeypatch):
+    """All ranks are told, who would wait for rank 0 else."""
+    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    store = Shared()
+    with held_seats.only_here("rank 0 of the job of controller h:9"):
+        first = next(switch_seat._asked) + 1
+        with pytest.raises(HookConfigError, match="this process is rank 0 of the job of controller h:9"):
+            plugged("//h:9", 0, store)
+    assert "share one state between modules" in store.get(f"peelsum/job/{first}").decode()
 
 
 class Shared(dict):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peelsum.torch.errors import HookConfigError
+from peelsum.torch.held_seats import only_here
 from peelsum.transport import SwitchSummation, job_config
 from peelsum.transport.asking import Claim
 
@@ -62,9 +63,11 @@ def _plugged_in(seat: dict[str, Any], rank: int, timeout_s: float | None, held: 
             f"over: rank {rank} has no place in a job of {job.workers} workers; "
             f"start as many processes, or admit a job of more workers"
         )
+    worker_id = seat.get("worker_id", job.worker_ids[rank])
+    held.enter_context(only_here(f"worker {worker_id} of job {job.job_id} at {host}:{port}"))
     return SwitchSummation(
         job,
-        seat.get("worker_id", job.worker_ids[rank]),
+        worker_id,
         (host, port),
         timeout_s=timeout_s,
         wire=seat.get("wire", "udp-port"),
@@ -113,8 +116,11 @@ def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict
     key, address = f"peelsum/job/{next(_asked)}", _address(controller)
     if rank == 0:
         try:
+            held.enter_context(only_here(f"rank 0 of the job of controller {controller}"))
             claim = held.enter_context(closing(Claim(address, _ADMISSION_S)))
             answer = claim.answer
+        except HookConfigError as error:
+            answer = json.dumps({"error": str(error).removeprefix("over: ")})
         except OSError as error:
             answer = json.dumps({"error": f"{error.strerror or error}; see whether `peelsum job serve` runs"})
         store.set(key, answer)
