@@ -305,6 +305,20 @@ def collectives(rank: int) -> dict[str, Any]:
     return made
 
 
+def in_groups(rank: int) -> list[Any]:
+    """What sums, broadcasts and barriers of a part of the ranks, of all in another group, and of all give."""
+    seen: list[Any] = []
+    for ranks in ([0, 1], [1, 2], [0, 1, 2]):
+        group = dist.new_group(ranks)
+        if rank in ranks:
+            total, sent = torch.full((2,), float(rank)), torch.tensor([rank])
+            dist.all_reduce(total, group=group)
+            dist.broadcast(sent, ranks[0], group=group)
+            dist.barrier(group)
+            seen.append((ranks, total.tolist(), sent.item()))
+    return [*seen, _summed(torch.ones(2))]
+
+
 def _summed(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> list[Any]:
     dist.all_reduce(tensor, op)
     return tensor.tolist()

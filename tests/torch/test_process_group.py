@@ -27,3 +27,15 @@ def test_calls_come_to_what_gloo_makes_of_them():
         assert (mine.pop("backend"), gloo.pop("backend")) == ("cpu:peelsum", "gloo")
         np.testing.assert_allclose(mine.pop("trained"), gloo.pop("trained"), rtol=0, atol=1e-6)
         assert mine == gloo
+
+
+def test_groups_beside_the_one_at_the_switch():
+    """A worker has one seat: the other groups' calls go over gloo, and its own still over the switch."""
+    with Star(3) as star:
+        seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
+        outcomes = run_ranks(3, training.in_groups, environments=seats, backend="cpu:peelsum")
+    expected = [([0, 1], [1.0, 1.0], 0), ([1, 2], [3.0, 3.0], 1), ([0, 1, 2], [3.0, 3.0], 0)]
+    for rank, outcome in enumerate(outcomes):
+        assert outcome == [*(one for one in expected if rank in one[0]), [3.0, 3.0]]
+    assert star.report is not None
+    assert star.report.server["chunks_in_switch"] > 0

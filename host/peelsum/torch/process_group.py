@@ -137,7 +137,17 @@ class _Submitted(dist.Work):
         return future
 
 
+def _group_of(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """What a new group's calls go to: gloo, where this process has its seat as one of all ranks already.
+
+    All ranks decide alike, by what the default group is.
+    """
+    if isinstance(dist.group.WORLD, SwitchProcessGroup):
+        return dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
+    return SwitchProcessGroup(store, rank, size, timeout)
+
+
 def register_backend() -> None:
     """Have torch.distributed know `peelsum`; importing peelsum.torch does it."""
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, SwitchProcessGroup, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _group_of, devices=["cpu"])
