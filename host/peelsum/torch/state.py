@@ -75,8 +75,9 @@ class SwitchAllreduceState:
     timeout_s: how long a sum may wait for other workers before it raises an error that names them; None is
         what the job says, or 30 s.
 
-    All must be the same on every rank, but for `over`'s address and `implementation`; otherwise every rank
-    raises PlanMismatchError in its first step.
+    All must be the same on every rank, but for `over`'s address and `implementation`. Where they are not,
+    every rank raises PlanMismatchError in its first step; but for sparsifiers that differ, their momentum and
+    `timeout_s`, of which ranks learn nothing: sums are exact all the same, of what each rank chose to send.
     """
 
     _pipeline: Pipeline | None
