@@ -157,10 +157,15 @@ def test_who_could_not_be_started_holds_nothing(requests, link):
 
 def test_who_has_gone_before_the_answer_holds_nothing(requests, link):
     link(ask(1)).close()
-    link(ask(2))
-    while requests.next(0.0, PATIENCE_S) or requests.holder != "process 2 of 127.0.0.1":
-        if requests.holder is not None:
-            requests.tell({})
+    second = link(ask(2))
+    for _ in range(10):
+        if requests.next(0.0, PATIENCE_S):
+            requests.tell({"for": requests.holder})
+        if requests.holder == "process 2 of 127.0.0.1":
+            break
+    assert requests.holder == "process 2 of 127.0.0.1"
+    with second.makefile() as said:
+        assert json.loads(said.readline()) == {"for": "process 2 of 127.0.0.1"}
 
 
 def test_no_more_than_so_many_are_let_in(requests, link, place):
