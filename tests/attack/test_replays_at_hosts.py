@@ -59,7 +59,7 @@ def test_a_replay_of_a_kept_chunk_is_answered_with_the_sum_as_it_was(back: int) 
 
 @pytest.mark.parametrize("back", [WINDOW, WINDOW + 1, 3 * WINDOW, 38, 40, 1000, 2**30, 2**31 - 100])
 def test_a_replay_from_before_the_window_is_dropped_up_to_the_horizon(back: int) -> None:
-    """The horizon is half of all chunk ids: what is older looks like the future."""
+    """What is older than half of all chunk ids looks like the future, and is dropped as such."""
     server = server_after(40)
     for worker in range(3):
         old = packet(Kind.BYPASS, FIRST + 39 - back, 0xDEADBEEF, bitmap=1 << worker, sender=worker)

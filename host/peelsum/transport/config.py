@@ -110,6 +110,11 @@ class JobConfig:
         return tuple((1 << workers) - 1 for workers in self.racks or (self.workers,))
 
     @property
+    def joining_chunks(self) -> int:
+        """How many chunks a connection's first sum has, which has a word for each worker."""
+        return -(-self.workers // self.lanes)
+
+    @property
     def worker_ids(self) -> tuple[int, ...]:
         """The numbers of all workers, ascending."""
         return numbers_of(self.rack_masks)

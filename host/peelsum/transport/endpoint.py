@@ -213,7 +213,7 @@ class WorkerEndpoint:
     def stalled(self, now: float) -> Stalled:
         """The report of a stall as it stands: what is waited for, and since when."""
         marks = self._state.marks
-        known = marks[Mark.NEEDED] >= marks[Mark.BASE]
+        known = marks[Mark.NEEDED] == marks[Mark.BASE]
         missing = numbers_of(self._state.missing) if known else ()
         waited = 0.0 if self._moved_at is None else now - self._moved_at
         oldest, racks = int(marks[Mark.BASE]) & 0xFFFFFFFF, len(self.config.racks)

@@ -163,10 +163,10 @@ def _sample(clock: NDArray[np.float64], rtt: float, limits: tuple[float, float])
 def _need(
     state: WorkerState, packet: Words, position: int, window: int, own_rack: int, worker_mask: int
 ) -> None:
-    """Heed a NEED: remember whom the server misses, and resend if it misses us."""
+    """Heed a NEED: remember whom the server misses in the oldest chunk, and resend if it misses us."""
     counts, marks = state.counts, state.marks
     counts[Count.NEEDS] += 1
-    if position >= marks[Mark.BASE]:
+    if position == marks[Mark.BASE]:
         marks[Mark.NEEDED] = position
         for rack in range(state.missing.shape[0]):
             state.missing[rack] = _missing(packet, rack)

@@ -24,7 +24,7 @@ class Mark(IntEnum):
     HIGHEST = 3  # the newest chunk with its result
     QUEUE_HEAD = 4
     QUEUE_TAIL = 5
-    NEEDED = 6  # the chunk of the last NEED
+    NEEDED = 6  # the chunk whose missing workers are known
     PROBES = 7  # how many chunks the resend timer resends at once
     RESULTS_BEFORE = 8  # results that had come when it last ran out
     JOINED = 9  # the first chunk behind those with which this worker joined; FIRST before
@@ -72,7 +72,7 @@ class WorkerState(NamedTuple):
     tries: NDArray[np.int64]  # [rows]: resends so far
     sent_at: NDArray[np.float64]  # [rows]
     queue: NDArray[np.int64]  # [rows]: ring of positions to resend
-    missing: NDArray[np.int64]  # [racks]: the workers that the last NEED named
+    missing: NDArray[np.int64]  # [racks]: the workers that the last NEED for chunk NEEDED named
     marks: NDArray[np.int64]  # [Mark]
     counts: NDArray[np.int64]  # [Count]
     clock: NDArray[np.float64]  # [Clock]

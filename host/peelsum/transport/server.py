@@ -7,16 +7,16 @@ with SPINE whole racks, without it workers of the sender's rack. The rules are t
 |---|---|
 | malformed; another job, generation or kind; workers, racks or a level the job does not have | drop, count |
 | chunk is complete and kept | RESULT to the sender, at most once per `reply_gap` |
-| chunk <= newest complete - W, or its row serves a newer chunk | drop, count |
+| chunk not within (N - W, N + W], N the newest complete | drop, count; see `server_kernels` |
 | P and H disjoint | acc += d (or \\|= d), H \\|= P |
 | P contains H | acc = d, H = P |
 | H contains P | drop, count |
 | overlap, OR | acc \\|= d, H \\|= P |
 | overlap, ADD | drop, count |
 | H is everybody | keep as the result (2 W are kept), RESULT to all; CE of any part is echoed |
-| H incomplete for `need`, then backing off | RESEND to the switch, in two levels to the spine and to each
-  incomplete rack's: give up what you hold; from the second time on also NEED to all, naming the missing
-  workers, so that those who wait can name them too |
+| H incomplete for `need`, then backing off; after 8 times, once for each packet of it | RESEND to the
+  switch, in two levels to the spine and to each incomplete rack's: give up what you hold; from the second
+  time on also NEED to all, naming the missing workers, so that those who wait can name them too |
 
 A server that lost its state starts as a fresh object of the same generation: workers resend what it lacks.
 """
@@ -28,7 +28,7 @@ import numpy as np
 from peelsum.transport import server_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.events import Event, JobFinished, Stalled
-from peelsum.transport.layout import rows_of
+from peelsum.transport.layout import SERIAL_BASE, rows_of
 from peelsum.transport.server_state import Count, Mark, new_state
 from peelsum.transport.stats import Progress, ServerStats
 from peelsum.wire import Batch, Flag, malformed, packet_bytes
@@ -41,6 +41,7 @@ _DROPS = (
     Count.UNEXPECTED_KIND,
     Count.FOREIGN_WORKER,
     Count.OUT_OF_WINDOW,
+    Count.AHEAD_OF_WINDOW,
 )
 
 
@@ -50,7 +51,8 @@ class AggregationServer:
     def __init__(self, config: JobConfig) -> None:
         self.config = config
         complete = (config.expected_mask, int(Flag.SPINE) if config.racks else 0)
-        self._state = new_state(config.window, config.lanes, config.rack_masks, complete)
+        joining = (SERIAL_BASE + config.first_chunk, config.joining_chunks)
+        self._state = new_state(config.window, config.lanes, config.rack_masks, complete, joining)
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
         self._report_at = -np.inf
         self._now = -np.inf
@@ -67,7 +69,7 @@ class AggregationServer:
             (config.job_id, config.generation),
             config.window,
             now,
-            (timers.need, timers.reply_gap),
+            (timers.need, timers.need_most, timers.reply_gap),
         )
         if self._state.marks[Mark.FINISHED] and not self.finished:
             self.finished = True

@@ -1,7 +1,13 @@
 """The compiled loops over batches that change the aggregation server's state.
 
-A newer chunk takes an older one's row over: a worker gets that far ahead only when every worker has the older
-chunk's result. A row's packet is kept as the RESULT it will become, in wire order, so that a sum complete on
+Theory of operation. A worker sends no chunk W or more ahead of its oldest without a result, and each result
+comes from here. So, N being the newest complete chunk, nobody sends a chunk above N + W, and nobody needs one
+up to N - W: what is kept are the 2 W chunks between, each with a row that no other of them has. The rest is
+dropped. Where N is not known, at the start, after a restart, and after the first sum, behind which a job goes
+on far ahead, the server follows whatever it hears, until a chunk is complete. It follows again if it hears
+nothing near N for a while, and all that time keeps hearing of chunks near another.
+
+A row's packet is kept as the RESULT it will become, in wire order, so that a sum complete on
 arrival is only copied. What differs between one level and two is in the packets: with SPINE, bits are whole
 racks; without, they are workers of the sender's rack.
 """
@@ -28,13 +34,15 @@ from peelsum.transport.layout import (
     swap,
     unwrap,
 )
-from peelsum.transport.server_state import Count, JobState, Mark
+from peelsum.transport.server_state import Clock, Count, JobState, Mark
 from peelsum.wire import EVERYONE as EVERYONE_ID
 from peelsum.wire import MAX_WORKERS, Flag, Kind
 
 BYPASS, RESULT, RESEND, NEED = int(Kind.BYPASS), int(Kind.RESULT), int(Kind.RESEND), int(Kind.NEED)
 OR, CE, FIN, SPINE = int(Flag.OR), int(Flag.CE), int(Flag.FIN), int(Flag.SPINE)
 EVERYONE = int(EVERYONE_ID)
+#: How often a chunk is asked for while no packet of it comes. A worker that waits for it repeats its own.
+ASKS = 8
 #: In place of a rack: what is counted is racks.
 RACKS = -1
 #: Bits of `JobState.owed`: below these, one bit per worker of the rack that is owed the result.
@@ -50,11 +58,11 @@ def take(
     identity: tuple[int, int],
     window: int,
     now: float,
-    waits: tuple[float, float],
+    waits: tuple[float, float, float],
 ) -> None:
     """Take a batch in: rows uint32[n, words], bad bool[n] for malformed ones.
 
-    identity = (job_id, generation); waits = (need, reply_gap) in seconds.
+    identity = (job_id, generation); waits = (need, need_most, reply_gap) in seconds.
     """
     counts, two_levels = state.counts, state.marks[Mark.SUM_FLAG] != 0
     counts[Count.PACKETS] += rows.shape[0]
@@ -73,13 +81,15 @@ def take(
         elif not bitmap or bitmap & ~_known(state.expected, state.marks, rack):
             counts[Count.FOREIGN_WORKER] += 1
         else:
-            row = _row_of(state, get(packet, CHUNK_ID), window)
+            row = _row_of(state, get(packet, CHUNK_ID), window, now, waits[1])
             if row < 0:
-                counts[Count.OUT_OF_WINDOW] += 1
-            elif state.done[row]:
-                _answer(state, row, get(packet, SENDER), now, waits[1])
-            else:
-                _merge(state, row, packet, (bitmap, rack), now, waits[0])
+                continue
+            if state.done[row]:
+                _answer(state, row, get(packet, SENDER), now, waits[2])
+                continue
+            if state.deadline[row] == np.inf:
+                state.deadline[row] = now + _pause(state.asked[row], waits[0], waits[1])
+            _merge(state, row, packet, (bitmap, rack), now)
 
 
 @compiled
@@ -107,20 +117,32 @@ def _part(who: tuple[int, int], rack: int, expected: int) -> int:
 
 
 @inlined
-def _row_of(state: JobState, chunk_id: int, window: int) -> int:
-    """The chunk's row, taken over from an older chunk if need be; -1 for a chunk nobody can need any more.
+def _row_of(state: JobState, chunk_id: int, window: int, now: float, patience: float) -> int:
+    """The chunk's row, taken over from another chunk if need be; -1, and counted, for one to be dropped.
 
-    The first chunk is kept for good: who joins when a run is under way shall be told that there was one.
+    The first sum's chunks are kept for good: a worker that joins when a run is under way is told that there
+    was one. Once the run is 2^31 chunks away, where their ids look like the future, it has to ask twice.
     """
-    marks = state.marks
-    if marks[Mark.ANCHOR] == 0:
-        marks[Mark.ANCHOR] = marks[Mark.FIRST] = (1 << 32) + chunk_id
+    marks, ring = state.marks, 2 * window
     position = unwrap(chunk_id, marks[Mark.ANCHOR])
-    first = state.position.shape[0] - 1
-    row = first if position == marks[Mark.FIRST] else position % first
-    if row != first and (position <= marks[Mark.NEWEST] - window or position < state.position[row]):
+    near = _near(marks, position, window)
+    joining = (chunk_id - marks[Mark.FIRST]) & 0xFFFFFFFF
+    again = not near and position == marks[Mark.ELSEWHERE]
+    row = position % ring
+    if joining < marks[Mark.RUN] - marks[Mark.FIRST] and (position == marks[Mark.FIRST] + joining or again):
+        position, row = marks[Mark.FIRST] + joining, ring + joining
+        if marks[Mark.SETTLED] and not near and not state.done[row]:
+            state.counts[Count.OUT_OF_WINDOW] += 1
+            return -1
+    elif not near and not _followed(marks, state.clock, position, window, now, patience):
+        ahead = position > marks[Mark.ANCHOR]
+        state.counts[Count.AHEAD_OF_WINDOW if ahead else Count.OUT_OF_WINDOW] += 1
         return -1
-    if position > state.position[row]:
+    if not marks[Mark.SETTLED]:
+        marks[Mark.ANCHOR] = position
+    if near or not marks[Mark.SETTLED]:
+        state.clock[Clock.HEARD] = now
+    if position != state.position[row]:
         state.position[row] = position
         state.have[row] = 0
         state.done[row] = False
@@ -129,6 +151,44 @@ def _row_of(state: JobState, chunk_id: int, window: int) -> int:
         state.answered_at[row] = -np.inf
         state.owed[row] = 0
     return int(row)
+
+
+@compiled
+def _near(marks: NDArray[np.int64], position: int, window: int) -> bool:
+    """Whether a worker of the job may be at a chunk, from what is known of where the job is."""
+    ahead = position - marks[Mark.ANCHOR]
+    if marks[Mark.SETTLED]:
+        return bool(-window < ahead <= window)
+    return bool(-2 * window < ahead < 2 * window)
+
+
+@compiled
+def _followed(
+    marks: NDArray[np.int64],
+    clock: NDArray[np.float64],
+    position: int,
+    window: int,
+    now: float,
+    patience: float,
+) -> bool:
+    """Whether the job is taken to be at a chunk that is not near where it was.
+
+    It is where that is not known; or where nothing near has come, but chunks about this one have, for
+    `patience`.
+    """
+    moved = abs(position - marks[Mark.ELSEWHERE]) >= 2 * window
+    if moved or clock[Clock.ELSEWHERE] <= clock[Clock.HEARD]:
+        clock[Clock.ELSEWHERE] = now
+    marks[Mark.ELSEWHERE] = position
+    if now - clock[Clock.ELSEWHERE] >= patience:
+        marks[Mark.SETTLED] = 0
+    return marks[Mark.SETTLED] == 0
+
+
+@compiled
+def _pause(asked: int, need: float, most: float) -> float:
+    """How long to wait before a chunk is asked for again that was asked for so often."""
+    return float(min(most, need * 2.0 ** max(0, min(asked - 1, 30))))
 
 
 @compiled
@@ -158,7 +218,7 @@ def owe(state: JobState, row: int, rack: int, what: int) -> None:
 
 
 @inlined
-def _merge(state: JobState, row: int, packet: Words, who: tuple[int, int], now: float, need: float) -> None:
+def _merge(state: JobState, row: int, packet: Words, who: tuple[int, int], now: float) -> None:
     """Merge a sum, complete or partial, of workers P into the chunk's H and acc. `who` is P, see `_part`."""
     have, expected = state.have[row], state.expected
     begun, disjoint, contains, contained = _compare(have, expected, who)
@@ -181,7 +241,6 @@ def _merge(state: JobState, row: int, packet: Words, who: tuple[int, int], now: 
     if complete:
         _complete(state, row, complete_on_arrival)
     elif not begun:
-        state.deadline[row] = now + need
         state.since[row] = now
 
 
@@ -248,8 +307,9 @@ def _complete(state: JobState, row: int, in_switch: bool) -> None:
     state.counts[Count.IN_SWITCH if in_switch else Count.AT_SERVER] += 1
     state.done[row] = True
     state.deadline[row] = np.inf
-    marks[Mark.NEWEST] = max(marks[Mark.NEWEST], state.position[row])
-    marks[Mark.ANCHOR] = marks[Mark.NEWEST]
+    marks[Mark.ANCHOR] = max(marks[Mark.ANCHOR], state.position[row])
+    if not marks[Mark.FIRST] <= state.position[row] < marks[Mark.RUN]:
+        marks[Mark.SETTLED] = 1
     if get(packet, FLAGS) & FIN:
         marks[Mark.FINISHED] = 1
     owe(state, row, 0, OWE_ALL)
@@ -268,8 +328,8 @@ def expire(state: JobState, now: float, window: int, need: float, most: float) -
     for row in range(state.position.shape[0]):
         if state.deadline[row] > now:
             continue
-        if state.position[row] <= state.marks[Mark.NEWEST] - window:
-            state.deadline[row] = np.inf  # an old packet revived it; nobody waits for it
+        if not _current(state.marks, state.position[row], window):
+            state.deadline[row] = np.inf  # until a packet of it comes
             continue
         if state.marks[Mark.SUM_FLAG]:
             owe(state, row, 0, OWE_SPINE_RESEND)
@@ -277,8 +337,16 @@ def expire(state: JobState, now: float, window: int, need: float, most: float) -
             owe(state, row, rack, OWE_RESEND)
         if state.asked[row]:
             owe(state, row, racks - 1, OWE_NEED)
-        state.deadline[row] = now + min(most, need * 2.0 ** min(state.asked[row], 30))
         state.asked[row] += 1
+        waits = state.asked[row] < ASKS
+        state.deadline[row] = now + _pause(state.asked[row], need, most) if waits else np.inf
+
+
+@compiled
+def _current(marks: NDArray[np.int64], position: int, window: int) -> bool:
+    """Whether somebody may wait for a chunk: one near, or one of the first sum while somebody may join."""
+    joining = not marks[Mark.SETTLED] and marks[Mark.FIRST] <= position < marks[Mark.RUN]
+    return bool(joining or _near(marks, position, window))
 
 
 @compiled
@@ -286,7 +354,7 @@ def oldest_incomplete(state: JobState, window: int) -> tuple[int, int]:
     """How many chunks are incomplete, and the row of the oldest, or -1."""
     incomplete, oldest = 0, -1
     for row in range(state.position.shape[0]):
-        current = state.position[row] > max(0, state.marks[Mark.NEWEST] - window)
+        current = _current(state.marks, state.position[row], window)
         if current and not state.done[row] and state.have[row].any():
             incomplete += 1
             if oldest < 0 or state.position[row] < state.position[oldest]:

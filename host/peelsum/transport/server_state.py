@@ -1,8 +1,8 @@
 """The aggregation server's state: one array per property of a chunk, and the job's constants and marks.
 
-Chunk `p` (a position, see `layout.unwrap`) lives in row `p % rows`, rows = 2 * window; but the first one
-heard of, with which workers join, has a row of its own, the last, for good. Sets of workers are one bitmap
-per rack; a job of one level is a single rack. `server_kernels` beside it changes the arrays.
+Chunk `p` (a position, see `layout.unwrap`) lives in row `p % (2 * window)`. The chunks of the generation's
+first sum, with which workers join, have rows of their own behind these, for good. Sets of workers are one
+bitmap per rack; a job of one level is a single rack. `server_kernels` beside it changes the arrays.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from peelsum.wire import MAX_WORKERS
 class Mark(IntEnum):
     """Positions the loops keep, and what the job's complete sums look like, in `JobState.marks`."""
 
-    ANCHOR = 0  # chunk ids are unwrapped near this; 0 before anything was heard
-    NEWEST = 1  # the newest complete chunk; 0 before the first
+    ANCHOR = 0  # where the job is: the newest complete chunk; until SETTLED, the chunk last heard of
+    SETTLED = 1  # 1 once a chunk is complete there that is not of the first sum
     QUEUE_HEAD = 2
     QUEUE_TAIL = 3
     FINISHED = 4  # 1 once the FIN chunk is complete
     SUM_BITMAP = 5  # of a complete sum
     SUM_FLAG = 6  # SPINE in two levels, else 0
-    FIRST = 7  # the first chunk heard of
+    FIRST = 7  # the generation's first chunk
+    RUN = 8  # the first chunk behind those of the generation's first sum
+    ELSEWHERE = 9  # the chunk last heard of far from ANCHOR; 0 before the first
 
 
 class Count(IntEnum):
@@ -49,7 +51,15 @@ class Count(IntEnum):
     WRONG_GENERATION = 13
     UNEXPECTED_KIND = 14
     FOREIGN_WORKER = 15
-    OUT_OF_WINDOW = 16
+    OUT_OF_WINDOW = 16  # so old that nobody can need it
+    AHEAD_OF_WINDOW = 17  # so new that no worker can have got there
+
+
+class Clock(IntEnum):
+    """Times in seconds, in `JobState.clock`."""
+
+    HEARD = 0  # when a chunk near ANCHOR was last heard of
+    ELSEWHERE = 1  # since when, of all others, only chunks near the mark of that name have been heard of
 
 
 class JobState(NamedTuple):
@@ -59,7 +69,7 @@ class JobState(NamedTuple):
     position: NDArray[np.int64]  # [rows]: whose row it is, 0 for nobody's
     have: NDArray[np.int64]  # [rows, racks]: H, the workers whose contributions are in
     done: NDArray[np.bool_]  # [rows]
-    deadline: NDArray[np.float64]  # [rows]: when to ask for what is missing; infinity when complete
+    deadline: NDArray[np.float64]  # [rows]: when to ask for what is missing; infinity for never
     since: NDArray[np.float64]  # [rows]: when the first part came
     asked: NDArray[np.int64]  # [rows]: how often it was asked for
     answered_at: NDArray[np.float64]  # [rows, worker numbers]: when the worker was last sent the result
@@ -72,14 +82,26 @@ class JobState(NamedTuple):
     expected: NDArray[np.int64]  # [racks]: all workers of each rack
     marks: NDArray[np.int64]  # [Mark]
     counts: NDArray[np.int64]  # [Count]
+    clock: NDArray[np.float64]  # [Clock]
 
 
-def new_state(window: int, lanes: int, rack_masks: tuple[int, ...], complete: tuple[int, int]) -> JobState:
-    """State of a server that has heard nothing. `complete` = bitmap and SPINE flag of a complete sum."""
-    rows, racks = 2 * window + 1, len(rack_masks)
+def new_state(
+    window: int,
+    lanes: int,
+    rack_masks: tuple[int, ...],
+    complete: tuple[int, int],
+    joining: tuple[int, int],
+) -> JobState:
+    """State of a server that has heard nothing. `complete` = bitmap and SPINE flag of a complete sum.
+
+    `joining` = position and number of the chunks of the generation's first sum.
+    """
+    rows, racks = 2 * window + joining[1], len(rack_masks)
     numbers = (racks - 1) * MAX_WORKERS + rack_masks[-1].bit_length()
     marks = np.zeros(len(Mark), np.int64)
     marks[[Mark.SUM_BITMAP, Mark.SUM_FLAG]] = complete
+    marks[[Mark.ANCHOR, Mark.FIRST]] = joining[0]
+    marks[Mark.RUN] = sum(joining)
     return JobState(
         packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
         position=np.zeros(rows, np.int64),
@@ -96,4 +118,5 @@ def new_state(window: int, lanes: int, rack_masks: tuple[int, ...], complete: tu
         expected=np.array(rack_masks, np.int64),
         marks=marks,
         counts=np.zeros(len(Count), np.int64),
+        clock=np.full(len(Clock), -np.inf),
     )

@@ -1,0 +1,292 @@
+"""Packets of chunks that no worker can be at: the server drops them, asks nobody, and blames nobody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_server import CONFIG, LANES, partial, sent
+
+from peelsum.transport import AggregationServer, JobConfig, Timers, WorkerEndpoint
+from peelsum.transport.layout import run_start
+from peelsum.wire import EVERYONE, Flag, Kind, pack
+
+WINDOW = CONFIG.window
+RUN = 5000
+#: Longer than the server waits before it follows what it hears far from where the job was.
+PATIENCE = CONFIG.timers.need_most
+#: How often a chunk is asked for while nothing of it comes.
+ASKS = 8
+
+
+def settled(newest: int = RUN, config: JobConfig = CONFIG) -> AggregationServer:
+    """A server whose newest complete chunk is `newest`, heard of at time 0."""
+    server = AggregationServer(config)
+    everybody = config.expected_mask
+    flags = Flag.SPINE if config.racks else Flag.NONE
+    for chunk in (0, *range(newest - 2 * config.window, newest + 1)):
+        server.receive(partial(chunk, everybody, chunk & 0xFFFFFFFF, flags=flags), 0.0)
+        assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
+    return server
+
+
+def sums_of(server: AggregationServer, chunks: range, now: float) -> list[int]:
+    """The chunks of these that complete when each worker's part comes once."""
+    complete = []
+    for chunk in chunks:
+        for worker in range(3):
+            server.receive(partial(chunk, 1 << worker, 1 + worker, sender=worker), now)
+        complete += [
+            int(packet["chunk_id"])
+            for packet in sent(server, now)
+            if packet["kind"] == Kind.RESULT and packet["lanes"].tolist() == [6] * LANES
+        ]
+    return complete
+
+
+@pytest.mark.parametrize("newest", [RUN, 2**31 - 3, 2**32 - 3])
+def test_chunks_are_taken_up_to_a_window_from_the_newest_complete_one(newest: int) -> None:
+    server = settled(newest)
+    for chunk in (newest + WINDOW, newest + 1 - WINDOW):
+        server.receive(partial(chunk, 0b001, 1, sender=0), 0.0)
+    assert sum(server.stats().dropped.values()) == 0
+    sent(server)
+    server.receive(partial(newest + WINDOW + 1, 0b001, 1, sender=0), 0.0)
+    assert server.stats().dropped["ahead_of_window"] == 1
+    server.receive(partial(newest - WINDOW, 0b001, 1, sender=0), 0.0)
+    assert server.stats().dropped["out_of_window"] == 1
+    assert sent(server) == []
+
+
+@pytest.mark.parametrize("far", [WINDOW + 1, 2 * WINDOW, 3 * WINDOW, 2**20, 2**30, 2**31 - 1, -(2**31), -100])
+@pytest.mark.parametrize("quiet", [0.0, 100.0])
+def test_one_stray_packet_neither_stalls_a_job_nor_names_anybody(far: int, quiet: float) -> None:
+    server = settled()
+    for _ in range(3):  # the network may repeat it
+        server.receive(partial(RUN + far, 0b001, 99, sender=0), quiet)
+    assert server.next_timer() is None
+    assert server.progress(quiet).oldest_chunk is None
+    assert server.expire(quiet + 100) == []
+    assert sent(server) == []
+    chunks = range(RUN + 1, RUN + 1 + 5 * WINDOW)
+    assert sums_of(server, chunks, quiet + 100) == list(chunks)
+    assert sum(server.stats().dropped.values()) == 3
+
+
+def test_a_stray_packet_costs_no_result_that_is_kept() -> None:
+    server = settled()
+    for far in range(WINDOW + 1, 4 * WINDOW):
+        server.receive(partial(RUN + far, 0b001, 99, sender=0), 0.0)
+        server.receive(partial(RUN - far, 0b001, 99, sender=0), 0.0)
+    for back in range(WINDOW):
+        server.receive(partial(RUN - back, 0b010, 99, sender=1), 1.0)
+        (answer,) = sent(server, 1.0)
+        assert (answer["sender"], answer["lanes"].tolist()) == (1, [RUN - back] * LANES)
+
+
+def test_random_chunks_make_a_settled_server_send_nothing() -> None:
+    numbers, server, now = np.random.default_rng(7), settled(), 0.0
+    for _ in range(2000):
+        now += 0.005
+        chunk = RUN + 2 * WINDOW + int(numbers.integers(0, 2**32 - 4 * WINDOW))
+        server.receive(partial(chunk, 0b001, 99, sender=0), now)
+        server.expire(now)
+        assert sent(server, now) == []
+    assert sum(server.stats().dropped.values()) == 2000
+
+
+def test_random_chunks_make_a_new_server_ask_for_no_more_than_it_heard_of() -> None:
+    """It does not know yet where the job is, and asks for a chunk near the one it heard of last."""
+    numbers, server, now, asked = np.random.default_rng(7), AggregationServer(CONFIG), 0.0, 0
+    for _ in range(500):
+        server.receive(partial(int(numbers.integers(0, 2**32)), 0b001, 99, sender=0), now)
+        while (due := server.next_timer()) is not None and due < now + 0.012:
+            server.expire(due)
+            asked += len(sent(server, due))
+        now += 0.012
+    assert asked <= 500
+    while (due := server.next_timer()) is not None:
+        server.expire(due)
+        asked += len(sent(server, due))
+    assert asked <= 500 + 2 * ASKS
+    chunks = range(RUN, RUN + 100)
+    assert sums_of(server, chunks, now + 10) == list(chunks)
+
+
+@pytest.mark.parametrize("stray", [RUN + 2 * WINDOW, RUN + 2**30, RUN - 2**30, 100])
+def test_a_stray_packet_takes_no_row_from_a_server_that_knows_nothing(stray: int) -> None:
+    """It takes the row of chunk RUN; what had come of that has to come again, and is asked for."""
+    server = AggregationServer(replace(CONFIG, first_chunk=3))
+    server.receive(partial(RUN, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(stray, 0b001, 99, sender=0), 0.001)
+    server.receive(partial(RUN, 0b010, 2, sender=1), 0.002)
+    assert server.progress().oldest_chunk == RUN
+    server.receive(partial(RUN, 0b001, 1, sender=0), 0.003)
+    server.receive(partial(RUN, 0b100, 3, sender=2), 0.004)
+    (result,) = [packet for packet in sent(server) if packet["kind"] == Kind.RESULT]
+    assert (result["chunk_id"], result["lanes"].tolist()) == (RUN, [6] * LANES)
+    chunks = range(RUN + 1, RUN + 100)
+    assert sums_of(server, chunks, 0.005) == list(chunks)
+
+
+def test_a_stray_packet_between_joining_and_the_run_neither_stalls_nor_names_anybody() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b111, 42), 0.0)
+    assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
+    server.receive(partial(RUN + 2**30, 0b001, 99, sender=0), 0.001)
+    for worker in range(2):
+        server.receive(partial(RUN, 1 << worker, 1, sender=worker), 0.002)
+    for chunk in range(RUN + 1, RUN + 4):
+        server.receive(partial(chunk, 0b001, 1, sender=0), 0.002)
+    stand = server.progress(1.0)
+    assert (stand.oldest_chunk, stand.missing_workers, stand.chunks_incomplete) == (RUN, (2,), 4)
+    due = server.next_timer()
+    assert due is not None
+    server.expire(due + 1)
+    server.expire(due + 2)
+    assert {int(packet["chunk_id"]) for packet in sent(server)} <= set(range(RUN, RUN + 4))
+
+
+def test_who_does_not_join_is_named_though_a_stray_packet_came() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(RUN, 0b001, 1, sender=0), 0.001)
+    server.receive(partial(-RUN, 0b001, 1, sender=0), 0.002)
+    server.receive(partial(0, 0b010, 1, sender=1), 0.003)
+    stand = server.progress(1.0)
+    assert (stand.oldest_chunk, stand.missing_workers, stand.chunks_incomplete) == (0, (2,), 1)
+    server.receive(partial(0, 0b100, 1, sender=2), 0.004)
+    assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
+    chunks = range(RUN + 1, RUN + 100)
+    assert sums_of(server, chunks, 0.005) == list(chunks)
+
+
+def test_a_server_misled_at_its_start_follows_the_job_within_its_patience() -> None:
+    """After a restart, a complete sum that was held up for more than a window is the first that comes."""
+    server = AggregationServer(CONFIG)
+    server.receive(partial(RUN - 2 * WINDOW, 0b111, 99), 0.0)
+    sent(server)
+    now = 0.0
+    while not (answers := [p for p in sent(server, now) if p["kind"] == Kind.RESULT]):
+        assert now < 2.5 * PATIENCE
+        now += PATIENCE / 4
+        for worker in range(3):
+            server.receive(partial(RUN, 1 << worker, 1 + worker, sender=worker), now)
+    assert [int(packet["chunk_id"]) for packet in answers] == [RUN]
+    assert now >= PATIENCE
+    chunks = range(RUN + 1, RUN + 100)
+    assert sums_of(server, chunks, now) == list(chunks)
+
+
+@pytest.mark.parametrize("heard", ["near", "elsewhere"])
+def test_the_job_is_not_followed_while_it_is_heard_of_where_it_was(heard: str) -> None:
+    server, far = settled(), RUN + 2**30
+    for step in range(1, 20):
+        now = step * PATIENCE / 2
+        if step % 2 and heard == "near":
+            server.receive(partial(RUN + 1, 0b001, 1, sender=0), now)
+        elif step % 2:
+            server.receive(partial(far + 2**20 * step, 0b001, 1, sender=0), now)
+        else:
+            server.receive(partial(far, 0b001, 99, sender=0), now)
+    assert server.stats().dropped["ahead_of_window"] == (9 if heard == "near" else 19)
+    assert server.progress().oldest_chunk == (RUN + 1 if heard == "near" else None)
+
+
+def test_a_late_copy_of_the_first_sum_stalls_no_run_near_half_of_all_chunk_ids() -> None:
+    ring = 2 * WINDOW
+    start = run_start((1 << 32) + 1, (1 << 31) // ring - 3, WINDOW) - (1 << 32)
+    assert 2**31 - 4 * ring < start < 2**31
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b111, 42), 0.0)
+    assert sums_of(server, range(start, start + 4 * ring), 0.0) == list(range(start, start + 4 * ring))
+    server.receive(partial(0, 0b001, 1, sender=0), 0.0)
+    assert server.stats().dropped["ahead_of_window"] == 1
+    assert sent(server) == []
+    chunks = range(start + 4 * ring, start + 8 * ring)
+    assert sums_of(server, chunks, 0.0) == list(chunks)
+
+
+@pytest.mark.parametrize("workers", [3, 3 * LANES])
+def test_who_joins_late_is_told_so_for_every_chunk_of_the_first_sum_however_far_the_run_is(
+    workers: int,
+) -> None:
+    config = replace(CONFIG, workers=workers)
+    joining = config.joining_chunks
+    assert joining == (1 if workers == 3 else 3)
+    for newest in (RUN, 2**31 + RUN, 2**32 - 1000):
+        server = AggregationServer(config)
+        for chunk in (*range(joining), newest - 2**30, newest):
+            server.receive(partial(chunk, config.expected_mask, 42), 0.0)
+        for chunk in range(newest - 2**30, newest + 1, 2**29):
+            server.receive(partial(chunk, config.expected_mask, 42), 0.0)
+        sent(server)
+        for now in (1.0, 1.1):
+            for chunk in range(joining):
+                for _ in range(2):
+                    server.receive(partial(chunk, 0b010, 1, sender=1), now)
+        answers = sent(server, 1.1)
+        assert {int(packet["chunk_id"]) for packet in answers} == set(range(joining))
+        assert all(packet["sender"] == 1 and packet["lanes"].tolist() == [42] * LANES for packet in answers)
+
+
+def test_a_first_sum_that_nobody_can_need_any_more_is_not_begun_again() -> None:
+    """After a restart, when the run is on, all workers have joined: one that joins is not waited with."""
+    server = AggregationServer(CONFIG)
+    server.receive(partial(RUN, 0b111, 1), 0.0)
+    sent(server)
+    server.receive(partial(0, 0b010, 1, sender=1), 0.0)
+    assert (server.stats().dropped["out_of_window"], server.progress().oldest_chunk) == (1, None)
+
+
+def test_a_chunk_is_asked_for_so_often_and_again_when_a_packet_of_it_comes() -> None:
+    server, need = AggregationServer(CONFIG), CONFIG.timers.need
+    server.receive(partial(0, 0b001, 1, sender=0), 0.0)
+    times = []
+    while (due := server.next_timer()) is not None:
+        server.expire(due)
+        if sent(server, due):
+            times.append(due)
+    pauses = [need, need, 2 * need, 4 * need, 4 * need, 4 * need, 4 * need, 4 * need]
+    assert np.diff([0.0, *times]) == pytest.approx(pauses)
+    assert len(times) == ASKS
+    for now in (10.0, 20.0):
+        server.receive(partial(0, 0b001, 1, sender=0), now)
+        assert server.next_timer() == pytest.approx(now + 4 * need)
+        server.expire(now + 4 * need)
+        assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESEND, Kind.NEED]
+        assert server.next_timer() is None
+
+
+def test_two_levels_drop_what_is_far_ahead_too() -> None:
+    config = replace(CONFIG, workers=5, racks=(2, 3))
+    server = settled(config=config)
+    server.receive(partial(RUN + 2**30, 0b01, 99, sender=0, flags=Flag.SPINE), 0.0)
+    server.receive(partial(RUN + 2**30, 0b010, 99, sender=33), 0.0)
+    assert server.stats().dropped["ahead_of_window"] == 2
+    server.receive(partial(RUN + 1, 0b01, 1, sender=0, flags=Flag.SPINE), 0.0)
+    server.receive(partial(RUN + 1, 0b110, 2, sender=33), 0.0)
+    assert server.progress().missing_workers == (32,)
+    server.receive(partial(RUN + 1, 0b001, 3, sender=32), 0.0)
+    (result,) = sent(server)
+    assert (result["chunk_id"], result["lanes"].tolist()) == (RUN + 1, [6] * LANES)
+
+
+def test_a_worker_names_only_those_missing_from_its_oldest_chunk() -> None:
+    config = replace(CONFIG, window=4, timers=Timers(stall=2.0))
+    worker = WorkerEndpoint(config, 0)
+    worker.submit(np.zeros(2 * LANES, np.uint32), "add")
+    worker.to_send(0.0)
+
+    def need(chunk: int, missing: int) -> np.ndarray:
+        header = {"kind": Kind.NEED, "job_id": 9, "generation": 77, "sender": EVERYONE, "flags": 0}
+        return pack(np.zeros((1, LANES), np.uint32), chunk_id=chunk, bitmap=missing, **header)
+
+    worker.receive(need(2**30, 0b110), 0.1)
+    worker.receive(need(1, 0b010), 0.1)
+    assert worker.stalled(0.2).missing_workers == ()
+    worker.receive(need(0, 0b100), 0.1)
+    for chunk in (1, 2, 2**30, 2**32 - 1):
+        worker.receive(need(chunk, 0b010), 0.2)
+    assert worker.stalled(0.2).missing_workers == (2,)
