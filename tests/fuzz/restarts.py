@@ -120,6 +120,7 @@ class JobUnderTest:
     submitted: list[int] = field(default_factory=list)
     packets_before: int = 0
     chunks: int = 0
+    strays: int = 0
 
     def chunks_of(self, one: Round) -> int:
         """Chunks of one tensor."""
@@ -188,6 +189,17 @@ class FailingNetwork(VirtualNetwork):
         """Packets that the job's hosts have sent since the beginning, lost ones too."""
         server = self.actors[job.server_port].machine
         return job.packets_before + sum(map(_sent_by, [server, *(a.machine for a in job.workers)]))
+
+    def stray(self, job: JobUnderTest, worker: int, kind: Kind, far: int) -> None:
+        """A packet of one of the job's ports, of a chunk `far` from all that the job has."""
+        job.strays += 1
+        config, actor = job.config, job.workers[worker % len(job.workers)]
+        number = actor.machine.worker_id
+        header = {"job_id": config.job_id, "generation": config.generation, "sender": number}
+        chunk, place = (config.first_chunk + far) % 2**32, 1 << number % MAX_WORKERS
+        lanes = np.full((1, self.lanes), 0x5EED5EED, np.uint32)
+        (packet,) = pack(lanes, kind=kind, chunk_id=chunk, bitmap=place, **header)
+        self._hop(lambda payload: self._at_switch(actor.port, payload), packet.tobytes())
 
     # -- failures --------------------------------------------------------------------------------------
 

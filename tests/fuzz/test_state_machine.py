@@ -1,5 +1,5 @@
 """Two jobs with colliding slots on one switch, or on two racks below a spine, over a lossy network, and any
-part failing at any time (a Hypothesis state machine).
+part failing at any time, and ports sending what they should not (a Hypothesis state machine).
 
 Every sum is exact, every slot can be claimed in the end, and the number of packets is bounded.
 """
@@ -30,10 +30,13 @@ from peelsum.spec import NEVER
 from peelsum.target import Program, load
 from peelsum.target.artifacts import pipeline
 from peelsum.transport import JobConfig
+from peelsum.wire import Kind
 
 #: Packets that hosts may send, by the share that each hop drops: so many times what a quiet network takes
 #: for each level of switches, and once per chunk of the window and `LONGEST_RTO` of outage from every host.
 STORM = {0.0: 2, 0.05: 4, 0.2: 12}
+#: And so many RESENDs to each switch, and NEEDs, for a packet of a chunk that the job is not at.
+ASKED_FOR_A_STRAY = 16
 JOBS = st.integers(0, 1)
 #: Far enough apart for 64 workers' ports after each.
 SERVER_PORTS = {1: 10, 2: 100}
@@ -122,6 +125,17 @@ class Failures(RuleBasedStateMachine):
     def cut(self, gap: float) -> None:
         self.network.cut(gap)
 
+    @rule(
+        which=JOBS,
+        worker=st.integers(0, 7),
+        kind=st.sampled_from([Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS]),
+        far=st.sampled_from([2**20, 2**30, 2**31 - 1, -(2**20), -(2**30)]),
+        count=st.integers(1, 3),
+    )
+    def stray(self, which: int, worker: int, kind: Kind, far: int, count: int) -> None:
+        for number in range(count):
+            self.network.stray(self.network.jobs[which], worker, kind, far + number)
+
     @invariant()
     def sums_are_exact(self) -> None:
         for job in self.network.jobs if hasattr(self, "network") else ():
@@ -136,7 +150,8 @@ class Failures(RuleBasedStateMachine):
             hosts = job.config.workers + 1
             waited = 1 + network.outage / LONGEST_RTO
             storm = network.levels * STORM[network.faults.drop] * job.chunks * hosts
-            assert job.packets_before <= storm + waited * job.config.window * hosts
+            strays = job.strays * ASKED_FOR_A_STRAY * (1 + len(job.config.racks))
+            assert job.packets_before <= storm + waited * job.config.window * hosts + strays
         if network.age_limit != NEVER:
             assert network.all_slots_claimable()
 

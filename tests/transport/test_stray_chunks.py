@@ -148,6 +148,21 @@ def test_a_stray_packet_between_joining_and_the_run_neither_stalls_nor_names_any
     assert {int(packet["chunk_id"]) for packet in sent(server)} <= set(range(RUN, RUN + 4))
 
 
+def test_strays_before_a_job_begins_change_nothing_of_how_it_joins() -> None:
+    server, numbers = AggregationServer(CONFIG), np.random.default_rng(1)
+    for chunk in (2**31 - 1, 2**32 - 2, 2**31 - 3, 2**32 - 40, *numbers.integers(0, 2**32, 500)):
+        server.receive(partial(int(chunk), 0b001, 99, sender=0), 0.0)
+    for worker in range(3):
+        server.receive(partial(0, 1 << worker, 14, sender=worker), 0.0)
+    for chunk in range(RUN, RUN + 4 * WINDOW):
+        server.receive(partial(chunk, 0b111, 1), 0.0)
+    assert server.stats().chunks_in_switch == 4 * WINDOW
+    sent(server)
+    server.receive(partial(0, 0b010, 99, sender=1), 1.0)
+    (answer,) = sent(server, 1.0)
+    assert (answer["chunk_id"], answer["sender"], answer["lanes"].tolist()) == (0, 1, [42] * LANES)
+
+
 def test_who_does_not_join_is_named_though_a_stray_packet_came() -> None:
     server = AggregationServer(CONFIG)
     server.receive(partial(0, 0b001, 1, sender=0), 0.0)

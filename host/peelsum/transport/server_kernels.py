@@ -126,18 +126,20 @@ def _row_of(state: JobState, chunk_id: int, window: int, now: float, patience: f
     marks, ring = state.marks, 2 * window
     position = unwrap(chunk_id, marks[Mark.ANCHOR])
     near = _near(marks, position, window)
+    if not near and not marks[Mark.SETTLED]:
+        position = unwrap(chunk_id, marks[Mark.FIRST])
     joining = (chunk_id - marks[Mark.FIRST]) & 0xFFFFFFFF
     again = not near and position == marks[Mark.ELSEWHERE]
-    row = position % ring
-    if joining < marks[Mark.RUN] - marks[Mark.FIRST] and (position == marks[Mark.FIRST] + joining or again):
-        position, row = marks[Mark.FIRST] + joining, ring + joining
-        if marks[Mark.SETTLED] and not near and not state.done[row]:
-            state.counts[Count.OUT_OF_WINDOW] += 1
-            return -1
-    elif not near and not _followed(marks, state.clock, position, window, now, patience):
+    row, first = position % ring, marks[Mark.FIRST] + joining
+    if first < marks[Mark.RUN] and (position == first or again):
+        row = ring + joining
+    kept = row >= ring and state.done[row]
+    if not near and not kept and not _followed(marks, state.clock, position, window, now, patience):
         ahead = position > marks[Mark.ANCHOR]
         state.counts[Count.AHEAD_OF_WINDOW if ahead else Count.OUT_OF_WINDOW] += 1
         return -1
+    if row >= ring:
+        position = first
     if not marks[Mark.SETTLED]:
         marks[Mark.ANCHOR] = position
     if near or not marks[Mark.SETTLED]:

@@ -1,0 +1,125 @@
+"""Jobs that join and run while an admitted port sends packets of chunks that are not theirs."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import numpy as np
+import pytest
+from test_adapters import CONFIG, PORT, assert_sums, expected, steps
+from test_virtual_network import SLOTS, Round, check, drawn_config, drawn_rounds
+from udp_switch import UdpSwitch
+from virtual_network import Actor, Faults, VirtualNetwork
+
+from peelsum.spec import NEVER
+from peelsum.transport import AggregationService, JobConfig, SwitchSummation
+from peelsum.wire import Kind, pack
+from peelsum.wire.datagrams import BatchSocket
+
+SERVER_PORT, LANES = 100, 4
+KINDS = (Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS)
+
+
+def stray(config: JobConfig, worker: int, chunk: int, kind: Kind) -> np.ndarray:
+    """A packet as `worker` might send it, of a chunk that it is not at."""
+    lanes = np.full((1, config.lanes), 0x5EED5EED, np.uint32)
+    header = {"job_id": config.job_id, "generation": config.generation, "sender": worker}
+    return pack(lanes, kind=kind, chunk_id=chunk & 0xFFFFFFFF, bitmap=1 << worker, **header)
+
+
+def join_and_sum(network: VirtualNetwork, actor: Actor, rounds: list[Round], numbers: np.ndarray) -> None:
+    """Join with `numbers`, go on where these say, and submit each round when the one before is there."""
+    machine, worker = actor.machine, actor.machine.worker_id
+    mine = np.where(np.arange(len(numbers)) == worker, numbers, 0).astype(np.uint32)
+    tickets = [machine.submit(mine, "add")]
+    network.poke(actor)
+
+    def look() -> None:
+        if tickets[-1] in actor.sums:
+            if len(tickets) == 1:
+                np.testing.assert_array_equal(actor.sums.pop(0), numbers)
+                machine.start_run(int(np.bitwise_xor.reduce(numbers)))
+            if len(tickets) > len(rounds):
+                machine.finish(network.now)
+                network.poke(actor)
+                return
+            one = rounds[len(tickets) - 1]
+            tickets.append(machine.submit(one.inputs[worker], one.op))
+            network.poke(actor)
+        network.at(network.now + 1e-3, look)
+
+    network.at(0.0, look)
+
+
+def play(seed: int, *, worst: float, restart: bool) -> VirtualNetwork:
+    """A job of one to five workers, and twenty strays from its ports, within 50 ms."""
+    random = Random(seed)
+    config = drawn_config(random, 1, first_chunk=random.choice([0, 1000, 2**32 - 2]))
+    faults, age = Faults.drawn(random, worst), random.choice([0, 40, 15_625, NEVER])
+    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=faults, age_limit=age)
+    actors, rounds = network.admit(config, SERVER_PORT), drawn_rounds(random, config.workers)
+    numbers = np.random.default_rng(seed).integers(1, 1 << 32, config.workers, dtype=np.uint32)
+    for actor in actors:
+        join_and_sum(network, actor, rounds, numbers)
+    for _ in range(20):
+        actor, chunk, kind = random.choice(actors), random.randrange(1 << 32), random.choice(KINDS)
+        packet = stray(config, actor.machine.worker_id, chunk, kind).tobytes()
+        for _ in range(random.choice([1, 1, 2])):
+            at = random.uniform(0, 0.05)
+            network.at(at, lambda port=actor.port, packet=packet: network._at_switch(port, packet))
+    if restart:
+        network.at(random.uniform(0, 0.05), lambda: network.restart_server(SERVER_PORT))
+    network.run_until(lambda: all(not actor.alive for actor in actors), seconds=30.0, packets=30_000)
+    for actor in actors:
+        actor.sums = {ticket - 1: words for ticket, words in actor.sums.items()}
+    check(actors, rounds)
+    return network
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("worst", [0.0, 0.2])
+@pytest.mark.parametrize("block", range(5))
+def test_sums_are_exact_whatever_strays_come(block: int, worst: float, restart: bool) -> None:
+    for seed in range(block * 10, block * 10 + 10):
+        play(seed, worst=worst, restart=restart)
+
+
+def test_over_udp_strays_of_an_admitted_port_are_counted_answered_by_nothing_and_hold_up_no_sum() -> None:
+    """One RESEND far ahead, and two thousand of random chunks, between two steps of a job."""
+    numbers, count = np.random.default_rng(5), 2000
+
+    with UdpSwitch(8) as switch:
+        switch.admit(CONFIG, PORT)
+        addresses = [switch.worker_address(CONFIG, PORT, worker) for worker in range(3)]
+        with (
+            AggregationService([CONFIG], switch.server_address(PORT)) as service,
+            ThreadPoolExecutor() as pool,
+            BatchSocket.bind(("127.0.0.1", 0), 16 + 4 * 8) as stranger,
+        ):
+            serving = pool.submit(service.run)
+            summations = list(
+                pool.map(lambda n: SwitchSummation(CONFIG, n, addresses[n], timeout_s=120), range(3))
+            )
+            for got in pool.map(lambda one: steps(one, 1), summations):
+                assert_sums(got, expected(3, 1))
+            before = service.stats()[1]
+            for start in range(0, count, 50):
+                chunks = numbers.integers(0, 2**32, 50)
+                batch = np.concatenate([stray(CONFIG, 0, int(c), Kind.RESEND) for c in chunks])
+                stranger.send(batch, addresses[0])
+                give_up_at = time.monotonic() + 60
+                while service.stats()[1].packets < before.packets + start + 50:
+                    assert time.monotonic() < give_up_at, "packets were lost on the way"
+                    time.sleep(0.001)
+            after = service.stats()[1]
+            sent = [(one.results, one.replies, one.resends, one.needs) for one in (before, after)]
+            assert sent[0] == sent[1]
+            assert sum(after.dropped.values()) - sum(before.dropped.values()) == count
+            assert after.dropped["ahead_of_window"] > count / 4
+            assert service.progress()[1].oldest_chunk is None
+            for got in pool.map(lambda one: steps(one, 1), summations):
+                assert_sums(got, expected(3, 1))
+            list(pool.map(SwitchSummation.close, summations))
+            serving.result()
