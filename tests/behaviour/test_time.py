@@ -1,0 +1,176 @@
+"""Slots while time passes: age limits that are finite, and clocks that cross 2**31 and 2**32 ticks.
+
+BMv2 is not among the targets: its clock cannot be set.
+"""
+
+import numpy as np
+import pytest
+from peelsum_packets import OR, Job, lanes_of
+from rig_fixtures import _fresh_rig
+from rigs import SpecRig
+from test_agreement import admit_two_jobs, random_packet
+
+from peelsum.spec import EPOCH_TICKS, NEVER, TICK_US, Level
+from peelsum.wire import CPU_PORT, Kind, Verdict
+
+SERVER = 8
+#: When the clock, which starts at 2**30 ticks, is at 2**31 and comes round to 0.
+HALF, ROUND = ((ticks - EPOCH_TICKS) * TICK_US for ticks in (2**31, 2**32))
+STARTS = [0, HALF - 2000 * TICK_US, ROUND - 2000 * TICK_US, ROUND - 1]
+LIMITS = [0, 1, 40, 15_625, NEVER - 1, NEVER]
+PACKETS = 300
+
+
+@pytest.fixture(params=["embedded-python", "embedded-numba"])
+def target(request, made_rigs, tmp_path_factory):
+    return _fresh_rig(request.param, made_rigs, tmp_path_factory)
+
+
+@pytest.fixture(params=["spec", "embedded-python", "embedded-numba"])
+def clocked(request, made_rigs, tmp_path_factory):
+    return _fresh_rig(request.param, made_rigs, tmp_path_factory)
+
+
+class JobInTime(Job):
+    """A job whose packets come at `now_us`."""
+
+    now_us = 0
+
+    def __init__(self, rig, **settings):
+        self._process = rig.process
+        super().__init__(rig, **settings)
+
+    def at(self, ticks, base_us):
+        """Let the next packets come so many ticks after a time in microseconds."""
+        self.now_us = base_us + ticks * TICK_US
+        return self
+
+    def send(self, worker, kind, chunk, value, flags=0):
+        lanes = [(value + lane) & 0xFFFFFFFF for lane in range(self.rig.lanes)]
+        packet = self.packet(kind, chunk, lanes=lanes, flags=flags, sender=worker, bitmap=1 << worker)
+        return self._parsed(self.rig.process(self.ports[worker], packet, self.now_us))
+
+    def from_server(self, kind, chunk):
+        return self.rig.process(self.server_port, self.packet(kind, chunk), self.now_us)
+
+    def reset(self, slot):
+        packet = self.packet(Kind.RESET, slot, job_id=0)
+        assert len(self.rig.process(CPU_PORT, packet, self.now_us)) == 1
+
+    def claims(self, chunk):
+        """Whether another chunk of slot `chunk` may claim it now, by worker 1."""
+        before = dict(self.verdicts())
+        self.send(1, Kind.CONTRIBUTION, chunk + self.slots, 77)
+        after = self.verdicts()
+        (verdict,) = [v for v in after if after[v] != before.get(v, 0)]
+        assert verdict in (Verdict.ABSORBED, Verdict.COLLIDED)
+        return verdict is Verdict.ABSORBED
+
+
+def job_of_three(rig, limit):
+    rig.set_age_limit(limit)
+    return JobInTime(rig, job_id=1, ports=(1, 2, 3), server_port=SERVER)
+
+
+@pytest.mark.parametrize("start_us", STARTS)
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("level", list(Level))
+def test_random_packets_while_time_passes(target, start_us, limit, level):
+    """Each packet comes a tick or so after another, or as an age limit ends, or hours later."""
+    rng = np.random.default_rng((start_us, limit))
+    spec = SpecRig(target.lanes, target.slots)
+    jobs = admit_two_jobs(target, limit, level)
+    admit_two_jobs(spec, limit, level)
+    now_us = start_us
+    steps = [0, 1, TICK_US - 1, TICK_US, *(max(0, limit + d) * TICK_US for d in (-1, 0, 1))]
+    steps = [step for step in steps if step < 2**31 * TICK_US // PACKETS] + [400 * TICK_US]
+    for number in range(PACKETS):
+        port, packet = random_packet(rng, jobs, target.slots, target.lanes)
+        now_us += int(rng.choice(steps)) if rng.random() > 0.02 else NEVER * TICK_US // 7
+        wanted = spec.process(port, packet, now_us)
+        assert target.process(port, packet, now_us) == wanted, f"packet {number} at {now_us} us"
+    assert target.verdicts() == spec.verdicts()
+
+
+@pytest.mark.parametrize("start_us", [*STARTS, HALF + 1_000_000, ROUND + 1_000_000])
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_chunk_may_be_claimed_from_the_age_limit_on_and_no_sooner(clocked, start_us, limit):
+    job = job_of_three(clocked, limit)
+    for chunk in range(5, 8):
+        job.at(0, start_us).reset(chunk)
+        job.send(0, Kind.CONTRIBUTION, chunk, 1)
+    if limit:
+        assert not job.at(limit - 1, start_us).claims(5)
+        assert not job.at(limit - 1, start_us).claims(5), "a packet that is not taken does not refresh"
+    assert job.at(limit, start_us).claims(5)
+    assert job.at(limit + 1, start_us).claims(6)
+    assert job.at(limit + 2**29, start_us).claims(7)
+
+
+@pytest.mark.parametrize("start_us", STARTS)
+@pytest.mark.parametrize("kind", ["absorbed", "duplicate", "tombstoned"])
+def test_every_contribution_that_a_slot_takes_refreshes_it(clocked, start_us, kind):
+    job, limit = job_of_three(clocked, 1000), 1000
+    job.at(0, start_us).reset(5)
+    job.send(0, Kind.CONTRIBUTION, 5, 1)
+    if kind == "tombstoned":
+        job.send(0, Kind.RESEND, 5, 1)
+    job.at(600, start_us).send(1 if kind == "absorbed" else 0, Kind.CONTRIBUTION, 5, 1)
+    assert not job.at(600 + limit - 1, start_us).claims(5)
+    assert job.at(600 + limit, start_us).claims(5)
+
+
+@pytest.mark.parametrize("start_us", STARTS)
+@pytest.mark.parametrize("packet", ["resend", "give up", "need", "other result"])
+def test_what_a_slot_does_not_take_leaves_its_age(clocked, start_us, packet):
+    job, limit = job_of_three(clocked, 1000), 1000
+    job.at(0, start_us).reset(5)
+    job.send(0, Kind.CONTRIBUTION, 5, 1)
+    job.at(600, start_us)
+    if packet == "resend":
+        job.send(1, Kind.RESEND, 5, 1)
+    elif packet == "give up":
+        job.from_server(Kind.RESEND, 5)
+    elif packet == "need":
+        job.from_server(Kind.NEED, 5)
+    else:
+        job.from_server(Kind.RESULT, 5 + job.slots)
+    assert not job.at(limit - 1, start_us).claims(5)
+    assert job.at(limit, start_us).claims(5)
+
+
+@pytest.mark.parametrize("start_us", STARTS)
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("freed_by", ["result", "reset"])
+def test_a_freed_slot_may_be_claimed_at_once_and_for_the_time_said(clocked, start_us, limit, freed_by):
+    """Until 2**31 ticks less 2**30, plus the limit, have passed: then its stamp looks like the future."""
+    for wait, claimed in ((0, True), (1, True), (NEVER + limit - 1, True), (NEVER + limit, False)):
+        clocked.fresh()
+        job = job_of_three(clocked, limit)
+        job.at(0, start_us).reset(5)
+        job.send(0, Kind.CONTRIBUTION, 5, 1)
+        job.at(3, start_us)
+        if freed_by == "result":
+            job.from_server(Kind.RESULT, 5)
+        else:
+            job.reset(5)
+        assert job.at(3 + wait, start_us).claims(5) == claimed, f"{wait} ticks later"
+
+
+def test_a_claimed_slot_holds_the_new_chunk_alone(clocked):
+    job = job_of_three(clocked, 10)
+    job.at(0, 0).send(0, Kind.CONTRIBUTION, 5, 1000, flags=OR)
+    job.send(1, Kind.CONTRIBUTION, 5, 1000, flags=OR)
+    job.at(10, 0).send(1, Kind.CONTRIBUTION, 5 + job.slots, 1)
+    job.send(0, Kind.CONTRIBUTION, 5 + job.slots, 2)
+    ((port, packet),) = job.send(2, Kind.CONTRIBUTION, 5 + job.slots, 3)
+    assert (port, packet.bitmap, packet.lanes) == (SERVER, 0b111, lanes_of(1, 2, 3, like=packet))
+
+
+def test_a_tick_is_64_microseconds(clocked):
+    job = job_of_three(clocked, 1)
+    for chunk, wait_us, claimed in ((5, 63, False), (6, 64, True)):
+        job.now_us = 640_000
+        job.send(0, Kind.CONTRIBUTION, chunk, 1)
+        job.now_us += wait_us
+        assert job.claims(chunk) == claimed
