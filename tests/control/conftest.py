@@ -1,11 +1,16 @@
 """A controller connected to the embedded target, with a thread that runs the data plane."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from device_state import forwarding
 from embedded_server import device, server
 
 from peelsum.control import Controller, JobDescription, resets
 from peelsum.target.artifacts import pipeline
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests import helpers from one another
 
 __all__ = ["controller", "data_plane", "description", "device", "files", "freed", "server"]
 

@@ -1,0 +1,232 @@
+"""What a controller does in which order, and what it leaves behind at the edges of what it counts."""
+
+import pytest
+from device_state import forwarding, rows, tables
+from finsy.p4entity import P4TableAction, P4TableEntry, P4TableMatch
+from test_controller import contribute, stamps
+
+from peelsum.control import Controller, Fabric, SwitchError
+from peelsum.control.entries import _SALT_FACTOR, NEVER_TICKS, age_limit_ticks, salt
+from peelsum.control.session import Session
+from peelsum.wire import Verdict
+
+TICK_US = 64
+#: Stamps that `stale_slots` takes for those of slots in use or freed lately: from half of 2**30 ticks before
+#: that of a slot that is freed now, to 2**30 after it, and an hour.
+EARLIEST, LATEST = -(1 << 29), (1 << 30) + (1 << 26)
+
+
+@pytest.fixture
+def fabric(controller, server, description, files):
+    section = description.switch.model_copy(update={"p4runtime": server.address})
+    controller.close()
+    with Fabric.connect(
+        description.model_copy(update={"switch": section}), timeout_s=60, patience_s=60
+    ) as fabric:
+        yield fabric
+
+
+@pytest.fixture
+def writes(monkeypatch):
+    """What is written, in order: tables and groups by name, and for a job's row how many are expected."""
+    seen = []
+
+    def noted(self, updates, _write=Session.write):
+        for update in updates:
+            entity = getattr(update, "entity", update)
+            table = getattr(entity, "table_id", "group")
+            action = getattr(entity, "action", None)
+            if table == "jobs" and isinstance(action, P4TableAction):
+                table = f"jobs {action.args['expected_mask']}"
+            seen.append(table)
+        return _write(self, updates)
+
+    monkeypatch.setattr(Session, "write", noted)
+    return seen
+
+
+def test_a_controller_admits_in_the_order_in_which_no_packet_meets_half_a_job(
+    controller, description, monkeypatch
+):
+    controller.admit(description)
+    seen = []
+    for step in ("check", "close_job", "free_slots", "prepare", "open_job"):
+        original = getattr(Controller, step)
+
+        def noted(self, *args, step=step, original=original):
+            seen.append(step)
+            return original(self, *args)
+
+        monkeypatch.setattr(Controller, step, noted)
+    controller.admit(description)
+    assert seen == ["check", "close_job", "free_slots", "prepare", "open_job"]
+    seen.clear()
+    controller.admit(description, free_slots=False)
+    assert seen == ["check", "close_job", "prepare", "open_job"]
+
+
+def test_a_job_s_row_is_written_first_to_close_it_and_last_to_open_it(controller, description, writes):
+    for _ in range(2):
+        writes.clear()
+        controller.admit(description)
+        steps = [name for name in writes if name != "group"]
+        closed, opened = steps.index("jobs 0"), steps.index("jobs 3")
+        assert closed == 0
+        assert opened == len(steps) - 1
+        assert writes[-1] == "jobs 3"
+    writes.clear()
+    controller.evict(3)
+    assert writes[0] == "jobs 0"
+    assert set(writes[1:]) == {"members", "return_paths", "group"}
+
+
+def test_a_row_that_refuses_to_close_keeps_the_job_as_it_is(controller, device, description, monkeypatch):
+    first = controller.admit(description)
+    before = [rows(device, name) for name in ("jobs", "members", "return_paths")]
+
+    def refuse(self, updates):
+        raise SwitchError("switch: went away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "write", refuse)
+        patched.setattr(Controller, "check", lambda *_: None)
+        with pytest.raises(SwitchError, match="went away"):
+            controller.admit(description)
+    assert [rows(device, name) for name in ("jobs", "members", "return_paths")] == before
+    assert controller.jobs()[0].generation == first.generation
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [([7, 100], 101), ([100, 7], 101), ([7], 8), ([65534, 3], 65535), ([65535, 0, 1], 2), ([65535, 1], 0)],
+)
+def test_the_next_generation_is_after_the_newest_that_any_switch_remembers(controller, known, expected):
+    assert controller.next_generation(known) == expected
+
+
+def test_the_generation_of_a_job_that_no_switch_remembers_comes_from_the_clock(controller):
+    for seconds, expected in ((0, 0), (0.24, 0), (0.25, 1), (10, 40), (16384, 0), (16384.5, 2)):
+        assert Controller(controller._session, lambda s=seconds: s).next_generation([]) == expected
+
+
+def test_putting_a_job_back_frees_what_its_slots_hold(fabric, device, freed):
+    """The tables were lost, the registers were not: what workers send again must not count as there."""
+    admission = fabric.admit()
+    contribute(device, admission, 0, chunk_id=5, lanes=100)
+    contribute(device, admission, 1, chunk_id=6)
+    before = [rows(device, name) for name in ("jobs", "members", "return_paths")]
+    session = fabric._placed[0][0]._session
+    session.write([-P4TableEntry("jobs", match=P4TableMatch(job_id=3))])
+    freed.clear()
+    assert fabric.restore(admission.generation) == 1
+    assert [rows(device, name) for name in ("jobs", "members", "return_paths")] == before
+    assert len(freed) >= 2
+    assert fabric.status()[0].slots_in_use == {}
+    assert contribute(device, admission, 0, chunk_id=5, lanes=1) == []
+    ((_, up),) = contribute(device, admission, 1, chunk_id=5, lanes=2)
+    assert (up["lanes"] == 3).all()
+    assert fabric.verdicts()[0][Verdict.DUPLICATE] == 0
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 513])
+def test_writes_of_any_length_arrive_whole(controller, device, count):
+    entries = [
+        P4TableEntry(
+            "bridge", match=P4TableMatch(dst_mac=mac), action=P4TableAction("forward", port=mac % 100)
+        )
+        for mac in range(1, count + 1)
+    ]
+    controller._session.write([+entry for entry in entries])
+    assert rows(device, "bridge") == [((mac,), (mac % 100,)) for mac in range(1, count + 1)]
+
+
+def test_the_first_update_that_fails_is_named_whichever_request_it_is_in(controller):
+    def bridged(mac):
+        return +P4TableEntry(
+            "bridge", match=P4TableMatch(dst_mac=mac), action=P4TableAction("forward", port=1)
+        )
+
+    with pytest.raises(SwitchError, match=r"refused writing: update 1 \(table_entry\)"):
+        controller._session.write([bridged(mac) for mac in (*range(1, 258), 5)])
+
+
+def test_slots_are_freed_anew_just_when_their_stamps_may_look_live(controller, device, description, freed):
+    """Stamps are behind or ahead of that of a slot which is freed now, at the clock's start, which is 0."""
+    controller.admit(description)
+    register = stamps(device)
+    around = {
+        10: EARLIEST - 1,
+        11: EARLIEST,
+        12: EARLIEST + 1,
+        13: LATEST - 1,
+        14: LATEST,
+        15: LATEST + 1,
+        16: 1 << 31,
+        17: 0,
+        18: 1 << 30,
+    }
+    for slot, stamp in around.items():
+        register.write(slot, stamp & 0xFFFFFFFF)
+    freed.clear()
+    controller.admit(description)
+    probe = {0}
+    assert freed - probe == {10, 15, 16}
+    assert all(register.read(slot) == 0 for slot in (10, 15, 16))
+
+
+def test_slots_of_other_jobs_are_left_alone_when_slots_are_freed(controller, device, description, freed):
+    other = description.model_copy(update={"job": description.job.model_copy(update={"id": 4})})
+    first, second = controller.admit(description), controller.admit(other)
+    contribute(device, first, 0, chunk_id=1)
+    contribute(device, second, 0, chunk_id=2)
+    freed.clear()
+    controller.admit(description)
+    assert controller.status().slots_in_use == {4: 1}
+    tags = next(r for name, r in device.switch.registers.items() if name.endswith("owner_tag"))
+    assert [tags.read(slot) & 0xFF for slot in freed] == [0] * len(freed)
+
+
+def test_every_slot_is_asked_for_once_where_all_answer(controller, device, freed):
+    from peelsum.control.resets import reset
+
+    slots = [*range(130), 4095]
+    reset(controller._session, [*slots, 3, 3], controller.lanes())
+    assert freed == set(slots)
+    assert controller.verdicts()[Verdict.RESET_DONE] >= len(slots)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "ticks"),
+    [(0, 0), (0.032, 0), (0.064, 1), (1, 16), (640, 10_000), (68_719_476.7, NEVER_TICKS - 1)],
+)
+def test_age_limits_are_rounded_to_ticks(controller, device, milliseconds, ticks):
+    assert age_limit_ticks(milliseconds) == ticks
+    controller.set_limits(age_limit_ms=milliseconds)
+    assert tables(device)["limits"].default[1] == (ticks,)
+
+
+@pytest.mark.parametrize("milliseconds", [NEVER_TICKS * TICK_US / 1000, 1e12, float("inf")])
+def test_an_age_limit_beyond_the_clock_s_reach_is_never(milliseconds):
+    assert age_limit_ticks(milliseconds) == NEVER_TICKS == 1 << 30
+
+
+def test_no_two_jobs_start_at_the_same_slot():
+    starts = [salt(job_id) % 4096 for job_id in range(1, 256)]
+    assert len(set(starts)) == 255
+    assert _SALT_FACTOR % 2 == 1
+
+
+def test_a_clock_that_has_come_round_frees_what_looks_live(server, device, files, description):
+    """A slot freed at time 0 looks live 40 hours later, unless it is freed again."""
+    with forwarding([device]), Controller.connect(server.address, timeout_s=60) as controller:
+        controller.load_pipeline(*files)
+        controller.admit(description)
+    later_us = 40 * 3600 * 1_000_000
+    with (
+        forwarding([device], later_us),
+        Controller.connect(server.address, timeout_s=60, patience_s=60) as controller,
+    ):
+        job = controller.admit(description)
+        for chunk in range(64):
+            assert contribute(device, job, 0, chunk_id=chunk, now_us=later_us) == []
+        assert controller.verdicts()[Verdict.COLLIDED] == 0

@@ -1,0 +1,327 @@
+"""What a row of a worker's or a server's state still knows when another chunk gets it: nothing."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_adapters import CONFIG as UDP_CONFIG
+from test_adapters import PORT, assert_sums, expected, work
+from test_endpoint import CONFIG as WORKER_CONFIG
+from test_endpoint import all_of, result
+from test_server import CONFIG, LANES, partial, sent
+from udp_switch import UdpSwitch
+
+from peelsum.transport import (
+    AggregationServer,
+    AggregationService,
+    JobFinished,
+    TensorCompleted,
+    Timers,
+    TransportConfigError,
+    WorkerEndpoint,
+)
+from peelsum.transport.endpoint_state import Mark
+from peelsum.transport.layout import run_start
+from peelsum.wire import EVERYONE, Flag, Kind, pack
+
+WINDOW = CONFIG.window
+ROWS = 2 * WINDOW
+
+
+def server_at(newest: int) -> AggregationServer:
+    """A server whose newest complete chunk that is."""
+    server = AggregationServer(CONFIG)
+    server.receive(partial(newest, 0b111, 1), 0.0)
+    assert len(sent(server)) == 1
+    return server
+
+
+def test_a_chunk_in_the_row_of_one_that_was_asked_for_is_asked_of_the_switch_first() -> None:
+    server = server_at(100)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    for _ in range(3):
+        due = server.next_timer()
+        assert due is not None
+        server.expire(due)
+    assert {int(packet["kind"]) for packet in sent(server)} == {Kind.RESEND, Kind.NEED}
+    server.receive(partial(101, 0b111, 1), 1.0)
+    server.receive(partial(101 + WINDOW, 0b111, 1), 1.0)
+    sent(server)
+    server.receive(partial(101 + ROWS, 0b001, 1, sender=0), 2.0)
+    assert server.next_timer() == 2.0 + CONFIG.timers.need
+    server.expire(2.0 + CONFIG.timers.need)
+    assert [(int(p["kind"]), int(p["chunk_id"])) for p in sent(server)] == [(Kind.RESEND, 101 + ROWS)]
+    assert server.next_timer() == pytest.approx(2.0 + 2 * CONFIG.timers.need)
+
+
+def test_a_chunk_in_the_row_of_one_that_was_answered_is_answered_at_once() -> None:
+    server = server_at(100)
+    server.receive(partial(100, 0b010, 1, sender=1), 1.0)
+    assert [int(packet["sender"]) for packet in sent(server)] == [1]
+    server.receive(partial(100 + WINDOW, 0b111, 1), 1.0)
+    server.receive(partial(100 + ROWS, 0b111, 7), 1.0)
+    assert len(sent(server)) == 2
+    server.receive(partial(100 + ROWS, 0b010, 1, sender=1), 1.0)
+    (answer,) = sent(server)
+    assert (answer["sender"], answer["chunk_id"], answer["lanes"].tolist()) == (1, 100 + ROWS, [7] * LANES)
+    assert server.stats().replies_withheld == 0
+
+
+def test_a_chunk_in_the_row_of_an_incomplete_one_starts_from_nothing() -> None:
+    server = server_at(100)
+    server.receive(partial(101, 0b011, 50, sender=0, flags=Flag.CE), 0.0)
+    for chunk in (100 + WINDOW, 101 + WINDOW):
+        server.receive(partial(chunk, 0b111, 1), 0.0)
+    assert len(sent(server)) == 2
+    for worker in range(3):
+        server.receive(partial(101 + ROWS, 1 << worker, 1, sender=worker), 1.0)
+    (answer,) = sent(server)
+    assert (answer["chunk_id"], answer["flags"], answer["lanes"].tolist()) == (101 + ROWS, 0, [3] * LANES)
+
+
+def test_what_a_row_owed_is_not_sent_for_the_chunk_that_has_it_next() -> None:
+    server = server_at(100)
+    server.receive(partial(101, 0b111, 1), 0.0)
+    server.receive(partial(101 + WINDOW, 0b111, 1), 0.0)
+    server.receive(partial(101 + ROWS, 0b001, 1, sender=0), 0.0)
+    assert [int(packet["chunk_id"]) for packet in sent(server)] == [101 + WINDOW]
+
+
+def test_a_stall_counts_from_when_the_chunk_came_not_the_one_before_it() -> None:
+    server = server_at(100)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(101, 0b110, 1), 1.0)
+    server.receive(partial(101 + WINDOW, 0b111, 1), 1.0)
+    server.receive(partial(101 + ROWS, 0b001, 1, sender=0), 100.0)
+    assert server.expire(100.0 + CONFIG.timers.stall - 0.1) == []
+    assert len(server.expire(100.0 + CONFIG.timers.stall)) == 1
+
+
+def test_an_older_chunk_that_completes_after_a_newer_one_moves_nothing_back() -> None:
+    server = server_at(100)
+    server.receive(partial(104, 0b111, 4), 0.0)
+    server.receive(partial(101, 0b111, 1), 0.0)
+    assert [int(packet["chunk_id"]) for packet in sent(server)] == [104, 101]
+    server.receive(partial(104 + WINDOW, 0b111, 5), 0.0)
+    assert [int(packet["chunk_id"]) for packet in sent(server)] == [104 + WINDOW]
+    server.receive(partial(104, 0b001, 1), 0.0)
+    assert server.stats().dropped["out_of_window"] == 1
+
+
+def test_a_newer_chunk_in_the_same_row_after_an_older_one_completes_late() -> None:
+    """Chunk 101 completes when 101 + WINDOW has; its row is free for 101 + ROWS all the same."""
+    server = server_at(100)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(100 + WINDOW, 0b111, 9), 0.0)
+    server.receive(partial(101, 0b110, 1), 0.0)
+    assert sorted(int(packet["chunk_id"]) for packet in sent(server)) == [101, 100 + WINDOW]
+    server.receive(partial(101 + WINDOW, 0b111, 9), 0.0)
+    server.receive(partial(101 + ROWS, 0b111, 3), 0.0)
+    assert [int(packet["chunk_id"]) for packet in sent(server)] == [101 + WINDOW, 101 + ROWS]
+
+
+def test_a_short_chunk_is_padded_with_zeros_though_its_row_held_a_full_one() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
+    full = np.full(2 * WORKER_CONFIG.window * LANES, 0xFFFFFFFF, np.uint32)
+    worker.submit(full, "add")
+    for chunk in range(2 * WORKER_CONFIG.window):
+        assert all((packet["lanes"] == 0xFFFFFFFF).all() for packet in all_of(worker))
+        worker.receive(result(chunk), 0.0)
+    worker.submit(np.array([7], np.uint32), "or")
+    (packet,) = all_of(worker)
+    assert packet["lanes"].tolist() == [7] + [0] * (LANES - 1)
+    assert (packet["flags"], packet["chunk_id"]) == (Flag.OR, 2 * WORKER_CONFIG.window)
+
+
+def test_a_chunk_in_a_reused_row_has_neither_tries_nor_an_answer() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0, timers=Timers(first_answer=0.5)), 0)
+    rows = 2 * WORKER_CONFIG.window
+    worker.submit(np.zeros((rows + 1) * LANES, np.uint32), "add")
+    all_of(worker, 0.0)
+    worker.expire(0.5)
+    assert [int(packet["chunk_id"]) for packet in all_of(worker, 0.5)] == [0]
+    for chunk in range(rows):
+        worker.receive(result(chunk), 1.0)
+        all_of(worker, 1.0)
+    before = worker.stats()
+    assert worker.outstanding == 1
+    worker.receive(result(rows), 1.25)
+    assert worker.outstanding == 0
+    after = worker.stats()
+    assert (after.results, after.duplicates) == (before.results + 1, before.duplicates)
+    assert after.rtt_most == pytest.approx(1.0), "measured, as it was sent once"
+    assert worker._state.clock[6] == before.results, "all but the one that was resent, and this one"
+
+
+@pytest.mark.parametrize(("further", "counted"), [(0, (1, 0)), (1, (0, 1))])
+def test_a_result_just_a_window_behind_is_a_duplicate_and_one_before_it_out_of_the_window(
+    further: int, counted: tuple[int, int]
+) -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
+    worker.submit(np.zeros(20 * LANES, np.uint32), "add")
+    for chunk in range(20):
+        all_of(worker)
+        worker.receive(result(chunk), 0.0)
+    worker.receive(result(20 - WORKER_CONFIG.window - further), 0.0)
+    stats = worker.stats()
+    assert (stats.duplicates, stats.dropped["out_of_window"]) == counted
+
+
+def test_a_result_of_the_next_chunk_to_send_is_out_of_the_window() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
+    worker.submit(np.zeros(20 * LANES, np.uint32), "add")
+    sent_chunks = len(all_of(worker))
+    worker.receive(result(sent_chunks), 0.0)
+    assert worker.stats().dropped["out_of_window"] == 1
+    worker.receive(result(sent_chunks - 1), 0.0)
+    assert worker.stats().results == 1
+
+
+def probing() -> tuple[WorkerEndpoint, int]:
+    """A worker that has sent 24 chunks and got the result of none since the first 8, at 1 ms."""
+    config = replace(WORKER_CONFIG, window=32, initial_window=32, first_chunk=0)
+    worker = WorkerEndpoint(config, 0)
+    worker.submit(np.zeros(32 * LANES, np.uint32), "add")
+    assert len(all_of(worker)) == 32
+    worker.receive(np.concatenate([result(chunk) for chunk in range(8)]), 0.001)
+    return worker, 8
+
+
+def asked(worker: WorkerEndpoint) -> tuple[list[int], float]:
+    """The chunks that the worker resends when its timer runs out, and when that is."""
+    due = worker.next_timer()
+    assert due is not None
+    worker.expire(due)
+    return [int(packet["chunk_id"]) for packet in all_of(worker, due)], due
+
+
+def test_twice_as_many_chunks_are_asked_for_each_time_that_asking_helped() -> None:
+    worker, oldest = probing()
+    for count in (1, 2, 4, 8):
+        chunks, due = asked(worker)
+        assert chunks == list(range(oldest, oldest + count))
+        worker.receive(np.concatenate([result(chunk) for chunk in chunks]), due + 0.0005)
+        oldest += count
+    assert worker.stats().resends == 15
+
+
+def test_one_chunk_is_asked_for_while_asking_does_not_help() -> None:
+    worker, oldest = probing()
+    for _ in range(6):
+        assert asked(worker)[0] == [oldest]
+
+
+def test_one_chunk_is_asked_for_again_when_more_came_than_had_been_asked_for() -> None:
+    """The others are on their way: what the timer took for lost was late."""
+    worker, oldest = probing()
+    chunks, due = asked(worker)
+    worker.receive(np.concatenate([result(oldest + n) for n in range(3)]), due + 0.0005)
+    chunks, _ = asked(worker)
+    assert chunks == [oldest + 3]
+
+
+def test_twice_what_was_asked_for_may_come_and_still_count_as_help() -> None:
+    worker, oldest = probing()
+    _, due = asked(worker)
+    worker.receive(np.concatenate([result(oldest + n) for n in range(2)]), due + 0.0005)
+    chunks, _ = asked(worker)
+    assert chunks == [oldest + 2, oldest + 3]
+
+
+def test_no_more_chunks_are_asked_for_than_rows_remember() -> None:
+    worker, _ = probing()
+    marks = worker._state.marks
+    marks[Mark.PROBES] = len(worker._state.answered)
+    marks[Mark.RESULTS_BEFORE] = worker._state.counts[2] - 1
+    chunks, _ = asked(worker)
+    assert len(chunks) == 24
+    assert marks[Mark.PROBES] == len(worker._state.answered)
+
+
+@pytest.mark.parametrize("window", [1, 8, 512, 1 << 16])
+def test_where_runs_start(window: int) -> None:
+    ring, joined = 2 * window, (1 << 32) + 100
+    ways = (1 << 31) // ring - 2
+    for number, rings in (
+        (0, 1),
+        (1, 2),
+        (ways - 1, ways),
+        (ways, 1),
+        (ways + 1, 2),
+        ((1 << 32) - 1, 1 + ((1 << 32) - 1) % ways),
+    ):
+        assert run_start(joined, number, window) == joined + ring * rings
+    assert run_start(joined, ways - 1, window) - joined <= (1 << 31) - 2 * ring
+
+
+def test_a_run_starts_only_behind_a_sum_whose_results_are_all_there() -> None:
+    worker = WorkerEndpoint(WORKER_CONFIG, 1)
+    worker.submit(np.zeros(2 * LANES, np.uint32), "add")
+    first, second = (int(packet["chunk_id"]) for packet in all_of(worker))
+    worker.receive(result(second), 0.0)
+    with pytest.raises(TransportConfigError, match="wait for its result"):
+        worker.start_run(1)
+    worker.receive(result(first), 0.0)
+    worker.start_run(1)
+    worker.submit(np.zeros(1, np.uint32), "add")
+    (packet,) = all_of(worker)
+    assert packet["chunk_id"] == (second + 1 + 2 * 2 * WORKER_CONFIG.window) & 0xFFFFFFFF
+    worker.receive(result(first), 0.0)
+    assert worker.stats().dropped["out_of_window"] == 1
+    (event,) = worker.receive(result(int(packet["chunk_id"])), 0.0)
+    assert isinstance(event, TensorCompleted)
+
+
+def test_a_service_goes_on_until_the_last_of_its_jobs_has_finished() -> None:
+    """Its first job has long finished, and been quiet, when the second begins."""
+    first = replace(UDP_CONFIG, timers=Timers(linger=0.2))
+    second = replace(first, job_id=2, workers=2, first_chunk=5)
+    finished, heard = threading.Event(), []
+
+    def note(event: object) -> None:
+        heard.append(event)
+        finished.set()
+
+    with UdpSwitch(8) as switch:
+        switch.admit(first, PORT)
+        switch.admit(second, PORT)
+        with (
+            AggregationService([first, second], switch.server_address(PORT)) as service,
+            ThreadPoolExecutor(8) as pool,
+        ):
+            serving = pool.submit(service.run, note)
+            for one in [pool.submit(work, switch, first, worker, 1) for worker in range(3)]:
+                assert_sums(one.result(), expected(3, 1))
+            assert finished.wait(120)
+            assert not wait([serving], 0.5).done
+            assert {job: one.chunks_complete for job, one in service.progress().items()}[2] == 0
+            for one in [pool.submit(work, switch, second, worker, 1) for worker in range(2)]:
+                assert_sums(one.result(), expected(2, 1))
+            stats = serving.result(120)
+    assert heard == [JobFinished(1, confirmed=True), JobFinished(2, confirmed=True)]
+    assert sorted(stats) == [1, 2]
+    assert min(one.chunks_in_switch + one.chunks_at_server for one in stats.values()) > 1
+
+
+def test_a_service_says_when_its_next_timer_is_for_all_its_jobs() -> None:
+    first = replace(UDP_CONFIG, timers=Timers(linger=3.0, need=0.25, need_most=0.5))
+    second = replace(first, job_id=2)
+    with UdpSwitch(8) as switch:
+        switch.admit(first, PORT)
+        switch.admit(second, PORT)
+        with AggregationService([first, second], switch.server_address(PORT)) as service:
+            assert service._next_timer(10.0) is None
+            one, other = service._servers[1], service._servers[2]
+            lanes = np.zeros((1, 8), np.uint32)
+            part = {"kind": Kind.BYPASS, "generation": 4, "chunk_id": 0xFFFFFFE0, "sender": EVERYONE}
+            one.receive(pack(lanes, job_id=1, bitmap=1, **part), 5.0)
+            other.receive(pack(lanes, job_id=2, bitmap=1, **part), 4.0)
+            assert service._next_timer(10.0) == pytest.approx(4.25)
+            one.finished = True
+            assert service._next_timer(1.0) == pytest.approx(4.25)
+            other.finished = True
+            assert service._next_timer(1.0) == pytest.approx(4.0)
