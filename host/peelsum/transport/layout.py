@@ -30,7 +30,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def _fingerprint() -> str:
     """A hash of all that compiled loops take constants and functions from, besides their own module."""
     here = Path(__file__).parent
-    sources = [Path(wire_format.__file__), Path(__file__), *sorted(here.glob("*_state.py"))]
+    shared = sorted([*here.glob("*_state.py"), *here.glob("*_rows.py")])
+    sources = [Path(wire_format.__file__), Path(__file__), *shared]
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 

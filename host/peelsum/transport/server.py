@@ -7,7 +7,7 @@ with SPINE whole racks, without it workers of the sender's rack. The rules are t
 |---|---|
 | malformed; another job, generation or kind; workers, racks or a level the job does not have | drop, count |
 | chunk is complete and kept | RESULT to the sender, at most once per `reply_gap` |
-| chunk not within (N - W, N + W], N the newest complete | drop, count; see `server_kernels` |
+| chunk not within (N - W, N + W], N the newest complete | drop, count; see `server_rows` |
 | P and H disjoint | acc += d (or \\|= d), H \\|= P |
 | P contains H | acc = d, H = P |
 | H contains P | drop, count |

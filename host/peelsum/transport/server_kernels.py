@@ -1,15 +1,8 @@
 """The compiled loops over batches that change the aggregation server's state.
 
-Theory of operation. A worker sends no chunk W or more ahead of its oldest without a result, and each result
-comes from here. So, N being the newest complete chunk, nobody sends a chunk above N + W, and nobody needs one
-up to N - W: what is kept are the 2 W chunks between, each with a row that no other of them has. The rest is
-dropped. Where N is not known, at the start, after a restart, and after the first sum, behind which a job goes
-on far ahead, the server follows whatever it hears, until a chunk is complete. It follows again if it hears
-nothing near N for a while, and all that time keeps hearing of chunks near another.
-
-A row's packet is kept as the RESULT it will become, in wire order, so that a sum complete on
-arrival is only copied. What differs between one level and two is in the packets: with SPINE, bits are whole
-racks; without, they are workers of the sender's rack.
+A row's packet is kept as the RESULT it will become, in wire order, so that a sum complete on arrival is only
+copied. What differs between one level and two is in the packets: with SPINE, bits are whole racks; without,
+they are workers of the sender's rack. Which chunks have a row is `server_rows`'.
 """
 
 from __future__ import annotations
@@ -32,17 +25,15 @@ from peelsum.transport.layout import (
     inlined,
     put,
     swap,
-    unwrap,
 )
-from peelsum.transport.server_state import Clock, Count, JobState, Mark
+from peelsum.transport.server_rows import ASKS, current, pause, row_of
+from peelsum.transport.server_state import Count, JobState, Mark
 from peelsum.wire import EVERYONE as EVERYONE_ID
 from peelsum.wire import MAX_WORKERS, Flag, Kind
 
 BYPASS, RESULT, RESEND, NEED = int(Kind.BYPASS), int(Kind.RESULT), int(Kind.RESEND), int(Kind.NEED)
 OR, CE, FIN, SPINE = int(Flag.OR), int(Flag.CE), int(Flag.FIN), int(Flag.SPINE)
 EVERYONE = int(EVERYONE_ID)
-#: How often a chunk is asked for while no packet of it comes. A worker that waits for it repeats its own.
-ASKS = 8
 #: In place of a rack: what is counted is racks.
 RACKS = -1
 #: Bits of `JobState.owed`: below these, one bit per worker of the rack that is owed the result.
@@ -81,14 +72,14 @@ def take(
         elif not bitmap or bitmap & ~_known(state.expected, state.marks, rack):
             counts[Count.FOREIGN_WORKER] += 1
         else:
-            row = _row_of(state, get(packet, CHUNK_ID), window, now, waits[1])
+            row = row_of(state, get(packet, CHUNK_ID), window, now, waits[1])
             if row < 0:
                 continue
             if state.done[row]:
                 _answer(state, row, get(packet, SENDER), now, waits[2])
                 continue
             if state.deadline[row] == np.inf:
-                state.deadline[row] = now + _pause(state.asked[row], waits[0], waits[1])
+                state.deadline[row] = now + pause(state.asked[row], waits[0], waits[1])
             _merge(state, row, packet, (bitmap, rack), now)
 
 
@@ -114,83 +105,6 @@ def _part(who: tuple[int, int], rack: int, expected: int) -> int:
     if who[1] == RACKS:
         return expected if who[0] >> rack & 1 else 0
     return who[0] if who[1] == rack else 0
-
-
-@inlined
-def _row_of(state: JobState, chunk_id: int, window: int, now: float, patience: float) -> int:
-    """The chunk's row, taken over from another chunk if need be; -1, and counted, for one to be dropped.
-
-    The first sum's chunks are kept for good: a worker that joins when a run is under way is told that there
-    was one. Once the run is 2^31 chunks away, where their ids look like the future, it has to ask twice.
-    """
-    marks, ring = state.marks, 2 * window
-    position = unwrap(chunk_id, marks[Mark.ANCHOR])
-    near = _near(marks, position, window)
-    if not near and not marks[Mark.SETTLED]:
-        position = unwrap(chunk_id, marks[Mark.FIRST])
-    joining = (chunk_id - marks[Mark.FIRST]) & 0xFFFFFFFF
-    again = not near and position == marks[Mark.ELSEWHERE]
-    row, first = position % ring, marks[Mark.FIRST] + joining
-    if first < marks[Mark.RUN] and (position == first or again):
-        row = ring + joining
-    kept = row >= ring and state.done[row]
-    if not near and not kept and not _followed(marks, state.clock, position, window, now, patience):
-        ahead = position > marks[Mark.ANCHOR]
-        state.counts[Count.AHEAD_OF_WINDOW if ahead else Count.OUT_OF_WINDOW] += 1
-        return -1
-    if row >= ring:
-        position = first
-    if not marks[Mark.SETTLED]:
-        marks[Mark.ANCHOR] = position
-    if near or not marks[Mark.SETTLED]:
-        state.clock[Clock.HEARD] = now
-    if position != state.position[row]:
-        state.position[row] = position
-        state.have[row] = 0
-        state.done[row] = False
-        state.deadline[row] = np.inf
-        state.asked[row] = 0
-        state.answered_at[row] = -np.inf
-        state.owed[row] = 0
-    return int(row)
-
-
-@compiled
-def _near(marks: NDArray[np.int64], position: int, window: int) -> bool:
-    """Whether a worker of the job may be at a chunk, from what is known of where the job is."""
-    ahead = position - marks[Mark.ANCHOR]
-    if marks[Mark.SETTLED]:
-        return bool(-window < ahead <= window)
-    return bool(-2 * window < ahead < 2 * window)
-
-
-@compiled
-def _followed(
-    marks: NDArray[np.int64],
-    clock: NDArray[np.float64],
-    position: int,
-    window: int,
-    now: float,
-    patience: float,
-) -> bool:
-    """Whether the job is taken to be at a chunk that is not near where it was.
-
-    It is where that is not known; or where nothing near has come, but chunks about this one have, for
-    `patience`.
-    """
-    moved = abs(position - marks[Mark.ELSEWHERE]) >= 2 * window
-    if moved or clock[Clock.ELSEWHERE] <= clock[Clock.HEARD]:
-        clock[Clock.ELSEWHERE] = now
-    marks[Mark.ELSEWHERE] = position
-    if now - clock[Clock.ELSEWHERE] >= patience:
-        marks[Mark.SETTLED] = 0
-    return marks[Mark.SETTLED] == 0
-
-
-@compiled
-def _pause(asked: int, need: float, most: float) -> float:
-    """How long to wait before a chunk is asked for again that was asked for so often."""
-    return float(min(most, need * 2.0 ** max(0, min(asked - 1, 30))))
 
 
 @compiled
@@ -330,7 +244,7 @@ def expire(state: JobState, now: float, window: int, need: float, most: float) -
     for row in range(state.position.shape[0]):
         if state.deadline[row] > now:
             continue
-        if not _current(state.marks, state.position[row], window):
+        if not current(state.marks, state.position[row], window):
             state.deadline[row] = np.inf  # until a packet of it comes
             continue
         if state.marks[Mark.SUM_FLAG]:
@@ -341,14 +255,7 @@ def expire(state: JobState, now: float, window: int, need: float, most: float) -
             owe(state, row, racks - 1, OWE_NEED)
         state.asked[row] += 1
         waits = state.asked[row] < ASKS
-        state.deadline[row] = now + _pause(state.asked[row], need, most) if waits else np.inf
-
-
-@compiled
-def _current(marks: NDArray[np.int64], position: int, window: int) -> bool:
-    """Whether somebody may wait for a chunk: one near, or one of the first sum while somebody may join."""
-    joining = not marks[Mark.SETTLED] and marks[Mark.FIRST] <= position < marks[Mark.RUN]
-    return bool(joining or _near(marks, position, window))
+        state.deadline[row] = now + pause(state.asked[row], need, most) if waits else np.inf
 
 
 @compiled
@@ -356,8 +263,8 @@ def oldest_incomplete(state: JobState, window: int) -> tuple[int, int]:
     """How many chunks are incomplete, and the row of the oldest, or -1."""
     incomplete, oldest = 0, -1
     for row in range(state.position.shape[0]):
-        current = _current(state.marks, state.position[row], window)
-        if current and not state.done[row] and state.have[row].any():
+        counted = current(state.marks, state.position[row], window)
+        if counted and not state.done[row] and state.have[row].any():
             incomplete += 1
             if oldest < 0 or state.position[row] < state.position[oldest]:
                 oldest = row
