@@ -305,3 +305,15 @@ def test_a_worker_names_only_those_missing_from_its_oldest_chunk() -> None:
     for chunk in (1, 2, 2**30, 2**32 - 1):
         worker.receive(need(chunk, 0b010), 0.2)
     assert worker.stalled(0.2).missing_workers == (2,)
+
+
+@pytest.mark.parametrize("last", [RUN, RUN + 2 * WINDOW - 1])
+def test_after_a_restart_all_chunks_count_that_workers_can_be_at_together(last: int) -> None:
+    """The oldest that one worker waits for, and the newest that another has sent, are within 2 W."""
+    server = AggregationServer(CONFIG)
+    for chunk in (RUN, RUN + 2 * WINDOW - 1, last):
+        server.receive(partial(chunk, 0b001, 1, sender=0), 0.0)
+    stand = server.progress()
+    assert (stand.chunks_incomplete, stand.oldest_chunk) == (2, RUN)
+    server.expire(CONFIG.timers.need)
+    assert {int(packet["chunk_id"]) for packet in sent(server)} == {RUN, RUN + 2 * WINDOW - 1}
