@@ -11,7 +11,8 @@ from finsy.proto import p4r_grpc
 from peelsum.target.device import Device
 from peelsum.target.p4runtime.service import MAX_STREAMS, P4RuntimeService
 
-_THREADS = MAX_STREAMS + 8
+#: Calls that wait for their turn hold a thread, too.
+_THREADS = MAX_STREAMS + 32
 _OPTIONS = (
     # Without this a second server would share the port silently, and get every other connection.
     ("grpc.so_reuseport", 0),
