@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Sequence
-from threading import RLock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.target.errors import InvalidEntry, NoSuchEntry
 from peelsum.target.layout import CounterPlan, RegisterPlan
+from peelsum.target.locks import FairLock
 
 _WORD = (1 << 64) - 1
 
@@ -22,7 +22,7 @@ class Register:
     """A register array of `size` cells of `bits` bits."""
 
     def __init__(
-        self, name: str, plan: RegisterPlan, cells: NDArray[np.uint32 | np.uint64], lock: RLock
+        self, name: str, plan: RegisterPlan, cells: NDArray[np.uint32 | np.uint64], lock: FairLock
     ) -> None:
         self.name = name
         self.size = plan.size
@@ -54,7 +54,7 @@ class Register:
 class Counter:
     """An indirect counter of `size` cells; BMv2's counters count packets and bytes, whatever was declared."""
 
-    def __init__(self, name: str, plan: CounterPlan, cells: NDArray[np.uint64], lock: RLock) -> None:
+    def __init__(self, name: str, plan: CounterPlan, cells: NDArray[np.uint64], lock: FairLock) -> None:
         self.name = name
         self.size = plan.size
         self._cells = cells[plan.base : plan.base + 2 * plan.size].reshape(-1, 2)
@@ -89,7 +89,7 @@ class Groups:
 
     LIMIT = 1 << 16
 
-    def __init__(self, lock: RLock) -> None:
+    def __init__(self, lock: FairLock) -> None:
         self._groups: dict[int, tuple[tuple[int, int], ...]] = {}
         self._sizes: Tally[int] = Tally()
         self._lock = lock

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import RLock
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from peelsum.target.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
 from peelsum.target.layout import ROW_ACTION, ROW_PARAMS, TablePlan, limbs
+from peelsum.target.locks import FairLock
 from peelsum.target.lookups import hash_words
 from peelsum.target.operations import Action
 from peelsum.target.program import Program, TableKey
@@ -29,7 +29,10 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One table entry. Where several fit a packet, the longest prefix wins, then the largest `priority`."""
+    """One table entry. Where several fit a packet, the largest `priority` wins, then the longest prefix.
+
+    Only tables with ternary or range keys have priorities. Among equals the oldest entry wins.
+    """
 
     keys: Match
     action: str
@@ -51,7 +54,7 @@ class _Held:
 class Table:
     """One table of a running switch. Every method holds the switch's lock."""
 
-    def __init__(self, program: Program, plan: TablePlan, memory: NDArray[np.uint64], lock: RLock) -> None:
+    def __init__(self, program: Program, plan: TablePlan, memory: NDArray[np.uint64], lock: FairLock) -> None:
         self._plan = plan
         self._memory = memory
         self._lock = lock
