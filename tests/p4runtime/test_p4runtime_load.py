@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 import grpc
