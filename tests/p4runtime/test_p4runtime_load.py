@@ -84,14 +84,16 @@ def batch(schema, table, kind, count):
 
 @pytest.mark.parametrize("table", ["exact_match", "route", "filter", "group"])
 def test_the_time_of_a_batch_grows_with_its_length(entities, large, table):
-    taken = {}
-    for count in (1000, 1000, 4000):  # the first warms up
-        for kind in ("INSERT", "MODIFY", "DELETE"):
-            updates = batch(large, table, kind, count)
-            taken[kind, count] = seconds(lambda updates=updates: entities.write(updates))
-    for kind in ("INSERT", "MODIFY", "DELETE"):
+    """The lesser of two times each: quadratic would be 16 times as long."""
+    kinds, counts, taken = ("INSERT", "MODIFY", "DELETE"), (1000, 4000), {}
+    batches = {(kind, count): batch(large, table, kind, count) for count in counts for kind in kinds}
+    for _ in range(2):
+        for (kind, count), updates in batches.items():
+            now = seconds(lambda updates=updates: entities.write(updates))
+            taken[kind, count] = min(now, taken.get((kind, count), now))
+    for kind in kinds:
         assert taken[kind, 4000] < 8 * taken[kind, 1000], (kind, taken)
-        assert taken[kind, 4000] < 2, (kind, taken)
+        assert taken[kind, 4000] < 5, (kind, taken)
 
 
 def test_a_group_of_many_copies_is_checked_in_time(entities):
@@ -99,18 +101,22 @@ def test_a_group_of_many_copies_is_checked_in_time(entities):
         change = update("INSERT", packet_replication_engine_entry=group(number, copies))
         return seconds(lambda: entities.write([change]))
 
-    insert(1, 1000)
-    assert insert(2, 16_000) < 80 * insert(3, 1000)
+    assert insert(1, 16_000) < 80 * min(insert(number, 1000) for number in (2, 3, 4))
 
 
 def test_one_entry_among_many_is_found_at_once(entities, large):
-    entities.write(batch(large, "filter", "INSERT", 4000))
-    wanted = [p4r.Entity(table_entry=entry(large, "filter", number)) for number in range(0, 4000, 8)]
-    found = []
-    taken = seconds(lambda: found.extend(one for want in wanted for one in entities.read(want)))
-    values = [int.from_bytes(one.table_entry.match[0].ternary.value, "big") for one in found]
-    assert values == list(range(1, 4001, 8))
-    assert taken < 2
+    """The time to read an entry does not depend on how many there are."""
+    wanted = [p4r.Entity(table_entry=entry(large, "filter", number)) for number in range(200)]
+    updates = batch(large, "filter", "INSERT", 4000)
+
+    def read():
+        found = [one.table_entry.match[0].ternary.value for want in wanted for one in entities.read(want)]
+        assert [int.from_bytes(value, "big") for value in found] == list(range(1, 201))
+
+    entities.write(updates[:200])
+    few = min(seconds(read) for _ in range(3))
+    entities.write(updates[200:])
+    assert min(seconds(read) for _ in range(3)) < 5 * few
 
 
 def test_all_registers_are_read_in_time(device):
