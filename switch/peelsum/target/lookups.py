@@ -6,21 +6,35 @@ Each lookup returns where the matching row starts, or `default`. Layout of the m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from peelsum.target.tables import HASH_FACTOR, HASH_SHIFT
+_WORD = (1 << 64) - 1
+_FACTOR = 0x9E3779B97F4A7C15
+_SHIFT = 29
+#: Keys lie at the upper end of their word: without folding it, a product's lower bits would all be zero.
+_FOLD = 32
+
+
+def hash_words(words: Sequence[int]) -> int:
+    """The hash of packed key words, as the lookups below compute it."""
+    mixed = 0
+    for word in words:
+        mixed ^= word
+        mixed = (mixed ^ mixed >> _FOLD) * _FACTOR & _WORD
+        mixed ^= mixed >> _SHIFT
+    return mixed
 
 
 def make_lookups(number: Callable[[int], Any]) -> tuple[Callable[..., Any], ...]:
     """(find_exact1, find_exact, find_first1, find_first)."""
-    zero, one, two, factor, shift = map(number, (0, 1, 2, HASH_FACTOR, HASH_SHIFT))
-    whole = number((1 << 64) - 1)
+    zero, one, two = map(number, (0, 1, 2))
+    fold, factor, shift, whole = map(number, (_FOLD, _FACTOR, _SHIFT, _WORD))
 
     def find_exact1(
         memory: Any, region: Any, last: Any, row_words: Any, at: Any, key: Any, default: Any
     ) -> Any:
-        mixed = (key * factor) & whole
+        mixed = ((key ^ (key >> fold)) * factor) & whole
         slot = (mixed ^ (mixed >> shift)) & last
         while True:
             row = region + slot * row_words
@@ -35,7 +49,8 @@ def make_lookups(number: Callable[[int], Any]) -> tuple[Callable[..., Any], ...]
     ) -> Any:
         mixed = zero
         for i in range(count):
-            mixed = ((mixed ^ keys[i]) * factor) & whole
+            mixed = mixed ^ keys[i]
+            mixed = ((mixed ^ (mixed >> fold)) * factor) & whole
             mixed = mixed ^ (mixed >> shift)
         slot = mixed & last
         while True:

@@ -107,6 +107,7 @@ class DataPlane:
         self._clock, self._started = clock, clock()
         self._stopping = False
         self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -134,6 +135,9 @@ class DataPlane:
         ready = set(self._ports.holding())
         events = self._wait(0 if ready else timeout)
         ready.update(key.data for key, _ in events if key.data is not None)
+        if any(key.data is None for key, _ in events):
+            with suppress(OSError):
+                self._woken.recv(64)
         self._follow_pipeline()
         if CPU_PORT in ready:
             ready.remove(CPU_PORT)
@@ -149,6 +153,11 @@ class DataPlane:
         self._stopping = True
         with suppress(OSError):  # full: already readable; closed: already over
             self._waker.send(b"\0")
+
+    @property
+    def waker(self) -> int:
+        """A descriptor that ends the wait when something is written to it."""
+        return self._waker.fileno()
 
     def close(self) -> None:
         """Release the descriptors; ports and device belong to the caller."""
@@ -243,7 +252,7 @@ def run(
         except (OSError, TargetError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
         plane = stack.enter_context(DataPlane(device, opened))
-        with _stopped_by_signals(plane.stop):
+        with _stopped_by_signals(plane):
             announce(Listening(udp_host, server.port, opened.listening, interfaces or {}))
             plane.run()
         counts = {number: port.counts for number, port in opened.ports.items()}
@@ -296,15 +305,18 @@ def _interface_ports(interfaces: Mapping[int, str], loss: float) -> Ports:
 
 
 @contextmanager
-def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+def _stopped_by_signals(plane: DataPlane) -> Iterator[None]:
     """Turn SIGINT and SIGTERM into `stop` while the body runs; only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: stop()) for number in numbers]
+    # A signal that comes just before the wait begins, or to another thread, does not end it by itself.
+    woken_before = signal.set_wakeup_fd(plane.waker, warn_on_full_buffer=False)
+    before = [signal.signal(number, lambda *_: plane.stop()) for number in numbers]
     try:
         yield
     finally:
+        signal.set_wakeup_fd(woken_before)
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

@@ -5,14 +5,15 @@ Views on the arrays that compiled code works on; every access holds the switch's
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Sequence
-from threading import RLock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.target.errors import InvalidEntry, NoSuchEntry
 from peelsum.target.layout import CounterPlan, RegisterPlan
+from peelsum.target.locks import FairLock
 
 _WORD = (1 << 64) - 1
 
@@ -21,7 +22,7 @@ class Register:
     """A register array of `size` cells of `bits` bits."""
 
     def __init__(
-        self, name: str, plan: RegisterPlan, cells: NDArray[np.uint32 | np.uint64], lock: RLock
+        self, name: str, plan: RegisterPlan, cells: NDArray[np.uint32 | np.uint64], lock: FairLock
     ) -> None:
         self.name = name
         self.size = plan.size
@@ -53,7 +54,7 @@ class Register:
 class Counter:
     """An indirect counter of `size` cells; BMv2's counters count packets and bytes, whatever was declared."""
 
-    def __init__(self, name: str, plan: CounterPlan, cells: NDArray[np.uint64], lock: RLock) -> None:
+    def __init__(self, name: str, plan: CounterPlan, cells: NDArray[np.uint64], lock: FairLock) -> None:
         self.name = name
         self.size = plan.size
         self._cells = cells[plan.base : plan.base + 2 * plan.size].reshape(-1, 2)
@@ -88,8 +89,9 @@ class Groups:
 
     LIMIT = 1 << 16
 
-    def __init__(self, lock: RLock) -> None:
+    def __init__(self, lock: FairLock) -> None:
         self._groups: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._sizes: Tally[int] = Tally()
         self._lock = lock
         self._used = 2 * self.LIMIT
         self.memory = np.zeros(self._used + 256, np.uint64)
@@ -104,14 +106,16 @@ class Groups:
             if not 0 <= port < 1 << 16 or not 0 <= instance < 1 << 16:
                 raise InvalidEntry(f"multicast group {group}: ({port}, {instance}) does not fit 16 bits each")
         with self._lock:
+            self._forget(group)
             self._groups[group] = tuple((port, instance) for port, instance in replicas)
+            self._sizes[len(replicas)] += 1
             self._place(group)
 
     def delete(self, group: int) -> None:
         """Remove a group. Raises NoSuchEntry."""
         with self._lock:
             self.get(group)
-            del self._groups[group]
+            self._forget(group)
             self.memory[2 * group : 2 * group + 2] = 0
             self._measure()
 
@@ -121,6 +125,9 @@ class Groups:
             if group not in self._groups:
                 raise NoSuchEntry(f"multicast group {group}: is not there; create it first")
             return self._groups[group]
+
+    def __contains__(self, group: int) -> bool:
+        return group in self._groups
 
     def ids(self) -> list[int]:
         """The groups there are, ascending."""
@@ -150,8 +157,15 @@ class Groups:
         for group in self._groups:
             self._write(group)
 
+    def _forget(self, group: int) -> None:
+        replaced = self._groups.pop(group, None)
+        if replaced is not None:
+            self._sizes[len(replaced)] -= 1
+            if not self._sizes[len(replaced)]:
+                del self._sizes[len(replaced)]
+
     def _measure(self) -> None:
-        self.most_copies = max(1, *map(len, self._groups.values())) if self._groups else 1
+        self.most_copies = max(1, *self._sizes) if self._sizes else 1
 
 
 def _checked(name: str, index: int, size: int) -> int:

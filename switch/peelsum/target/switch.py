@@ -7,7 +7,6 @@ an argument, and ports are numbers.
 from __future__ import annotations
 
 from pathlib import Path
-from threading import RLock
 from typing import Literal
 
 import numpy as np
@@ -17,6 +16,7 @@ from peelsum.target.codegen import generate
 from peelsum.target.compiled import as_it_is, through_numba
 from peelsum.target.errors import InvalidEntry, TargetError
 from peelsum.target.frames import Frames
+from peelsum.target.locks import FairLock
 from peelsum.target.program import Program
 from peelsum.target.queues import Queues
 from peelsum.target.state import Counter, Groups, Register
@@ -48,7 +48,7 @@ class Switch:
             raise TargetError(f"mode: {mode!r} is neither 'numba' nor 'python'")
         self.program = program
         self.mode = mode
-        self.lock = RLock()
+        self.lock = FairLock()
         self._generated = generated = generate(program, roll, queues is not None)
         self._memory = np.zeros(max([plan.end for plan in generated.tables.values()], default=0), np.uint64)
         places = generated.places

@@ -6,10 +6,9 @@ P4Runtime and how a lookup is compiled, beyond the hash that both must compute a
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import RLock
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +16,8 @@ from numpy.typing import NDArray
 
 from peelsum.target.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
 from peelsum.target.layout import ROW_ACTION, ROW_PARAMS, TablePlan, limbs
+from peelsum.target.locks import FairLock
+from peelsum.target.lookups import hash_words
 from peelsum.target.operations import Action
 from peelsum.target.program import Program, TableKey
 
@@ -24,22 +25,14 @@ KeyMatch: TypeAlias = "int | tuple[int, int]"
 Match: TypeAlias = tuple[KeyMatch, ...]
 
 _WORD = (1 << 64) - 1
-HASH_FACTOR = 0x9E3779B97F4A7C15
-HASH_SHIFT = 29
-
-
-def hash_words(words: Sequence[int]) -> int:
-    """The hash of packed key words; compiled lookups compute the same."""
-    mixed = 0
-    for word in words:
-        mixed = ((mixed ^ word) * HASH_FACTOR) & _WORD
-        mixed ^= mixed >> HASH_SHIFT
-    return mixed
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One table entry. Where several fit a packet, the longest prefix wins, then the largest `priority`."""
+    """One table entry. Where several fit a packet, the largest `priority` wins, then the longest prefix.
+
+    Only tables with ternary or range keys have priorities. Among equals the oldest entry wins.
+    """
 
     keys: Match
     action: str
@@ -49,18 +42,19 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """An entry with its number (that of its direct counter), rank and row."""
+    """An entry with its number (that of its direct counter), rank and row; `slot` is its place if hashed."""
 
     entry: Entry
     number: int
     order: tuple[int, int, int]
     words: list[int]
+    slot: int = 0
 
 
 class Table:
     """One table of a running switch. Every method holds the switch's lock."""
 
-    def __init__(self, program: Program, plan: TablePlan, memory: NDArray[np.uint64], lock: RLock) -> None:
+    def __init__(self, program: Program, plan: TablePlan, memory: NDArray[np.uint64], lock: FairLock) -> None:
         self._plan = plan
         self._memory = memory
         self._lock = lock
@@ -70,6 +64,7 @@ class Table:
         self._actions.setdefault(default.name, default)
         self._held: dict[tuple[Match, int], _Held] = {}
         self._in_order: list[_Held] = []
+        self._slots: dict[int, _Held] = {}
         self._free_numbers: list[int] = []
         self._serial = 0
         self._needs_priority = any(key.kind in ("ternary", "range") for key in self._spec.keys)
@@ -126,15 +121,19 @@ class Table:
         with self._lock:
             self._refuse_if_const()
             held = self._find(tuple(keys), priority)
-            position = self._in_order.index(held)
-            del self._held[self._identity(held.entry)], self._in_order[position]
+            self._take_out(held)
+            del self._held[self._identity(held.entry)], self._in_order[self._position(held)]
             self._free_numbers.append(held.number)
-            self._take_out(position)
 
     def entries(self) -> list[Entry]:
         """All entries, in the order in which they are tried."""
         with self._lock:
             return [held.entry for held in self._in_order]
+
+    def entry(self, keys: Match, priority: int = 0) -> Entry:
+        """The entry with these keys. Raises InvalidEntry or NoSuchEntry."""
+        with self._lock:
+            return self._find(tuple(keys), priority).entry
 
     @property
     def default(self) -> tuple[str, tuple[int, ...]]:
@@ -275,49 +274,61 @@ class Table:
     def _place(self, held: _Held) -> None:
         """Put a new entry into the memory."""
         if self._plan.exact:
-            self._put_hashed(held)
+            slot = self._home(held)
+            while slot in self._slots:
+                slot = slot + 1 & self._plan.capacity - 1
+            self._put_hashed(held, slot)
             return
-        position = self._in_order.index(held)
-        rows = self._rows(len(self._in_order))
-        rows[position + 1 :] = rows[position:-1].copy()
-        rows[position] = held.words
-        self._memory[self._plan.region] = len(self._in_order)
+        memory, count = self._memory, len(self._in_order)
+        row, end, step = self._row(self._position(held)), self._row(count), self._plan.row_words
+        memory[row + step : end] = memory[row : end - step]
+        memory[row : row + step] = np.array(held.words, np.uint64)
+        memory[self._plan.region] = count
 
     def _rewrite(self, held: _Held) -> None:
         """Bring a changed entry's row up to date."""
+        row = self._slot_row(held.slot) if self._plan.exact else self._row(self._position(held))
+        self._memory[row : row + self._plan.row_words] = np.array(held.words, np.uint64)
+
+    def _take_out(self, held: _Held) -> None:
+        """Remove an entry that goes from the memory."""
         if self._plan.exact:
-            self._put_hashed(held)
-        else:
-            self._rows(len(self._in_order))[self._in_order.index(held)] = held.words
-
-    def _take_out(self, position: int) -> None:
-        """Bring the memory up to date after the entry at `position` went."""
-        plan, count = self._plan, len(self._in_order)
-        if not plan.exact:
-            rows = self._rows(count + 1)
-            rows[position:-1] = rows[position + 1 :].copy()
-            self._memory[plan.region] = count
+            self._take_out_hashed(held)
             return
-        # Open addressing: what collided with the entry may have to move, so all are put anew.
-        self._memory[plan.region : plan.region + plan.capacity * plan.row_words] = 0
-        for held in self._in_order:
-            self._put_hashed(held)
+        memory, count = self._memory, len(self._in_order)
+        row, end, step = self._row(self._position(held)), self._row(count), self._plan.row_words
+        memory[row : end - step] = memory[row + step : end]
+        memory[self._plan.region] = count - 1
 
-    def _rows(self, count: int) -> NDArray[np.uint64]:
-        first, words = self._plan.region + 1, self._plan.row_words
-        return self._memory[first : first + count * words].reshape(count, words)
+    def _position(self, held: _Held) -> int:
+        return bisect_left(self._in_order, held.order, key=lambda other: other.order)
 
-    def _put_hashed(self, held: _Held) -> None:
-        plan = self._plan
-        key = np.array(held.words[plan.key_offset :], np.uint64)
-        slot = hash_words(held.words[plan.key_offset :]) & plan.capacity - 1
-        while True:
-            row = plan.region + slot * plan.row_words
-            there = self._memory[row : row + plan.row_words]
-            if there[ROW_ACTION] == 0 or np.array_equal(there[plan.key_offset :], key):
-                there[:] = np.array(held.words, np.uint64)
-                return
-            slot = slot + 1 & plan.capacity - 1
+    def _row(self, position: int) -> int:
+        return self._plan.region + 1 + position * self._plan.row_words
+
+    # Open addressing with linear probing: from its home on, an entry is in the first slot that was free.
+
+    def _home(self, held: _Held) -> int:
+        return hash_words(held.words[self._plan.key_offset :]) & self._plan.capacity - 1
+
+    def _slot_row(self, slot: int) -> int:
+        return self._plan.region + slot * self._plan.row_words
+
+    def _put_hashed(self, held: _Held, slot: int) -> None:
+        self._slots[slot], held.slot = held, slot
+        self._rewrite(held)
+
+    def _take_out_hashed(self, held: _Held) -> None:
+        """Empty an entry's slot. What a probe would now miss moves up, until a slot is free."""
+        last = self._plan.capacity - 1
+        hole = slot = held.slot
+        while (other := self._slots.get(slot := slot + 1 & last)) is not None:
+            if slot - self._home(other) & last >= slot - hole & last:
+                self._put_hashed(other, hole)
+                hole = slot
+        del self._slots[hole]
+        row = self._slot_row(hole)
+        self._memory[row : row + self._plan.row_words] = 0
 
 
 def _problem(part: KeyMatch, key: TableKey) -> str | None:
@@ -361,6 +372,3 @@ def _value_and_mask(part: KeyMatch, key: TableKey) -> tuple[int, int]:
 
 def _shown(keys: Match) -> str:
     return "(" + ", ".join(str(part) for part in keys) + ")"
-
-
-__all__ = ["HASH_FACTOR", "HASH_SHIFT", "Entry", "KeyMatch", "Match", "Table", "hash_words"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +17,8 @@ from peelsum.cli.options import ChildOf, Json, address, require_device_id, withi
 from peelsum.topology import end_with_parent, say
 
 app = typer.Typer(help="The embedded switch.", no_args_is_help=True)
+#: How long calls to P4Runtime may take to notice that they are over.
+_LAST_CALLS_S = 0.5
 
 
 @app.command()
@@ -107,6 +111,19 @@ def run(
         )
     if json:
         say(**asdict(counts))
+    _leave()
+
+
+def _leave() -> None:
+    """End the process at once where a pipeline is still being compiled: nothing can interrupt that."""
+    from peelsum.target.p4runtime import THREAD_PREFIX
+
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
+    for thread in threads:
+        thread.join(_LAST_CALLS_S)
+    if any(thread.is_alive() for thread in threads):
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _udp_ports(given: list[str]) -> dict[int, int]:

@@ -30,13 +30,16 @@ class Counters:
         self._switch.counters[counter.name].write(index, *counter_values(entry.data, counter.name))
 
     def read(self, wanted: p4r.CounterEntry) -> Iterator[p4r.CounterEntry]:
-        """The cells that `wanted` selects: one, a counter's, or (counter_id 0) all."""
+        """The cells that `wanted` selects, as they are now: one, a counter's, or (counter_id 0) all."""
+        found = []
         for counter in _select(self._info.counters, wanted.counter_id, "counter"):
-            state = self._switch.counters[counter.name]
-            for index in _indices(wanted, counter):
-                packets, octets = state.read(index)
-                data = p4r.CounterData(packet_count=packets, byte_count=octets)
-                yield p4r.CounterEntry(counter_id=counter.id, index=p4r.Index(index=index), data=data)
+            chosen, state = _indices(wanted, counter), self._switch.counters[counter.name]
+            found.append((counter.id, chosen, state.values()[chosen.start : chosen.stop]))
+        return (
+            _counter_entry(counter_id, index, *cell)
+            for counter_id, chosen, values in found
+            for index, cell in zip(chosen, values.tolist(), strict=True)
+        )
 
 
 class Registers:
@@ -56,12 +59,26 @@ class Registers:
         self._switch.registers[register.name].write(index, value)
 
     def read(self, wanted: p4r.RegisterEntry) -> Iterator[p4r.RegisterEntry]:
-        """The cells that `wanted` selects: one, a register's, or (register_id 0) all."""
+        """The cells that `wanted` selects, as they are now: one, a register's, or (register_id 0) all."""
+        found = []
         for register in _select(self._info.registers, wanted.register_id, "register"):
-            state = self._switch.registers[register.name]
-            for index in _indices(wanted, register):
-                data = p4d.P4Data(bitstring=to_bytes(int(state.read(index))))
-                yield p4r.RegisterEntry(register_id=register.id, index=p4r.Index(index=index), data=data)
+            chosen, state = _indices(wanted, register), self._switch.registers[register.name]
+            found.append((register.id, chosen, state.values()[chosen.start : chosen.stop]))
+        return (
+            _register_entry(register_id, index, value)
+            for register_id, chosen, values in found
+            for index, value in zip(chosen, values.tolist(), strict=True)
+        )
+
+
+def _counter_entry(counter_id: int, index: int, packets: int, octets: int) -> p4r.CounterEntry:
+    data = p4r.CounterData(packet_count=packets, byte_count=octets)
+    return p4r.CounterEntry(counter_id=counter_id, index=p4r.Index(index=index), data=data)
+
+
+def _register_entry(register_id: int, index: int, value: int) -> p4r.RegisterEntry:
+    data = p4d.P4Data(bitstring=to_bytes(value))
+    return p4r.RegisterEntry(register_id=register_id, index=p4r.Index(index=index), data=data)
 
 
 def counter_values(data: p4r.CounterData, name: str) -> tuple[int, int]:

@@ -5,7 +5,8 @@ Entities this target does not have are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from finsy.proto import p4r
 
@@ -16,6 +17,7 @@ from peelsum.target.p4runtime.groups import Groups
 from peelsum.target.p4runtime.info import PipelineInfo
 from peelsum.target.p4runtime.status import (
     BatchError,
+    Code,
     RequestError,
     from_bug,
     from_target,
@@ -35,9 +37,19 @@ class Entities:
         self._registers = Registers(info, switch)
         self._groups = Groups(switch, ports)
 
-    def write(self, updates: Sequence[p4r.Update]) -> None:
-        """Attempt every update in order. Raises BatchError with an outcome for each if any failed."""
-        outcomes = [self._outcome(update) for update in updates]
+    def write(self, updates: Sequence[p4r.Update], active: Callable[[], bool] = lambda: True) -> None:
+        """Attempt every update in order. Raises BatchError with an outcome for each if any failed.
+
+        Stops once `active` says that the client has gone: RequestError (CANCELLED). What was done stays done.
+        """
+        outcomes: list[RequestError | None] = []
+        for update in updates:
+            if not active():
+                raise RequestError(
+                    Code.CANCELLED,
+                    f"{len(outcomes)} of {len(updates)} updates were attempted; read what is there",
+                )
+            outcomes.append(self._outcome(update))
         if any(outcomes):
             raise BatchError(outcomes)
 
@@ -74,27 +86,25 @@ class Entities:
                 raise unimplemented(other)
 
     def read(self, wanted: p4r.Entity) -> Iterator[p4r.Entity]:
-        """Every entity that `wanted` selects. Raises RequestError."""
-        match wanted.WhichOneof("entity"):
+        """Every entity that `wanted` selects, as it is now, encoded as it is taken. Raises RequestError."""
+        found: Iterator[Any]
+        make: Any = p4r.Entity
+        match kind := wanted.WhichOneof("entity"):
             case "table_entry":
-                for entry in self._tables.read(wanted.table_entry):
-                    yield p4r.Entity(table_entry=entry)
+                found = self._tables.read(wanted.table_entry)
             case "direct_counter_entry":
-                for direct in self._tables.read_counters(wanted.direct_counter_entry):
-                    yield p4r.Entity(direct_counter_entry=direct)
+                found = self._tables.read_counters(wanted.direct_counter_entry)
             case "counter_entry":
-                for counter in self._counters.read(wanted.counter_entry):
-                    yield p4r.Entity(counter_entry=counter)
+                found = self._counters.read(wanted.counter_entry)
             case "register_entry":
-                for register in self._registers.read(wanted.register_entry):
-                    yield p4r.Entity(register_entry=register)
+                found = self._registers.read(wanted.register_entry)
             case "packet_replication_engine_entry":
-                for group in self._groups.read(wanted.packet_replication_engine_entry):
-                    yield p4r.Entity(packet_replication_engine_entry=group)
+                found = self._groups.read(wanted.packet_replication_engine_entry)
             case None:
                 raise invalid("entity: is empty")
             case other:
                 raise unimplemented(other)
+        return (make(**{kind: entity}) for entity in found)
 
     def forwarding_state(self) -> list[p4r.Update]:
         """Updates that put the same entries, default actions and groups into another pipeline."""

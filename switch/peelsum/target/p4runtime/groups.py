@@ -31,7 +31,7 @@ class Groups:
         number = group.multicast_group_id
         if not 0 < number < _GROUP_LIMIT:
             raise invalid(f"multicast_group_id: {number} is not between 1 and {_GROUP_LIMIT - 1}")
-        exists = number in self._switch.groups.ids()
+        exists = number in self._switch.groups
         if kind == p4r.Update.INSERT and exists:
             raise RequestError(Code.ALREADY_EXISTS, f"multicast group {number} exists")
         if kind != p4r.Update.INSERT and not exists:
@@ -56,11 +56,12 @@ class Groups:
                 raise invalid(f"port {port} is none of this switch, which has {known}")
 
     def read(self, wanted: p4r.PacketReplicationEngineEntry) -> Iterator[p4r.PacketReplicationEngineEntry]:
-        """The group that `wanted` names, if it is there, or (id 0) all groups."""
+        """The group that `wanted` names, if it is there, or (id 0) all groups, as they are now."""
         number = _multicast(wanted).multicast_group_id
-        for found in sorted(self._switch.groups.ids()):
-            if number in (0, found):
-                yield p4r.PacketReplicationEngineEntry(multicast_group_entry=self._encode(found))
+        groups = self._switch.groups
+        chosen = groups.ids() if number == 0 else [number] if number in groups else []
+        found = [self._encode(group) for group in chosen]
+        return (p4r.PacketReplicationEngineEntry(multicast_group_entry=group) for group in found)
 
     def _encode(self, number: int) -> p4r.MulticastGroupEntry:
         group = p4r.MulticastGroupEntry(multicast_group_id=number, metadata=self._metadata.get(number, b""))
@@ -82,7 +83,7 @@ def _multicast(entry: p4r.PacketReplicationEngineEntry) -> p4r.MulticastGroupEnt
 
 
 def _replicas(group: p4r.MulticastGroupEntry) -> list[tuple[int, int]]:
-    replicas: list[tuple[int, int]] = []
+    replicas: dict[tuple[int, int], None] = {}
     for replica in group.replicas:
         if replica.backup_replicas:
             raise unimplemented("backup replicas")
@@ -95,5 +96,5 @@ def _replicas(group: p4r.MulticastGroupEntry) -> list[tuple[int, int]]:
                 f"multicast group {group.multicast_group_id}: "
                 f"port {port} instance {replica.instance} appears twice"
             )
-        replicas.append((port, replica.instance))
-    return replicas
+        replicas[port, replica.instance] = None
+    return list(replicas)

@@ -11,7 +11,8 @@ from finsy.proto import p4r_grpc
 from peelsum.target.device import Device
 from peelsum.target.p4runtime.service import MAX_STREAMS, P4RuntimeService
 
-_THREADS = MAX_STREAMS + 8
+#: Calls that wait for their turn hold a thread, too.
+_THREADS = MAX_STREAMS + 32
 _OPTIONS = (
     # Without this a second server would share the port silently, and get every other connection.
     ("grpc.so_reuseport", 0),
@@ -19,21 +20,27 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
 )
 _STOP_GRACE_S = 0.1
+#: How the names of the server's threads begin.
+THREAD_PREFIX = "p4runtime"
 
 
 class RunningServer:
     """A P4Runtime server that answers until `stop`."""
 
-    def __init__(self, device: Device, server: grpc.Server, host: str, port: int) -> None:
+    def __init__(
+        self, device: Device, server: grpc.Server, threads: ThreadPoolExecutor, host: str, port: int
+    ) -> None:
         self._device = device
         self._server = server
+        self._threads = threads
         self.port = port
         self.address = f"{host}:{port}"
 
     def stop(self) -> None:
-        """End every stream and free the port."""
+        """End every call and free the port. A pipeline that is being compiled goes on in its thread."""
         self._device.on_packet_in(None)
         self._server.stop(_STOP_GRACE_S).wait()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def serve(device: Device, address: str = "127.0.0.1:9559") -> RunningServer:
@@ -44,7 +51,8 @@ def serve(device: Device, address: str = "127.0.0.1:9559") -> RunningServer:
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 0xFFFF:
         raise ValueError(f"grpc address: {address!r} is not host:port; try 127.0.0.1:9559")
-    server = grpc.server(ThreadPoolExecutor(_THREADS, thread_name_prefix="p4runtime"), options=_OPTIONS)
+    threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
+    server = grpc.server(threads, options=_OPTIONS)
     p4r_grpc.add_P4RuntimeServicer_to_server(P4RuntimeService(device), server)
     try:
         bound = server.add_insecure_port(address)
@@ -54,4 +62,4 @@ def serve(device: Device, address: str = "127.0.0.1:9559") -> RunningServer:
         reason = f"grpc address: cannot listen on {address}; free it or choose another"
         raise OSError(errno.EADDRINUSE, reason)
     server.start()
-    return RunningServer(device, server, host, bound)
+    return RunningServer(device, server, threads, host, bound)

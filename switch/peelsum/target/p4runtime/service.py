@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
-from threading import BoundedSemaphore, RLock, Thread
+from itertools import chain, islice
+from threading import BoundedSemaphore, Thread
 from typing import NoReturn
 
 import grpc
@@ -33,6 +33,7 @@ from peelsum.target.p4runtime.status import (
     unimplemented,
 )
 from peelsum.target.p4runtime.stream import ControllerStream
+from peelsum.target.p4runtime.turns import Turns
 
 API_VERSION = "1.4.0"
 #: Streams open at once; each holds a thread of the server.
@@ -49,7 +50,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def __init__(self, device: Device) -> None:
         self._device = device
         self._arbiter = Arbiter(device.device_id)
-        self._lock = RLock()
+        self._turns = Turns()
+        self._configuring = Turns()
         self._committed: Pipeline | None = None
         self._saved: Pipeline | None = None
         self._free_streams = BoundedSemaphore(MAX_STREAMS)
@@ -64,20 +66,22 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
 
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:  # noqa: N802
-        """Every update of the batch, in order, whether or not others fail."""
+        """Every update of the batch, in order, whether or not others fail, until the call ends."""
         try:
-            self._write(request)
+            self._write(request, context)
         except Exception as error:
             _abort(context, error)
         return p4r.WriteResponse()
 
-    def _write(self, request: p4r.WriteRequest) -> None:
+    def _write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> None:
         self._check_device(request.device_id)
         self._arbiter.require_primary(request.election_id, request.role)
         if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
             raise unimplemented("atomicity other than CONTINUE_ON_ERROR")
-        with self._lock:
-            self._pipeline().entities.write(request.updates)
+        with self._turns.turn(context, len(request.updates)):
+            # The client may have lost the election while it waited.
+            self._arbiter.require_primary(request.election_id, request.role)
+            self._pipeline().entities.write(request.updates, context.is_active)
 
     def Read(  # noqa: N802
         self, request: p4r.ReadRequest, context: grpc.ServicerContext
@@ -87,8 +91,9 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             self._check_device(request.device_id)
             if request.role:
                 raise unimplemented(f"role {request.role}")
-            entities = self._pipeline().entities
-            found = (entity for wanted in request.entities for entity in entities.read(wanted))
+            with self._turns.turn(context):
+                entities = self._pipeline().entities
+                found = chain.from_iterable([entities.read(wanted) for wanted in request.entities])
             while chunk := list(islice(found, _ENTITIES_PER_RESPONSE)):
                 yield p4r.ReadResponse(entities=chunk)
         except Exception as error:
@@ -99,45 +104,60 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> p4r.SetForwardingPipelineConfigResponse:
         """Verify, save or commit a pipeline. The running one forwards until the new one is ready."""
         try:
-            self._set_pipeline(request)
+            self._set_pipeline(request, context)
         except Exception as error:
             _abort(context, error)
         return p4r.SetForwardingPipelineConfigResponse()
 
-    def _set_pipeline(self, request: p4r.SetForwardingPipelineConfigRequest) -> None:
+    def _set_pipeline(
+        self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
+    ) -> None:
         self._check_device(request.device_id)
         self._arbiter.require_primary(request.election_id, request.role)
         if request.HasField("config") == (request.action == _Set.COMMIT):
             raise invalid("config: COMMIT takes none, every other action needs one")
-        with self._lock:
-            match request.action:
-                case _Set.VERIFY:
-                    verify(request.config)
-                case _Set.VERIFY_AND_SAVE:
-                    self._saved = Pipeline.build(request.config, self._device)
-                case _Set.VERIFY_AND_COMMIT:
-                    self._commit(Pipeline.build(request.config, self._device))
-                case _Set.COMMIT:
-                    if self._saved is None:
-                        raise RequestError(Code.FAILED_PRECONDITION, "action: COMMIT needs a saved config")
-                    self._commit(self._saved)
-                case _Set.RECONCILE_AND_COMMIT:
-                    self._reconcile(request.config)
-                case other:
-                    raise invalid(f"action: {other} is none the specification knows")
+        if request.action == _Set.VERIFY:
+            verify(request.config)
+            return
+        # Building takes seconds, in which the pipeline that runs is written and read as before.
+        with self._configuring.turn(context):
+            built = self._built(request)
+            with self._turns.turn(context):
+                self._arbiter.require_primary(request.election_id, request.role)
+                self._take(request, built)
+
+    def _built(self, request: p4r.SetForwardingPipelineConfigRequest) -> Pipeline | None:
+        """The pipeline that a request brings; None where it is there already."""
+        match request.action:
+            case _Set.COMMIT:
+                return None
+            case _Set.RECONCILE_AND_COMMIT if self._committed and self._committed.runs(request.config):
+                return None
+            case _Set.VERIFY_AND_SAVE | _Set.VERIFY_AND_COMMIT | _Set.RECONCILE_AND_COMMIT:
+                return Pipeline.build(request.config, self._device)
+            case other:
+                raise invalid(f"action: {other} is none the specification knows")
+
+    def _take(self, request: p4r.SetForwardingPipelineConfigRequest, built: Pipeline | None) -> None:
+        """Save or commit what was built, or what is there."""
+        committed = self._committed
+        match request.action, built:
+            case _Set.VERIFY_AND_SAVE, _:
+                self._saved = built
+            case _Set.COMMIT, _:
+                if self._saved is None:
+                    raise RequestError(Code.FAILED_PRECONDITION, "action: COMMIT needs a saved config")
+                self._commit(self._saved)
+            case _Set.RECONCILE_AND_COMMIT, None if committed is not None:
+                committed.config, self._saved = request.config, None
+            case action, Pipeline() as pipeline:
+                if action == _Set.RECONCILE_AND_COMMIT and committed is not None:
+                    pipeline.take_over(committed)
+                self._commit(pipeline)
 
     def _commit(self, pipeline: Pipeline) -> None:
         self._device.install(pipeline.switch)
         self._committed, self._saved = pipeline, None
-
-    def _reconcile(self, config: p4r.ForwardingPipelineConfig) -> None:
-        if self._committed is not None and self._committed.runs(config):
-            self._committed.config, self._saved = config, None
-            return
-        pipeline = Pipeline.build(config, self._device)
-        if self._committed is not None:
-            pipeline.take_over(self._committed)
-        self._commit(pipeline)
 
     def GetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
@@ -244,6 +264,7 @@ def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
     if isinstance(error, TargetError):
         error = from_target(error)
     answer = error if isinstance(error, RequestError) else from_bug(error)
-    if isinstance(answer, BatchError):
-        context.set_trailing_metadata(((DETAILS_KEY, answer.details()),))
+    details = answer.details() if isinstance(answer, BatchError) else None
+    if details is not None:
+        context.set_trailing_metadata(((DETAILS_KEY, details),))
     context.abort(answer.code, answer.message[:_LONGEST_MESSAGE])

@@ -19,6 +19,9 @@ _LOG = logging.getLogger(__name__)
 DETAILS_KEY = "grpc-status-details-bin"
 #: Clients refuse trailing metadata beyond 8 KiB unless told otherwise.
 _DETAILS_LIMIT = 6 * 1024
+#: A detail without message takes about 40 bytes.
+_MOST_DETAILS = 150
+_LONGEST_MESSAGE = 500
 ERROR_SPACE = "peelsum"
 
 _TARGET_CODES: tuple[tuple[type[TargetError], grpc.StatusCode], ...] = (
@@ -43,19 +46,25 @@ class BatchError(RequestError):
 
     def __init__(self, outcomes: Sequence[RequestError | None]) -> None:
         failed = [outcome for outcome in outcomes if outcome is not None]
-        super().__init__(
-            Code.UNKNOWN, f"{len(failed)} of {len(outcomes)} updates failed; first: {failed[0].message}"
-        )
+        message = f"{len(failed)} of {len(outcomes)} updates failed; first: {failed[0].message}"
+        if len(outcomes) > _MOST_DETAILS:
+            message += f" (send at most {_MOST_DETAILS} updates at once to have the code of each)"
+        super().__init__(Code.UNKNOWN, message)
         self.outcomes = list(outcomes)
 
-    def details(self) -> bytes:
-        """A serialised google.rpc.Status with a p4.v1.Error per update, messages cut if they are too many."""
+    def details(self) -> bytes | None:
+        """A serialised google.rpc.Status with a p4.v1.Error per update, without messages if they are long.
+
+        None where even that is more than clients take: they would see another error in place of this one.
+        """
+        if len(self.outcomes) > _MOST_DETAILS:
+            return None
         whole: bytes = self._status(messages=True).SerializeToString()
         brief: bytes = self._status(messages=False).SerializeToString()
         return whole if len(whole) <= _DETAILS_LIMIT else brief
 
     def _status(self, messages: bool) -> rpc_status.Status:
-        status = rpc_status.Status(code=code_number(self.code), message=self.message)
+        status = rpc_status.Status(code=code_number(self.code), message=self.message[:_LONGEST_MESSAGE])
         for outcome in self.outcomes:
             error = p4r.Error(canonical_code=code_number(outcome.code if outcome else Code.OK))
             if outcome is not None and messages:

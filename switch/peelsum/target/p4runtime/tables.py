@@ -5,12 +5,13 @@ Owns what the switch does not keep: each entry's metadata. Entries themselves li
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from finsy.proto import p4r
 
 from peelsum.target import Entry, Switch
+from peelsum.target.errors import NoSuchEntry
 from peelsum.target.p4runtime.cells import counter_values
 from peelsum.target.p4runtime.info import ActionInfo, PipelineInfo, TableInfo
 from peelsum.target.p4runtime.status import Code, RequestError, invalid, unimplemented
@@ -32,6 +33,17 @@ class _Metadata(NamedTuple):
 
     metadata: bytes = b""
     controller_metadata: int = 0
+
+
+_NOTHING_KEPT = _Metadata()
+
+
+class _Row(NamedTuple):
+    """An entry as it was when it was read; `counted` is packets and bytes, if they were asked for."""
+
+    entry: Entry
+    kept: _Metadata
+    counted: tuple[int, int] | None
 
 
 class Tables:
@@ -66,7 +78,7 @@ class Tables:
         action, params = self._action(entry, table, table.entry_actions, "an entry")
         put = state.insert if kind == p4r.Update.INSERT else state.modify
         put(address.key, action, params, priority=address.priority)
-        self._metadata[address] = _Metadata(entry.metadata, entry.controller_metadata)
+        self._keep(address, entry)
         if entry.HasField("counter_data"):
             state.write_counter(
                 address.key, *counter_values(entry.counter_data, table.name), priority=address.priority
@@ -87,7 +99,13 @@ class Tables:
             state.set_default(*self._action(entry, table, table.default_actions, "the default"))
         else:
             state.set_default(*self._initial_defaults[table.name])
-        self._metadata[address] = _Metadata(entry.metadata, entry.controller_metadata)
+        self._keep(address, entry)
+
+    def _keep(self, address: _Address, entry: p4r.TableEntry) -> None:
+        """Keep what a controller wrote beside an entry, if anything."""
+        self._metadata.pop(address, None)
+        if entry.metadata or entry.controller_metadata:
+            self._metadata[address] = _Metadata(entry.metadata, entry.controller_metadata)
 
     def _table(self, table_id: int) -> TableInfo:
         table = self._info.tables.get(table_id)
@@ -136,16 +154,13 @@ class Tables:
         state.write_counter(address.key, packets, octets, priority=address.priority)
 
     def read_counters(self, wanted: p4r.DirectCounterEntry) -> Iterator[p4r.DirectCounterEntry]:
-        """The counters of the entries that `wanted.table_entry` selects, in tables that count."""
+        """The counters of the entries that `wanted.table_entry` selects now, in tables that count."""
         chosen = wanted.table_entry
         counted = [table for table in self._info.tables.values() if table.direct_counter is not None]
-        for table in [self._counted_table(chosen.table_id)] if chosen.table_id else counted:
-            asked = p4r.TableEntry(counter_data=p4r.CounterData())
-            asked.MergeFrom(chosen)
-            for entry in self._entries(asked, table):
-                data = entry.counter_data
-                entry.ClearField("counter_data")
-                yield p4r.DirectCounterEntry(table_entry=entry, data=data)
+        asked = p4r.TableEntry(counter_data=p4r.CounterData())
+        asked.MergeFrom(chosen)
+        tables = [self._counted_table(chosen.table_id)] if chosen.table_id else counted
+        return map(_direct_counter, self._entries(asked, tables))
 
     def _counted_table(self, table_id: int) -> TableInfo:
         table = self._table(table_id)
@@ -153,51 +168,64 @@ class Tables:
             raise invalid(f"table {table.name}: has no direct counter")
         return table
 
-    def _counter_data(self, table: TableInfo, row: Entry) -> p4r.CounterData:
-        packets, octets = self._switch.tables[table.name].read_counter(row.keys, priority=row.priority)
-        return p4r.CounterData(packet_count=packets, byte_count=octets)
-
     # Reading
 
     def read(self, wanted: p4r.TableEntry) -> Iterator[p4r.TableEntry]:
-        """The entries that `wanted` selects: one, a table's, or (table_id 0) all; or else the defaults."""
+        """The entries, or the defaults, that `wanted` selects now: one, a table's, or (table_id 0) all."""
         if wanted.HasField("time_since_last_hit"):
             raise unimplemented("time_since_last_hit")
-        tables = [self._table(wanted.table_id)] if wanted.table_id else self._info.tables.values()
         if wanted.match and not wanted.table_id:
             raise invalid("match: is meaningless without table_id")
-        for table in tables:
-            if wanted.is_default_action:
-                yield self._default(table)
-            else:
-                yield from self._entries(wanted, table)
+        tables = [self._table(wanted.table_id)] if wanted.table_id else self._info.tables.values()
+        if wanted.is_default_action:
+            return iter([self._default(table) for table in tables])
+        return self._entries(wanted, tables)
 
-    def _entries(self, wanted: p4r.TableEntry, table: TableInfo) -> Iterator[p4r.TableEntry]:
-        key = decode_key(wanted.match, table) if wanted.match else None
-        for row in self._switch.tables[table.name].entries():
-            if key is not None and (row.keys, row.priority) != (key, wanted.priority):
-                continue
-            entry = self._entry(table, row)
-            if _selects(wanted, entry):
-                if wanted.HasField("counter_data") and table.direct_counter is not None:
-                    entry.counter_data.CopyFrom(self._counter_data(table, row))
-                yield entry
+    def _entries(self, wanted: p4r.TableEntry, tables: Iterable[TableInfo]) -> Iterator[p4r.TableEntry]:
+        found = [(table, self._rows(wanted, table)) for table in tables]
+        entries = (self._entry(table, row) for table, rows in found for row in rows)
+        return (entry for entry in entries if _selects(wanted, entry))
 
-    def _entry(self, table: TableInfo, row: Entry) -> p4r.TableEntry:
-        kept = self._metadata.get(_Address(table.name, row.keys, row.priority), _Metadata())
-        matches = (encode_match(part, field) for part, field in zip(row.keys, table.fields, strict=True))
-        return p4r.TableEntry(
+    def _rows(self, wanted: p4r.TableEntry, table: TableInfo) -> list[_Row]:
+        """The rows of a table that a request may select, as they are now."""
+        state = self._switch.tables[table.name]
+        counts = wanted.HasField("counter_data") and table.direct_counter is not None
+        if not wanted.match:
+            entries = state.entries()
+        else:
+            key = decode_key(wanted.match, table)
+            try:
+                entries = [state.entry(key, wanted.priority)]
+            except NoSuchEntry:
+                entries = []
+        return [
+            _Row(
+                entry,
+                self._metadata.get(_Address(table.name, entry.keys, entry.priority), _NOTHING_KEPT),
+                state.read_counter(entry.keys, entry.priority) if counts else None,
+            )
+            for entry in entries
+        ]
+
+    def _entry(self, table: TableInfo, row: _Row) -> p4r.TableEntry:
+        keys = zip(row.entry.keys, table.fields, strict=True)
+        matches = (encode_match(part, field) for part, field in keys)
+        entry = p4r.TableEntry(
             table_id=table.id,
             match=[match for match in matches if match is not None],
-            priority=row.priority if table.needs_priority else 0,
-            action=self._encode_action(row.action, row.params),
+            priority=row.entry.priority if table.needs_priority else 0,
+            action=self._encode_action(row.entry.action, row.entry.params),
             is_const=table.is_const,
-            metadata=kept.metadata,
-            controller_metadata=kept.controller_metadata,
+            metadata=row.kept.metadata,
+            controller_metadata=row.kept.controller_metadata,
         )
+        if row.counted is not None:
+            entry.counter_data.packet_count, entry.counter_data.byte_count = row.counted
+            entry.counter_data.SetInParent()
+        return entry
 
     def _default(self, table: TableInfo) -> p4r.TableEntry:
-        kept = self._metadata.get(_Address(table.name, (), 0), _Metadata())
+        kept = self._metadata.get(_Address(table.name, (), 0), _NOTHING_KEPT)
         return p4r.TableEntry(
             table_id=table.id,
             is_default_action=True,
@@ -259,6 +287,14 @@ def _refuse_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
         counter_values(entry.counter_data, table.name)
     if entry.idle_timeout_ns or entry.HasField("time_since_last_hit"):
         raise unimplemented(f"idle timeout of table {table.name}")
+
+
+def _direct_counter(entry: p4r.TableEntry) -> p4r.DirectCounterEntry:
+    """The counter of an entry that was read with its counter."""
+    data = p4r.CounterData()
+    data.CopyFrom(entry.counter_data)
+    entry.ClearField("counter_data")
+    return p4r.DirectCounterEntry(table_entry=entry, data=data)
 
 
 def _selects(wanted: p4r.TableEntry, entry: p4r.TableEntry) -> bool:

@@ -1,0 +1,333 @@
+"""Large and many requests: how their time grows, what they hold up, and how they end.
+
+Time is that of this thread's own work, so that a busy machine changes little.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from finsy.p4schema import P4Schema
+from finsy.proto import p4r, rpc_code
+from p4runtime_client import WAIT_S, Client, outcomes, process, update
+
+from peelsum.target.artifacts import pipeline
+from peelsum.target.p4runtime.pipeline import Pipeline
+from peelsum.target.p4runtime.status import BatchError, RequestError
+
+P4 = Path(__file__).parent / "p4"
+FRAME = bytes.fromhex("020000000001 020000000002 88b5") + b"payload"
+SWITCH = """
+from peelsum.target.runner import run
+show = lambda at: print(at.grpc_port, flush=True)
+print(sorted(run(2, grpc_address="127.0.0.1:0", mode="python", announce=show).ports))
+"""
+
+
+@pytest.fixture(scope="module")
+def large():
+    """The test program with room for 8,192 entries in every table."""
+    program = json.loads((P4 / "every_match_kind.json").read_text())
+    for part in program["pipelines"]:
+        for table in part["tables"]:
+            table["max_size"] = 8192
+    return P4Schema(P4 / "every_match_kind.p4info.txtpb", json.dumps(program).encode())
+
+
+@pytest.fixture
+def entities(large, device):
+    """What requests reach of the test program, without a server."""
+    return Pipeline.build(large.get_pipeline_config(), device).entities
+
+
+def entry(schema, table, number, **fields):
+    made = p4r.TableEntry(table_id=schema.tables[table].id, **fields)
+    match = made.match.add(field_id=1)
+    if table == "exact_match":
+        match.exact.value = (number + 1).to_bytes(6, "big")
+        made.match.add(field_id=2).exact.value = b"\3"
+    elif table == "route":
+        match.lpm.value, match.lpm.prefix_len = (number + 1 << 8).to_bytes(4, "big"), 24
+    else:
+        match.ternary.value, match.ternary.mask = (number + 1).to_bytes(4, "big"), b"\xff" * 4
+        made.priority = 1 + number * 7919 % 8191
+    made.action.action.action_id = schema.actions["drop"].id
+    return made
+
+
+def group(number, copies=1):
+    replicas = [p4r.Replica(port=b"\1", instance=instance) for instance in range(copies)]
+    entry = p4r.MulticastGroupEntry(multicast_group_id=number, replicas=replicas)
+    return p4r.PacketReplicationEngineEntry(multicast_group_entry=entry)
+
+
+def seconds(work):
+    """CPU seconds that this thread needs."""
+    started = time.thread_time()
+    work()
+    return time.thread_time() - started
+
+
+def batch(schema, table, kind, count):
+    if table == "group":
+        made = [group(number + 1) for number in range(count)]
+        return [update(kind, packet_replication_engine_entry=entry) for entry in made]
+    return [update(kind, table_entry=entry(schema, table, number)) for number in range(count)]
+
+
+@pytest.mark.parametrize("table", ["exact_match", "route", "filter", "group"])
+def test_the_time_of_a_batch_grows_with_its_length(entities, large, table):
+    """The lesser of two times each: quadratic would be 16 times as long."""
+    kinds, counts, taken = ("INSERT", "MODIFY", "DELETE"), (1000, 4000), {}
+    batches = {(kind, count): batch(large, table, kind, count) for count in counts for kind in kinds}
+    for _ in range(2):
+        for (kind, count), updates in batches.items():
+            now = seconds(lambda updates=updates: entities.write(updates))
+            taken[kind, count] = min(now, taken.get((kind, count), now))
+    for kind in kinds:
+        assert taken[kind, 4000] < 8 * taken[kind, 1000], (kind, taken)
+        assert taken[kind, 4000] < 5, (kind, taken)
+
+
+def test_a_group_of_many_copies_is_checked_in_time(entities):
+    def insert(number, copies):
+        change = update("INSERT", packet_replication_engine_entry=group(number, copies))
+        return seconds(lambda: entities.write([change]))
+
+    assert insert(1, 16_000) < 80 * min(insert(number, 1000) for number in (2, 3, 4))
+
+
+def test_one_entry_among_many_is_found_at_once(entities, large):
+    """The time to read an entry does not depend on how many there are."""
+    wanted = [p4r.Entity(table_entry=entry(large, "filter", number)) for number in range(200)]
+    updates = batch(large, "filter", "INSERT", 4000)
+
+    def read():
+        found = [one.table_entry.match[0].ternary.value for want in wanted for one in entities.read(want)]
+        assert [int.from_bytes(value, "big") for value in found] == list(range(1, 201))
+
+    entities.write(updates[:200])
+    few = min(seconds(read) for _ in range(3))
+    entities.write(updates[200:])
+    assert min(seconds(read) for _ in range(3)) < 5 * few
+
+
+def test_all_registers_are_read_in_time(device):
+    """576 messages' worth: 36 registers of 4,096 cells."""
+    files = pipeline(32)
+    schema = P4Schema(files.p4info_path, files.json_path.read_bytes())
+    built = Pipeline.build(schema.get_pipeline_config(), device)
+    lanes = [register for name, register in built.switch.registers.items() if "lane_" in name]
+    for number, register in enumerate(lanes):
+        register.write(4095 - number, 1 << number)
+    wanted = p4r.Entity(register_entry=p4r.RegisterEntry())
+    count, held = 0, []
+
+    def read():
+        nonlocal count
+        for count, found in enumerate(built.entities.read(wanted), 1):  # noqa: B007 (how many there were)
+            cell = found.register_entry
+            if cell.data.bitstring != b"\0":
+                held.append((cell.index.index, int.from_bytes(cell.data.bitstring, "big")))
+
+    assert seconds(read) < 5
+    assert count == sum(register.size for register in built.switch.registers.values()) == 147_456
+    assert held == [(4095 - number, 1 << number) for number in range(32)]
+
+
+# What a call that ends leaves behind
+
+
+def test_a_batch_stops_where_its_call_ends(entities, large):
+    attempted = iter([True] * 5)
+    with pytest.raises(RequestError) as error:
+        entities.write(batch(large, "route", "INSERT", 9), lambda: next(attempted, False))
+    assert (error.value.code.name, "5 of 9 updates" in error.value.message) == ("CANCELLED", True)
+    there = entities.read(p4r.Entity(table_entry=p4r.TableEntry()))
+    routes = [one.table_entry.match[0].lpm.value for one in there if not one.table_entry.is_const]
+    assert routes == [(number + 1 << 8).to_bytes(4, "big").lstrip(b"\0") for number in range(5)]
+
+
+def test_packets_pass_between_two_updates(entities, large, device):
+    """Between any two updates a batch of packets goes through, by another thread."""
+    device.install(entities._tables._switch)
+    passed = []
+
+    def between():
+        packets = threading.Thread(target=lambda: passed.append(process(device, [b"\0\x80" + FRAME])))
+        packets.start()
+        packets.join(WAIT_S)
+        return True
+
+    entities.write(batch(large, "route", "INSERT", 5), between)
+    assert passed == [[(1, FRAME)]] * 5
+
+
+def test_what_is_read_is_as_it_was_when_it_was_asked_for(entities, large):
+    updates = batch(large, "route", "INSERT", 3)
+    for number, change in enumerate(updates):
+        change.entity.table_entry.metadata = bytes([number])
+        change.entity.table_entry.counter_data.packet_count = number
+    entities.write(updates)
+    register = p4r.RegisterEntry(register_id=large.registers["notes"].id)
+    counter = p4r.CounterEntry(counter_id=large.counters["seen"].id)
+    counted = p4r.TableEntry(counter_data=p4r.CounterData(), table_id=updates[0].entity.table_entry.table_id)
+    wanted = [
+        p4r.Entity(table_entry=counted),
+        p4r.Entity(direct_counter_entry=p4r.DirectCounterEntry()),
+        p4r.Entity(register_entry=register),
+        p4r.Entity(counter_entry=counter),
+    ]
+    before = [list(entities.read(want)) for want in wanted]
+    later = [entities.read(want) for want in wanted]
+    register.index.index, register.data.bitstring = 2, b"\7"
+    counter.index.index, counter.data.packet_count = 2, 7
+    entities.write(
+        [
+            *batch(large, "route", "DELETE", 3),
+            update("MODIFY", register_entry=register),
+            update("MODIFY", counter_entry=counter),
+        ]
+    )
+    assert [list(found) for found in later] == before
+    assert [one.table_entry.counter_data.packet_count for one in before[0]] == [0, 1, 2]
+    assert [list(entities.read(want)) for want in wanted] != before
+
+
+@pytest.mark.parametrize(("count", "detailed"), [(150, True), (151, False), (4000, False)])
+def test_a_failed_batch_of_any_length_says_so(client, large, count, detailed):
+    """Clients take 8 KiB of details; with more they report an error of their own."""
+    updates = batch(large, "route", "DELETE", count)
+    with pytest.raises(grpc.RpcError) as error:
+        client.write(*updates)
+    assert error.value.code().name == "UNKNOWN"
+    assert error.value.details().startswith(f"{count} of {count} updates failed; first: table ")
+    assert ("at most 150" in error.value.details()) != detailed
+    if detailed:
+        assert [code for code, _ in outcomes(error.value)] == [rpc_code.NOT_FOUND] * count
+    else:
+        assert error.value.trailing_metadata() == ()
+
+
+def test_long_messages_leave_room_for_the_codes():
+    error = BatchError([RequestError(grpc.StatusCode.NOT_FOUND, "x" * 9000)] * 150)
+    assert len(error.details()) < 8000
+
+
+# A switch in a process of its own
+
+
+@contextmanager
+def switch_process(schema):
+    """A running switch and its primary."""
+    command = [sys.executable, "-c", SWITCH]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        client = Client(f"127.0.0.1:{int(running.stdout.readline())}")
+        client.become_primary()
+        client.set_pipeline(schema.get_pipeline_config())
+        yield running, client
+        client.channel.close()
+    finally:
+        running.kill()
+        running.communicate()
+
+
+@pytest.fixture(scope="module")
+def primary(large):
+    """The primary of a switch in a process of its own, whose first route is there."""
+    with switch_process(large) as (_, client):
+        client.update("INSERT", table_entry=entry(large, "route", 0))
+        yield client
+
+
+def counting(client, schema, count):
+    """A Write that leaves the number of its last update in an entry's metadata."""
+    made = [
+        update("MODIFY", table_entry=entry(schema, "route", 0, controller_metadata=number + 1))
+        for number in range(count)
+    ]
+    return p4r.WriteRequest(device_id=1, election_id=client.election_id, updates=made)
+
+
+def test_a_write_ends_with_its_deadline_and_lets_the_next_in(primary, large):
+    late = counting(primary, large, 40_000)
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError) as error:
+            primary.stub.Write(late, timeout=0.3)
+        assert error.value.code().name == "DEADLINE_EXCEEDED"
+    primary.update("INSERT", table_entry=entry(large, "route", 1))
+    first = entry(large, "route", 0)
+    (found,) = primary.read(table_entry=first)
+    assert found.controller_metadata < 40_000
+    primary.update("DELETE", table_entry=entry(large, "route", 1))
+    assert primary.read(table_entry=first) == [found], "nothing goes on behind the client's back"
+
+
+def test_packets_flow_while_a_long_write_goes_on(primary, large):
+    packet = p4r.PacketOut(payload=FRAME, metadata=[p4r.PacketMetadata(metadata_id=1, value=b"\xff")])
+    writing = primary.stub.Write.future(counting(primary, large, 40_000), timeout=120)
+    came_back = 0
+    while not writing.done():
+        primary.primary.send(packet=packet)
+        assert primary.primary.receive().packet.payload == FRAME
+        came_back += 1
+    writing.result()
+    assert came_back > 5
+
+
+def test_an_interrupt_ends_the_switch_whatever_is_queued(large):
+    with switch_process(large) as (running, client):
+        client.update("INSERT", table_entry=entry(large, "route", 0))
+        request = counting(client, large, 40_000)
+        queued = [client.stub.Write.future(request) for _ in range(12)]
+        client.read(table_entry=p4r.TableEntry())
+        started = time.monotonic()
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+        assert time.monotonic() - started < 8
+        assert (running.returncode, out.strip(), err) == (0, "[1, 2]", "")
+        assert any(call.exception() is not None for call in queued)
+
+
+def test_an_interrupt_does_not_wait_for_a_compilation(tmp_path):
+    """The cache folder shows when compiling begins, and that it did not come to its end."""
+    files = pipeline(256)
+    schema = P4Schema(files.p4info_path, files.json_path.read_bytes())
+    command = [sys.executable, "-m", "peelsum.cli", "switch", "run", "--p4runtime", "127.0.0.1:0", "--json"]
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"XDG_CACHE_HOME": str(tmp_path), "PATH": ""},
+    )
+    try:
+        client = Client(f"127.0.0.1:{json.loads(running.stdout.readline())['grpc_port']}")
+        client.become_primary()
+        waiting = threading.Thread(target=_load, args=(client, schema.get_pipeline_config()))
+        waiting.start()
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.rglob("peelsum_*.py")):
+            assert time.monotonic() < deadline, "no compilation began"
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+        waiting.join(WAIT_S)
+        assert (running.returncode, err) == (0, "")
+        assert not list(tmp_path.rglob("*.run-*.nbc")), "it waited for the compiler"
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def _load(client, config):
+    with pytest.raises(grpc.RpcError):
+        client.set_pipeline(config)

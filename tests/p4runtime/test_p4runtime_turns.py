@@ -1,0 +1,113 @@
+"""Requests take turns: the order in which they come, and calls that end while they wait."""
+
+import threading
+
+import pytest
+
+from peelsum.target.p4runtime.status import Code, RequestError
+from peelsum.target.p4runtime.turns import Turns
+
+WAIT_S = 20
+
+
+class Call:
+    """A call that ends when told to."""
+
+    def __init__(self):
+        self.active = True
+        self.callbacks = []
+
+    def is_active(self):
+        return self.active
+
+    def add_callback(self, callback):
+        self.callbacks.append(callback)
+        return True
+
+    def end(self):
+        self.active = False
+        for callback in self.callbacks:
+            callback()
+
+
+class Waiting:
+    """A request in a thread of its own; `order` gets its name when its turn comes."""
+
+    def __init__(self, turns, name, order, updates=0):
+        self.call, self.error = Call(), None
+        self._turns, self._name, self._order, self._updates = turns, name, order, updates
+        before = len(turns._waiting)
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+        while len(turns._waiting) <= before:
+            threading.Event().wait(0.001)
+
+    def _run(self):
+        try:
+            with self._turns.turn(self.call, self._updates):
+                self._order.append(self._name)
+        except RequestError as error:
+            self.error = error
+
+
+def joined(*requests):
+    for request in requests:
+        request.thread.join(WAIT_S)
+        assert not request.thread.is_alive()
+
+
+def test_turns_come_in_the_order_of_arrival():
+    turns, order = Turns(), []
+    with turns.turn(Call()):
+        requests = [Waiting(turns, name, order) for name in "abcdef"]
+        assert order == []
+    joined(*requests)
+    assert order == list("abcdef")
+
+
+def test_a_short_batch_passes_a_long_one_that_waits():
+    turns, order = Turns(), []
+    with turns.turn(Call()):
+        requests = [Waiting(turns, "long", order, 100_000), Waiting(turns, "short", order, 1)]
+    joined(*requests)
+    assert order == ["short", "long"]
+
+
+def test_a_long_batch_is_passed_for_as_long_as_it_takes_and_no_longer(monkeypatch):
+    clock = iter([0.0, 0.0, 0.4, 0.6])
+    monkeypatch.setattr("peelsum.target.p4runtime.turns.monotonic", lambda: next(clock))
+    turns, order = Turns(), []
+    with turns.turn(Call()):
+        requests = [Waiting(turns, name, order, n) for name, n in (("long", 1000), ("soon", 1), ("late", 1))]
+    joined(*requests)
+    assert order == ["soon", "long", "late"]
+
+
+def test_a_call_that_ends_gives_up_its_place():
+    turns, order = Turns(), []
+    with turns.turn(Call()):
+        ended, next_one = Waiting(turns, "ended", order), Waiting(turns, "next", order)
+        ended.call.end()
+        joined(ended)
+        assert ended.error.code == Code.CANCELLED
+        assert order == []
+    joined(next_one)
+    assert order == ["next"]
+
+
+def test_a_call_that_has_ended_gets_no_turn():
+    turns, call = Turns(), Call()
+    call.end()
+    with pytest.raises(RequestError) as error, turns.turn(call):
+        pytest.fail("it got a turn")
+    assert error.value.code == Code.CANCELLED
+    with turns.turn(Call()):
+        pass
+
+
+def test_an_error_ends_the_turn():
+    turns = Turns()
+    with pytest.raises(ValueError, match="mine"), turns.turn(Call()):
+        raise ValueError("mine")
+    with turns.turn(Call()):
+        pass
