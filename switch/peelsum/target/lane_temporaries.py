@@ -22,6 +22,7 @@ class _Uses:
         self.loops: list[Repeat] = []
         self._refs = {key.target for table in program.tables.values() for key in table.keys}
         self._refs |= {ref for item in program.checksums for ref, _, _ in item.inputs if ref is not None}
+        self._refs |= {ref for kept in program.field_lists.values() for ref in kept}
         self.elements: Counter[Element] = Counter()
         for block in blocks:
             for node in walk(block):

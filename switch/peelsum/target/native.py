@@ -49,9 +49,13 @@ SIGNATURE = types.UniTuple(types.uint64, 2)(
 )
 
 
-def compiler(cached: bool) -> Callable[[Any], Any]:
+#: Then, where packets may go through the switch more than once: clone sessions, items that wait, their bytes.
+SIGNATURE_AGAIN = SIGNATURE.return_type(*SIGNATURE.args, _U64, _U64, _U8)
+
+
+def compiler(cached: bool, again: bool = False) -> Callable[[Any], Any]:
     """What turns the generated function into machine code."""
-    compile_it: Callable[[Any], Any] = njit(SIGNATURE, cache=cached, **_OPTIONS)
+    compile_it: Callable[[Any], Any] = njit(SIGNATURE_AGAIN if again else SIGNATURE, cache=cached, **_OPTIONS)
     return compile_it
 
 
