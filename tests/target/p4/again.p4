@@ -92,11 +92,15 @@ control E(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm
         } else if (hdr.ask.kind == 17 && sm.instance_type == 0) {
             clone(CloneType.E2E, (bit<32>)hdr.ask.session);
             mark_to_drop(sm);
-        } else if (hdr.ask.kind == 18 && hdr.ask.times > 200) {
-            hdr.ask.times = hdr.ask.times - 1;
-            md.kept = md.kept + 7;
-            md.rounds = md.rounds + 1;
-            recirculate_preserving_field_list(1);
+        } else if (hdr.ask.kind == 18) {
+            if (hdr.ask.times > 200) {
+                hdr.ask.times = hdr.ask.times - 1;
+                md.kept = md.kept + 7;
+                md.rounds = md.rounds + 1;
+                recirculate_preserving_field_list(1);
+            } else {
+                tell();
+            }
         } else if (hdr.ask.kind == 19) {
             recirculate_preserving_field_list(2);
         } else if (hdr.ask.kind == 20) {
@@ -108,7 +112,8 @@ control E(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm
             hdr.hops[0].setValid();
             hdr.hops[0].at = hdr.ask.times == 1 ? 16w0xff : 0;
             if (hdr.ask.times < 4) { recirculate_preserving_field_list(1); }
-        } else if (hdr.ask.kind == 22 && sm.instance_type == 0) {
+        } else if (hdr.ask.kind == 22 && hdr.ask.times == 0) {
+            hdr.ask.times = 200;
             md.kept = 3;
             clone_preserving_field_list(CloneType.E2E, (bit<32>)hdr.ask.session, 1);
             recirculate_preserving_field_list(2);
