@@ -197,6 +197,13 @@ def test_modes_have_names(program_of):
         Switch(program_of("replicate"), "llvm")
 
 
+def test_messages_to_a_log_are_passed_over(document):
+    primitive(document, "RouterIngress.drop", "log_msg", {"type": "string", "value": "dropped"})
+    expected = parse(copy.deepcopy(document), "x").actions
+    action(document, "RouterIngress.drop")["primitives"].pop()
+    assert len(parse(document, "x").actions) == len(expected)
+
+
 def test_another_version_of_the_format_is_refused(document):
     document["__meta__"]["version"] = [3, 0]
     with pytest.raises(UnsupportedConstruct, match="version"):

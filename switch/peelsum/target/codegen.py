@@ -14,6 +14,7 @@ from peelsum.target.emit_statements import Places
 from peelsum.target.emit_switch import Blocks, SwitchWriter, architecture_fields
 from peelsum.target.emitter import Emitter
 from peelsum.target.flow import parser_block, pipeline_block, walk
+from peelsum.target.hashes import HASHES
 from peelsum.target.lane_temporaries import see_through
 from peelsum.target.layout import TablePlan, plan_counters, plan_registers, plan_tables
 from peelsum.target.operations import AddHeader, CopyHeader, CopyStack, Push, Recirculate
@@ -25,6 +26,7 @@ from peelsum.target.storage import Storage
 RUNTIME = (
     *("K", "number", "array8", "array16", "array32", "array64", "clamp", "copy", "shl", "shr"),
     *("find_exact", "find_exact1", "find_first", "find_first1", "enqueue", "waiting_time", "leave"),
+    *(f"hash_{name}" for name in HASHES),
     *("load8", "load16", "load32", "load64", "store8", "store16", "store32", "store64"),
 )
 

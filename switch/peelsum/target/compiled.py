@@ -22,7 +22,7 @@ from typing import Any
 from peelsum.target.codegen import RUNTIME, Generated
 
 _HERE = Path(__file__).parent
-_BUILT_ON = ("native.py", "lookups.py", "queues.py")
+_BUILT_ON = ("native.py", "lookups.py", "queues.py", "hashes.py")
 
 
 def as_it_is(generated: Generated) -> Callable[..., tuple[int, int]]:

@@ -249,13 +249,14 @@ def _same_header(item: Checksum, start: int) -> tuple[str | None, int]:
 
 def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int) -> int:
     for ref, value, bits in item.inputs[start:end]:
-        for text, width in _limbs(emit, ref, value, bits):
+        for text, width in limbs_of(emit, ref, value, bits):
             _add_limb(emit, text, width, offset)
             offset += width
     return offset
 
 
-def _limbs(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> list[tuple[str, int]]:
+def limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> list[tuple[str, int]]:
+    """Text and width of an input, cut into parts of 64 bits at most, most significant first."""
     if ref is None:
         count = words_of(bits)
         widths = [bits - 64 * (count - 1), *[64] * (count - 1)]

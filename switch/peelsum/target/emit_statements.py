@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from peelsum.target.emit_hashes import hash_fields
 from peelsum.target.emit_packets import add_header, copy_header, extract, remove_header, stop_parser
 from peelsum.target.emit_stacks import copy_stack, extract_next, pop, push
 from peelsum.target.emitter import Emitter
+from peelsum.target.errors import UnsupportedConstruct
 from peelsum.target.flow import Apply, Block, Goto, If, Leave, Machine, Repeat, Statement, is_steady, walk
 from peelsum.target.layout import ROW_ENTRY, ROW_PARAMS, CounterPlan, RegisterPlan, TablePlan, limbs, words_of
 from peelsum.target.load_expressions import VALID
@@ -26,6 +28,7 @@ from peelsum.target.operations import (
     Exit,
     Expr,
     FieldRef,
+    Hash,
     MarkToDrop,
     Param,
     Pop,
@@ -81,6 +84,11 @@ class Statements:
         match part:
             case Assign():
                 self._assign(part)
+            case Hash():
+                bits = emit.bits(part.target)
+                if bits > 64:
+                    raise UnsupportedConstruct(f"hash {part.algorithm}: into {bits} bits; at most 64 are run")
+                emit.line(f"{emit.place(part.target)} = {hash_fields(emit, part, bits)}")
             case AssignChosen():
                 self._assign_chosen(part)
             case If():

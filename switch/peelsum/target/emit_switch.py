@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peelsum.target.emit_hashes import hashed_bytes
 from peelsum.target.emit_packets import checksum, clear_chunks, deparse
 from peelsum.target.emit_statements import DROP_PORT, Places, Statements
 from peelsum.target.emitter import CURRENT_SIZE, Emitter
@@ -20,6 +21,7 @@ from peelsum.target.operations import (
     CopyStack,
     Exit,
     FieldRef,
+    Hash,
     Hit,
     MarkToDrop,
     Pop,
@@ -105,6 +107,9 @@ class SwitchWriter:
             emit.line(f"{array.name} = array{size}({emit.constant(array.count)})")
             if array.name in self._copied_names():
                 emit.line(f"e_{array.name} = array{size}({emit.constant(array.count)})")
+        hashes = [node for block in self._blocks.all() for node in walk(block) if isinstance(node, Hash)]
+        if hashes:
+            emit.line(f"hashed = array8({emit.constant(max(1, *map(hashed_bytes, hashes), 1))})")
         emit.line("frame = first")
         emit.line(f"sent = {zero}")
 
@@ -273,7 +278,7 @@ class SwitchWriter:
         headers: list[str] = []
         stacks: list[str] = []
         for node in walk(self._blocks.egress):
-            if isinstance(node, (Assign, ReadRegister)):
+            if isinstance(node, (Assign, Hash, ReadRegister)):
                 targets.append(node.target)
             elif isinstance(node, AssignChosen):
                 targets += node.targets

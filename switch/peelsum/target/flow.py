@@ -26,6 +26,7 @@ from peelsum.target.operations import (
     Exit,
     Expr,
     FieldRef,
+    Hash,
     Hit,
     Jump,
     JumpIfZero,
@@ -368,7 +369,7 @@ def written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | Non
         if isinstance(node, AssignChosen):
             for target in node.targets:
                 places |= places_of(program, target, loop.count)
-        if isinstance(node, (Assign, ReadRegister)):
+        if isinstance(node, (Assign, Hash, ReadRegister)):
             places |= places_of(program, node.target, loop.count)
     return places
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peelsum.target.errors import BadProgram, UnsupportedConstruct
+from peelsum.target.hashes import HASHES
 from peelsum.target.load_expressions import VALID, Scope
 from peelsum.target.operations import (
     Action,
@@ -22,6 +23,7 @@ from peelsum.target.operations import (
     Exit,
     Expr,
     FieldRef,
+    Hash,
     Jump,
     JumpIfZero,
     Lookahead,
@@ -47,7 +49,7 @@ from peelsum.target.program import (
     Verify,
 )
 
-_NOTHING = frozenset({"no_op"})
+_NOTHING = frozenset({"no_op", "log_msg"})
 
 
 def load_action(item: Mapping[str, Any], scope: Scope) -> Action:
@@ -94,6 +96,8 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: in
             return Resubmit(_constant(args[0], where))
         case "recirculate":
             return Recirculate(_constant(args[0], where))
+        case "modify_field_with_hash_based_offset":
+            return _hash(args, scope, where)
         case "mark_to_drop" | "drop":
             return MarkToDrop()
         case "exit":
@@ -115,6 +119,15 @@ def _assign(item: Mapping[str, Any], value: Expr, scope: Scope, where: str) -> P
         targets, index = scope.element_fields(found)
         return AssignChosen(targets, index, value)
     return Assign(_target(item, scope, where), value)
+
+
+def _hash(args: Sequence[Mapping[str, Any]], scope: Scope, where: str) -> Hash:
+    calculation = scope.calculations[args[2]["value"]]
+    if calculation["algo"] not in HASHES:
+        raise UnsupportedConstruct(f"{where}: hash {calculation['algo']}; {', '.join(HASHES)} are run")
+    inputs = scope.inputs(calculation, f"{where}: hash")
+    base, size = scope.expression(args[1]), scope.expression(args[3])
+    return Hash(_target(args[0], scope, where), calculation["algo"], inputs, base, size)
 
 
 def _header(item: Mapping[str, Any], scope: Scope, where: str) -> str:

@@ -14,6 +14,7 @@ from peelsum.target.operations import (
     Const,
     Expr,
     FieldRef,
+    Inputs,
     IsValid,
     Lookahead,
     Param,
@@ -42,15 +43,30 @@ class Scope:
         stacks: Mapping[str, tuple[str, ...]],
         unions: Mapping[str, tuple[str, ...]],
         params: Sequence[ActionParam] = (),
+        calculations: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.headers = headers
         self.stacks = stacks
         self.unions = unions
         self.params = params
+        self.calculations = calculations or {}
 
     def within(self, params: Sequence[ActionParam]) -> Scope:
         """The same names inside an action."""
-        return Scope(self.headers, self.stacks, self.unions, params)
+        return Scope(self.headers, self.stacks, self.unions, params, self.calculations)
+
+    def inputs(self, calculation: Mapping[str, Any], where: str) -> Inputs:
+        """What a calculation is over: fields and constants."""
+        inputs: list[tuple[FieldRef | None, int, int]] = []
+        for part in calculation["input"]:
+            if part["type"] == "field":
+                ref = self.field(part["value"])
+                inputs.append((ref, 0, self.bits(ref)))
+            elif part["type"] == "hexstr":
+                inputs.append((None, int(part["value"], 16), int(part["bitwidth"])))
+            else:
+                raise UnsupportedConstruct(f"{where}: input {part['type']}; only fields and constants")
+        return tuple(inputs)
 
     def header(self, name: str) -> str:
         """`name`, which must be a header instance."""

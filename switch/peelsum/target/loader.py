@@ -94,7 +94,9 @@ def _program(document: Mapping[str, Any], name: str) -> Program:
             shown = item.get("name", item) if isinstance(item, dict) else item
             raise UnsupportedConstruct(f"{what} {shown}: this target has none; leave it out of the program")
     headers = _headers(document)
-    scope = Scope(headers, _members(document, "header_stacks"), _members(document, "header_unions"))
+    calculations = {item["name"]: item for item in document.get("calculations", ())}
+    stacks, unions = _members(document, "header_stacks"), _members(document, "header_unions")
+    scope = Scope(headers, stacks, unions, calculations=calculations)
     actions = {item["id"]: load_action(item, scope) for item in document["actions"]}
     pipelines = {item["name"]: load_pipeline(item, scope, actions) for item in document["pipelines"]}
     nothing = Pipeline("none", None, {})
@@ -206,32 +208,20 @@ def _deparser(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _checksums(document: Mapping[str, Any], scope: Scope) -> tuple[Checksum, ...]:
-    calculations = {item["name"]: item for item in document.get("calculations", ())}
-    return tuple(_checksum(item, calculations, scope) for item in document.get("checksums", ()))
+    return tuple(_checksum(item, scope) for item in document.get("checksums", ()))
 
 
-def _checksum(item: Mapping[str, Any], calculations: Mapping[str, Any], scope: Scope) -> Checksum:
-    calculation = calculations[item["calculation"]]
+def _checksum(item: Mapping[str, Any], scope: Scope) -> Checksum:
+    calculation = scope.calculations[item["calculation"]]
     if calculation["algo"] != "csum16":
         raise UnsupportedConstruct(
             f"checksum {item['name']}: algorithm {calculation['algo']}; only csum16 is run"
         )
-    inputs: list[tuple[FieldRef | None, int, int]] = []
-    for part in calculation["input"]:
-        if part["type"] == "field":
-            ref = scope.field(part["value"])
-            inputs.append((ref, 0, scope.bits(ref)))
-        elif part["type"] == "hexstr":
-            inputs.append((None, int(part["value"], 16), int(part["bitwidth"])))
-        else:
-            raise UnsupportedConstruct(
-                f"checksum {item['name']}: input {part['type']}; only fields and constants"
-            )
     condition = item.get("if_cond")
     return Checksum(
         name=item["name"],
         target=scope.field(item["target"]),
-        inputs=tuple(inputs),
+        inputs=scope.inputs(calculation, f"checksum {item['name']}"),
         condition=None if condition is None else scope.expression(condition),
         verify=bool(item.get("verify", True)),
         update=bool(item.get("update", True)),

@@ -15,6 +15,7 @@ from numba import types as numba_types
 from numba.core import cgutils as numba_cgutils
 from numba.extending import intrinsic
 
+from peelsum.target.hashes import make_hashes
 from peelsum.target.lookups import make_lookups
 from peelsum.target.queues import make_queueing
 
@@ -31,6 +32,9 @@ def K(value: int) -> np.uint64:  # noqa: N802 - a constant's maker, written a th
 
 
 find_exact1, find_exact, find_first1, find_first = (_jit(part) for part in make_lookups(K))
+hash_crc16, hash_crc32, hash_csum16, hash_xor16, hash_identity = (
+    _jit(part) for part in make_hashes(K, np.uint64)
+)
 enqueue, waiting_time, leave = (_jit(part) for part in make_queueing(K))
 
 #: An unsigned 64-bit number from an array's element.

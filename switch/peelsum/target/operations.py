@@ -153,6 +153,21 @@ class AssignChosen:
     value: Expr
 
 
+#: Fields to add up or to hash, in order: a field, or None and a constant; then its bits.
+Inputs: TypeAlias = tuple[tuple[FieldRef | None, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hash:
+    """Store `base` + a hash over `inputs` modulo `size`."""
+
+    target: Target
+    algorithm: str
+    inputs: Inputs
+    base: Expr
+    size: Expr
+
+
 @dataclass(frozen=True, slots=True)
 class ReadRegister:
     """Load a cell; an index past the end leaves the target as it was."""
@@ -285,6 +300,7 @@ class JumpIfZero:
 Primitive: TypeAlias = (
     Assign
     | AssignChosen
+    | Hash
     | ReadRegister
     | WriteRegister
     | CountAt

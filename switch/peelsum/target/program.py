@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from peelsum.target.operations import Action, Expr, FieldRef, Primitive
+from peelsum.target.operations import Action, Expr, FieldRef, Inputs, Primitive
 
 MatchKind: TypeAlias = Literal["exact", "lpm", "ternary", "range"]
 
@@ -214,7 +214,7 @@ class Checksum:
 
     name: str
     target: FieldRef
-    inputs: tuple[tuple[FieldRef | None, int, int], ...]
+    inputs: Inputs
     condition: Expr | None
     verify: bool
     update: bool
