@@ -118,9 +118,6 @@ def test_what_groups_refuse(client):
         )
     )
     assert refusal(client, "INSERT", packet_replication_engine_entry=no_port)[0] == "INVALID_ARGUMENT"
-    clone = p4r.PacketReplicationEngineEntry(clone_session_entry=p4r.CloneSessionEntry(session_id=1))
-    code, message = refusal(client, "INSERT", packet_replication_engine_entry=clone)
-    assert (code, message.split(":")[0]) == ("UNIMPLEMENTED", "clone_session_entry")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from peelsum.target.emitter import Emitter
 from peelsum.target.errors import UnsupportedConstruct
 from peelsum.target.flow import Block, walk
 from peelsum.target.layout import TablePlan
-from peelsum.target.operations import Assign, CopyHeader, FieldRef, Param, ReadRegister
+from peelsum.target.operations import Assign, CopyHeader, FieldRef, Hash, Param, ReadRegister
 from peelsum.target.program import Program
 from peelsum.target.storage import Storage
 
@@ -27,7 +27,7 @@ def largest_values(
     """The largest value of every metadata field for which it is less than its width allows."""
     nodes = [node for block in blocks for node in walk(block)]
     copied = {name for node in nodes if isinstance(node, CopyHeader) for name in (node.target, node.source)}
-    elsewhere = {node.target for node in nodes if isinstance(node, ReadRegister)}
+    elsewhere = {node.target for node in nodes if isinstance(node, (Hash, ReadRegister))}
     assigned: dict[FieldRef, list[Assign]] = {}
     for node in nodes:
         if isinstance(node, Assign) and isinstance(node.target, FieldRef) and node.target not in elsewhere:

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from peelsum.target.bounds import largest_values
+from peelsum.target.emit_again import MOST_ITEMS, AgainWriter, goes_again
 from peelsum.target.emit_statements import Places
 from peelsum.target.emit_switch import Blocks, SwitchWriter, architecture_fields
 from peelsum.target.emitter import Emitter
 from peelsum.target.flow import parser_block, pipeline_block, walk
+from peelsum.target.hashes import HASHES
 from peelsum.target.lane_temporaries import see_through
 from peelsum.target.layout import TablePlan, plan_counters, plan_registers, plan_tables
-from peelsum.target.operations import AddHeader, CopyHeader
+from peelsum.target.operations import AddHeader, CopyHeader, CopyStack, Push, Recirculate
 from peelsum.target.program import Program
 from peelsum.target.reroll import Roller
 from peelsum.target.storage import Storage
@@ -24,6 +26,7 @@ from peelsum.target.storage import Storage
 RUNTIME = (
     *("K", "number", "array8", "array16", "array32", "array64", "clamp", "copy", "shl", "shr"),
     *("find_exact", "find_exact1", "find_first", "find_first1", "enqueue", "waiting_time", "leave"),
+    *(f"hash_{name}" for name in HASHES),
     *("load8", "load16", "load32", "load64", "store8", "store16", "store32", "store64"),
 )
 
@@ -32,13 +35,16 @@ RUNTIME = (
 class Generated:
     """A program's source text, and where the state that it works on lies.
 
-    A packet grows by `growth` bytes at most on its way through.
+    A packet grows by `growth` bytes at most on its way through. `again` is 0, or how many words packets need
+    that go through the switch more than once; `recirculates` is whether their bytes need room, too.
     """
 
     source: str
     tables: dict[str, TablePlan]
     places: Places
     growth: int
+    again: int = 0
+    recirculates: bool = False
 
 
 @lru_cache(maxsize=8)
@@ -64,11 +70,23 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
     storage = Storage(program, blocks.all(), spans, architecture_fields(program))
     largest = largest_values(program, storage, tables, blocks.all())
     emit = Emitter(program, storage, tables, largest)
-    source = SwitchWriter(emit, places, blocks, queued).source()
-    return Generated(source, tables, places, _growth(program, blocks))
+    growth = _growth(program, blocks)
+    if not goes_again(blocks.all()):
+        return Generated(SwitchWriter(emit, places, blocks, queued).source(), tables, places, growth)
+    writer = AgainWriter(emit, places, blocks, queued)
+    recirculates = any(isinstance(node, Recirculate) for node in walk(blocks.egress))
+    growth *= MOST_ITEMS + 1 if recirculates else 1
+    return Generated(writer.source(), tables, places, growth, writer.words(), recirculates)
 
 
 def _growth(program: Program, blocks: Blocks) -> int:
-    added = {node.header for block in blocks.all() for node in walk(block) if isinstance(node, AddHeader)}
-    added |= {node.target for block in blocks.all() for node in walk(block) if isinstance(node, CopyHeader)}
+    added: set[str] = set()
+    for node in (node for block in blocks.all() for node in walk(block)):
+        match node:
+            case AddHeader(header):
+                added.add(header)
+            case CopyHeader(target, _):
+                added.add(target)
+            case Push(stack, _) | CopyStack(stack, _):
+                added.update(program.stacks[stack])
     return sum(program.headers[header].bits // 8 for header in added)

@@ -22,7 +22,7 @@ from typing import Any
 from peelsum.target.codegen import RUNTIME, Generated
 
 _HERE = Path(__file__).parent
-_BUILT_ON = ("native.py", "lookups.py", "queues.py")
+_BUILT_ON = ("native.py", "lookups.py", "queues.py", "hashes.py")
 
 
 def as_it_is(generated: Generated) -> Callable[..., tuple[int, int]]:
@@ -49,7 +49,8 @@ def through_numba(generated: Generated, cache: Path | None = None) -> Callable[.
 
 def _module_text(generated: Generated) -> str:
     wanted = ", ".join(RUNTIME)
-    foot = "CACHED = True\nrun = compiler(CACHED)(run)\n"
+    options = "CACHED, again=True" if generated.again else "CACHED"
+    foot = f"CACHED = True\nrun = compiler({options})(run)\n"
     return f"from peelsum.target.native import {wanted}, compiler\n\n{generated.source}\n\n{foot}"
 
 

@@ -22,6 +22,7 @@ from peelsum.target.operations import (
     IsValid,
     Lookahead,
     Param,
+    StackCount,
     Ternary,
     Unary,
 )
@@ -141,6 +142,8 @@ class Expressions:
                 return unsigned(self._emit.param(expr), expr.bits)
             case Lookahead(offset, bits):
                 return unsigned(self._emit.peek(offset, bits), bits)
+            case StackCount(stack):
+                return Value(self._emit.stack_count(stack), 0, len(self._emit.program.stacks[stack]))
             case Unary("b2d", operand):
                 texts = self._emit.constant(1), self.condition(operand), self._emit.constant(0)
                 return Value("({} if {} else {})".format(*texts), 0, 1)

@@ -74,7 +74,7 @@ def extract(emit: Emitter, header: str) -> None:
                 emit.line(
                     f"{emit.name(chunk.name)}[k] = load{chunk.bits}(data, {_element(emit, 'at', chunk)})"
                 )
-    emit.line(f"{emit.validity(header)} = True")
+    make_valid(emit, header)
     emit.line(f"off = off + {size}")
     emit.line(f"left = left - {size}")
 
@@ -97,11 +97,18 @@ def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
                 emit.line(f"{emit.name(chunk.name)}[k] = {zero}")
 
 
+def make_valid(emit: Emitter, header: str) -> None:
+    """Set a header's validity; others of its union become invalid."""
+    emit.line(f"{emit.validity(header)} = True")
+    for other in emit.rivals(header):
+        emit.line(f"{emit.validity(other)} = False")
+
+
 def add_header(emit: Emitter, header: str) -> None:
     """Make a header valid; its fields become 0 unless it was valid already."""
     with emit.block(f"if not {emit.validity(header)}:"):
         clear_chunks(emit, emit.storage.chunks[header])
-        emit.line(f"{emit.validity(header)} = True")
+        make_valid(emit, header)
         _resize(emit, "+", header)
 
 
@@ -125,13 +132,20 @@ def copy_header(emit: Emitter, target: str, source: str) -> None:
             f"header {target}: set from {source}, which is of another type; compile again"
         )
     with emit.block(f"if {emit.validity(source)}:"):
-        for to, chunk in zip(emit.storage.chunks[target], emit.storage.chunks[source], strict=True):
-            if isinstance(chunk, Variable):
-                emit.line(f"{emit.name(to.name)} = {emit.name(chunk.name)}")
-            else:
-                with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
-                    emit.line(f"{emit.name(to.name)}[k] = {emit.name(chunk.name)}[k]")
+        copy_fields(emit, target, source)
+        for other in emit.rivals(target):
+            emit.line(f"{emit.validity(other)} = False")
     emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
+
+
+def copy_fields(emit: Emitter, target: str, source: str) -> None:
+    """Set a header's fields to those of another of its type."""
+    for to, chunk in zip(emit.storage.chunks[target], emit.storage.chunks[source], strict=True):
+        if isinstance(chunk, Variable):
+            emit.line(f"{emit.name(to.name)} = {emit.name(chunk.name)}")
+        else:
+            with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
+                emit.line(f"{emit.name(to.name)}[k] = {emit.name(chunk.name)}[k]")
 
 
 # --- deparsing ------------------------------------------------------------------------------------
@@ -235,13 +249,14 @@ def _same_header(item: Checksum, start: int) -> tuple[str | None, int]:
 
 def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int) -> int:
     for ref, value, bits in item.inputs[start:end]:
-        for text, width in _limbs(emit, ref, value, bits):
+        for text, width in limbs_of(emit, ref, value, bits):
             _add_limb(emit, text, width, offset)
             offset += width
     return offset
 
 
-def _limbs(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> list[tuple[str, int]]:
+def limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> list[tuple[str, int]]:
+    """Text and width of an input, cut into parts of 64 bits at most, most significant first."""
     if ref is None:
         count = words_of(bits)
         widths = [bits - 64 * (count - 1), *[64] * (count - 1)]

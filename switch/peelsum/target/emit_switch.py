@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peelsum.target.emit_hashes import hashed_bytes
 from peelsum.target.emit_packets import checksum, clear_chunks, deparse
 from peelsum.target.emit_statements import DROP_PORT, Places, Statements
 from peelsum.target.emitter import CURRENT_SIZE, Emitter
@@ -15,11 +16,16 @@ from peelsum.target.flow import Block, walk
 from peelsum.target.operations import (
     AddHeader,
     Assign,
+    AssignChosen,
     CopyHeader,
+    CopyStack,
     Exit,
     FieldRef,
+    Hash,
     Hit,
     MarkToDrop,
+    Pop,
+    Push,
     ReadRegister,
     RemoveHeader,
     Target,
@@ -32,9 +38,9 @@ _HEAD = (
     "def run(data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, out_leave, "
     "room, copies, memory, regs, wide, counts, groups, queues):"
 )
-_EGRESS_SPEC = FieldRef("standard_metadata", "egress_spec")
+EGRESS_SPEC = FieldRef("standard_metadata", "egress_spec")
 #: standard_metadata.instance_type of a multicast copy.
-_REPLICA = 5
+REPLICA = 5
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Blocks:
 def architecture_fields(program: Program) -> list[FieldRef]:
     """Fields that the architecture needs, whether or not the program looks at them."""
     group = program.intrinsic("intrinsic_metadata.mcast_grp")
-    return [_EGRESS_SPEC, *([] if group is None else [group])]
+    return [EGRESS_SPEC, *([] if group is None else [group])]
 
 
 class SwitchWriter:
@@ -84,7 +90,10 @@ class SwitchWriter:
                 self._packet()
                 emit.line(f"frame = frame + {emit.constant(1)}")
             emit.line("return frame, sent")
-        return "\n".join([*emit.constants(), "", "", *emit.lines, ""])
+        return self._text()
+
+    def _text(self) -> str:
+        return "\n".join([*self._emit.constants(), "", "", *self._emit.lines, ""])
 
     # --- once per call ----------------------------------------------------------------------------
 
@@ -98,6 +107,9 @@ class SwitchWriter:
             emit.line(f"{array.name} = array{size}({emit.constant(array.count)})")
             if array.name in self._copied_names():
                 emit.line(f"e_{array.name} = array{size}({emit.constant(array.count)})")
+        hashes = [node for block in self._blocks.all() for node in walk(block) if isinstance(node, Hash)]
+        if hashes:
+            emit.line(f"hashed = array8({emit.constant(max(1, *map(hashed_bytes, hashes), 1))})")
         emit.line("frame = first")
         emit.line(f"sent = {zero}")
 
@@ -133,6 +145,8 @@ class SwitchWriter:
             clear_chunks(emit, [part for part in chunks if header.metadata or isinstance(part, Variable)])
         for hit in emit.hits.values():
             emit.line(f"{hit} = False")
+        for stack in self._program.stacks:
+            emit.line(f"{emit.stack_count(stack)} = {emit.constant(0)}")
 
     def _clear_unparsed(self) -> None:
         """Arrays of headers that were not extracted; extracting fills them, so this is rare work."""
@@ -184,10 +198,18 @@ class SwitchWriter:
     # --- once per copy ----------------------------------------------------------------------------
 
     def _replicate(self) -> None:
+        emit = self._emit
+        self._choose()
+        self._drop_by_priority()
+        emit.line(f"unicast_port = {emit.place(EGRESS_SPEC)}")
+        with emit.block("for _ in range(replicas):"):
+            self._copy()
+
+    def _choose(self) -> None:
         """Multicast goes before unicast, unicast before nothing, as in simple_switch."""
         emit = self._emit
         zero, one, two = map(emit.constant, (0, 1, 2))
-        spec = emit.place(_EGRESS_SPEC)
+        spec = emit.place(EGRESS_SPEC)
         group_ref = self._program.intrinsic("intrinsic_metadata.mcast_grp")
         group = emit.place(group_ref) if group_ref is not None else zero
         emit.line(f"group = {group} & {emit.constant(0xFFFF)}")
@@ -197,10 +219,6 @@ class SwitchWriter:
         with emit.block("else:"):
             emit.line(f"replica = {zero}")
             emit.line(f"replicas = {zero} if {spec} == {emit.constant(DROP_PORT)} else {one}")
-        self._drop_by_priority()
-        emit.line(f"unicast_port = {spec}")
-        with emit.block("for _ in range(replicas):"):
-            self._copy()
 
     def _drop_by_priority(self) -> None:
         """simple_switch has one queue per port unless told otherwise, and drops what asks for another."""
@@ -217,12 +235,10 @@ class SwitchWriter:
             emit.line(f"egress_port = groups[replica] & {emit.constant(0x1FF)}")
             emit.line(f"egress_rid = groups[replica + {one}]")
             emit.line(f"replica = replica + {two}")
-            emit.line(f"instance = {emit.constant(_REPLICA)}")
-        rid = self._program.intrinsic("intrinsic_metadata.egress_rid")
+            emit.line(f"instance = {emit.constant(REPLICA)}")
         with emit.block("else:"):
             emit.line("egress_port = unicast_port")
-            kept = emit.place(rid) if rid is not None and self._storage.has(rid) else zero
-            emit.line(f"egress_rid = {kept}")
+            emit.line(f"egress_rid = {self._kept_rid()}")
             emit.line(f"instance = {zero}")
         if self._queued:
             emit.line("depth = enqueue(queues, egress_port, now)")
@@ -232,9 +248,14 @@ class SwitchWriter:
         self._take_copies()
         self._egress_intrinsics()
         self._once(self._blocks.egress, "while True:" if self._exits(self._blocks.egress) else None)
-        with emit.block(f"if {emit.place(_EGRESS_SPEC)} != {emit.constant(DROP_PORT)}:"):
+        with emit.block(f"if {emit.place(EGRESS_SPEC)} != {emit.constant(DROP_PORT)}:"):
             self._send()
         emit.copied = frozenset()
+
+    def _kept_rid(self) -> str:
+        rid = self._program.intrinsic("intrinsic_metadata.egress_rid")
+        known = rid is not None and self._storage.has(rid)
+        return self._emit.place(rid) if rid is not None and known else self._emit.constant(0)
 
     def _egress_intrinsics(self) -> None:
         self._set_intrinsic("standard_metadata.egress_port", "egress_port")
@@ -255,18 +276,26 @@ class SwitchWriter:
         """Variables that egress changes: each copy of a packet starts from what ingress left."""
         targets: list[Target] = [item.target for item in self._program.checksums if item.update]
         headers: list[str] = []
+        stacks: list[str] = []
         for node in walk(self._blocks.egress):
-            if isinstance(node, (Assign, ReadRegister)):
+            if isinstance(node, (Assign, Hash, ReadRegister)):
                 targets.append(node.target)
+            elif isinstance(node, AssignChosen):
+                targets += node.targets
             elif isinstance(node, MarkToDrop):
                 targets += architecture_fields(self._program)
             elif isinstance(node, (AddHeader, RemoveHeader)):
                 headers.append(node.header)
             elif isinstance(node, CopyHeader):
                 headers.append(node.target)
+            elif isinstance(node, (Push, Pop, CopyStack)):
+                changed = node.target if isinstance(node, CopyStack) else node.stack
+                headers += self._program.stacks[changed]
+                stacks.append(changed)
         names = {CURRENT_SIZE, *(name for target in targets for name in self._storage.names(target))}
+        names.update(map(self._emit.stack_variable, stacks))
         for header in headers:
-            names.add(self._emit.validity_variable(header))
+            names.update(map(self._emit.validity_variable, (header, *self._emit.rivals(header))))
             names.update(chunk.name for chunk in self._storage.chunks[header])
         return frozenset(names)
 
@@ -281,7 +310,11 @@ class SwitchWriter:
                 emit.line(f"{emit.name(name)}[k] = {name}[k]")
 
     def _send(self) -> None:
-        """Bring checksums up to date and write the packet out."""
+        self._write_out()
+        self._leave()
+
+    def _write_out(self) -> None:
+        """Bring checksums up to date and write the packet out, `to` being where its headers end."""
         emit = self._emit
         for item in self._program.checksums:
             if item.update:
@@ -292,6 +325,10 @@ class SwitchWriter:
         for header in self._program.deparser:
             deparse(emit, header)
         emit.line("copy(out, to, data, base + off, left)")
+
+    def _leave(self) -> None:
+        """Have the packet that was written out leave."""
+        emit = self._emit
         emit.line("out_length[sent] = to + left - sent * out_stride")
         emit.line("out_port[sent] = egress_port")
         if self._queued:

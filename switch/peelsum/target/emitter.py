@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from peelsum.target.emit_expressions import Expressions, Value, unsigned
@@ -39,6 +39,8 @@ class Emitter:
         self._constants: dict[int, str] = {}
         self._temporaries = 0
         self.hits: dict[str, str] = {}
+        self._validities = _named("v_", (name for name, item in program.headers.items() if not item.metadata))
+        self._stack_counts = _named("n_", program.stacks)
 
     # --- text -------------------------------------------------------------------------------------
 
@@ -90,10 +92,22 @@ class Emitter:
             return "True"
         return self.name(self.validity_variable(header))
 
-    @staticmethod
-    def validity_variable(header: str) -> str:
+    def validity_variable(self, header: str) -> str:
         """The variable that holds a header's validity."""
-        return "v_" + "".join(letter if letter.isalnum() else "_" for letter in header)
+        return self._validities[header]
+
+    def rivals(self, header: str) -> list[str]:
+        """The other headers of a header's union, if it is in one."""
+        unions = [members for members in self.program.unions.values() if header in members]
+        return [other for members in unions for other in members if other != header]
+
+    def stack_variable(self, stack: str) -> str:
+        """The variable that holds how many elements of a stack are filled."""
+        return self._stack_counts[stack]
+
+    def stack_count(self, stack: str) -> str:
+        """What that variable is called here."""
+        return self.name(self._stack_counts[stack])
 
     def hit(self, table: str) -> str:
         """Whether the last application of a table hit."""
@@ -163,3 +177,12 @@ class Emitter:
         if isinstance(target, FieldRef) and target in self._largest:
             return Value(value.text, 0, self._largest[target])
         return value
+
+
+def _named(prefix: str, things: Iterable[str]) -> dict[str, str]:
+    """A variable name for each thing, made from its own."""
+    made: dict[str, str] = {}
+    for thing in things:
+        name = prefix + "".join(letter if letter.isalnum() else "_" for letter in thing)
+        made[thing] = f"{name}_{len(made)}" if name in made.values() else name
+    return made

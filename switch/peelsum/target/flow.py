@@ -1,7 +1,8 @@
 """Control flow graphs -> nested statements: pipelines, parsers and the jumps inside actions become ifs.
 
-BMv2 JSON says where control goes next; compiled code wants blocks. Graphs must be acyclic: what loops is
-refused. Nothing here knows how a statement is written down.
+BMv2 JSON says where control goes next; compiled code wants blocks. Pipelines and actions must be acyclic:
+what loops is refused. A parser may loop, as header stacks make it, and then stays a machine of states.
+Nothing here knows how a statement is written down.
 """
 
 from __future__ import annotations
@@ -15,36 +16,37 @@ from peelsum.target.operations import (
     Action,
     AddHeader,
     Assign,
+    AssignChosen,
     Binary,
     Bool,
     Const,
     CopyHeader,
+    CopyStack,
     Element,
     Exit,
     Expr,
     FieldRef,
+    Hash,
     Hit,
     Jump,
     JumpIfZero,
     Lookahead,
     MarkToDrop,
     Param,
-    Primitive,
+    Pop,
+    Push,
     ReadRegister,
     RemoveHeader,
     Target,
     Unary,
 )
 from peelsum.target.program import (
-    Advance,
     Conditional,
-    Extract,
     Parser,
+    ParserOp,
     Pipeline,
     Program,
-    Require,
     Table,
-    Verify,
     successors,
 )
 from peelsum.target.program import ParserState as State
@@ -82,7 +84,21 @@ class Repeat:
     body: Block
 
 
-Statement: TypeAlias = If | Apply | Leave | Repeat | Extract | Require | Verify | Advance | Primitive
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Run `states[0]`, then the state that each one's `Goto` names, until one leads nowhere."""
+
+    states: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Goto:
+    """In a machine: go on with state number `state`; None ends it."""
+
+    state: int | None
+
+
+Statement: TypeAlias = If | Apply | Leave | Repeat | Machine | Goto | ParserOp
 Block: TypeAlias = tuple[Statement, ...]
 
 #: A graph this much larger once written as blocks is refused: its branches share too much.
@@ -90,6 +106,10 @@ _GROWTH_LIMIT = 20
 
 
 # --- graphs ---------------------------------------------------------------------------------------
+
+
+class _Loop(UnsupportedConstruct):
+    """A graph that leads back to one of its nodes."""
 
 
 class _Graph:
@@ -119,9 +139,7 @@ class _Graph:
             node, successors = stack[-1]
             for follower in successors:
                 if follower in open_nodes:
-                    raise UnsupportedConstruct(
-                        f"{self.name}: {follower} leads back to itself; loops are not run"
-                    )
+                    raise _Loop(f"{self.name}: {follower} leads back to itself; loops are not run")
                 if follower is not None and follower not in done:
                     open_nodes.add(follower)
                     stack.append((follower, iter(self.after(follower))))
@@ -272,7 +290,7 @@ def _table_block(program: Program, table: Table, arm: Callable[[Any], Block]) ->
 
 
 def parser_block(parser: Parser) -> Block:
-    """A parser as nested statements; `Extract`, `Require`, `Advance` and `Verify` may end it early."""
+    """A parser as nested statements, or as a machine if it loops; operations on a packet may end it early."""
 
     def after(name: str) -> list[str | None]:
         transitions = parser.states[name].transitions
@@ -283,7 +301,32 @@ def parser_block(parser: Parser) -> Block:
         state = parser.states[name]
         return (*state.ops, *_select(state, arm))
 
-    return _Graph("parser", parser.start, after).block(parser.start, None, write)
+    try:
+        graph = _Graph("parser", parser.start, after)
+    except _Loop:
+        return (_machine(parser),)
+    return graph.block(parser.start, None, write)
+
+
+def _machine(parser: Parser) -> Machine:
+    names = [parser.start, *(name for name in parser.states if name != parser.start)]
+    number = {name: position for position, name in enumerate(names)}
+
+    def state(name: str) -> Block:
+        found = parser.states[name]
+        selected = _select(found, lambda after: (Goto(None if after is None else number[after]),))
+        ends = found.transitions and found.transitions[-1].values is None
+        return (*found.ops, *(selected if ends else _or_end(selected)))
+
+    return Machine(tuple(state(name) for name in names))
+
+
+def _or_end(block: Block) -> Block:
+    """The statements of a selection, which ends the machine where nothing is selected."""
+    if not block:
+        return (Goto(None),)
+    (part,) = block
+    return (If(part.condition, part.then, _or_end(part.orelse)),) if isinstance(part, If) else block
 
 
 def _select(state: State, arm: Callable[[Any], Block]) -> Block:
@@ -301,7 +344,7 @@ def _select(state: State, arm: Callable[[Any], Block]) -> Block:
     return chain
 
 
-def _matches(key: Sequence[FieldRef | Lookahead], values: Sequence[int], masks: Sequence[int] | None) -> Expr:
+def _matches(key: Sequence[Expr], values: Sequence[int], masks: Sequence[int] | None) -> Expr:
     condition: Expr = Bool(True)
     for number, (part, value) in enumerate(zip(key, values, strict=True)):
         left: Expr = part
@@ -321,9 +364,12 @@ def written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | Non
     """The (header, field number) pairs that a loop changes on any turn; None if that cannot be told."""
     places: set[tuple[str, int]] = set()
     for node in walk(loop.body):
-        if isinstance(node, (AddHeader, RemoveHeader, CopyHeader, MarkToDrop)):
+        if isinstance(node, (AddHeader, RemoveHeader, CopyHeader, Push, Pop, CopyStack, MarkToDrop)):
             return None
-        if isinstance(node, (Assign, ReadRegister)):
+        if isinstance(node, AssignChosen):
+            for target in node.targets:
+                places |= places_of(program, target, loop.count)
+        if isinstance(node, (Assign, Hash, ReadRegister)):
             places |= places_of(program, node.target, loop.count)
     return places
 

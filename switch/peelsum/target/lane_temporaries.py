@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from peelsum.target.flow import Block, Repeat, is_steady, places_of, rebuilt, walk
-from peelsum.target.operations import Assign, Binary, Const, Element, Expr, FieldRef, ReadRegister
+from peelsum.target.operations import Assign, Binary, Const, Element, Expr, FieldRef, Hash, ReadRegister
 from peelsum.target.program import Program
 
 
@@ -22,6 +22,7 @@ class _Uses:
         self.loops: list[Repeat] = []
         self._refs = {key.target for table in program.tables.values() for key in table.keys}
         self._refs |= {ref for item in program.checksums for ref, _, _ in item.inputs if ref is not None}
+        self._refs |= {ref for kept in program.field_lists.values() for ref in kept}
         self.elements: Counter[Element] = Counter()
         for block in blocks:
             for node in walk(block):
@@ -78,7 +79,7 @@ def _held(program: Program, uses: _Uses, loop: Repeat, target: Element, value: E
     fits = _bits_needed(program, value) <= header.fields[target.first].bits
     first_use = next(step for step in loop.body if any(node == target for node in walk(step)))
     assigned = [node for node in walk(loop) if isinstance(node, Assign) and node.target == target]
-    read_into = any(isinstance(node, ReadRegister) and node.target == target for node in walk(loop))
+    read_into = any(isinstance(node, (Hash, ReadRegister)) and node.target == target for node in walk(loop))
     once = len(assigned) == 1 and assigned[0] is first_use and not read_into
     return value if fits and once and is_steady(program, value, loop) else None
 

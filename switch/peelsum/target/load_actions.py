@@ -6,29 +6,41 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peelsum.target.errors import BadProgram, UnsupportedConstruct
+from peelsum.target.hashes import HASHES
 from peelsum.target.load_expressions import VALID, Scope
 from peelsum.target.operations import (
     Action,
     ActionParam,
     AddHeader,
     Assign,
+    AssignChosen,
+    Clone,
     Const,
     CopyHeader,
+    CopyStack,
+    CopyUnion,
     CountAt,
     Exit,
+    Expr,
     FieldRef,
+    Hash,
     Jump,
     JumpIfZero,
     Lookahead,
     MarkToDrop,
+    Pop,
     Primitive,
+    Push,
     ReadRegister,
+    Recirculate,
     RemoveHeader,
+    Resubmit,
     WriteRegister,
 )
 from peelsum.target.program import (
     Advance,
     Extract,
+    ExtractNext,
     Parser,
     ParserOp,
     ParserState,
@@ -37,7 +49,7 @@ from peelsum.target.program import (
     Verify,
 )
 
-_NOTHING = frozenset({"no_op"})
+_NOTHING = frozenset({"no_op", "log_msg"})
 
 
 def load_action(item: Mapping[str, Any], scope: Scope) -> Action:
@@ -56,7 +68,7 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: in
     op, args = item["op"], item["parameters"]
     match op:
         case "assign" | "modify_field":
-            return Assign(_target(args[0], scope, where), scope.expression(args[1]))
+            return _assign(args[0], scope.expression(args[1]), scope, where)
         case "register_read":
             return ReadRegister(_target(args[0], scope, where), args[1]["value"], scope.expression(args[2]))
         case "register_write":
@@ -64,11 +76,28 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: in
         case "count":
             return CountAt(args[0]["value"], scope.expression(args[1]))
         case "add_header":
-            return AddHeader(scope.header(args[0]["value"]))
+            return AddHeader(_header(args[0], scope, where))
         case "remove_header":
-            return RemoveHeader(scope.header(args[0]["value"]))
+            return RemoveHeader(_header(args[0], scope, where))
         case "assign_header" | "copy_header":
-            return CopyHeader(scope.header(args[0]["value"]), scope.header(args[1]["value"]))
+            return CopyHeader(_header(args[0], scope, where), _header(args[1], scope, where))
+        case "assign_union":
+            pairs = zip(*(scope.union(part["value"]) for part in args), strict=True)
+            return CopyUnion(tuple(CopyHeader(target, source) for target, source in pairs))
+        case "assign_header_stack":
+            return CopyStack(scope.stack(args[0]["value"]), scope.stack(args[1]["value"]))
+        case "push":
+            return Push(scope.stack(args[0]["value"]), _constant(args[1], where))
+        case "pop":
+            return Pop(scope.stack(args[0]["value"]), _constant(args[1], where))
+        case "clone_ingress_pkt_to_egress" | "clone_egress_pkt_to_egress":
+            return Clone(scope.expression(args[0]), _constant(args[1], where))
+        case "resubmit":
+            return Resubmit(_constant(args[0], where))
+        case "recirculate":
+            return Recirculate(_constant(args[0], where))
+        case "modify_field_with_hash_based_offset":
+            return _hash(args, scope, where)
         case "mark_to_drop" | "drop":
             return MarkToDrop()
         case "exit":
@@ -80,6 +109,33 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: in
     if op in _NOTHING:
         return Jump(number + 1)
     raise UnsupportedConstruct(f"{where}: primitive {op}: this target has none; leave it out of the program")
+
+
+def _assign(item: Mapping[str, Any], value: Expr, scope: Scope, where: str) -> Primitive:
+    found = item
+    while found.get("type") == "expression":
+        found = found["value"]
+    if found.get("op") == "access_field":
+        targets, index = scope.element_fields(found)
+        return AssignChosen(targets, index, value)
+    return Assign(_target(item, scope, where), value)
+
+
+def _hash(args: Sequence[Mapping[str, Any]], scope: Scope, where: str) -> Hash:
+    calculation = scope.calculations[args[2]["value"]]
+    if calculation["algo"] not in HASHES:
+        raise UnsupportedConstruct(f"{where}: hash {calculation['algo']}; {', '.join(HASHES)} are run")
+    inputs = scope.inputs(calculation, f"{where}: hash")
+    base, size = scope.expression(args[1]), scope.expression(args[3])
+    return Hash(_target(args[0], scope, where), calculation["algo"], inputs, base, size)
+
+
+def _header(item: Mapping[str, Any], scope: Scope, where: str) -> str:
+    if item["type"] != "header":
+        raise UnsupportedConstruct(
+            f"{where}: a whole header chosen by {item['type']}; only a constant index is run"
+        )
+    return scope.header(item["value"])
 
 
 def _target(item: Mapping[str, Any], scope: Scope, where: str) -> FieldRef:
@@ -96,7 +152,7 @@ def _target(item: Mapping[str, Any], scope: Scope, where: str) -> FieldRef:
 
 def _constant(item: Mapping[str, Any], where: str) -> int:
     if item["type"] != "hexstr":
-        raise BadProgram(f"{where}: jumps to a computed place; compile the program again")
+        raise BadProgram(f"{where}: a {item['type']} where a number belongs; compile the program again")
     return int(item["value"], 16)
 
 
@@ -114,12 +170,19 @@ def load_parser(item: Mapping[str, Any], scope: Scope) -> Parser:
 def _state(item: Mapping[str, Any], scope: Scope) -> ParserState:
     where = f"parser state {item['name']}"
     ops = [op for part in item["parser_ops"] for op in _parser_op(part, scope, where)]
-    key: list[FieldRef | Lookahead] = []
+    key: list[Expr] = []
+    widths: list[int] = []
     for part in item["transition_key"]:
         if part["type"] == "field" and part["value"][1] != VALID:
             key.append(scope.field(part["value"]))
+            widths.append(scope.bits(scope.field(part["value"])))
+        elif part["type"] == "stack_field":
+            stack, name = part["value"]
+            key.append(scope.last(stack, name))
+            widths.append(scope.bits(scope.field((scope.stacks[stack][0], name))))
         elif part["type"] == "lookahead":
             key.append(Lookahead(*map(int, part["value"])))
+            widths.append(int(part["value"][1]))
         else:
             raise UnsupportedConstruct(
                 f"{where}: selects on {part['type']} {part['value']}; only on fields is run"
@@ -127,7 +190,6 @@ def _state(item: Mapping[str, Any], scope: Scope) -> ParserState:
     ahead = max((part.offset + part.bits for part in key if isinstance(part, Lookahead)), default=0)
     if ahead:
         ops.append(Require(ahead))
-    widths = [part.bits if isinstance(part, Lookahead) else scope.bits(part) for part in key]
     transitions = tuple(_transition(part, widths, where) for part in item["transitions"])
     return ParserState(item["name"], tuple(ops), tuple(key), transitions)
 
@@ -157,10 +219,12 @@ def _parser_op(item: Mapping[str, Any], scope: Scope, where: str) -> list[Parser
     match item["op"]:
         case "extract" if args[0]["type"] == "regular":
             return [Extract(scope.header(args[0]["value"]))]
+        case "extract" if args[0]["type"] == "stack":
+            return [ExtractNext(scope.stack(args[0]["value"]))]
         case "set":
             value = scope.expression(args[1])
             needed = [Require(value.offset + value.bits)] if isinstance(value, Lookahead) else []
-            return [*needed, Assign(_target(args[0], scope, where), value)]
+            return [*needed, _assign(args[0], value, scope, where)]
         case "verify":
             return [Verify(scope.expression(args[0]), scope.expression(args[1]))]
         case "shift":

@@ -18,7 +18,15 @@ from peelsum.target.flow import walk
 from peelsum.target.load_actions import load_action, load_parser
 from peelsum.target.load_expressions import Scope
 from peelsum.target.load_tables import load_pipeline
-from peelsum.target.operations import CountAt, FieldRef, ReadRegister, WriteRegister
+from peelsum.target.operations import (
+    Clone,
+    CountAt,
+    FieldRef,
+    ReadRegister,
+    Recirculate,
+    Resubmit,
+    WriteRegister,
+)
 from peelsum.target.program import (
     Checksum,
     CounterArray,
@@ -32,15 +40,16 @@ from peelsum.target.program import (
 
 #: Sections that must be empty, and what P4 calls the things in them.
 _REFUSED = {
-    "header_stacks": "header stack",
-    "header_unions": "header union",
     "header_union_stacks": "header union stack",
-    "field_lists": "field list (clone, resubmit, recirculate or digest)",
     "parse_vsets": "parser value set",
     "meter_arrays": "meter",
     "learn_lists": "digest",
     "extern_instances": "extern instance",
 }
+_CORE_ERRORS = (
+    *("NoError", "PacketTooShort", "NoMatch", "StackOutOfBounds"),
+    *("HeaderTooShort", "ParserTimeout", "ParserInvalidArgument"),
+)
 _STANDARD = "standard_metadata"
 _NEEDED = ("ingress_port", "egress_spec", "egress_port")
 
@@ -85,7 +94,9 @@ def _program(document: Mapping[str, Any], name: str) -> Program:
             shown = item.get("name", item) if isinstance(item, dict) else item
             raise UnsupportedConstruct(f"{what} {shown}: this target has none; leave it out of the program")
     headers = _headers(document)
-    scope = Scope(headers)
+    calculations = {item["name"]: item for item in document.get("calculations", ())}
+    stacks, unions = _members(document, "header_stacks"), _members(document, "header_unions")
+    scope = Scope(headers, stacks, unions, calculations=calculations)
     actions = {item["id"]: load_action(item, scope) for item in document["actions"]}
     pipelines = {item["name"]: load_pipeline(item, scope, actions) for item in document["pipelines"]}
     nothing = Pipeline("none", None, {})
@@ -100,8 +111,11 @@ def _program(document: Mapping[str, Any], name: str) -> Program:
         registers=_registers(document),
         counters=_counters(document),
         checksums=_checksums(document, scope),
-        errors={str(key): int(value) for key, value in document.get("errors", ())},
+        errors=_errors(document),
         aliases={alias: FieldRef(*target) for alias, target in document.get("field_aliases", ())},
+        stacks=scope.stacks,
+        unions=scope.unions,
+        field_lists={int(item["id"]): _fields(item, scope) for item in document.get("field_lists", ())},
     )
     _check(program)
     return program
@@ -123,6 +137,34 @@ def _headers(document: Mapping[str, Any]) -> dict[str, Header]:
         kind = item["header_type"]
         headers[item["name"]] = Header(item["name"], kind, types[kind], bool(item["metadata"]))
     return headers
+
+
+def _errors(document: Mapping[str, Any]) -> dict[str, int]:
+    """Numbers of errors; those of P4's core library are there, whether or not they were declared."""
+    errors = {str(key): int(value) for key, value in document.get("errors", ())}
+    for name in _CORE_ERRORS:
+        errors.setdefault(name, max(errors.values(), default=-1) + 1)
+    return errors
+
+
+def _members(document: Mapping[str, Any], section: str) -> dict[str, tuple[str, ...]]:
+    """Names of the headers that each stack or union consists of."""
+    names = {item["id"]: item["name"] for item in document["headers"]}
+    return {
+        item["name"]: tuple(names[number] for number in item["header_ids"])
+        for item in document.get(section, ())
+    }
+
+
+def _fields(item: Mapping[str, Any], scope: Scope) -> tuple[FieldRef, ...]:
+    """The metadata in a field list; copies of a packet parse its headers again, or keep them all."""
+    for part in item["elements"]:
+        if part["type"] != "field":
+            raise UnsupportedConstruct(
+                f"field list {item['name']}: holds a {part['type']}; only fields are kept"
+            )
+    refs = [scope.field(part["value"]) for part in item["elements"]]
+    return tuple(ref for ref in refs if scope.headers[ref.header].metadata)
 
 
 def _registers(document: Mapping[str, Any]) -> dict[str, RegisterArray]:
@@ -166,32 +208,20 @@ def _deparser(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _checksums(document: Mapping[str, Any], scope: Scope) -> tuple[Checksum, ...]:
-    calculations = {item["name"]: item for item in document.get("calculations", ())}
-    return tuple(_checksum(item, calculations, scope) for item in document.get("checksums", ()))
+    return tuple(_checksum(item, scope) for item in document.get("checksums", ()))
 
 
-def _checksum(item: Mapping[str, Any], calculations: Mapping[str, Any], scope: Scope) -> Checksum:
-    calculation = calculations[item["calculation"]]
+def _checksum(item: Mapping[str, Any], scope: Scope) -> Checksum:
+    calculation = scope.calculations[item["calculation"]]
     if calculation["algo"] != "csum16":
         raise UnsupportedConstruct(
             f"checksum {item['name']}: algorithm {calculation['algo']}; only csum16 is run"
         )
-    inputs: list[tuple[FieldRef | None, int, int]] = []
-    for part in calculation["input"]:
-        if part["type"] == "field":
-            ref = scope.field(part["value"])
-            inputs.append((ref, 0, scope.bits(ref)))
-        elif part["type"] == "hexstr":
-            inputs.append((None, int(part["value"], 16), int(part["bitwidth"])))
-        else:
-            raise UnsupportedConstruct(
-                f"checksum {item['name']}: input {part['type']}; only fields and constants"
-            )
     condition = item.get("if_cond")
     return Checksum(
         name=item["name"],
         target=scope.field(item["target"]),
-        inputs=tuple(inputs),
+        inputs=scope.inputs(calculation, f"checksum {item['name']}"),
         condition=None if condition is None else scope.expression(condition),
         verify=bool(item.get("verify", True)),
         update=bool(item.get("update", True)),
@@ -221,6 +251,8 @@ def _check_state(program: Program) -> None:
             raise BadProgram(f"register {node.register}: is not declared; compile the program again")
         if isinstance(node, CountAt) and node.counter not in program.counters:
             raise BadProgram(f"counter {node.counter}: is not declared; compile the program again")
+        if isinstance(node, (Clone, Resubmit, Recirculate)) and node.fields not in program.field_lists:
+            raise BadProgram(f"field list {node.fields}: is not declared; compile the program again")
 
 
 def _check_tables(program: Program) -> None:

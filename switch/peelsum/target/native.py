@@ -15,6 +15,7 @@ from numba import types as numba_types
 from numba.core import cgutils as numba_cgutils
 from numba.extending import intrinsic
 
+from peelsum.target.hashes import make_hashes
 from peelsum.target.lookups import make_lookups
 from peelsum.target.queues import make_queueing
 
@@ -31,6 +32,9 @@ def K(value: int) -> np.uint64:  # noqa: N802 - a constant's maker, written a th
 
 
 find_exact1, find_exact, find_first1, find_first = (_jit(part) for part in make_lookups(K))
+hash_crc16, hash_crc32, hash_csum16, hash_xor16, hash_identity = (
+    _jit(part) for part in make_hashes(K, np.uint64)
+)
 enqueue, waiting_time, leave = (_jit(part) for part in make_queueing(K))
 
 #: An unsigned 64-bit number from an array's element.
@@ -49,9 +53,13 @@ SIGNATURE = types.UniTuple(types.uint64, 2)(
 )
 
 
-def compiler(cached: bool) -> Callable[[Any], Any]:
+#: Then, where packets may go through the switch more than once: clone sessions, items that wait, their bytes.
+SIGNATURE_AGAIN = SIGNATURE.return_type(*SIGNATURE.args, _U64, _U64, _U8)
+
+
+def compiler(cached: bool, again: bool = False) -> Callable[[Any], Any]:
     """What turns the generated function into machine code."""
-    compile_it: Callable[[Any], Any] = njit(SIGNATURE, cache=cached, **_OPTIONS)
+    compile_it: Callable[[Any], Any] = njit(SIGNATURE_AGAIN if again else SIGNATURE, cache=cached, **_OPTIONS)
     return compile_it
 
 

@@ -86,6 +86,13 @@ class Lookahead:
 
 
 @dataclass(frozen=True, slots=True)
+class StackCount:
+    """How many elements of a header stack were filled: the number of `next`."""
+
+    stack: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unary:
     """`op` is one of `~ not d2b b2d`."""
 
@@ -112,7 +119,18 @@ class Ternary:
 
 
 Expr: TypeAlias = (
-    FieldRef | Element | Const | Bool | Param | IsValid | Hit | Lookahead | Unary | Binary | Ternary
+    FieldRef
+    | Element
+    | Const
+    | Bool
+    | Param
+    | IsValid
+    | Hit
+    | Lookahead
+    | StackCount
+    | Unary
+    | Binary
+    | Ternary
 )
 
 # --- what actions and parser states do ------------------------------------------------------------
@@ -124,6 +142,30 @@ class Assign:
 
     target: Target
     value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class AssignChosen:
+    """Store `value` in target number `index`, or nowhere if there are fewer."""
+
+    targets: tuple[Target, ...]
+    index: Expr
+    value: Expr
+
+
+#: Fields to add up or to hash, in order: a field, or None and a constant; then its bits.
+Inputs: TypeAlias = tuple[tuple[FieldRef | None, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hash:
+    """Store `base` + a hash over `inputs` modulo `size`."""
+
+    target: Target
+    algorithm: str
+    inputs: Inputs
+    base: Expr
+    size: Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +217,62 @@ class CopyHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class Push:
+    """Move a header stack's elements `count` places up; the first ones become invalid."""
+
+    stack: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pop:
+    """Move a header stack's elements `count` places down; the last ones become invalid."""
+
+    stack: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStack:
+    """Make one header stack the same as another of its type and size."""
+
+    target: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyUnion:
+    """Make one header union the same as another of its type."""
+
+    headers: tuple[CopyHeader, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """Send a copy of the packet to the ports of clone session `session` once the pipeline is through.
+
+    Of the metadata, the copy keeps the fields of list number `fields`. The last call in a pipeline counts.
+    """
+
+    session: Expr
+    fields: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resubmit:
+    """Take the packet through parser and ingress again as it came, with the metadata of a field list."""
+
+    fields: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recirculate:
+    """Take the packet that egress made through the switch again, with the metadata of a field list."""
+
+    fields: int
+
+
+@dataclass(frozen=True, slots=True)
 class MarkToDrop:
     """Send the packet nowhere, unless something later decides otherwise."""
 
@@ -201,12 +299,21 @@ class JumpIfZero:
 
 Primitive: TypeAlias = (
     Assign
+    | AssignChosen
+    | Hash
     | ReadRegister
     | WriteRegister
     | CountAt
     | AddHeader
     | RemoveHeader
     | CopyHeader
+    | Push
+    | Pop
+    | CopyStack
+    | CopyUnion
+    | Clone
+    | Resubmit
+    | Recirculate
     | MarkToDrop
     | Exit
     | Jump

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.target.hashes import make_hashes
 from peelsum.target.lookups import make_lookups
 from peelsum.target.queues import make_queueing
 
 find_exact1, find_exact, find_first1, find_first = make_lookups(int)
+hash_crc16, hash_crc32, hash_csum16, hash_xor16, hash_identity = make_hashes(int, int)
 enqueue, waiting_time, leave = make_queueing(int)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from peelsum.target.operations import Action, Expr, FieldRef, Lookahead, Primitive
+from peelsum.target.operations import Action, Expr, FieldRef, Inputs, Primitive
 
 MatchKind: TypeAlias = Literal["exact", "lpm", "ternary", "range"]
 
@@ -55,6 +55,13 @@ class Extract:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtractNext:
+    """Take the next element of a header stack off the packet, or stop with StackOutOfBounds."""
+
+    stack: str
+
+
+@dataclass(frozen=True, slots=True)
 class Require:
     """Stop with PacketTooShort unless `bits` more bits are there."""
 
@@ -76,7 +83,7 @@ class Advance:
     count: int
 
 
-ParserOp: TypeAlias = Extract | Require | Verify | Advance | Primitive
+ParserOp: TypeAlias = Extract | ExtractNext | Require | Verify | Advance | Primitive
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ class ParserState:
 
     name: str
     ops: tuple[ParserOp, ...]
-    key: tuple[FieldRef | Lookahead, ...]
+    key: tuple[Expr, ...]
     transitions: tuple[Transition, ...]
 
 
@@ -207,7 +214,7 @@ class Checksum:
 
     name: str
     target: FieldRef
-    inputs: tuple[tuple[FieldRef | None, int, int], ...]
+    inputs: Inputs
     condition: Expr | None
     verify: bool
     update: bool
@@ -229,6 +236,12 @@ class Program:
     checksums: tuple[Checksum, ...]
     errors: Mapping[str, int]
     aliases: Mapping[str, FieldRef] = field(default_factory=dict)
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Header stacks: their elements, headers, from the first on."""
+    unions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Header unions: the headers of which one at most is valid."""
+    field_lists: Mapping[int, tuple[FieldRef, ...]] = field(default_factory=dict)
+    """Metadata that copies of a packet keep, by number."""
 
     @property
     def tables(self) -> dict[str, Table]:

@@ -80,31 +80,36 @@ class Counter:
         return self.size
 
 
+#: Clone sessions are numbered below this.
+CLONE_SESSIONS = 1 << 15
+
+
 class Groups:
-    """Multicast groups 1..65535: each a list of (port, instance), served in the order given.
+    """Multicast groups or clone sessions: each a list of (port, instance), served in the order given.
 
     `memory` is what compiled code reads: for group g, elements 2 g and 2 g + 1 are where its replicas start
     and how many there are; the replicas follow as pairs of port and instance.
     """
 
-    LIMIT = 1 << 16
-
-    def __init__(self, lock: FairLock) -> None:
+    def __init__(self, lock: FairLock, what: str = "multicast group", limit: int = 1 << 16) -> None:
+        """what: what errors call one. limit: their numbers are below it."""
+        self.limit = limit
+        self._what = what
         self._groups: dict[int, tuple[tuple[int, int], ...]] = {}
         self._sizes: Tally[int] = Tally()
         self._lock = lock
-        self._used = 2 * self.LIMIT
+        self._used = 2 * self.limit
         self.memory = np.zeros(self._used + 256, np.uint64)
         #: Copies that the largest group makes; at least 1, for a packet that is not multicast.
         self.most_copies = 1
 
     def set(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
         """Create or replace a group. Raises InvalidEntry for a number, port or instance out of range."""
-        if not 0 < group < self.LIMIT:
-            raise InvalidEntry(f"multicast group: {group} is not in 1..{self.LIMIT - 1}")
+        if not 0 < group < self.limit:
+            raise InvalidEntry(f"{self._what}: {group} is not in 1..{self.limit - 1}")
         for port, instance in replicas:
             if not 0 <= port < 1 << 16 or not 0 <= instance < 1 << 16:
-                raise InvalidEntry(f"multicast group {group}: ({port}, {instance}) does not fit 16 bits each")
+                raise InvalidEntry(f"{self._what} {group}: ({port}, {instance}) does not fit 16 bits each")
         with self._lock:
             self._forget(group)
             self._groups[group] = tuple((port, instance) for port, instance in replicas)
@@ -123,7 +128,7 @@ class Groups:
         """The replicas of a group. Raises NoSuchEntry."""
         with self._lock:
             if group not in self._groups:
-                raise NoSuchEntry(f"multicast group {group}: is not there; create it first")
+                raise NoSuchEntry(f"{self._what} {group}: is not there; create it first")
             return self._groups[group]
 
     def __contains__(self, group: int) -> bool:
@@ -151,9 +156,9 @@ class Groups:
 
     def _pack(self) -> None:
         """Write all groups anew, which forgets replaced ones, into memory with room to spare."""
-        needed = 2 * self.LIMIT + 2 * sum(map(len, self._groups.values()))
-        self.memory = np.zeros(2 * needed - 2 * self.LIMIT + 256, np.uint64)
-        self._used = 2 * self.LIMIT
+        needed = 2 * self.limit + 2 * sum(map(len, self._groups.values()))
+        self.memory = np.zeros(2 * needed - 2 * self.limit + 256, np.uint64)
+        self._used = 2 * self.limit
         for group in self._groups:
             self._write(group)
 

@@ -7,19 +7,20 @@ an argument, and ports are numbers.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.target.codegen import generate
 from peelsum.target.compiled import as_it_is, through_numba
+from peelsum.target.emit_again import COUNT, MOST_ITEMS, NEXT, REFUSED
 from peelsum.target.errors import InvalidEntry, TargetError
 from peelsum.target.frames import Frames
 from peelsum.target.locks import FairLock
 from peelsum.target.program import Program
 from peelsum.target.queues import Queues
-from peelsum.target.state import Counter, Groups, Register
+from peelsum.target.state import CLONE_SESSIONS, Counter, Groups, Register
 from peelsum.target.tables import Table
 
 #: The clock that programs see (48 bits of microseconds) wraps at this.
@@ -74,6 +75,10 @@ class Switch:
         for name, plan in places.direct.items():
             self.tables[name].attach_counts(self._counts[plan.base : plan.base + 2 * plan.size])
         self.groups = Groups(self.lock)
+        #: Clone sessions: like groups, and numbered on their own.
+        self.sessions = Groups(self.lock, "clone session", CLONE_SESSIONS)
+        self._again = np.zeros(generated.again, np.uint64)
+        self._scratch: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._queues = (queues or Queues({})).memory
         self._out = _Room()
         self._run = as_it_is(generated) if mode == "python" else through_numba(generated, cache)
@@ -89,20 +94,40 @@ class Switch:
         out_stride = stride + self._generated.growth
         with self.lock:
             room = self._out
-            room.prepare(max(count, self.groups.most_copies), out_stride)
+            copies = max(self.groups.most_copies, self.sessions.most_copies)
+            room.prepare(max(count, copies), out_stride)
+            more_state = self._state_again(out_stride)
             done = sent = 0
             while True:
                 done, more = self._run(
                     data.reshape(-1), stride, length, port, done, count, now_us % _CLOCK_WRAP,
                     room.data[sent * out_stride :], out_stride, room.length[sent:], room.port[sent:],
-                    room.leave[sent:], room.rows - sent, self.groups.most_copies,
+                    room.leave[sent:], room.rows - sent, copies,
                     self._memory, self._regs, self._wide, self._counts, self.groups.memory,
-                    self._queues,
+                    self._queues, *more_state,
                 )  # fmt: skip
                 done, sent = int(done), sent + int(more)
-                if done >= count:
+                if done >= count and not self._waiting():
                     return room.frames(sent, out_stride)
-                room.grow(sent, max(2 * room.rows, sent + self.groups.most_copies), out_stride)
+                room.grow(sent, max(2 * room.rows, sent + copies), out_stride)
+
+    def _state_again(self, stride: int) -> tuple[NDArray[Any], ...]:
+        """What code takes whose packets may go through the switch more than once."""
+        generated = self._generated
+        if not generated.again:
+            return ()
+        if generated.recirculates and self._scratch.size < MOST_ITEMS * stride:
+            self._scratch = np.zeros(MOST_ITEMS * stride, np.uint8)
+        return self.sessions.memory, self._again, self._scratch
+
+    def _waiting(self) -> bool:
+        """Whether packets are to go through the switch again that a batch left for want of room."""
+        return bool(self._generated.again and self._again[NEXT] < self._again[COUNT])
+
+    @property
+    def cut_short(self) -> int:
+        """How many times a packet was to be cloned, resubmitted or recirculated but its frame had enough."""
+        return int(self._again[REFUSED]) if self._generated.again else 0
 
     def direct_counts(self) -> NDArray[np.uint64]:
         """Every counter's cells, those bound to table entries included, at one instant and copied."""

@@ -15,6 +15,7 @@ from peelsum.target.errors import TargetError
 from peelsum.target.p4runtime.cells import Counters, Registers
 from peelsum.target.p4runtime.groups import Groups
 from peelsum.target.p4runtime.info import PipelineInfo
+from peelsum.target.p4runtime.sessions import Sessions
 from peelsum.target.p4runtime.status import (
     BatchError,
     Code,
@@ -36,6 +37,7 @@ class Entities:
         self._counters = Counters(info, switch)
         self._registers = Registers(info, switch)
         self._groups = Groups(switch, ports)
+        self._sessions = Sessions(switch, ports)
 
     def write(self, updates: Sequence[p4r.Update], active: Callable[[], bool] = lambda: True) -> None:
         """Attempt every update in order. Raises BatchError with an outcome for each if any failed.
@@ -79,7 +81,11 @@ class Entities:
             case "register_entry":
                 self._registers.write(kind, entity.register_entry)
             case "packet_replication_engine_entry":
-                self._groups.write(kind, entity.packet_replication_engine_entry)
+                entry = entity.packet_replication_engine_entry
+                if entry.WhichOneof("type") == "clone_session_entry":
+                    self._sessions.write(kind, entry.clone_session_entry)
+                else:
+                    self._groups.write(kind, entry)
             case None:
                 raise invalid("entity: is empty")
             case other:
@@ -99,12 +105,19 @@ class Entities:
             case "register_entry":
                 found = self._registers.read(wanted.register_entry)
             case "packet_replication_engine_entry":
-                found = self._groups.read(wanted.packet_replication_engine_entry)
+                found = self._replicating(wanted.packet_replication_engine_entry)
             case None:
                 raise invalid("entity: is empty")
             case other:
                 raise unimplemented(other)
         return (make(**{kind: entity}) for entity in found)
+
+    def _replicating(
+        self, wanted: p4r.PacketReplicationEngineEntry
+    ) -> Iterator[p4r.PacketReplicationEngineEntry]:
+        if wanted.WhichOneof("type") == "clone_session_entry":
+            return self._sessions.read(wanted.clone_session_entry.session_id)
+        return self._groups.read(wanted)
 
     def forwarding_state(self) -> list[p4r.Update]:
         """Updates that put the same entries, default actions and groups into another pipeline."""
@@ -116,7 +129,7 @@ class Entities:
             if not entry.is_const:
                 updates.append(_update(p4r.Update.MODIFY, p4r.Entity(table_entry=entry)))
         everything = p4r.PacketReplicationEngineEntry(multicast_group_entry=p4r.MulticastGroupEntry())
-        for group in self._groups.read(everything):
+        for group in (*self._groups.read(everything), *self._sessions.read(0)):
             entity = p4r.Entity(packet_replication_engine_entry=group)
             updates.append(_update(p4r.Update.INSERT, entity))
         return updates

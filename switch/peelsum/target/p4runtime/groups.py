@@ -1,8 +1,8 @@
-"""Multicast groups: the part of the packet replication engine that this target has."""
+"""Multicast groups: the part of the packet replication engine that sends packets to several ports."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from finsy.proto import p4r
 
@@ -41,19 +41,13 @@ class Groups:
             self._metadata.pop(number, None)
             self._older_form.discard(number)
             return
-        replicas = _replicas(group)
-        self._check_ports(port for port, _ in replicas)
+        replicas = replicas_of(group.replicas, f"multicast group {number}")
+        check_ports(self._ports, (port for port, _ in replicas))
         self._switch.groups.set(number, replicas)
         self._metadata[number] = group.metadata
         self._older_form.discard(number)
         if any(replica.WhichOneof("port_kind") == "egress_port" for replica in group.replicas):
             self._older_form.add(number)
-
-    def _check_ports(self, ports: Iterable[int]) -> None:
-        for port in ports:
-            if self._ports is not None and port not in self._ports:
-                known = ", ".join(map(str, sorted(self._ports)))
-                raise invalid(f"port {port} is none of this switch, which has {known}")
 
     def read(self, wanted: p4r.PacketReplicationEngineEntry) -> Iterator[p4r.PacketReplicationEngineEntry]:
         """The group that `wanted` names, if it is there, or (id 0) all groups, as they are now."""
@@ -65,12 +59,26 @@ class Groups:
 
     def _encode(self, number: int) -> p4r.MulticastGroupEntry:
         group = p4r.MulticastGroupEntry(multicast_group_id=number, metadata=self._metadata.get(number, b""))
-        for port, instance in self._switch.groups.get(number):
-            if number in self._older_form:
-                group.replicas.add(egress_port=port, instance=instance)
-            else:
-                group.replicas.add(port=to_bytes(port), instance=instance)
+        replicas = self._switch.groups.get(number)
+        group.replicas.extend(encode_replicas(replicas, number in self._older_form))
         return group
+
+
+def check_ports(known: Collection[int] | None, ports: Iterable[int]) -> None:
+    """Raise RequestError for a port that is not among those known (None: any may be there)."""
+    for port in ports:
+        if known is not None and port not in known:
+            shown = ", ".join(map(str, sorted(known)))
+            raise invalid(f"port {port} is none of this switch, which has {shown}")
+
+
+def encode_replicas(replicas: Sequence[tuple[int, int]], older_form: bool) -> Iterator[p4r.Replica]:
+    """Replicas as a client reads them; `older_form`: with `egress_port`."""
+    for port, instance in replicas:
+        if older_form:
+            yield p4r.Replica(egress_port=port, instance=instance)
+        else:
+            yield p4r.Replica(port=to_bytes(port), instance=instance)
 
 
 def _multicast(entry: p4r.PacketReplicationEngineEntry) -> p4r.MulticastGroupEntry:
@@ -82,19 +90,17 @@ def _multicast(entry: p4r.PacketReplicationEngineEntry) -> p4r.MulticastGroupEnt
     return entry.multicast_group_entry
 
 
-def _replicas(group: p4r.MulticastGroupEntry) -> list[tuple[int, int]]:
+def replicas_of(given: Iterable[p4r.Replica], what: str) -> list[tuple[int, int]]:
+    """(port, instance) of each replica. Raises RequestError naming `what` they are of."""
     replicas: dict[tuple[int, int], None] = {}
-    for replica in group.replicas:
+    for replica in given:
         if replica.backup_replicas:
             raise unimplemented("backup replicas")
         kind = replica.WhichOneof("port_kind")
         if kind is None:
-            raise invalid(f"multicast group {group.multicast_group_id}: a replica has no port")
+            raise invalid(f"{what}: a replica has no port")
         port = to_int(replica.port, _PORT_BITS, "port") if kind == "port" else replica.egress_port
         if (port, replica.instance) in replicas:
-            raise invalid(
-                f"multicast group {group.multicast_group_id}: "
-                f"port {port} instance {replica.instance} appears twice"
-            )
+            raise invalid(f"{what}: port {port} instance {replica.instance} appears twice")
         replicas[port, replica.instance] = None
     return list(replicas)
