@@ -29,18 +29,25 @@ def run(
     ethernet: Annotated[
         bool, typer.Option(help="The switch is on this host's wire, not a UDP socket that answers hellos.")
     ] = False,
+    seats: Annotated[
+        Path | None, typer.Option(hidden=True, help="A file to remove once all workers have finished.")
+    ] = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
     """Serve a job until Ctrl-C, or until all its workers have finished."""
-    from peelsum.transport import AggregationService, Event, TransportError, job_config
+    from peelsum.transport import AggregationService, Event, JobFinished, TransportError, job_config
 
     if child:
         end_with_parent()
     host_and_port = address(switch, "the switch port")
 
     def report(event: Event) -> None:
-        print(event, file=sys.stderr, flush=True)
+        # Before the workers know that they have finished, so that none of them ends earlier.
+        if seats is not None and isinstance(event, JobFinished):
+            seats.unlink(missing_ok=True)
+        if not json:
+            print(event, file=sys.stderr, flush=True)
 
     with reported(TransportError, AdmissionError):
         config = job_config(_admission(admission))
@@ -53,7 +60,7 @@ def run(
                 say(job_id=config.job_id, switch=switch)
             else:
                 print(f"job {config.job_id}: serving at {switch}", flush=True)
-            (stats,) = service.run(None if json else report).values()
+            (stats,) = service.run(report).values()
     values = asdict(stats)
     if json:
         say(**values)
