@@ -115,8 +115,12 @@ class Child:
     def obituary(self) -> str:
         """How a child ended, and the last lines that it said: for one that ended by itself."""
         self._reader.join(GRACE_S)
+        return f"{self.name}: {self._fate()}{self.last_words()}"
+
+    def last_words(self) -> str:
+        """The last lines that a child said, to be put behind what became of it; empty if it said nothing."""
         said = self._complaints()[-_LAST_LINES:] or list(self._other_lines)
-        return f"{self.name}: {self._fate()}" + (f"; it said: {' | '.join(said)}" if said else "")
+        return f"; it said: {' | '.join(said)}" if said else ""
 
     def stop(self) -> dict[str, Any]:
         """End the child and return the last object that it printed, {} if there is none."""
