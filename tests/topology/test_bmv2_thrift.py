@@ -1,4 +1,4 @@
-"""BMv2 built with Thrift, as it is by default: a Thrift port for each switch, and its last words in errors."""
+"""BMv2 built with Thrift, by default: a Thrift port for each switch, its last words in errors."""
 
 import re
 import socket

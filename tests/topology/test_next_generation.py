@@ -1,10 +1,10 @@
 """Workers that `exec` starts get the seat of a generation that they can join: the next one after a run."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from networks import PEELSUM, ROOT, exec_in, needs_namespaces, own_folder, said, up
@@ -68,7 +68,7 @@ def test_exec_waits_for_a_network_that_is_starting(pair: str) -> None:
 
 def test_exec_says_what_it_waits_for(pair: str) -> None:
     with up(pair, "udp"):
-        os.unlink(Record.read().seats_file)  # as a server does whose workers have all finished
+        Path(Record.read().seats_file).unlink()  # as a server does whose workers have all finished
         waiting = exec_in("h1", "true")
         assert waiting.stderr.readline() == (
             "exec: waiting for the job's next generation: the workers of the last have finished\n"

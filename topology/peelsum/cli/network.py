@@ -15,6 +15,7 @@ import typer
 from peelsum.cli.errors import reported
 from peelsum.cli.interrupts import Interrupted, Interruption
 from peelsum.cli.options import ChildOf, Json
+from peelsum.cli.progress import told
 from peelsum.topology import Signalled, TopologyError, end_with_parent, say
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def up(
 
     if child:
         end_with_parent()
+    told(json=json, child=child)
     with (
         reported(TopologyError),
         records.only_one(),
