@@ -8,7 +8,7 @@ import typer
 
 from peelsum.cli.errors import reported
 from peelsum.cli.interrupts import Interruption
-from peelsum.cli.options import Json, require_lanes, within
+from peelsum.cli.options import Json, require_lanes, within, without_torch
 from peelsum.cli.progress import told
 from peelsum.topology import TopologyError
 
@@ -222,7 +222,7 @@ def train(
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise typer.BadParameter("torch: is not installed; run: pip install 'peelsum[training]'")
+        raise typer.BadParameter(without_torch("training"))
     from peelsum.cli import bench_train as bench
     from peelsum.training import MODELS, TrainingDataError
     from peelsum.wire import MAX_WORKERS

@@ -15,7 +15,7 @@ import typer
 from peelsum.cli.demo.crew import Crew, Reports
 from peelsum.cli.errors import reported
 from peelsum.cli.interrupts import Interruption
-from peelsum.cli.options import Json, within
+from peelsum.cli.options import Json, within, without_torch
 from peelsum.cli.progress import told
 from peelsum.topology import Child, Star, TopologyError
 from peelsum.topology.progress import Tell, taking_time
@@ -70,7 +70,7 @@ def command(
     within("--seed", seed, 0, 2**31 - 1)
     with reported(TopologyError, MissingDependencyError), Interruption() as interruption:
         if find_spec("torch") is None:
-            raise MissingDependencyError("torch: is not installed; run: pip install 'peelsum[demo]'")
+            raise MissingDependencyError(without_torch("demo"))
         with ExitStack() as stack:
             crew = Crew(stack, interruption, PATIENCE_S)
             values = run(crew, workers, steps, loss, seed, told(json=json))
