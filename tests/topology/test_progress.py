@@ -68,12 +68,12 @@ def test_a_child_that_is_silent_is_not_and_its_last_word_is_told(child):
 
 
 def test_messages_that_are_alike_are_shown_once_in_a_while(capsys, monkeypatch):
-    now = iter([0.0, 1.0, 2.0, 10.0, 10.1])
+    now = iter([0.0, 1.0, 2.0, 3.0, 4.5, 12.9, 13.0])
     monkeypatch.setattr("peelsum.topology.progress.time.monotonic", lambda: next(now))
     show = shown_on_stderr()
-    for text in ("a: 1 s", "b: 1 s", "a: 2 s", "a: 3 s", "b: 2 s"):
+    for text in ("a: 2 s", "b: 2 s", "a: 4 s", "a: 5 s", "b: 6 s", "a: 15 s", "a: 16 s"):
         show(text)
-    assert capsys.readouterr().err.splitlines() == ["a: 1 s", "b: 1 s", "a: 3 s"]
+    assert capsys.readouterr().err.splitlines() == ["a: 5 s", "b: 6 s", "a: 16 s"]
 
 
 def test_what_is_quick_is_not_told_of():

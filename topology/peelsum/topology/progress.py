@@ -11,18 +11,18 @@ from contextlib import contextmanager
 Tell = Callable[[str], None]
 #: Seconds from one message of `taking_time` to the next, and before the first.
 BEAT_S = 2.0
-#: Of messages that are alike up to their last colon, one is shown in so many seconds.
-SHOWN_EVERY_S = 10.0
+#: Messages that are alike up to their last colon are shown so long after the first, then in such intervals.
+SHOWN_AFTER_S, SHOWN_EVERY_S = 3.0, 10.0
 
 
 def shown_on_stderr() -> Tell:
-    """What prints a message on stderr, unless one like it was printed a short while ago."""
-    shown: dict[str, float] = {}
+    """What prints on stderr, now and then, what takes some time."""
+    due: dict[str, float] = {}
 
     def show(text: str) -> None:
         about, now = text.rpartition(":")[0], time.monotonic()
-        if now - shown.get(about, -SHOWN_EVERY_S) >= SHOWN_EVERY_S:
-            shown[about] = now
+        if now >= due.setdefault(about, now + SHOWN_AFTER_S):
+            due[about] = now + SHOWN_EVERY_S
             print(text, file=sys.stderr, flush=True)
 
     return show
