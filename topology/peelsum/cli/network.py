@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peelsum.cli.detached import start_detached
 from peelsum.cli.errors import reported
 from peelsum.cli.interrupts import Interrupted, Interruption
 from peelsum.cli.options import ChildOf, Json
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from peelsum.topology.records import Process, Record
 
 _CHECK_EVERY_S = 0.5
+#: What the line begins with that says that a network is up.
+READY = "run commands with"
 #: How long a readmission may take: processes start for it.
 _READMISSION_S = 60.0
 _POLL_S = 0.05
@@ -57,6 +60,9 @@ def up(
     restart: Annotated[
         bool, typer.Option(help="Start a switch or server that ends by itself again, instead of ending all.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return once the network is up; `peelsum down` ends it.")
+    ] = False,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
@@ -64,6 +70,9 @@ def up(
     from peelsum.topology import description, records
     from peelsum.topology.network import UdpNetwork, VethNetwork
 
+    if detach:
+        with reported(TopologyError):
+            raise SystemExit(start_detached([word for word in sys.argv[1:] if word != "--detach"], READY))
     if child:
         end_with_parent()
     told(json=json, child=child)
@@ -225,5 +234,5 @@ def _announce(network: Network, json: bool) -> None:
     if job is not None:
         print(f"job {job.id}: workers {', '.join(job.workers)}; server {job.server}")
     example = next(iter(network.topology.hosts), "HOST")
-    print(f"run commands with `peelsum exec {example} -- ...`, end with Ctrl-C")
+    print(f"{READY} `peelsum exec {example} -- ...`, end with Ctrl-C or `peelsum down`")
     sys.stdout.flush()
