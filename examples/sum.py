@@ -1,7 +1,7 @@
 """One worker of a network that `peelsum up` made: sums one sparse tensor with the others, and checks the sum.
 
-peelsum up star &
-for worker in 1 2 3 4; do peelsum exec h$worker -- python examples/sum.py & done; wait %2 %3 %4 %5
+peelsum up star --detach
+for worker in 1 2 3 4; do peelsum exec h$worker -- python examples/sum.py & done; wait
 """
 
 import json

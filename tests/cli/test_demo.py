@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -68,7 +69,8 @@ def test_a_signal_ends_all_processes_and_frees_all_ports(endless, tmp_path, numb
     assert list(tmp_path.iterdir())
     demo.send_signal(number)
     assert demo.wait(timeout=60) == 128 + number
-    assert demo.stderr.read() == b""
+    # What takes long on a busy machine may have been told before; the signal adds nothing.
+    assert re.fullmatch(rb"(\S[^\n]*: \d+ s\b[^\n]*\n)*", demo.stderr.read())
     _, alive = psutil.wait_procs(parts, timeout=5)
     assert not alive
     assert not list(tmp_path.iterdir())
@@ -108,4 +110,7 @@ def test_missing_torch_is_named(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(DEMO, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.returncode == 2
-    assert done.stderr == "peelsum: torch: is not installed; run: pip install 'peelsum[demo]'\n"
+    assert done.stderr == (
+        "peelsum: torch: is not installed; run: pip install 'peelsum[demo]' --extra-index-url "
+        "https://download.pytorch.org/whl/cpu (without it pip fetches gigabytes for GPUs)\n"
+    )

@@ -209,3 +209,26 @@ def test_every_example_can_be_read(request: pytest.FixtureRequest) -> None:
     assert examples
     for path in examples:
         assert description.read(str(path)).hosts
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "complaint"),
+    [
+        ('"workers"', '"wokers"', "job.wokers: is no field of a topology; call it 'workers', or remove it"),
+        ('"links"', '"lnks"', "lnks: is no field of a topology; call it 'links', or remove it"),
+        ('"rate_mbit"', '"rate_mbits"', "links.0.rate_mbits: .* call it 'rate_mbit', or remove it"),
+        ('"mac"', '"macs"', "hosts.h1.macs: .* call it 'mac', or remove it"),
+    ],
+)
+def test_a_misspelled_name_is_told_with_the_nearest(right: str, wrong: str, complaint: str) -> None:
+    text = json.dumps(
+        {
+            "hosts": {"h1": {"mac": "02:00:00:00:00:01"}, "h2": {}, "h3": {}},
+            "switches": {"s1": {}},
+            "links": [{"ends": ["h1", "s1-p1"], "rate_mbit": 1}, ["h2", "s1-p2"], ["h3", "s1-p3"]],
+            "job": {"workers": ["h1", "h2"], "server": "h3"},
+        }
+    )
+    assert text.count(right) == 1
+    with pytest.raises(TopologyDescriptionError, match=complaint):
+        parse(text.replace(right, wrong), "net.json")

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from pydantic import ValidationError
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
 
 
-def first_complaint(error: ValidationError, of: str) -> str:
-    """The first problem as `field: value: what would be right`. `of` is what is described: 'a topology'."""
-    problem = error.errors(include_url=False)[0]
+def first_complaint(error: ValidationError, of: str, model: type[BaseModel]) -> str:
+    """The first problem as `field: value: what would be right`. `of` is what is described: 'a topology'.
+
+    model: what the description was checked against. A name that it does not have comes before all else, as
+    what it should be called is then reported as missing.
+    """
+    problems = error.errors(include_url=False)
+    problem = next((found for found in problems if found["type"] == "extra_forbidden"), problems[0])
     where = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     match problem["type"]:
         case "missing":
             return f"{where}: is missing; add it"
         case "extra_forbidden":
-            return f"{where}: is no field of {of}; remove it or correct its name"
+            near = get_close_matches(str(problem["loc"][-1]), _fields(model, problem["loc"][:-1]), 1)
+            remedy = f"call it {near[0]!r}, or remove it" if near else "remove it or correct its name"
+            return f"{where}: is no field of {of}; {remedy}"
         case "value_error" if not where:
             return message
         case "string_pattern_mismatch":
@@ -29,3 +40,22 @@ def first_complaint(error: ValidationError, of: str) -> str:
             message = f"must list at most {problem['ctx']['max_length']}"
     prefix = f"{where}: " if where else ""
     return f"{prefix}{problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _fields(model: type[BaseModel], where: Sequence[str | int]) -> list[str]:
+    """The names that a table of a description may have; `where` leads there from the whole."""
+    found: list[type[BaseModel]] = [model]
+    for step in where:
+        fields = found[0].model_fields
+        if str(step) in fields:  # else it is a name or a number in a mapping or list of tables
+            found = _models(fields[str(step)].annotation)
+        if not found:
+            return []
+    return list(found[0].model_fields)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models in a type such as `dict[str, Host]` or `Host | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models(argument)]

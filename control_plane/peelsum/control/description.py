@@ -238,4 +238,4 @@ def validated(model: type[Description], tables: Mapping[str, Any], source: str) 
     try:
         return model.model_validate(tables)
     except ValidationError as error:
-        raise DescriptionError(f"{source}: {first_complaint(error, 'a job description')}") from None
+        raise DescriptionError(f"{source}: {first_complaint(error, 'a job description', model)}") from None

@@ -23,8 +23,8 @@ from google.protobuf import text_format
 
 from peelsum.control.errors import ControlError, NotInChargeError, RefusedError, SwitchError, UnsupportedError
 
-#: A pipeline may take seconds to compile on the target before it answers.
-_PIPELINE_TIMEOUT_S = 120.0
+#: A pipeline may take a target minutes to compile, on a slow machine, before it answers.
+_PIPELINE_TIMEOUT_S = 600.0
 _BATCH = 256
 #: How often a controller that waits for another one to finish asks again.
 _BID_EVERY_S = 0.1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,8 @@ from peelsum.transport.asking import Claim
 SEAT = "PEELSUM_SEAT"
 #: The job for all ranks of a machine: what may stand behind `switch:`.
 JOB = "PEELSUM_JOB"
+#: A controller's address, as others write one; here it is //HOST:PORT.
+_CONTROLLER = re.compile(r"(?:\w+:/*)?([^/@:]+:\d+)/?")
 #: How long a controller may take to admit a job, in seconds.
 _ADMISSION_S = 60.0
 #: Jobs that this process has asked controllers for: as many on every rank.
@@ -107,7 +110,9 @@ def _described(source: str) -> dict[str, Any]:
     try:
         values = _parsed(Path(name).read_text(), name)
     except OSError as error:
-        raise HookConfigError(f"over: {name}: {error.strerror}; give the job's file") from error
+        served = _CONTROLLER.fullmatch(name)
+        remedy = f"for `peelsum job serve` there, say //{served[1]}" if served else "give the job's file"
+        raise HookConfigError(f"over: {name}: {error.strerror}; {remedy}") from error
     return {"admission": values, "switch": address} if address else values
 
 

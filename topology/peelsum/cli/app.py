@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from peelsum.cli import bench, demo, job, network, plan, server, switch
+from peelsum.cli.caches import keep_compiled
 from peelsum.cli.errors import INTERRUPTED, USER_ERROR, delivered
 
 app = typer.Typer(
@@ -52,6 +53,7 @@ def run() -> None:
     """Run the command line. A mistake in it is one line on stderr and exit status 2."""
     # gRPC writes its own lines to stderr about what we report as an error already.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    keep_compiled()
     with delivered():
         _run()
 

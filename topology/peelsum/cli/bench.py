@@ -8,7 +8,8 @@ import typer
 
 from peelsum.cli.errors import reported
 from peelsum.cli.interrupts import Interruption
-from peelsum.cli.options import Json, require_lanes, within
+from peelsum.cli.options import Json, require_lanes, within, without_torch
+from peelsum.cli.progress import told
 from peelsum.topology import TopologyError
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
@@ -76,6 +77,7 @@ def loss(
     for share in loss or ():
         within("--loss", share, 0, 0.5)
     with reported(TopologyError), Interruption():
+        told(json=json)
         bench_loss(
             losses=loss or (0.001, 0.01, 0.05),
             workers=workers,
@@ -110,6 +112,7 @@ def fairness(
     within("--mark-from", mark_from, 0, 1 << 18)
     within("--seconds", seconds, 0.01, 3600)
     with reported(TopologyError, TargetError, TransportError), Interruption():
+        told(json=json)
         bench_fairness(
             jobs=jobs or (2, 4),
             workers=workers,
@@ -145,6 +148,7 @@ def allreduce(
     with reported(BenchError, TopologyError, AllreduceError, TransportError), Interruption():
         if len(chosen) != len(form or ["compact"]):
             raise BenchError(f"--form: {form} is not among {', '.join(get_args(Form))}")
+        told(json=json)
         bench_allreduce(
             begin=begin,
             end=end,
@@ -218,7 +222,7 @@ def train(
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise typer.BadParameter("torch: is not installed; run: pip install 'peelsum[training]'")
+        raise typer.BadParameter(without_torch("training"))
     from peelsum.cli import bench_train as bench
     from peelsum.training import MODELS, TrainingDataError
     from peelsum.wire import MAX_WORKERS
@@ -235,6 +239,7 @@ def train(
     rates = tuple(_rate(text) for text in gbps.split(","))
     request = bench.Request(chosen, workers, rates, small, data, steps, warm_ups, seed, top_k)
     with reported(TopologyError, TrainingDataError), Interruption():
+        told(json=json)
         if densities:
             bench.show_densities(request, json=json)
         else:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, TensorResult
 from peelsum.cli.errors import reported
+from peelsum.cli.progress import told_of_compiling
 from peelsum.codec import warm_up
 from peelsum.topology import end_with_parent, say
 from peelsum.transport import TransportError
@@ -126,6 +127,7 @@ def main() -> None:
     end_with_parent()
     arguments = json.loads(sys.argv[1])
     cases = [Case(**case) for case in arguments.pop("cases")]
+    told_of_compiling(child=True)
     warm_up()
     with reported(AllreduceError, TransportError):
         run(arguments.pop("seat"), cases, **arguments)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Part
 from peelsum.cli.errors import reported
+from peelsum.cli.progress import told_of_compiling
 from peelsum.topology import hear, say
 from peelsum.topology.seats import plug_in
 from peelsum.transport import TransportError
@@ -53,6 +54,7 @@ def run(seat: Mapping[str, Any], *, elements: int, seed: int) -> None:
 def main() -> None:
     """The process: its only argument is a JSON object of `run`'s arguments."""
     arguments = json.loads(sys.argv[1])
+    told_of_compiling(child=True)
     with reported(TransportError):
         run(arguments.pop("seat"), **arguments)
 

@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from peelsum.allreduce import AllreduceError, Part, RequestedForm, Summation
 from peelsum.allreduce.summation import Words
 from peelsum.cli.errors import reported
+from peelsum.cli.progress import told_of_compiling
 from peelsum.topology import hear, say
 from peelsum.topology.seats import plug_in
 from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
@@ -320,6 +321,7 @@ def run(job: Job) -> None:
 
 def main() -> None:
     """The process: its only argument is a JSON object of a `Job`'s fields."""
+    told_of_compiling(child=True)
     with reported(AllreduceError, TransportError, HookError, TrainingDataError):
         run(Job(**json.loads(sys.argv[1])))
 

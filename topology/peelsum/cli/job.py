@@ -14,7 +14,9 @@ import typer
 from peelsum.cli.errors import reported
 from peelsum.cli.job_serve import serve
 from peelsum.cli.options import ChildOf, Json, require_device_id
+from peelsum.cli.progress import told
 from peelsum.topology import Signalled, end_with_parent, say
+from peelsum.topology.progress import taking_time
 
 if TYPE_CHECKING:
     from peelsum.control import AdmittedJob, Fabric, SwitchStatus, Watch
@@ -24,6 +26,7 @@ app = typer.Typer(help="Jobs of a switch.", no_args_is_help=True)
 app.command()(serve)
 
 _LOOK_EVERY_S = 1.0
+_LOADING = "loading the pipeline, which a switch that has not run it before compiles"
 #: How long another controller may be in charge: one that admits a job, or puts one back.
 _PATIENCE_S = 10.0
 
@@ -50,12 +53,15 @@ def admit(
 
     if child:
         end_with_parent()
+    tell = told(json=json, child=child)
     with reported(ControlError, TargetError):
         job = read_description(description)
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
         with Fabric.connect(job, patience_s=_PATIENCE_S) as fabric:
-            fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
-            admission = fabric.admit()
+            with taking_time(_LOADING, tell):
+                fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
+            with taking_time("freeing the job's slots, filling tables", tell):
+                admission = fabric.admit()
             fabric.stand_back()
             values = {**asdict(admission), "timeout_s": job.job.timeout_s}
             if json:

@@ -21,8 +21,10 @@ import typer
 
 from peelsum.cli.errors import reported
 from peelsum.cli.options import ChildOf, Json, address
+from peelsum.cli.progress import told
 from peelsum.topology import Child, ProcessError, Signalled, end_with_parent, say
 from peelsum.topology.parts import Part
+from peelsum.topology.progress import taking_time
 
 if TYPE_CHECKING:
     from peelsum.cli.job_requests import Requests
@@ -59,13 +61,17 @@ def serve(
 
     if child:
         end_with_parent()
+    tell = told(json=json, child=child)
     bases, place = [address(one, "the switch") for one in udp], address(listen, "the address to listen at")
     with reported(ControlError, TargetError, ServeError), ExitStack() as stack:
         job = read_description(description)
         if len(bases) != len(job.plans()):
             raise ServeError(f"udp: {len(bases)} for {len(job.plans())} switches; give --udp once for each")
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
-        with Fabric.connect(job, patience_s=_PATIENCE_S) as fabric:  # what is wrong is said before one asks
+        with (
+            taking_time("loading the pipeline, which a switch that has not run it before compiles", tell),
+            Fabric.connect(job, patience_s=_PATIENCE_S) as fabric,  # what is wrong is said before one asks
+        ):
             fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
         listening = stack.enter_context(_listening(place))
         requests = stack.enter_context(Requests(listening, f"job {job.job.id}"))

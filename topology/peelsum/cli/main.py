@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import signal
+import sys
+
+#: What the extra `cli` installs, by the names that are imported.
+_EXTRA = ("finsy", "google", "grpc", "pydantic", "rich", "typer")
 
 
 def main() -> None:
     """Run the command line. Ctrl-C while it loads, or is about to be over, ends it without a traceback."""
+    try:
+        _main()
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in _EXTRA:
+            raise
+        print(f"peelsum: {package}: is not installed; run: pip install 'peelsum[cli]'", file=sys.stderr)
+        sys.exit(2)
+
+
+def _main() -> None:
     on_interrupt = signal.getsignal(signal.SIGINT)
     quietly = signal.SIG_IGN if on_interrupt is signal.SIG_IGN else signal.SIG_DFL
     signal.signal(signal.SIGINT, quietly)

@@ -12,18 +12,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peelsum.cli.detached import start_detached
 from peelsum.cli.errors import reported
 from peelsum.cli.interrupts import Interrupted, Interruption
 from peelsum.cli.options import ChildOf, Json
+from peelsum.cli.progress import told
 from peelsum.topology import Signalled, TopologyError, end_with_parent, say
 
 if TYPE_CHECKING:
     from peelsum.topology.network import Network
+    from peelsum.topology.records import Process, Record
 
 _CHECK_EVERY_S = 0.5
+#: What the line begins with that says that a network is up.
+READY = "run commands with"
 #: How long a readmission may take: processes start for it.
 _READMISSION_S = 60.0
 _POLL_S = 0.05
+#: How long `exec` waits for a network of which there is no trace, as one that was started just before.
+_APPEARANCE_S = 5.0
+#: How long `exec` waits in silence.
+_SILENT_S = 1.0
 
 
 class SwitchKind(StrEnum):
@@ -51,6 +60,9 @@ def up(
     restart: Annotated[
         bool, typer.Option(help="Start a switch or server that ends by itself again, instead of ending all.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return once the network is up; `peelsum down` ends it.")
+    ] = False,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
@@ -58,8 +70,12 @@ def up(
     from peelsum.topology import description, records
     from peelsum.topology.network import UdpNetwork, VethNetwork
 
+    if detach:
+        with reported(TopologyError):
+            raise SystemExit(start_detached([word for word in sys.argv[1:] if word != "--detach"], READY))
     if child:
         end_with_parent()
+    told(json=json, child=child)
     with (
         reported(TopologyError),
         records.only_one(),
@@ -79,7 +95,7 @@ def up(
         record.write()
         try:
             with network:
-                records.Record(network.name, myself, network.places).write()
+                record = _recorded(network, myself)
                 _announce(network, json)
                 while True:
                     asked = readmission.wait(_CHECK_EVERY_S)
@@ -88,26 +104,36 @@ def up(
                     if asked:
                         news.append(f"job: {network.readmit()}")
                     if news:
-                        records.Record(network.name, myself, network.places).write()
+                        record = _recorded(network, myself)
                     for line in news:
                         _tell(network, line, json)
         finally:
             records.end(record)
 
 
+def _recorded(network: Network, up: Process) -> Record:
+    """Write down what `exec` needs to know of a network as it stands."""
+    from peelsum.topology.records import Record
+
+    record = Record(network.name, up, network.places, str(network.seats_file or ""))
+    record.write()
+    return record
+
+
 def exec_(
     host: Annotated[str, typer.Argument(help="A host of the network, or a switch.")],
     command: Annotated[list[str], typer.Argument(help="The command and its arguments.")],
 ) -> None:
-    """Run a command as a host of the network: in its namespace if it has one, with its seat if it has one."""
+    """Run a command as a host of the network: in its namespace if it has one, with its seat if it has one.
+
+    Wait until the network is up, and its job in a generation that no workers have finished.
+    """
     from peelsum.topology.namespaces import inside
-    from peelsum.topology.records import Record
+    from peelsum.topology.network import SEAT
 
     words = command[1:] if command[0] == "--" else command
     with reported(TopologyError):
-        record = Record.read()
-        if record is None or not record.up.running or not record.places:
-            raise TopologyError("exec: no network is up; start one with `peelsum up`")
+        record = _usable_record()
         place = record.places.get(host)
         if place is None:
             known = ", ".join(record.places)
@@ -115,11 +141,39 @@ def exec_(
         if place.namespace_of is not None:
             words = inside(place.namespace_of.pid, *words)
         try:
-            os.execvpe(words[0], words, {**os.environ, **place.environment})
+            inherited = {name: value for name, value in os.environ.items() if name != SEAT}
+            os.execvpe(words[0], words, {**inherited, **place.environment})
         except (OSError, IndexError) as error:
             what = words[0] if words else "command"
             reason = error.strerror if isinstance(error, OSError) else "is missing"
             raise TopologyError(f"exec: {what}: {reason}; give a command") from None
+
+
+def _usable_record() -> Record:
+    """The network that is up, once commands can run in it. Raises TopologyError if there is none."""
+    from peelsum.topology.records import Record
+
+    started, told = time.monotonic(), False
+    while True:
+        record = Record.read()
+        running = record is not None and record.up.running
+        if record is not None and running and record.usable:
+            return record
+        waited = time.monotonic() - started
+        if not running and waited >= _APPEARANCE_S:
+            raise TopologyError("exec: no network is up; start one with `peelsum up`")
+        if not told and waited >= _SILENT_S:
+            told = True
+            print(f"exec: waiting {_awaited(record if running else None)}", file=sys.stderr, flush=True)
+        time.sleep(_POLL_S)
+
+
+def _awaited(record: Record | None) -> str:
+    if record is None:
+        return f"{_APPEARANCE_S:g} s for a network: none is up yet"
+    if not record.places:
+        return "until the network is up"
+    return "for the job's next generation: the workers of the last have finished"
 
 
 def readmit() -> None:
@@ -180,5 +234,5 @@ def _announce(network: Network, json: bool) -> None:
     if job is not None:
         print(f"job {job.id}: workers {', '.join(job.workers)}; server {job.server}")
     example = next(iter(network.topology.hosts), "HOST")
-    print(f"run commands with `peelsum exec {example} -- ...`, end with Ctrl-C")
+    print(f"{READY} `peelsum exec {example} -- ...`, end with Ctrl-C or `peelsum down`")
     sys.stdout.flush()

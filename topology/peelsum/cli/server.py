@@ -13,7 +13,9 @@ import typer
 
 from peelsum.cli.errors import reported
 from peelsum.cli.options import ChildOf, Json, address
+from peelsum.cli.progress import told_of_compiling
 from peelsum.topology import end_with_parent, say
+from peelsum.topology.progress import taking_time
 
 app = typer.Typer(help="The aggregation server.", no_args_is_help=True)
 
@@ -29,31 +31,41 @@ def run(
     ethernet: Annotated[
         bool, typer.Option(help="The switch is on this host's wire, not a UDP socket that answers hellos.")
     ] = False,
+    seats: Annotated[
+        Path | None, typer.Option(hidden=True, help="A file to remove once all workers have finished.")
+    ] = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
     """Serve a job until Ctrl-C, or until all its workers have finished."""
-    from peelsum.transport import AggregationService, Event, TransportError, job_config
+    from peelsum.transport import AggregationService, Event, JobFinished, TransportError, job_config
+    from peelsum.transport.rehearsal import rehearse
 
     if child:
         end_with_parent()
+    tell = told_of_compiling(json=json, child=child)
     host_and_port = address(switch, "the switch port")
 
     def report(event: Event) -> None:
-        print(event, file=sys.stderr, flush=True)
+        # Before the workers know that they have finished, so that none of them ends earlier.
+        if seats is not None and isinstance(event, JobFinished):
+            seats.unlink(missing_ok=True)
+        if not json:
+            print(event, file=sys.stderr, flush=True)
 
     with reported(TransportError, AdmissionError):
         config = job_config(_admission(admission))
-        with AggregationService(
-            [config], host_and_port, wire="ethernet" if ethernet else "udp-port"
-        ) as service:
+        rehearse(config.lanes)
+        with taking_time(f"waiting for an answer of the switch at {switch}", tell):
+            service = AggregationService([config], host_and_port, wire="ethernet" if ethernet else "udp-port")
+        with service:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: service.stop())
             if json:
                 say(job_id=config.job_id, switch=switch)
             else:
                 print(f"job {config.job_id}: serving at {switch}", flush=True)
-            (stats,) = service.run(None if json else report).values()
+            (stats,) = service.run(report).values()
     values = asdict(stats)
     if json:
         say(**values)

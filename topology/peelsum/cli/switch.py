@@ -14,6 +14,7 @@ import typer
 
 from peelsum.cli.errors import reported
 from peelsum.cli.options import ChildOf, Json, address, require_device_id, within
+from peelsum.cli.progress import told_of_compiling
 from peelsum.topology import end_with_parent, say
 
 app = typer.Typer(help="The embedded switch.", no_args_is_help=True)
@@ -93,6 +94,7 @@ def run(
     joins = {port: address(text, "the other switch's port") for port, text in joined.items()}
     if child:
         end_with_parent()
+    told_of_compiling(json=json, child=child)
     with reported(TargetError):
         counts = run_switch(
             ports,

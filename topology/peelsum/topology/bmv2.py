@@ -1,22 +1,22 @@
-"""A BMv2 switch process (`simple_switch_grpc`) on given interfaces, from start to end.
-
-Owns the process. Refuses to know what pipeline a controller loads into it.
-"""
+"""A BMv2 switch process (`simple_switch_grpc`) on given interfaces, from start to end."""
 
 from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.processes import Child
 from peelsum.wire import CPU_PORT
 
 BINARY = "simple_switch_grpc"
-_PATIENCE = 10.0
+#: How long BMv2 may take to listen, in seconds.
+_PATIENCE = 30.0
 
 
 def available() -> bool:
@@ -38,6 +38,8 @@ def start(
     command = [BINARY, "--no-p4", "--device-id", str(device_id), "--log-level", "off"]
     for port, interface in interfaces.items():
         command += ["-i", f"{port}@{interface}"]
+    if _takes_thrift_port(shutil.which(BINARY) or BINARY):
+        command += ["--thrift-port", str(_free_tcp_port())]  # by default all would listen at 9090
     command += ["--", "--grpc-server-addr", address, "--cpu-port", str(CPU_PORT)]
     child = Child(name, command, foreign=True)
     try:
@@ -58,6 +60,16 @@ def running(interfaces: Mapping[int, str], *, device_id: int = 1) -> Iterator[st
         child.stop()
 
 
+@cache
+def _takes_thrift_port(binary: str) -> bool:
+    """Whether this BMv2 was built with Thrift, as its help tells."""
+    try:
+        shown = subprocess.run([binary, "--help"], capture_output=True, timeout=_PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False  # starting it tells more
+    return b"--thrift-port" in shown.stdout + shown.stderr
+
+
 def _free_tcp_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -76,4 +88,7 @@ def _await_listener(address: str, child: Child) -> None:
             time.sleep(0.02)
         else:
             return
-    raise TopologyError(f"{BINARY}: does not listen on {address} after {_PATIENCE:g} s")
+    raise TopologyError(
+        f"{child.name}: {BINARY} does not listen on {address} after {_PATIENCE:g} s{child.last_words()}; "
+        "see whether another program has a port that it wants"
+    )

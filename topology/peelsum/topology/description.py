@@ -276,7 +276,8 @@ def parse(text: str, source: str) -> Topology:
         # Only who complains waits for the control plane to load.
         from peelsum.control.complaints import first_complaint
 
-        raise TopologyDescriptionError(f"{source}: {first_complaint(error, 'a topology')}") from None
+        complaint = first_complaint(error, "a topology", Topology)
+        raise TopologyDescriptionError(f"{source}: {complaint}") from None
     except ValueError as error:  # what both decoders raise
         raise TopologyDescriptionError(f"{source}: cannot be read: {error}; correct it there") from None
 

@@ -53,6 +53,8 @@ class Network(ABC):
         self.p4runtime: dict[str, str] = {}
         self._stack, self._job_stack = ExitStack(), ExitStack()
         self._parts: dict[str, Part] = {}
+        #: A file that is there while workers can take their seats; None without a job.
+        self.seats_file: Path | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -152,14 +154,20 @@ class Network(ABC):
     def _admit(self, job: JobNode, *, addressed: bool) -> dict[str, Any]:
         """Have the job let in; `addressed` is whether packets to hosts must carry their addresses."""
         folder = Path(self._job_stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-")))
+        self.seats_file = folder / "seats"
+        self.seats_file.touch()
         path = folder / "job.toml"
         window = job.window or _WINDOWS[self.switch]
         path.write_text(jobs.description(self.topology, job, self.p4runtime, window, addressed=addressed))
         return self._child(self._job_stack, _CONTROLLER, "job", "admit", str(path), "--hold")
 
     def _serve(self, switch: str, admission: Mapping[str, Any], *more: str, pid: int | None = None) -> None:
+        assert self.seats_file is not None
         options = ("--switch", switch, "--admission", json.dumps(admission), *more)
+        options += ("--seats", str(self.seats_file))
         self._child(self._job_stack, _SERVER, "server", "run", *options, pid=pid)
+        # First of all when the job ends, so that `exec` gives nobody a seat whose server is about to end.
+        self._job_stack.callback(self.seats_file.unlink, missing_ok=True)
         self._parts[_SERVER].again = lambda: _ready(_SERVER, "server", "run", *options, pid=pid)[0]
 
     def _place(

@@ -1,6 +1,7 @@
 """Child processes that speak JSON lines: started, waited for, and ended with their parent.
 
-A child prints one object when it is ready and one when it ends; between the two it may print more. It ends on
+A child prints one object when it is ready and one when it ends; between the two it may print more. While
+something takes it long, it says what, as `working`, which is a sign of life and nothing else. It ends on
 SIGTERM, and when its standard input closes, which happens however its parent dies. A foreign program, which
 does not look at its input, is killed then.
 """
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -27,6 +28,8 @@ from peelsum.topology.errors import ProcessError
 
 #: How long a child may take to clean up before it is killed, in seconds.
 GRACE_S = 10.0
+#: How long a child may be without a sign of life while it starts, in seconds.
+START_S = 120.0
 #: Lines of what a child said last that are told when it has ended by itself.
 _LAST_LINES = 3
 _POLL_S = 0.02
@@ -35,11 +38,19 @@ _libc = ctypes.CDLL(None)
 
 
 class Child:
-    """One command in a process of its own, out of reach of the terminal's Ctrl-C."""
+    """One command in a process of its own, out of reach of the terminal's Ctrl-C.
+
+    on_work: what a child says that takes it long is told to it, from a thread, behind the child's name.
+    """
+
+    on_work: Callable[[str], None] = staticmethod(lambda text: None)
 
     def __init__(self, name: str, command: Sequence[str], *, foreign: bool = False) -> None:
         """foreign: the command is no `peelsum` command."""
         self.name = name
+        #: When the child last gave a sign of life, by `time.monotonic`.
+        self.heard_at = time.monotonic()
+        self._work = ""
         self._other_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
         self._process = subprocess.Popen(
@@ -84,18 +95,35 @@ class Child:
     def next_line(self, timeout_s: float) -> dict[str, Any] | None:
         """The next object that the child prints; None once it has ended well.
 
-        Raises ProcessError if it ended otherwise, with the last line of its complaint, or took too long.
+        Raises ProcessError if it ended otherwise, with the last line of its complaint, or gave no sign of
+        life for `timeout_s`.
         """
-        try:
-            line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            raise ProcessError(f"{self.name}: no answer within {timeout_s:g} s") from None
+        line = self._next_within(timeout_s)
         if line is None and self._process.wait(GRACE_S):
             raise ProcessError(f"{self.name}: {self._complaint()}")
         self._last = line or self._last
         return line
 
-    def ready(self, timeout_s: float = 60.0) -> dict[str, Any]:
+    def _next_within(self, timeout_s: float) -> dict[str, Any] | None:
+        asked_at = time.monotonic()
+        while True:
+            left = self._patience_ends(asked_at, timeout_s) - time.monotonic()
+            with suppress(queue.Empty):
+                return self._lines.get(timeout=max(0.0, left))
+            if time.monotonic() >= self._patience_ends(asked_at, timeout_s):
+                raise ProcessError(
+                    f"{self.name}: no answer within {timeout_s:g} s{self.busy_with()}; see whether it is "
+                    "stopped, or what else keeps this machine busy"
+                )
+
+    def _patience_ends(self, asked_at: float, timeout_s: float) -> float:
+        return max(asked_at, self.heard_at) + timeout_s
+
+    def busy_with(self) -> str:
+        """What the child said last that takes it long, to be put behind a complaint."""
+        return f", the last being {self._work!r}" if self._work else ""
+
+    def ready(self, timeout_s: float = START_S) -> dict[str, Any]:
         """The child's first object."""
         line = self.next_line(timeout_s)
         if line is None:
@@ -115,8 +143,12 @@ class Child:
     def obituary(self) -> str:
         """How a child ended, and the last lines that it said: for one that ended by itself."""
         self._reader.join(GRACE_S)
+        return f"{self.name}: {self._fate()}{self.last_words()}"
+
+    def last_words(self) -> str:
+        """The last lines that a child said, to be put behind what became of it; empty if it said nothing."""
         said = self._complaints()[-_LAST_LINES:] or list(self._other_lines)
-        return f"{self.name}: {self._fate()}" + (f"; it said: {' | '.join(said)}" if said else "")
+        return f"; it said: {' | '.join(said)}" if said else ""
 
     def stop(self) -> dict[str, Any]:
         """End the child and return the last object that it printed, {} if there is none."""
@@ -139,7 +171,13 @@ class Child:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith(b"{"):
+            self.heard_at = time.monotonic()
+            if line.startswith(b'{"working": '):
+                self._work = json.loads(line)["working"]
+                if self._work:
+                    self.on_work(f"{self.name}: {self._work}")
+            elif line.startswith(b"{"):
+                self._work = ""
                 self._lines.put(json.loads(line))
             elif line.strip():
                 self._other_lines.append(line.decode(errors="replace").strip())
@@ -160,7 +198,8 @@ class Child:
 
 def say(**values: object) -> None:
     """Print one object to whoever started this process."""
-    print(json.dumps(values), flush=True)
+    sys.stdout.write(json.dumps(values) + "\n")  # in one piece, as threads say things, too
+    sys.stdout.flush()
 
 
 def hear() -> dict[str, Any]:

@@ -69,11 +69,21 @@ class Place:
 
 @dataclass(frozen=True)
 class Record:
-    """One network: its name, the process that holds it up, and the places in it."""
+    """One network: its name, the process that holds it up, and the places in it.
+
+    places: empty until the network is up. seats_file: a file that is there while workers can take the seats
+    of `places`; empty without a job.
+    """
 
     network: str
     up: Process
     places: Mapping[str, Place] = field(default_factory=dict)
+    seats_file: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether the network is up, and its job, if any, in a generation that workers can join."""
+        return bool(self.places) and (not self.seats_file or Path(self.seats_file).exists())
 
     def write(self) -> None:
         """Put the record in the place of the one before."""

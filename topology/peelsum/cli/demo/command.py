@@ -15,8 +15,10 @@ import typer
 from peelsum.cli.demo.crew import Crew, Reports
 from peelsum.cli.errors import reported
 from peelsum.cli.interrupts import Interruption
-from peelsum.cli.options import Json, within
-from peelsum.topology import Star, TopologyError
+from peelsum.cli.options import Json, within, without_torch
+from peelsum.cli.progress import told
+from peelsum.topology import Child, Star, TopologyError
+from peelsum.topology.progress import Tell, taking_time
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -68,10 +70,10 @@ def command(
     within("--seed", seed, 0, 2**31 - 1)
     with reported(TopologyError, MissingDependencyError), Interruption() as interruption:
         if find_spec("torch") is None:
-            raise MissingDependencyError("torch: is not installed; run: pip install 'peelsum[demo]'")
+            raise MissingDependencyError(without_torch("demo"))
         with ExitStack() as stack:
             crew = Crew(stack, interruption, PATIENCE_S)
-            values = run(crew, workers, steps, loss, seed)
+            values = run(crew, workers, steps, loss, seed, told(json=json))
     if json:
         print(json_.dumps(values))
     else:
@@ -80,12 +82,17 @@ def command(
         raise SystemExit(1)
 
 
-def run(crew: Crew, workers: int, steps: int, loss: float, seed: int) -> dict[str, Any]:
-    """Train; what came of it, as `--json` prints it."""
+def run(crew: Crew, workers: int, steps: int, loss: float, seed: int, tell: Tell) -> dict[str, Any]:
+    """Train; what came of it, as `--json` prints it. `tell`: is told what takes long, without a terminal."""
     with _progress() as progress:
-        starting = progress.add_task(f"starting switch, controller, server, {workers} workers", total=None)
-        star = crew.start(workers, steps, loss, seed)
+        started = f"starting switch, controller, server, {workers} workers"
+        starting = progress.add_task(started, total=None)
+        if not progress.disable:
+            Child.on_work = staticmethod(lambda text: progress.update(starting, description=text))
+        with taking_time(started, tell if progress.disable else lambda _: None):
+            star = crew.start(workers, steps, loss, seed)
         progress.remove_task(starting)
+        Child.on_work = staticmethod(tell)
         tally = _follow(crew, steps, progress)
         star.close()
     return _summary(workers, star, tally)

@@ -52,16 +52,18 @@ class Crew:
     def gather(self) -> Reports:
         """The next report of every worker.
 
-        Raises ProcessError as soon as any process has failed, or naming the workers that are silent for too
-        long; Interrupted if a signal has come, even one that was lost.
+        Raises ProcessError as soon as any process has failed, or naming the workers without an answer when
+        none has given a sign of life for too long; Interrupted if a signal has come, even one that was lost.
         """
         reports: dict[str, dict[str, Any]] = {}
-        deadline = time.monotonic() + self._patience_s
+        asked_at = time.monotonic()
         while silent := [child for child in self._workers if child.name not in reports]:
             self._interruption.check()
             if self._star is not None:
                 self._star.check()
-            if time.monotonic() > deadline:
+            # All wait for one that compiles.
+            heard_at = max(asked_at, *(child.heard_at for child in self._workers))
+            if time.monotonic() > heard_at + self._patience_s:
                 raise ProcessError(self._complaint(silent))
             for child in silent:
                 if child.has_line(_POLL_S):
@@ -69,7 +71,7 @@ class Crew:
         return [reports[child.name] for child in self._workers]
 
     def _complaint(self, silent: Sequence[Child]) -> str:
-        names = ", ".join(child.name for child in silent)
+        names = ", ".join(child.name + child.busy_with() for child in silent)
         return (
             f"{names}: no answer within {self._patience_s:g} s; see whether it is stopped, or give this "
             "machine fewer --workers"

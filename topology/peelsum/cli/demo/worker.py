@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peelsum.cli.errors import reported
+from peelsum.cli.progress import told_of_compiling
 from peelsum.topology import end_with_parent, hear, say
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def command(
     from peelsum.codec import warm_up
     from peelsum.transport import TransportError
 
+    told_of_compiling(child=True)("")  # a sign of life: PyTorch takes its time to load
     with reported(InexactSumError, GlooError, AllreduceError, TransportError):
         replica = Replica(worker_id, workers, seed)
         if worker_id == 0:

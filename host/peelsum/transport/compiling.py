@@ -1,0 +1,68 @@
+"""Says what Numba compiles while it does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from numba.core import event
+
+#: Seconds from one message to the next while something is compiled.
+BEAT_S = 2.0
+_log = logging.getLogger("peelsum")
+#: What a module's loops are for, by the first words of its name.
+_PARTS = {"peelsum.transport": "packet loops", "peelsum.codec": "codec", "peelsum_": "switch program"}
+
+
+class _Work(event.Listener):
+    """Counts the functions that are compiled, and tells of them from a thread of its own every BEAT_S."""
+
+    def __init__(self) -> None:
+        self.tell: Callable[[str], None] = _log.warning
+        self._under_way: list[str] = []
+        self._part = ""
+        self._done = 0
+        self._since = 0.0
+        self._busy = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def on_start(self, found: Any) -> None:
+        module = str(found.data["dispatcher"].py_func.__module__)
+        if not self._under_way:
+            part = next((name for start, name in _PARTS.items() if module.startswith(start)), "loops")
+            if part != self._part:
+                self._part, self._done, self._since = part, 0, time.monotonic()
+        self._under_way.append(module)
+        self._busy.set()
+        if self._thread is None or not self._thread.is_alive():  # a forked process has none
+            self._thread = threading.Thread(target=self._beat, name="compiling", daemon=True)
+            self._thread.start()
+
+    def on_end(self, found: Any) -> None:
+        self._under_way.pop()
+        if not self._under_way:
+            self._done += 1
+            self._busy.clear()
+
+    def _beat(self) -> None:
+        while True:
+            self._busy.wait()
+            time.sleep(BEAT_S)
+            if self._busy.is_set():
+                waited = time.monotonic() - self._since
+                self.tell(
+                    f"compiling the {self._part}, once for this machine: {waited:.0f} s, "
+                    f"functions done {self._done}"
+                )
+
+
+_work = _Work()
+event.register("numba:compile", _work)  # type: ignore[no-untyped-call]
+
+
+def announce(tell: Callable[[str], None]) -> None:
+    """Have `tell` called, from a thread, with what is compiled; left alone, the logger `peelsum` warns."""
+    _work.tell = tell

@@ -1,0 +1,71 @@
+"""Every shell block of the README, of docs and of examples does what it says when it is pasted."""
+
+import re
+from pathlib import Path
+
+import pytest
+from snippets import Block, SnippetError, blocks, play, run
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
+RUN = [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))]
+#: Trainings, several of them.
+LONG = ("docs/training.md", "examples/README.md")
+
+
+def _named(page: Path) -> object:
+    name = str(page.relative_to(ROOT))
+    return pytest.param(page, id=name, marks=[pytest.mark.slow] if name in LONG else [])
+
+
+@pytest.mark.parametrize("page", [_named(page) for page in RUN])
+def test_blocks_of_a_page_run_in_order(page):
+    done = play(page)
+    assert done.returncode == 0, done.stderr
+    assert not re.search(r"\bWRONG\b", done.stdout)
+
+
+def test_the_pages_that_people_start_with_are_run():
+    assert {"README.md", "topology.md", "training.md"} <= {page.name for page in RUN}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<!-- not run: takes long -->\n```sh\ntrue\n```\n",
+        "<!-- goes on -->\n```sh\ntrue\n```\n",
+        "```\npeelsum up star\n```\n",
+        "```\n$ python examples/sum.py\n```\n",
+    ],
+)
+def test_a_block_is_left_out_for_known_reasons_only(page):
+    with pytest.raises(SnippetError):
+        blocks(page)
+
+
+def test_marks_and_blocks_are_told_apart():
+    page = (
+        "```sh\nfirst\n```\n\n<!-- not run: installs -->\n```sh\nmake\n```\n```text\npeelsum: s1: ended\n```\n"
+        "<!-- goes on, ready with: port 3 at -->\n```sh\nsecond\n```\n```python\nimport peelsum\n```\n"
+    )
+    assert blocks(page) == [Block("first\n"), Block("second\n", "port 3 at")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["false\ntrue\n", "echo 'peelsum: no' >&2\n", "echo worker 0: WRONG\n", "(echo Traceback) & wait\n"],
+)
+def test_a_block_that_fails_is_noticed(text):
+    with pytest.raises(SnippetError, match="ended with status"):
+        run([Block(text)])
+
+
+def test_a_block_that_goes_on_is_there_for_the_next_and_ended_then(tmp_path):
+    kept = tmp_path / "kept"
+    goes_on = Block(
+        f"trap 'echo ended >> {kept}; exit' INT; echo ready; while :; do sleep 0.1; done\n", "ready"
+    )
+    run([goes_on, Block(f"test ! -e {kept}\n")])
+    assert kept.read_text() == "ended\n"
+    with pytest.raises(SnippetError, match="ended with status 0"):
+        run([Block("true\n", "ready")])

@@ -1,0 +1,156 @@
+"""Runs the shell blocks of a Markdown page as a reader would type them: in order, a block a terminal.
+
+`<!-- not run: REASON -->` before a block keeps it from being run; `<!-- goes on, ready with: TEXT -->` has it run on
+while those after it do, once it has said TEXT. Called as a program, in a folder that has the project's examples:
+`python snippets.py PAGE`.
+"""
+
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Why a block may be left out. Add to it only what no machine of ours can do.
+REASONS = (
+    "installs",
+    "needs Mininet",
+    "needs files of your own",
+    "needs interfaces of your own",
+    "needs the SDE",
+)
+#: How long a block may take, in seconds, on a machine that is busy and has nothing compiled.
+PATIENCE_S = 900.0
+_BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_COMMAND = re.compile(r"^(?:\$ )?(?:peelsum|python|torchrun|make|pip|sudo|for \w+ in)\b(?!:)", re.MULTILINE)
+
+
+class SnippetError(Exception):
+    """A block that is marked wrongly, or that did not do what it should."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What stands in one block; `ready_with` is None unless it goes on, and then what it says once it is ready."""
+
+    text: str
+    ready_with: str | None = None
+
+
+def blocks(page: str) -> list[Block]:
+    """The shell blocks of a page that are to be run. Raises SnippetError for marks that are not known."""
+    found = []
+    for mark, language, text in _BLOCK.findall(page):
+        kind, _, rest = mark.partition(": ")
+        if language != "sh":
+            if not language and _COMMAND.search(text):
+                raise SnippetError(f"a block of commands that is not marked as sh: {text}")
+        elif kind == "not run" and rest in REASONS:
+            continue
+        elif kind == "goes on, ready with" and rest:
+            found.append(Block(text, rest))
+        elif not mark:
+            found.append(Block(text))
+        else:
+            raise SnippetError(
+                f"{mark}: is no mark; use `goes on, ready with`, or `not run` with a known reason"
+            )
+    return found
+
+
+class Terminal:
+    """A shell that runs one block."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.shown = ""
+        self._shell = subprocess.Popen(
+            ["bash", "-e", "-c", block.text],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def follow(self) -> None:
+        """Take in what it shows, until it is ready or has ended. Raises SnippetError if it ends as it should not."""
+        ends_at = time.monotonic() + PATIENCE_S
+        while time.monotonic() < ends_at:
+            if self.block.ready_with and self.block.ready_with in self.shown:
+                return None
+            if select.select([self._shell.stdout], [], [], 1.0)[0]:
+                new = os.read(self._shell.stdout.fileno(), 65536)
+                self.shown += new.decode(errors="replace")
+                if not new:
+                    return self._judge()
+        raise SnippetError(f"took longer than {PATIENCE_S:g} s:\n{self.block.text}\n{self.shown}")
+
+    def close(self) -> None:
+        """Press Ctrl-C in one that goes on, unless it has ended by itself."""
+        if self._shell.poll() is None:
+            os.killpg(self._shell.pid, signal.SIGINT)
+        try:
+            self.shown += self._shell.communicate(timeout=60)[0].decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            os.killpg(self._shell.pid, signal.SIGKILL)
+            raise SnippetError(f"did not end at Ctrl-C:\n{self.block.text}\n{self.shown}") from None
+
+    def _judge(self) -> None:
+        status = self._shell.wait()
+        wrong = re.search(r"^(peelsum: |Traceback|.*\bWRONG\b)", self.shown, re.MULTILINE)
+        if status or wrong or self.block.ready_with:
+            raise SnippetError(f"ended with status {status}:\n{self.block.text}\n{self.shown}")
+
+
+def run(found: list[Block]) -> None:
+    """Run blocks in order. Raises SnippetError at the first that fails."""
+    open_ones = []
+    try:
+        for block in found:
+            terminal = Terminal(block)
+            open_ones.append(terminal)
+            terminal.follow()
+            print(terminal.shown, flush=True)
+    finally:
+        for terminal in reversed(open_ones):
+            terminal.close()
+
+
+def play(page: Path) -> subprocess.CompletedProcess[str]:
+    """Run a page's blocks in a clean environment: nothing of ours in it but the commands, and a network of its own.
+
+    Without the right to have one, the ports that the page names must be free.
+    """
+    root = Path(__file__).parents[2]
+    with tempfile.TemporaryDirectory(prefix="peelsum-snippets-") as folder:
+        shutil.copytree(root / "examples", Path(folder) / "examples")
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": os.environ.get("HOME", folder),
+            "XDG_RUNTIME_DIR": folder,
+            "LANG": "C.UTF-8",
+        }
+        alone = ["unshare", "--net"] if os.geteuid() == 0 and shutil.which("unshare") else []
+        command = [*alone, sys.executable, __file__, str(page)]
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+
+
+def main() -> None:
+    if shutil.which("ip"):
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=False, stderr=subprocess.DEVNULL)
+    try:
+        run(blocks(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    except SnippetError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""`peelsum up --detach` returns when the network is up, and says why when it is not."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from networks import PEELSUM, exec_in, own_folder, said
+
+from peelsum.topology.records import Record, folder
+
+__all__ = ["own_folder"]
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+PAIR = {"hosts": {"h1": {}}, "switches": {"s1": {}}, "links": [["h1", "s1-p1"]]}
+
+
+def detached(topology: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [*PEELSUM, "up", topology, "--detach", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    path = tmp_path / "pair.json"
+    path.write_text(json.dumps(PAIR))
+    yield str(path)
+    subprocess.run([*PEELSUM, "down"], check=True)
+
+
+def test_it_returns_when_commands_can_run_and_the_network_goes_on(pair) -> None:
+    done = detached(pair)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("run commands with `peelsum exec h1 -- ...`")
+    record = Record.read()
+    assert record is not None
+    assert os.getsid(record.up.pid) != os.getsid(0)
+    assert said(exec_in("h1", "echo", "here")) == "here"
+    again = detached(pair)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr == "peelsum: up: another network is up; end it with `peelsum down`\n"
+    assert record.up.running
+    subprocess.run([*PEELSUM, "down"], check=True)
+    assert not record.up.running
+    assert (folder() / "up.out").read_text() == done.stdout
+
+
+def test_json_is_passed_on(pair) -> None:
+    assert json.loads(detached(pair, "--json").stdout)["hosts"] == ["h1"]
+
+
+def test_a_description_that_is_wrong_is_told(tmp_path) -> None:
+    done = detached(str(tmp_path / "nowhere.toml"))
+    assert done.returncode == 2
+    assert "nowhere.toml: No such file or directory; give the path of a topology" in done.stderr
+
+
+def test_ctrl_c_ends_what_is_not_up_yet(pair) -> None:
+    program = (
+        "import sys\nfrom peelsum.cli import detached\n"
+        "def interrupted(process, *rest):\n    print(process.pid, flush=True)\n    raise KeyboardInterrupt\n"
+        "detached._until_ready = interrupted\nfrom peelsum.cli.main import main\nmain()\n"
+    )
+    command = [sys.executable, "-c", program, "up", pair, "--detach"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)

@@ -1,0 +1,87 @@
+"""Workers that `exec` starts get the seat of a generation that they can join: the next one after a run."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from networks import PEELSUM, ROOT, exec_in, needs_namespaces, own_folder, said, up
+
+from peelsum.topology.records import Record
+
+__all__ = ["own_folder"]
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+PAIR = {
+    "hosts": {"h1": {}, "h2": {}, "h3": {}},
+    "switches": {"s1": {}},
+    "links": [["h1", "s1-p1"], ["h2", "s1-p2"], ["h3", "s1-p3"]],
+    "job": {"workers": ["h1", "h2"], "server": "h3", "lanes": 32},
+}
+WORKER = (sys.executable, str(ROOT / "examples/sum.py"))
+#: Prints the generation of the seat that `exec` gave.
+GENERATION = (
+    sys.executable,
+    "-c",
+    "import json, os; print(json.loads(os.environ['PEELSUM_SEAT'])['admission']['generation'])",
+)
+
+
+@pytest.fixture
+def pair(tmp_path) -> str:
+    path = tmp_path / "pair.json"
+    path.write_text(json.dumps(PAIR))
+    return str(path)
+
+
+def run_pair() -> None:
+    workers = [exec_in(host, *WORKER) for host in ("h1", "h2")]
+    assert [said(worker) for worker in workers] == ["worker 0: exact", "worker 1: exact"]
+
+
+@pytest.mark.parametrize("links", ["udp", pytest.param("veth", marks=needs_namespaces)])
+def test_runs_in_succession_are_each_in_a_generation_of_their_own(pair: str, links: str) -> None:
+    with up(pair, links):
+        first = int(said(exec_in("h1", *GENERATION)))
+        assert int(said(exec_in("h2", *GENERATION))) == first  # nobody has used it
+        for run in range(3):
+            run_pair()
+            assert int(said(exec_in("h2", *GENERATION))) == first + run + 1
+
+
+def test_exec_waits_for_a_network_that_is_starting(pair: str) -> None:
+    command = [*PEELSUM, "up", pair, "--json"]
+    starting = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        for _ in iter(lambda: (record := Record.read()) and record.up.pid == starting.pid, True):
+            assert starting.poll() is None
+        assert not Record.read().places  # the test is of nothing otherwise
+        early = exec_in("h1", *GENERATION)
+        assert int(said(early)) >= 0
+    finally:
+        starting.send_signal(signal.SIGTERM)
+        starting.communicate(timeout=60)
+
+
+def test_exec_says_what_it_waits_for(pair: str) -> None:
+    with up(pair, "udp"):
+        Path(Record.read().seats_file).unlink()  # as a server does whose workers have all finished
+        waiting = exec_in("h1", "true")
+        assert waiting.stderr.readline() == (
+            "exec: waiting for the job's next generation: the workers of the last have finished\n"
+        )
+        subprocess.run([*PEELSUM, "readmit"], check=True)
+        assert waiting.wait(60) == 0
+        waiting.communicate()
+
+
+def test_a_command_at_the_server_has_no_seat_of_the_worker_that_started_it(pair: str) -> None:
+    show = "echo ${PEELSUM_SEAT-none}"
+    with up(pair, "udp"):
+        command = " ".join(PEELSUM) + f" exec h3 -- sh -c '{show}'"
+        assert said(exec_in("h1", "sh", "-c", command)) == "none"
+        command = " ".join(PEELSUM) + f" exec h2 -- sh -c '{show}'"
+        assert json.loads(said(exec_in("h1", "sh", "-c", command)))["worker_id"] == 1

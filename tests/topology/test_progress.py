@@ -1,0 +1,107 @@
+"""Signs of life: a child that says what it is busy with is waited for, and what takes long is shown."""
+
+import sys
+import threading
+import time
+
+import pytest
+from numba import njit
+
+from peelsum.topology import Child, ProcessError
+from peelsum.topology.progress import shown_on_stderr, taking_time
+from peelsum.transport import compiling
+
+#: Busy until told to go on; says so all the while.
+BUSY = """
+import sys, threading, time
+from peelsum.topology import hear, say
+from peelsum.topology.progress import taking_time
+import peelsum.topology.progress as progress
+progress.BEAT_S = 0.05
+with taking_time("compiling loops", lambda text: say(working=text)):
+    hear()
+say(ready=True)
+hear()
+"""
+SILENT = 'import time, sys; print(\'{"working": "compiling loops: 7 s"}\', flush=True); sys.stdin.read()'
+
+
+@pytest.fixture
+def child():
+    """child(program) is a child that runs it; it has ended at the end."""
+    children = []
+
+    def start(program):
+        children.append(Child("server", [sys.executable, "-c", program]))
+        return children[-1]
+
+    yield start
+    for one in children:
+        one.stop()
+
+
+def test_a_child_that_says_what_it_is_busy_with_is_waited_for(child, monkeypatch):
+    told = []
+    monkeypatch.setattr(Child, "on_work", staticmethod(told.append))
+    busy = child(BUSY)
+    while not told:  # it has started, and beats from now on
+        assert busy.running
+        time.sleep(0.01)
+    release = threading.Timer(4.0, lambda: busy.tell(go_on=True))
+    release.start()
+    assert busy.ready(timeout_s=2.0) == {"ready": True}
+    assert told[0].startswith("server: compiling loops: ")
+    assert len(set(told)) > 1
+    busy.tell(go_on=True)
+
+
+def test_a_child_that_is_silent_is_not_and_its_last_word_is_told(child):
+    silent = child(SILENT)
+    while not silent.busy_with():
+        time.sleep(0.01)
+    with pytest.raises(ProcessError) as caught:
+        silent.ready(timeout_s=0.5)
+    assert str(caught.value) == (
+        "server: no answer within 0.5 s, the last being 'compiling loops: 7 s'; see whether it is stopped, "
+        "or what else keeps this machine busy"
+    )
+
+
+def test_messages_that_are_alike_are_shown_once_in_a_while(capsys, monkeypatch):
+    now = iter([0.0, 1.0, 2.0, 3.0, 4.5, 12.9, 13.0])
+    monkeypatch.setattr("peelsum.topology.progress.time.monotonic", lambda: next(now))
+    show = shown_on_stderr()
+    for text in ("a: 2 s", "b: 2 s", "a: 4 s", "a: 5 s", "b: 6 s", "a: 15 s", "a: 16 s"):
+        show(text)
+    assert capsys.readouterr().err.splitlines() == ["a: 5 s", "b: 6 s", "a: 16 s"]
+
+
+def test_what_is_quick_is_not_told_of():
+    told = []
+    with taking_time("nothing", told.append):
+        pass
+    assert told == []
+
+
+def test_what_numba_compiles_is_told_and_how_much_of_it_is_done(monkeypatch):
+    told, named = [], threading.Event()
+
+    def tell(text):
+        told.append(text)
+        named.set()
+
+    monkeypatch.setattr(compiling, "BEAT_S", 0.01)
+    monkeypatch.setattr(compiling._work, "tell", tell)
+
+    def loop(n):
+        total = 0
+        for i in range(n):
+            total += i * i
+        return total
+
+    loop.__module__ = "peelsum.transport.test"
+    for _ in range(100):  # until a beat falls into a compilation
+        assert njit(loop)(4) == 14
+        if named.is_set():
+            break
+    assert "compiling the packet loops, once for this machine: 0 s, functions done " in told[0]
