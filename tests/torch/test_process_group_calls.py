@@ -22,7 +22,7 @@ from torch_ranks import run_ranks
 
 from peelsum.allreduce import LocalSummation
 from peelsum.topology import Star
-from peelsum.torch import CallTimeoutError, HookConfigError, SwitchOptions, SwitchProcessGroup, ways
+from peelsum.torch import CallTimeoutError, HookConfigError, SwitchOptions, SwitchProcessGroup, process_group
 
 BACKEND = "cpu:peelsum"
 MINUTES_S = 300.0
@@ -88,7 +88,7 @@ class Unanswered(LocalSummation):
 @pytest.mark.parametrize(("given", "stall_s"), [(timedelta(seconds=7), 7.0), (timedelta(minutes=30), None)])
 def test_the_groups_timeout_is_the_switchs_unless_it_is_torchs_default(monkeypatch, given, stall_s):
     seen, (seat,) = [], Unanswered.group(1)
-    monkeypatch.setattr(ways, "plug_in", lambda *arguments: seen.append(arguments[-1]) or seat)
+    monkeypatch.setattr(process_group, "plug_in", lambda *arguments: seen.append(arguments[-1]) or seat)
     group = SwitchProcessGroup(HashStore(), 0, 1, given)
     assert seen == [stall_s]
     group.shutdown()
@@ -97,7 +97,7 @@ def test_the_groups_timeout_is_the_switchs_unless_it_is_torchs_default(monkeypat
 
 def test_calls_end_by_the_groups_timeout_as_it_is_now(monkeypatch):
     (seat,) = Unanswered.group(1)
-    monkeypatch.setattr(ways, "plug_in", lambda *_: seat)
+    monkeypatch.setattr(process_group, "plug_in", lambda *_: seat)
     group = SwitchProcessGroup(HashStore(), 0, 1, timedelta(seconds=MINUTES_S))
     patient = group.barrier()
     group.set_timeout(timedelta(seconds=0.05))
@@ -130,7 +130,7 @@ def summed(monkeypatch):
     seats = Unanswered.group(RANKS)
     for seat in seats:
         seat.go.set()
-    monkeypatch.setattr(ways, "plug_in", lambda _, rank, *__: seats[rank])
+    monkeypatch.setattr(process_group, "plug_in", lambda _, rank, *__: seats[rank])
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
     def of(tensors, options=None, op=dist.ReduceOp.SUM):
@@ -247,7 +247,7 @@ def test_other_operations(summed, op, values):
 
 
 def test_options_reach_the_group_through_torch(monkeypatch):
-    monkeypatch.setattr(ways, "plug_in", lambda *_: seat)
+    monkeypatch.setattr(process_group, "plug_in", lambda *_: seat)
     for options, expected in [(None, [3.2e6, np.float32(0.731)]), (SwitchOptions(0), [3.2e6, 187 / 256])]:
         (seat,) = Unanswered.group(1)
         seat.go.set()

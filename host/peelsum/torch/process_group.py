@@ -30,7 +30,7 @@ from peelsum.torch.errors import CallTimeoutError, HookConfigError
 from peelsum.torch.futures import pass_on
 from peelsum.torch.host_memory import summable
 from peelsum.torch.pipeline import Pipeline, Seat
-from peelsum.torch.ways import at_switch
+from peelsum.torch.switch_seat import plug_in
 
 BACKEND = "peelsum"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -94,7 +94,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         warm_up()
         stall_s = None if timeout == default_pg_timeout else timeout.total_seconds()
         # One thread: calls share one all-reduce, which sums one thing at a time.
-        self._pipeline = Pipeline(at_switch("", rank, size, store, stall_s), threads=1, leave=True)
+        self._pipeline = Pipeline(plug_in("", rank, size, store, stall_s), threads=1, leave=True)
         self._seat = Seat(self._pipeline)
         self._allreduce = Allreduce(self._seat)
 
