@@ -108,4 +108,7 @@ def test_missing_torch_is_named(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(DEMO, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.returncode == 2
-    assert done.stderr == "peelsum: torch: is not installed; run: pip install 'peelsum[demo]'\n"
+    assert done.stderr == (
+        "peelsum: torch: is not installed; run: pip install --extra-index-url "
+        "https://download.pytorch.org/whl/cpu 'peelsum[demo]'\n"
+    )

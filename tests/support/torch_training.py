@@ -65,7 +65,7 @@ def model(*, device: str = "cpu", sparse: bool = False, **options: Any) -> Distr
 
 
 def step_loss(ddp: nn.Module, rank: int, step: int) -> torch.Tensor:
-    device = next(ddp.parameters()).device
+    device = next(iter(ddp.parameters())).device
     words, following = (one.to(device) for one in batch(rank, step))
     return nn.functional.cross_entropy(ddp(words), following)
 
@@ -342,6 +342,29 @@ def _check_other_calls(rank: int, world: int, number: int) -> None:
     assert sending is not None
     sending.wait()
     assert received.item() == number
+
+
+def compiled(rank: int, backend: str, outside: bool) -> list[np.ndarray]:
+    """Parameters after training by the hook a module that torch compiled, with DDP or in it, and one not."""
+    trained = []
+    for compiling in (True, False):
+        torch.manual_seed(7)
+        module: Any = Text()
+        if compiling and not outside:
+            module = torch.compile(module, backend=backend)
+        ddp = DistributedDataParallel(module)  # torch's compiler takes no small buckets
+        state = SwitchAllreduceState(over="gloo")
+        ddp.register_comm_hook(state, hook)
+        called = torch.compile(ddp, backend=backend) if compiling and outside else ddp
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
+        for step in range(4):
+            optimizer.zero_grad()
+            step_loss(called, rank, step).backward()
+            optimizer.step()
+        assert state.stats().steps == 4
+        trained.append(parameters(ddp))
+        state.close()
+    return trained
 
 
 def in_their_time(rank: int) -> list[Any]:

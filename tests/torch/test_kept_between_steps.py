@@ -113,6 +113,18 @@ def test_a_checkpoint_is_not_changed_by_further_steps(momentum):
     assert written(other.state.state_dict()) == written(training.state.state_dict())
 
 
+def test_a_checkpoint_shares_no_memory_with_the_state():
+    """Whatever is done to its tensors, before it is loaded or after."""
+    training, other = (Training(TopK(0.3), momentum=0.5) for _ in range(2))
+    training.step(eighths(0), "abc")
+    taken, before = training.state.state_dict(), written(training.state.state_dict())
+    other.state.load_state_dict(taken)
+    for residual in taken["residuals"].values():
+        residual["numbers"].fill_(77)
+        residual["velocity"].fill_(77)
+    assert written(training.state.state_dict()) == before == written(other.state.state_dict())
+
+
 def written(values):
     """A checkpoint in plain numbers."""
     return {

@@ -134,7 +134,7 @@ def test_nothing_said_and_a_file_that_is_not_there(plugged):
     with pytest.raises(HookConfigError, match="nowhere@h:7: No such file or directory; give the job's file"):
         plugged("nowhere@h:7", 0)
     for source in ("h:9560", "http://h:9560", "http://h:9560/", "/h:9560"):
-        with pytest.raises(HookConfigError, match="for a controller there, give //h:9560$"):
+        with pytest.raises(HookConfigError, match=r"for a controller there, give //h:9560$"):
             plugged(source, 0)
 
 

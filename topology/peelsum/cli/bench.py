@@ -218,7 +218,10 @@ def train(
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise typer.BadParameter("torch: is not installed; run: pip install 'peelsum[training]'")
+        raise typer.BadParameter(
+            "torch: is not installed; run: pip install --extra-index-url "
+            "https://download.pytorch.org/whl/cpu 'peelsum[training]'"
+        )
     from peelsum.cli import bench_train as bench
     from peelsum.training import MODELS, TrainingDataError
     from peelsum.wire import MAX_WORKERS

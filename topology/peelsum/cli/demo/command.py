@@ -68,7 +68,10 @@ def command(
     within("--seed", seed, 0, 2**31 - 1)
     with reported(TopologyError, MissingDependencyError), Interruption() as interruption:
         if find_spec("torch") is None:
-            raise MissingDependencyError("torch: is not installed; run: pip install 'peelsum[demo]'")
+            raise MissingDependencyError(
+                "torch: is not installed; run: pip install --extra-index-url "
+                "https://download.pytorch.org/whl/cpu 'peelsum[demo]'"
+            )
         with ExitStack() as stack:
             crew = Crew(stack, interruption, PATIENCE_S)
             values = run(crew, workers, steps, loss, seed)
