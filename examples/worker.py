@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from peelsum.allreduce import Allreduce
-from peelsum.transport import SwitchSummation, job_config
+from peelsum.allreduce import Allreduce, AllreduceError
+from peelsum.transport import SwitchSummation, TransportError, job_config
 
 
 def gradient(worker_id: int) -> np.ndarray:
@@ -24,11 +24,25 @@ def gradient(worker_id: int) -> np.ndarray:
 
 
 def main() -> None:
-    admission, number, switch_port = sys.argv[1:]
-    job = job_config(json.loads(Path(admission).read_text()))
+    if len(sys.argv) != 4:
+        sys.exit("usage: worker.py ADMISSION WORKER_ID SWITCH_PORT, such as admission.json 0 127.0.0.1:41001")
+    path, number, switch_port = sys.argv[1:]
     host, _, port = switch_port.rpartition(":")
-    worker_id = int(number)
-    with SwitchSummation(job, worker_id, (host, int(port))) as summation:
+    if not (number.isdecimal() and host and port.isdecimal()):
+        sys.exit(f"{number} {switch_port}: give the worker's number and host:port, such as 0 127.0.0.1:41001")
+    try:
+        admission = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path}: {error}; give a file of what `peelsum job admit --json` printed")
+    try:
+        work(admission, int(number), (host, int(port)))
+    except (AllreduceError, TransportError) as error:
+        sys.exit(f"worker {number}: {error}")
+
+
+def work(admission: dict, worker_id: int, switch: tuple[str, int]) -> None:
+    """Sum with the others, and print what it came to."""
+    with SwitchSummation(job_config(admission), worker_id, switch) as summation:
         result = Allreduce(summation, forms={"embedding": "compact"}).sum({"embedding": gradient(worker_id)})
     embedding = result["embedding"]
     print(

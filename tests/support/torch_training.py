@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import gc
+import json
 import pickle
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from torch_ranks import die
 
 from peelsum.allreduce import LocalSummation
 from peelsum.torch import (
+    CallTimeoutError,
     HookConfigError,
     HookStats,
     ProcessGroupSummation,
@@ -62,7 +65,7 @@ def model(*, device: str = "cpu", sparse: bool = False, **options: Any) -> Distr
 
 
 def step_loss(ddp: nn.Module, rank: int, step: int) -> torch.Tensor:
-    device = next(ddp.parameters()).device
+    device = next(iter(ddp.parameters())).device
     words, following = (one.to(device) for one in batch(rank, step))
     return nn.functional.cross_entropy(ddp(words), following)
 
@@ -303,6 +306,94 @@ def collectives(rank: int) -> dict[str, Any]:
     made["trained"] = train(rank, 4, None)
     dist.destroy_process_group()
     return made
+
+
+def stressed(rank: int, rounds: int, seconds: float) -> int:
+    """Calls for gloo and for the switch, round after round, each with its result checked; how many rounds.
+
+    Ends after `rounds`, or once rank 0 has found `seconds` to be over.
+    """
+    world, ends = dist.get_world_size(), time.monotonic() + seconds
+    for number in range(rounds):
+        if number % 20 == 0:
+            go = torch.tensor([time.monotonic() < ends])
+            dist.broadcast(go, 0)
+            if not go:
+                return number
+            _check_other_calls(rank, world, number)
+        told: list[Any] = [None] * world
+        dist.all_gather_object(told, (rank, number))
+        largest = torch.tensor([rank, -rank, number])
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        assert told == [(one, number) for one in range(world)]
+        assert largest.tolist() == [world - 1, 0, number]
+    return rounds
+
+
+def _check_other_calls(rank: int, world: int, number: int) -> None:
+    """One of each kind that the switch and gloo answer."""
+    assert _summed(torch.tensor([rank, number])) == [world * (world - 1) // 2, world * number]
+    part = torch.zeros(2)
+    dist.reduce_scatter(part, [torch.full((2,), float(one + rank)) for one in range(world)])
+    assert part.tolist() == [world * rank + world * (world - 1) / 2] * 2
+    received = torch.zeros(1)
+    sending = dist.isend(torch.tensor([float(number)]), (rank + 1) % world)
+    dist.recv(received, (rank - 1) % world)
+    assert sending is not None
+    sending.wait()
+    assert received.item() == number
+
+
+def compiled(rank: int, backend: str, outside: bool) -> list[np.ndarray]:
+    """Parameters after training by the hook a module that torch compiled, with DDP or in it, and one not."""
+    trained = []
+    for compiling in (True, False):
+        torch.manual_seed(7)
+        module: Any = Text()
+        if compiling and not outside:
+            module = torch.compile(module, backend=backend)
+        ddp = DistributedDataParallel(module)  # torch's compiler takes no small buckets
+        state = SwitchAllreduceState(over="gloo")
+        ddp.register_comm_hook(state, hook)
+        called = torch.compile(ddp, backend=backend) if compiling and outside else ddp
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
+        for step in range(4):
+            optimizer.zero_grad()
+            step_loss(called, rank, step).backward()
+            optimizer.step()
+        assert state.stats().steps == 4
+        trained.append(parameters(ddp))
+        state.close()
+    return trained
+
+
+def in_their_time(rank: int) -> list[Any]:
+    """What is said of calls that rank 1 makes only when rank 0 has given them up, and what they come to."""
+    assert dist.group.WORLD is not None
+    store, told = dist.group.WORLD.get_group_store(), list[Any]()
+    if rank == 1:
+        told = json.loads(store.get("told"))
+        dist.barrier()
+    else:
+        told = [_said_of(lambda: dist.barrier(timeout=timedelta(seconds=0.2)))]
+    total = torch.ones(1)
+    work = dist.all_reduce(total, async_op=True) if rank == 0 else None
+    if work is None:
+        dist.all_reduce(total)
+    else:
+        told.append(_said_of(lambda: work.wait(timedelta(seconds=0.1))))
+        store.set("told", json.dumps(told))
+        work.wait()
+    return [*told, total.tolist()]
+
+
+def _said_of(call: Callable[[], Any]) -> str:
+    """The message of a CallTimeoutError."""
+    try:
+        call()
+    except CallTimeoutError as error:
+        return str(error)
+    return "nothing"
 
 
 def in_groups(rank: int) -> list[Any]:

@@ -146,7 +146,10 @@ def test_a_run_that_was_cut_off_is_not_continued_under_the_same_generation():
         on_every_worker(star, cut_off)
         outcomes = on_every_worker(star, lambda _, summation: Allreduce(summation).sum(fives))
     assert {type(outcome) for outcome in outcomes.values()} == {TransportError}
-    assert all("has run before; admit the job again" in str(outcome) for outcome in outcomes.values())
+    assert all(
+        "has run before; admit the job and start its server again" in str(outcome)
+        for outcome in outcomes.values()
+    )
 
 
 def test_what_a_killed_run_left_in_the_switch_is_not_added_to_the_next():

@@ -34,6 +34,8 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"sparsifier": TopK(0.5), "momentum": "a"}, "momentum: 'a' is no number; give one from 0"),
         ({"over": None}, "over: None is no way to sum; use 'switch',"),
         ({"process_group": "x"}, "process_group: 'x' is no group that this rank is in; give one"),
+        ({"log_every": -1}, "log_every: -1 is no number of steps; give a whole one, 0 for never"),
+        ({"log_every": 1.5}, "log_every: 1.5 is no number of steps; give"),
         ({"timeout_s": 0}, "timeout_s: 0 is no time to wait; give seconds above 0"),
         ({"timeout_s": "a"}, "timeout_s: 'a' is no time to wait; give seconds above 0"),
         ({"names": LAYER.parameters()}, "names: has a Parameter where a name and its parameter should be;"),

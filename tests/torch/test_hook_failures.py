@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
 import weakref
-from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
-from torch.distributed import HashStore
 from torch_alone import PATIENCE_S, Sums, group_of_one, hooked, in_time, layers, let_go, summing_threads
 
 from peelsum.torch import (
@@ -20,7 +19,7 @@ from peelsum.torch import (
     HookError,
     HookFailedError,
     SwitchAllreduceState,
-    SwitchProcessGroup,
+    fsdp_hook,
     hook,
     ways,
 )
@@ -218,29 +217,42 @@ def test_a_state_whose_sum_failed_leaves_its_job_at_once(monkeypatch):
 # a job of another size
 
 
-class Plugged(Sums):
-    """A connection to a switch, of a job of three workers."""
+class OfThree(Sums):
+    """A way to sum of three workers."""
 
     workers = 3
 
-    def __enter__(self):
-        return self
 
-    def __exit__(self, kind, *_):
-        self.close()
+def test_a_way_to_sum_of_another_size_is_left_alone():
+    sums = OfThree()
+    with pytest.raises(HookConfigError, match="the job has 3 workers, but 1 ranks train"):
+        SwitchAllreduceState(over=sums).connect()
+    assert not sums.closed.is_set()
 
 
-def test_a_connection_to_a_job_of_another_size_is_closed(monkeypatch):
-    sums = Plugged()
-    monkeypatch.setattr(ways, "plug_in", lambda *_: sums)
-    with pytest.raises(HookConfigError, match="3 workers sum, but 1 ranks train"):
-        SwitchAllreduceState().connect()
-    assert sums.closed.is_set()
-    sums.closed.clear()
-    with pytest.raises(HookConfigError, match="3 workers sum, but 1 ranks train"):
-        SwitchProcessGroup(HashStore(), 0, 1, timedelta(seconds=PATIENCE_S))
-    assert sums.closed.is_set()
-    own = Plugged()
-    with pytest.raises(HookConfigError, match="3 workers sum, but 1 ranks train"):
-        SwitchAllreduceState(over=own).connect()
-    assert not own.closed.is_set()
+# what is no state
+
+
+@pytest.mark.parametrize("state", [None, SwitchAllreduceState, "switch"], ids=str)
+def test_what_is_registered_without_being_a_state(state):
+    """One line that shows what was given, and what to write."""
+    ddp = torch.nn.parallel.DistributedDataParallel(layers())
+    ddp.register_comm_hook(state, hook)
+    for call in (lambda: backward(ddp), lambda: fsdp_hook(state)):
+        with pytest.raises(HookConfigError) as raised:
+            call()
+        assert str(raised.value) == (
+            f"state: {state!r} is not an object of SwitchAllreduceState; "
+            "register SwitchAllreduceState(), with parentheses, beside the hook"
+        )
+
+
+@pytest.mark.parametrize("backend", ["ncclx", "mpi"])
+def test_backends_that_torch_has_and_has_not(backend, monkeypatch):
+    state = SwitchAllreduceState(over=backend)
+    complaint = f"over: torch {torch.__version__} was built without 'mpi'; use 'switch' or 'gloo', or install"
+    if backend != "mpi":
+        complaint = f"over: '{backend}' is no way to sum; use 'switch' or a backend such as 'gloo'"
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name == "gloo")
+    with pytest.raises(HookConfigError, match=re.escape(complaint)):
+        state.connect()

@@ -13,12 +13,12 @@ def test_an_address_in_another_form_is_told_the_right_one(given, monkeypatch):
     monkeypatch.delenv("PEELSUM_SEAT", raising=False)
     monkeypatch.setenv("PEELSUM_JOB", given)
     with pytest.raises(HookConfigError) as caught:
-        plug_in("", 0, None, None)
+        plug_in("", 0, None, None, 1.0)
     assert str(caught.value) == (
-        f"over: {given}: No such file or directory; for `peelsum job serve` there, say //127.0.0.1:9560"
+        f"over: {given}: No such file or directory; for a controller there, give //127.0.0.1:9560"
     )
 
 
 def test_a_file_that_is_not_there_is_not_taken_for_an_address():
     with pytest.raises(HookConfigError, match=r"over: job:json: No such file .*; give the job's file$"):
-        plug_in("job:json", 0, None, None)
+        plug_in("job:json", 0, None, None, 1.0)

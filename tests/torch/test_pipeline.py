@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from concurrent.futures import Future
+from datetime import timedelta
 from functools import partial
 
 import numpy as np
@@ -247,7 +248,7 @@ def test_an_error_of_leaving_is_raised_by_close(held, monkeypatch):
 def test_no_error_passes_for_a_result(error):
     """Of a process group's call, for whoever waits for its future."""
     done = Future()
-    future = _Submitted(done, [torch.ones(1)]).get_future()
+    future = _Submitted(done, [torch.ones(1)], "allreduce", timedelta(seconds=PATIENCE_S)).get_future()
     done.set_exception(error)
     with pytest.raises((ValueError, HookFailedError)) as raised:
         future.wait()

@@ -43,8 +43,7 @@ def test_ways_to_sum_that_are_none():
     for outcome in run_ranks(2, training.unconnected):
         assert outcome == [
             "over: 'avian' is no way to sum; use 'switch' or a backend such as 'gloo'",
-            "over: 3 workers sum, but 2 ranks train; "
-            "have the job admitted for as many workers as there are ranks",
+            "over: the job has 3 workers, but 2 ranks train; start 3, or admit a job of 2 workers",
         ]
 
 

@@ -29,7 +29,11 @@ def plugged(monkeypatch, held):
     monkeypatch.setattr(switch_seat, "SwitchSummation", made)
     monkeypatch.delenv(switch_seat.SEAT, raising=False)
     monkeypatch.delenv(switch_seat.JOB, raising=False)
-    yield lambda source, rank, store=None: switch_seat.plug_in(source, rank, store, None)
+
+    def plug_in(source, rank, store=None, ranks=2):
+        return switch_seat.plug_in(source, rank, ranks, store, None)
+
+    yield plug_in
     for seat in held:
         seat.close()
 
@@ -85,7 +89,7 @@ def test_ranks_that_torchrun_starts_in_one_seat_take_all_seats(plugged, monkeypa
 
 def test_ranks_of_racks_are_numbered_by_rack(plugged, job):
     racks = ADMISSION | {"workers": 3, "racks": [2, 1]}
-    assert plugged(job(racks) + "@h:7", 2)[0] == 32
+    assert plugged(job(racks) + "@h:7", 2, ranks=3)[0] == 32
 
 
 @pytest.mark.parametrize(
@@ -94,7 +98,7 @@ def test_ranks_of_racks_are_numbered_by_rack(plugged, job):
         (ADMISSION, 0, "has no 'admission'; give a seat, or FILE@HOST:PORT"),
         ({"admission": ADMISSION, "switch": "h"}, 0, "'h' is no HOST:PORT"),
         ({"admission": ADMISSION, "switch": ["h:x"]}, 0, "'h:x' is no HOST:PORT"),
-        ({"admission": ADMISSION, "switch": "h:7"}, 2, "rank 2 has no place in a job of 2 workers"),
+        ({"admission": ADMISSION}, 1, "has no 'switch_host'; give a seat, or FILE@HOST:PORT"),
         ("[]", 0, "is no JSON object"),
         ("{", 0, "is no JSON ("),
     ],
@@ -105,11 +109,33 @@ def test_what_is_wrong_is_said(plugged, job, contents, rank, complaint):
     assert complaint in str(raised.value)
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_as_many_ranks_as_workers(plugged, job, held, ranks, monkeypatch):
+    """Whichever rank asks, however the job is given, nobody is plugged in, and all are told the same."""
+    hosts = ["10.0.0.1:5", "10.0.0.2:9"]
+    seat = {"admission": ADMISSION, "worker_id": 1, "switch_host": "h", "switch_port": 5}
+    said = f"over: the job has 2 workers, but {ranks} ranks train; start 2, or admit a job of {ranks} workers"
+    with closing(Controller({"admission": ADMISSION, "switch": hosts})) as controller:
+        store = Shared()
+        sources = [job({"admission": ADMISSION, "switch": hosts}), f"//{controller.address}", ""]
+        monkeypatch.setenv(switch_seat.SEAT, json.dumps(seat))
+        for source in sources:
+            for rank in range(ranks):
+                with pytest.raises(HookConfigError) as raised:
+                    plugged(source, rank, store, ranks)
+                assert str(raised.value) == said
+        assert controller.ended.wait(10)
+    assert held == []
+
+
 def test_nothing_said_and_a_file_that_is_not_there(plugged):
     with pytest.raises(HookConfigError, match="neither PEELSUM_SEAT nor PEELSUM_JOB"):
         plugged("", 0)
-    with pytest.raises(HookConfigError, match="nowhere: No such file or directory; give the job's file"):
+    with pytest.raises(HookConfigError, match="nowhere@h:7: No such file or directory; give the job's file"):
         plugged("nowhere@h:7", 0)
+    for source in ("h:9560", "http://h:9560", "http://h:9560/", "/h:9560"):
+        with pytest.raises(HookConfigError, match=r"for a controller there, give //h:9560$"):
+            plugged(source, 0)
 
 
 def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
@@ -137,7 +163,10 @@ def test_a_controllers_job_is_held_once_in_a_process(plugged, monkeypatch):
         first = next(switch_seat._asked) + 1
         with pytest.raises(HookConfigError, match="this process is rank 0 of the job of controller h:9"):
             plugged("//h:9", 0, store)
-    assert "share one state between modules" in store.get(f"peelsum/job/{first}").decode()
+    told = store.get(f"peelsum/job/{first}").decode()
+    assert "share one state between modules" in told
+    with pytest.raises(HookConfigError, match="controller h:9: rank 0: this process is rank 0 of the job"):
+        plugged("//h:9", 1, store)
 
 
 class Shared(dict):

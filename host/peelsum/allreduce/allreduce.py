@@ -22,6 +22,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,7 +48,7 @@ from peelsum.allreduce.plan import (
     unsupported,
 )
 from peelsum.allreduce.result import StepResult, TensorResult
-from peelsum.allreduce.rounds import Step
+from peelsum.allreduce.rounds import Span, Step
 from peelsum.allreduce.summation import Part, Summation, Words
 from peelsum.codec import (
     CELLS_PER_CANDIDATE,
@@ -88,7 +89,8 @@ class Allreduce:
     more bits. `average` divides results by the number of workers. `estimate`, for experiments only, has the
     values that peeling left over estimated and not exchanged, by a coarser scale: results are not exact. All
     of these, and the tensors' names, shapes, types and order, must be the same on every worker: otherwise
-    every worker raises PlanMismatchError. `clock` returns seconds.
+    every worker raises PlanMismatchError. `clock` returns seconds. `span` returns, for "encode", "exchange"
+    or "decode", a context manager that is entered around such work: a profiler's.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Allreduce:
         estimate: bool = False,
         implementation: Implementation = "cpu",
         clock: Callable[[], float] = time.perf_counter,
+        span: Span = nullcontext,
     ) -> None:
         self._summation = summation
         for option, flag in (("average", average), ("predict", predict), ("estimate", estimate)):
@@ -125,7 +128,7 @@ class Allreduce:
         if estimate and implementation == "gpu":
             raise InvalidRequestError("estimate: the gpu kernels make none; use implementation='cpu'")
         self._ops, self._memory = kernels(implementation), memory(implementation)
-        self._clock = clock
+        self._clock, self._span = clock, span
         self._agreed: set[int] = set()
         self._failed = False
         self._steps = 0
@@ -151,14 +154,13 @@ class Allreduce:
     def _sum(self, tensors: Tensors) -> StepResult:
         named = self._named(tensors)
         self._steps += 1
-        step = Step(self._summation, self._memory, self._clock)
+        step = Step(self._summation, self._memory, self._clock, self._span)
         plan = self._plan(named)
         known = plan.request in self._agreed
         if not known:
             self._agree(plan, step)
-        started = self._clock()
-        exchanges = [self._exchange(tensor, named[tensor.name]) for tensor in plan.tensors]
-        step.encode_s += self._clock() - started
+        with step.timed("encode"):
+            exchanges = [self._exchange(tensor, named[tensor.name]) for tensor in plan.tensors]
         step.run(exchanges, [self._agreement(plan)] if known else [])
         return self._finish(exchanges, plan, step)
 
@@ -213,11 +215,10 @@ class Allreduce:
         return TensorExchange(plan.choice, self._memory.widened(tensor), setting)
 
     def _finish(self, exchanges: Sequence[TensorExchange], plan: Plan, step: Step) -> StepResult:
-        started = self._clock()
-        results = tuple(map(self._result, plan.tensors, exchanges))
-        for exchange, result in zip(exchanges, results, strict=True):
-            self._learn(exchange, result)
-        step.decode_s += self._clock() - started
+        with step.timed("decode"):
+            results = tuple(map(self._result, plan.tensors, exchanges))
+            for exchange, result in zip(exchanges, results, strict=True):
+                self._learn(exchange, result)
         lanes = self._summation.lanes
         dense_chunks = -(-sum(result.elements for result in results) // lanes)
         return StepResult(
@@ -225,9 +226,9 @@ class Allreduce:
             digest=plan.digest,
             wire_bytes=step.chunks * packet_bytes(lanes),
             dense_bytes=dense_chunks * packet_bytes(lanes),
-            encode_s=step.encode_s,
-            network_s=step.network_s,
-            decode_s=step.decode_s,
+            encode_s=step.seconds["encode"],
+            network_s=step.seconds["exchange"],
+            decode_s=step.seconds["decode"],
         )
 
     def _result(self, plan: TensorPlan, exchange: TensorExchange) -> TensorResult:

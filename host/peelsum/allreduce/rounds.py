@@ -6,9 +6,11 @@ knows nothing of what the words mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +20,10 @@ from peelsum.allreduce.summation import Part, Summation, Words
 from peelsum.codec import Memory
 
 _NOTHING = np.zeros(0, np.uint32)
+#: What a step spends its time on.
+Phase = Literal["encode", "exchange", "decode"]
+#: From a phase to what is entered and left with it.
+Span = Callable[[Phase], AbstractContextManager[object]]
 
 
 @dataclass(eq=False)
@@ -34,32 +40,37 @@ class _Running:
 
 
 class Step:
-    """Runs exchanges over a summation. `chunks` and seconds add up over its sums."""
+    """Runs exchanges over a summation. `chunks` and `seconds` of each phase add up over its sums."""
 
-    def __init__(self, summation: Summation, memory: Memory, clock: Callable[[], float]) -> None:
-        self._summation, self._memory, self._clock = summation, memory, clock
+    def __init__(self, summation: Summation, memory: Memory, clock: Callable[[], float], span: Span) -> None:
+        self._summation, self._memory, self._clock, self._span = summation, memory, clock, span
         self.chunks = 0
-        self.encode_s = self.network_s = self.decode_s = 0.0
+        self.seconds: dict[Phase, float] = {"encode": 0.0, "exchange": 0.0, "decode": 0.0}
+
+    @contextmanager
+    def timed(self, phase: Phase) -> Iterator[None]:
+        """Count what is done meanwhile as the phase's; not what raises."""
+        with self._span(phase):
+            started = self._clock()
+            yield
+            self.seconds[phase] += self._clock() - started
 
     def run(self, exchanges: Sequence[TensorExchange], ahead: Sequence[Part]) -> None:
         """All rounds of the exchanges, with the parts `ahead` before those of the first."""
-        started = self._clock()
         running = []
-        for exchange in exchanges:
-            rounds = exchange.rounds()
-            running.append(_Running(exchange, rounds, next(rounds)))
-        self.encode_s += self._clock() - started
+        with self.timed("encode"):
+            for exchange in exchanges:
+                rounds = exchange.rounds()
+                running.append(_Running(exchange, rounds, next(rounds)))
         while running or ahead:
             sums = self._round(running, ahead)
-            started = self._clock()
-            running, ahead = _advanced(running, sums), ()
-            self.decode_s += self._clock() - started
+            with self.timed("decode"):
+                running, ahead = _advanced(running, sums), ()
 
     def sum(self, parts: Sequence[Part]) -> list[Words]:
         """`Summation.sum`, timed and counted; checks run even if the summation leaves that to its caller."""
-        started = self._clock()
-        results = self._summation.sum(parts)
-        self.network_s += self._clock() - started
+        with self.timed("exchange"):
+            results = self._summation.sum(parts)
         self.chunks += sum(-(-part.words.size // self._summation.lanes) for part in parts)
         for part, result in zip(parts, results, strict=True):
             if part.check is not None:
@@ -68,14 +79,13 @@ class Step:
 
     def _round(self, running: Sequence[_Running], ahead: Sequence[Part]) -> list[Sums]:
         """One round of every exchange: write, sum, and cut the sums up."""
-        started = self._clock()
-        ored, or_spans = self._laid_out([one.asked.or_words for one in running])
-        added, add_spans = self._laid_out([one.asked.add_words for one in running])
-        for one, or_span, add_span in zip(running, or_spans, add_spans, strict=True):
-            one.write(ored[or_span], added[add_span])
-        for one in running:
-            one.exchange.settle()
-        self.encode_s += self._clock() - started
+        with self.timed("encode"):
+            ored, or_spans = self._laid_out([one.asked.or_words for one in running])
+            added, add_spans = self._laid_out([one.asked.add_words for one in running])
+            for one, or_span, add_span in zip(running, or_spans, add_spans, strict=True):
+                one.write(ored[or_span], added[add_span])
+            for one in running:
+                one.exchange.settle()
         parts = [Part(ored, "or"), Part(added, "add")]
         sent = [part for part in parts if part.words.size]
         totals = self.sum([*ahead, *sent])[len(ahead) :]

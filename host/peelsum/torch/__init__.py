@@ -4,9 +4,9 @@
 `torch.distributed.init_process_group("cpu:peelsum")` find its backend.
 """
 
-from peelsum.torch.errors import HookConfigError, HookError, HookFailedError
+from peelsum.torch.errors import CallTimeoutError, HookConfigError, HookError, HookFailedError
 from peelsum.torch.hook import fsdp_hook, hook
-from peelsum.torch.process_group import SwitchProcessGroup, register_backend
+from peelsum.torch.process_group import SwitchOptions, SwitchProcessGroup, register_backend
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.restarts import init_process_group
 from peelsum.torch.sparsifiers import RandomK, Sparsifier, Threshold, TopK
@@ -14,6 +14,7 @@ from peelsum.torch.state import SwitchAllreduceState
 from peelsum.torch.stats import HookStats, TensorStats
 
 __all__ = [
+    "CallTimeoutError",
     "HookConfigError",
     "HookError",
     "HookFailedError",
@@ -22,6 +23,7 @@ __all__ = [
     "RandomK",
     "Sparsifier",
     "SwitchAllreduceState",
+    "SwitchOptions",
     "SwitchProcessGroup",
     "TensorStats",
     "Threshold",

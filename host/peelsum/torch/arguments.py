@@ -40,6 +40,10 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "momentum": (lambda value: isinstance(value, Real), "is no number; give one from 0 to below 1"),
     "implementation": (lambda value: value in ("cpu", "gpu"), "is unknown; use 'cpu' or 'gpu'"),
+    "log_every": (
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+        "is no number of steps; give a whole one, 0 for never",
+    ),
     "timeout_s": (
         lambda value: value is None or (isinstance(value, Real) and 0 < float(value) < math.inf),
         "is no time to wait; give seconds above 0, or None for the job's",

@@ -11,3 +11,7 @@ class HookConfigError(HookError, ValueError):
 
 class HookFailedError(HookError):
     """An earlier sum failed on this worker, so that the workers are out of step; the cause says why."""
+
+
+class CallTimeoutError(HookError, RuntimeError):
+    """A call of the process group was not done in the time given for it, of whichever rank the fault is."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not exported, but documented
 
+from peelsum.torch.errors import HookConfigError
 from peelsum.torch.state import SwitchAllreduceState
 
 
@@ -15,7 +16,9 @@ def hook(state: SwitchAllreduceState, bucket: GradBucket) -> torch.futures.Futur
     Returns at once; the future's tensor is the bucket's own buffer. Gradients are float32, float16 or
     bfloat16. One that is not finite on some rank is NaN on all, so that a GradScaler skips the step on all.
     What keeps a sum from coming, such as a rank that has ended, is raised by `backward`.
+    Raises HookConfigError if `state` is not a state.
     """
+    _check(state)
     future = state.submit(bucket.buffer(), bucket.parameters())
     if bucket.is_last():
         state.end_step()
@@ -26,6 +29,16 @@ def fsdp_hook(state: SwitchAllreduceState) -> Callable[[torch.Tensor], None]:
     """For `module.set_all_reduce_hook(fsdp_hook(state))`, where `fully_shard` shards in one dimension.
 
     Averages each shard's gradients over the replicas, `state.process_group`, after FSDP has reduced and
-    scattered them among the shards. FSDP waits for it, layer by layer.
+    scattered them among the shards. FSDP waits for it, layer by layer. Raises HookConfigError if `state`
+    is not a state.
     """
+    _check(state)
     return state.average
+
+
+def _check(state: object) -> None:
+    if not isinstance(state, SwitchAllreduceState):
+        raise HookConfigError(
+            f"state: {state!r} is not an object of SwitchAllreduceState; "
+            "register SwitchAllreduceState(), with parentheses, beside the hook"
+        )

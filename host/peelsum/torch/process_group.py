@@ -1,13 +1,18 @@
 """A process group whose sums, broadcasts and barriers go over the switch: backend `peelsum`.
 
 Everything else, other operations and types included, goes to gloo, which it contains. What goes where depends
-on operation and type alone, so that all ranks decide alike.
+on operation, type and size alone, so that all ranks decide alike.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -16,33 +21,80 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not exported, but documented
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 from peelsum.allreduce import Allreduce, Part
 from peelsum.allreduce.summation import Op, Words
 from peelsum.codec import warm_up
+from peelsum.torch.errors import CallTimeoutError, HookConfigError
 from peelsum.torch.futures import pass_on
 from peelsum.torch.host_memory import summable
 from peelsum.torch.pipeline import Pipeline, Seat
-from peelsum.torch.ways import at_switch
+from peelsum.torch.switch_seat import plug_in
 
 BACKEND = "peelsum"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int32, torch.int8, torch.uint8)
 #: An int64 is summed in pieces of this many bits, with room for the carries of 1,024 workers.
 _PIECE_BITS = 22
+#: Calls that gloo answers, of which torch's base class would hold Python's lock while it waits for gloo's.
+_BY_GLOO = (
+    "allgather",
+    "all_gather_single_coalesced",
+    "allreduce_coalesced",
+    "all_to_all_single",
+    "reduce_scatter",
+    "reduce_scatter_single_coalesced",
+    "send",
+    "recv",
+)
+
+
+@dataclass(frozen=True)
+class SwitchOptions:
+    """Options of the backend: `init_process_group("cpu:peelsum", pg_options=SwitchOptions(...))`.
+
+    Must be the same on every rank.
+    """
+
+    precise_up_to: float = 1024
+    """Elements up to which a float tensor is summed with float32's precision in each element.
+
+    It takes as many words an element as there are ranks. 0 for none, math.inf for all. Larger tensors are
+    summed in fixed point, one word an element, whose unit follows from the tensor's largest value.
+    """
+
+    def __post_init__(self) -> None:
+        """Raise HookConfigError for a number that cannot be meant."""
+        if not (isinstance(self.precise_up_to, (int, float)) and self.precise_up_to >= 0):
+            raise HookConfigError(
+                f"precise_up_to: {self.precise_up_to!r} counts no elements; give a number from 0 to math.inf"
+            )
 
 
 class SwitchProcessGroup(dist.ProcessGroup):
     """The ranks of a job at a switch. `init_process_group("cpu:peelsum")` makes one."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        """Plug into the switch that the environment names: see `switch_seat`."""
-        super().__init__(rank, size)  # type: ignore[call-arg]  # one of two, the stubs have the other
-        gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, options: SwitchOptions | None = None
+    ) -> None:
+        """Plug into the switch that the environment names: see `switch_seat`.
+
+        timeout: how long a call may take; and how long the switch may wait for a rank, in place of the
+        job's own limit, unless it is torch's default. Raises HookConfigError or TransportError.
+        """
+        super().__init__(rank, size)  # type: ignore[call-arg]  # with a store it makes no Python class
+        self._options = options or SwitchOptions()
+        self._backend = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
+        # A group of torch's own: unlike that of a Python class, its calls let go of Python's lock.
+        self._gloo = dist.ProcessGroup(store, rank, size)
+        self._gloo._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        for group in (self, self._gloo):
+            group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._backend)
         warm_up()
+        stall_s = None if timeout == default_pg_timeout else timeout.total_seconds()
         # One thread: calls share one all-reduce, which sums one thing at a time.
-        self._pipeline = Pipeline(at_switch("", rank, size, store, None), threads=1, leave=True)
+        self._pipeline = Pipeline(plug_in("", rank, size, store, stall_s), threads=1, leave=True)
         self._seat = Seat(self._pipeline)
         self._allreduce = Allreduce(self._seat)
 
@@ -50,35 +102,58 @@ class SwitchProcessGroup(dist.ProcessGroup):
         """What torch calls this group's backend."""
         return BACKEND
 
+    def get_group_store(self) -> Any:
+        """The store that all ranks of this group share."""
+        return self._gloo.get_group_store()
+
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]  # as torch calls it
-        """SUM of floats, in fixed point, and of integers; other operations and types by gloo."""
+        """SUM of floats and of integers; other operations, types and layouts by gloo."""
         (tensor,) = tensors = tensors if isinstance(tensors, list) else [tensors]
-        operation = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-        summed = _SUMS.get(tensor.dtype) if operation == dist.ReduceOp.SUM else None
-        if summed is None:
-            return super().allreduce(tensors, opts or dist.AllreduceOptions())
-        return self._submit(tensors, lambda: summed(self, tensor))
+        opts = opts or dist.AllreduceOptions()
+        summed = _SUMS.get(tensor.dtype) if tensor.layout == torch.strided else None
+        if summed is None or opts.reduceOp != dist.ReduceOp.SUM:
+            return self._gloo.allreduce(tensors, opts)
+        return self._submit("allreduce", opts, tensors, lambda: summed(self, tensor))
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]  # likewise
         """The root's bits, OR-ed with nothing from all others."""
         (tensor,) = tensors
-        return self._submit(tensors, lambda: self._broadcast(tensor, opts.rootRank == self.rank()))
+        root = opts.rootRank == self.rank()
+        return self._submit("broadcast", opts, tensors, lambda: self._broadcast(tensor, root))
 
     def barrier(self, opts: Any = None) -> Any:
         """A sum of nothing in particular."""
-        return self._submit([], lambda: self._combined(np.zeros(1, np.uint32), "add"))
+        opts = opts or dist.BarrierOptions()
+        return self._submit("barrier", opts, [], lambda: self._combined(np.zeros(1, np.uint32), "add"))
 
     def shutdown(self) -> None:
         """Leave the job; called by `destroy_process_group`."""
         self._pipeline.close()
 
-    def _submit(self, tensors: list[torch.Tensor], work: Callable[[], object]) -> dist.Work:
-        return _Submitted(self._pipeline.submit(self._seat, work), tensors)
+    def _submit(
+        self, name: str, opts: Any, tensors: list[torch.Tensor], work: Callable[[], object]
+    ) -> dist.Work:
+        # As `set_timeout` leaves it there; what is not above zero is torch's way to say none was given.
+        limit = opts.timeout if opts.timeout > timedelta(0) else self._backend.options._timeout
+        return _Submitted(self._pipeline.submit(self._seat, work), tensors, name, limit)
 
     def _sum_floats(self, tensor: torch.Tensor) -> None:
-        flat = summable(tensor.detach().contiguous().view(-1).cpu())
-        values = self._allreduce.sum({"": flat})[""].values
-        tensor.copy_(torch.from_numpy(values).view(tensor.shape))
+        flat = tensor.detach().contiguous().view(-1).cpu()
+        if flat.numel() <= self._options.precise_up_to:
+            values = self._summed_precisely(flat)
+        else:
+            values = torch.from_numpy(self._allreduce.sum({"": summable(flat)})[""].values)
+        tensor.detach().copy_(values.view(tensor.shape))
+
+    def _summed_precisely(self, flat: torch.Tensor) -> torch.Tensor:
+        """float64[n]: every rank's floats, gathered by OR, added in the ranks' order, by each rank itself."""
+        words = np.zeros((self.size(), flat.numel()), np.uint32)
+        words[self.rank()] = flat.float().numpy().view(np.uint32)
+        everybody = self._combined(words.reshape(-1), "or").view(np.float32).reshape(words.shape)
+        with np.errstate(invalid="ignore"):
+            total = functools.reduce(np.add, everybody.astype(np.float64))
+        total[np.isnan(total)] = np.nan
+        return torch.from_numpy(total)
 
     def _sum_integers(self, tensor: torch.Tensor) -> None:
         words = tensor.detach().cpu().to(torch.int32).numpy().reshape(-1).view(np.uint32)
@@ -114,15 +189,41 @@ _SUMS: dict[torch.dtype, Callable[[SwitchProcessGroup, torch.Tensor], None]] = {
 }
 
 
-class _Submitted(dist.Work):
-    """A call under way, for whoever waits for it, in Python or in C++."""
+def _handed_over(name: str) -> Callable[..., Any]:
+    def call(self: SwitchProcessGroup, *arguments: Any, **options: Any) -> Any:
+        return getattr(self._gloo, name)(*arguments, **options)
 
-    def __init__(self, done: Future[None], tensors: Sequence[torch.Tensor]) -> None:
+    return call
+
+
+for _name in _BY_GLOO:
+    setattr(SwitchProcessGroup, _name, _handed_over(_name))
+
+
+class _Submitted(dist.Work):
+    """A call under way, for Python or C++ to wait for. `limit` is counted from here."""
+
+    def __init__(
+        self, done: Future[None], tensors: Sequence[torch.Tensor], name: str, limit: timedelta
+    ) -> None:
         super().__init__()
-        self._done, self._tensors = done, list(tensors)
+        self._done, self._tensors, self._name, self._limit = done, list(tensors), name, limit
+        self._deadline = time.monotonic() + limit.total_seconds()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Until the call is done; raises what it raised. A stall ends it, not `timeout`."""
+        """Wait until the call is done, at most for `timeout`, if above zero, and to its own limit.
+
+        Raises what the call raised, or CallTimeoutError. The call then goes on: it can be waited for again.
+        """
+        left = self._deadline - time.monotonic()
+        own = timedelta(0) < timeout and timeout.total_seconds() < left
+        left = max(0.0, min(timeout.total_seconds() if own else left, threading.TIMEOUT_MAX))
+        if not concurrent.futures.wait([self._done], left).done:
+            limit = timeout if own else self._limit
+            raise CallTimeoutError(
+                f"{self._name}: is not done after {limit.total_seconds():g} s; see that all ranks make the "
+                "same calls, or give it a longer timeout"
+            )
         self._done.result()
         return True
 
@@ -137,17 +238,20 @@ class _Submitted(dist.Work):
         return future
 
 
-def _group_of(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def _group_of(made: Any, options: Any) -> Any:
     """What a new group's calls go to: gloo, where this process has its seat as one of all ranks already.
 
     All ranks decide alike, by what the default group is.
     """
+    place = made.group_rank, made.group_size, made.timeout
     if isinstance(dist.group.WORLD, SwitchProcessGroup):
-        return dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
-    return SwitchProcessGroup(store, rank, size, timeout)
+        return dist.ProcessGroupGloo(PrefixStore("gloo", made.store), *place)
+    if not isinstance(options, SwitchOptions | None):
+        raise HookConfigError(f"pg_options: {options!r} is not for this backend; give SwitchOptions")
+    return SwitchProcessGroup(made.store, *place, options)
 
 
 def register_backend() -> None:
     """Have torch.distributed know `peelsum`; importing peelsum.torch does it."""
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, _group_of, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _group_of, extended_api=True, devices=["cpu"])

@@ -43,6 +43,8 @@ from peelsum.torch.stats import HookStats
 from peelsum.torch.ways import connect
 
 _LOGGER = logging.getLogger(__name__)
+#: What statistics are logged to.
+_STATISTICS = logging.getLogger("peelsum.torch")
 #: What torch calls the backward pass of a thread that is in none.
 _NO_PASS = -1
 
@@ -74,14 +76,18 @@ class SwitchAllreduceState:
         other. Sparsifiers are the host's.
     timeout_s: how long a sum may wait for other workers before it raises an error that names them; None is
         what the job says, or 30 s.
+    log_every: steps after which a line of statistics about them is logged, at level INFO of logger
+        `peelsum.torch`; 0 for never.
 
-    All must be the same on every rank, but for `over`'s address and `implementation`. Where they are not,
-    every rank raises PlanMismatchError in its first step; but for sparsifiers that differ, their momentum and
-    `timeout_s`, of which ranks learn nothing: sums are exact all the same, of what each rank chose to send.
+    All must be the same on every rank, but for `over`'s address, `implementation` and `log_every`. Where they
+    are not, every rank raises PlanMismatchError in its first step; but for sparsifiers that differ, their
+    momentum and `timeout_s`, of which ranks learn nothing: sums are exact all the same, of what each rank
+    chose to send.
     """
 
     _pipeline: Pipeline | None
     _stats: HookStats
+    _logged: HookStats
 
     def __init__(
         self,
@@ -99,6 +105,7 @@ class SwitchAllreduceState:
         momentum: float = 0.0,
         implementation: Literal["cpu", "gpu"] = "cpu",
         timeout_s: float | None = None,
+        log_every: int = 0,
     ) -> None:
         check_arguments(
             process_group=process_group,
@@ -109,6 +116,7 @@ class SwitchAllreduceState:
             momentum=momentum,
             implementation=implementation,
             timeout_s=timeout_s,
+            log_every=log_every,
         )
         if momentum and sparsifier is None:
             raise HookConfigError(
@@ -118,7 +126,7 @@ class SwitchAllreduceState:
             raise HookConfigError("implementation: 'gpu' has no error feedback; use 'cpu' with a sparsifier")
         self._over = over
         self._implementation = implementation
-        self._timeout_s = timeout_s
+        self._timeout_s, self._log_every = timeout_s, log_every
         self._forms, self._index, self._predict, self._limbs, self._seed = forms, index, predict, limbs, seed
         self._network = network or Network()
         self._sparsifier, self._momentum = sparsifier, momentum
@@ -222,6 +230,16 @@ class SwitchAllreduceState:
         self._steps += 1
         with self._lock:
             self._stats = replace(self._stats, steps=self._stats.steps + 1)
+        if self._log_every and self._stats.steps % self._log_every == 0:
+            if self._last_pass == _NO_PASS:
+                self._log()
+            else:  # once the pass has waited for all sums, those of other modules, too
+                _call_back(partial(_call_back, self._log))
+
+    def _log(self) -> None:
+        """Say what the steps since the last time came to."""
+        before, self._logged = self._logged, self.stats()
+        _STATISTICS.info(self._logged.since(before))
 
     def __getstate__(self) -> dict[str, Any]:
         _LOGGER.warning("process_group and connections are not saved with a SwitchAllreduceState")
@@ -250,6 +268,7 @@ class SwitchAllreduceState:
         self._sums: dict[tuple[str, ...], BucketSum] = {}
         self._pipeline, self._closed = None, False
         self._stats, self._wait_s = HookStats(), 0.0
+        self._logged: HookStats = self._stats
         self.name(names)
 
     def _submitted(self, bucket: Bucket, names: tuple[str, ...]) -> Future[None]:
@@ -318,6 +337,7 @@ class SwitchAllreduceState:
             network=self._network,
             average=True,
             implementation=implementation,
+            span=_profiled,
         )
 
     def _check_forms(self) -> None:
@@ -345,7 +365,8 @@ class SwitchAllreduceState:
         all of DDP's callbacks, too, have been called.
         """
         started = time.perf_counter()
-        error = work.exception()
+        with _profiled("wait"):
+            error = work.exception()
         self._wait_s += time.perf_counter() - started
         if error is not None:
             _call_back(lambda: work.result())
@@ -357,6 +378,11 @@ class SwitchAllreduceState:
     def _drain(self) -> None:
         if self._pipeline is not None:
             self._pipeline.drain()
+
+
+def _profiled(phase: str) -> torch.profiler.record_function:
+    """A range in the traces of torch's profiler."""
+    return torch.profiler.record_function(f"peelsum::{phase}")
 
 
 def _left() -> HookError:

@@ -53,6 +53,20 @@ class HookStats:
         """How many times more bytes dense gradients would be: above 1, it helps. 1 before the first sum."""
         return self.dense_bytes / self.wire_bytes if self.wire_bytes else 1.0
 
+    def since(self, before: HookStats) -> str:
+        """One line about the steps after those of `before`."""
+        steps = max(self.steps - before.steps, 1)
+        sent, dense = self.wire_bytes - before.wire_bytes, self.dense_bytes - before.dense_bytes
+        encode, network, decode, wait = (
+            1e3 * (getattr(self, name) - getattr(before, name)) / steps
+            for name in ("encode_s", "network_s", "decode_s", "wait_s")
+        )
+        return (
+            f"step {self.steps}: {sent / steps / 1e6:.3f} MB a step, {dense / max(sent, 1):.1f} times less "
+            f"than dense; ms a step: encode {encode:.1f}, exchange {network:.1f}, decode {decode:.1f}, "
+            f"waited for {wait:.1f}; gradients that were not finite: {self.non_finite - before.non_finite}"
+        )
+
     def plus(self, result: StepResult) -> HookStats:
         """With one more bucket."""
         return HookStats(

@@ -15,17 +15,17 @@ from typing import Any, Protocol
 
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.held_seats import only_here
-from peelsum.transport import SwitchSummation, job_config
+from peelsum.transport import JobConfig, SwitchSummation, job_config
 from peelsum.transport.asking import Claim
 
 #: This worker's seat, as `peelsum exec` gives it to a host's commands.
 SEAT = "PEELSUM_SEAT"
 #: The job for all ranks of a machine: what may stand behind `switch:`.
 JOB = "PEELSUM_JOB"
-#: A controller's address, as others write one; here it is //HOST:PORT.
-_CONTROLLER = re.compile(r"(?:\w+:/*)?([^/@:]+:\d+)/?")
 #: How long a controller may take to admit a job, in seconds.
 _ADMISSION_S = 60.0
+#: A controller's address, as others write one; here it is //HOST:PORT.
+_CONTROLLER = re.compile(r"(?:\w+:/*|/)?([^/@:]+:\d+)/?")
 #: Jobs that this process has asked controllers for: as many on every rank.
 _asked = count()
 
@@ -37,35 +37,39 @@ class Store(Protocol):
     def get(self, key: str) -> bytes: ...
 
 
-def plug_in(source: str, rank: int, store: Store, timeout_s: float | None) -> SwitchSummation:
-    """Rank's way to sum over the switch. `source` is what stands behind `switch:`; empty: the environment.
+def plug_in(source: str, rank: int, ranks: int, store: Store, timeout_s: float | None) -> SwitchSummation:
+    """Rank's way to sum over the switch, in a job of as many workers as there are ranks.
 
-    Either FILE, JSON of `admission` and `switch` or of a seat; or FILE@HOST:PORT, where FILE is what
-    `peelsum job admit --json` printed; or //HOST:PORT of a `peelsum job serve`, which admits the job anew and
-    is asked by rank 0, for all who share `store`. A switch's HOST:PORT is the port of rank 0; rank r's is at
-    PORT + r. Raises HookConfigError or TransportError.
+    `source` is what stands behind `switch:`; empty: the environment. Either FILE, JSON of `admission` and
+    `switch` or of a seat; or FILE@HOST:PORT, where FILE is what `peelsum job admit --json` printed; or
+    //HOST:PORT of a `peelsum job serve`, which admits the job again for every start and is asked by rank 0,
+    for all who share `store`. A switch's HOST:PORT is the port of rank 0; rank r's is at PORT + r.
+    Raises HookConfigError or TransportError.
     """
     held = ExitStack()
     try:
-        return _plugged_in(_seat(source, rank, store, held), rank, timeout_s, held)
+        values = _job(source, rank, store, held)
+        job = job_config(_field(values, "admission"))
+        check_size(job.workers, ranks)
+        return _plugged_in(job, _seat(values, rank), rank, timeout_s, held)
     except BaseException:
         held.close()
         raise
 
 
-def _plugged_in(seat: dict[str, Any], rank: int, timeout_s: float | None, held: ExitStack) -> SwitchSummation:
-    try:
-        admission, host, port = seat["admission"], seat["switch_host"], seat["switch_port"]
-    except KeyError as error:
+def check_size(workers: int, ranks: int) -> None:
+    """Raise HookConfigError, the same on every rank, unless all ranks are workers and all workers ranks."""
+    if workers != ranks:
         raise HookConfigError(
-            f"over: the switch job has no {error}; give a seat, or FILE@HOST:PORT"
-        ) from None
-    job = job_config(admission)
-    if not rank < job.workers:
-        raise HookConfigError(
-            f"over: rank {rank} has no place in a job of {job.workers} workers; "
-            f"start as many processes, or admit a job of more workers"
+            f"over: the job has {workers} workers, but {ranks} ranks train; "
+            f"start {workers}, or admit a job of {ranks} workers"
         )
+
+
+def _plugged_in(
+    job: JobConfig, seat: dict[str, Any], rank: int, timeout_s: float | None, held: ExitStack
+) -> SwitchSummation:
+    host, port = _field(seat, "switch_host"), _field(seat, "switch_port")
     worker_id = seat.get("worker_id", job.worker_ids[rank])
     held.enter_context(only_here(f"worker {worker_id} of job {job.job_id} at {host}:{port}"))
     return SwitchSummation(
@@ -78,30 +82,40 @@ def _plugged_in(seat: dict[str, Any], rank: int, timeout_s: float | None, held: 
     )
 
 
-def _seat(source: str, rank: int, store: Store, held: ExitStack) -> dict[str, Any]:
-    """What the rank must know; `held` gets what it must hold as long as it has the seat."""
+def _field(values: dict[str, Any], name: str) -> Any:
+    if name not in values:
+        raise HookConfigError(f"over: the switch job has no {name!r}; give a seat, or FILE@HOST:PORT")
+    return values[name]
+
+
+def _job(source: str, rank: int, store: Store, held: ExitStack) -> dict[str, Any]:
+    """The job's admission and how to reach the switch; `held` gets what is to be held with the seat."""
     if not source and SEAT in os.environ:
-        return _own_or_one_of_all(_parsed(os.environ[SEAT], SEAT), rank)
+        return _own_or_all(_parsed(os.environ[SEAT], SEAT))
     source = source or os.environ.get(JOB, "")
     if not source:
         raise HookConfigError(
             f"over: neither {SEAT} nor {JOB} is in the environment; set one, or say 'switch:FILE@HOST:PORT'"
         )
-    values = _admitted(source[2:], rank, store, held) if source.startswith("//") else _described(source)
+    return _admitted(source[2:], rank, store, held) if source.startswith("//") else _described(source)
+
+
+def _seat(values: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The rank's own place at the switch."""
     return values | _place(values["switch"], rank) if "switch" in values else values
 
 
-def _own_or_one_of_all(seat: dict[str, Any], rank: int) -> dict[str, Any]:
-    """The seat, or where torchrun has started several ranks in it one of those of the whole network."""
+def _own_or_all(seat: dict[str, Any]) -> dict[str, Any]:
+    """The seat, or those of the whole network where torchrun has started several ranks in it."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks == 1:
-        return seat
+        return {name: value for name, value in seat.items() if name != "switch"}
     if "switch" not in seat:
         raise HookConfigError(
             f"over: {SEAT} is one worker's, but {ranks} ranks run here; start one at each host, as by "
             "torchrun --nproc-per-node 1 --nnodes N --node-rank R --master-addr HOST"
         )
-    return {"admission": seat["admission"]} | _place(seat["switch"], rank)
+    return {"admission": seat["admission"], "switch": seat["switch"]}
 
 
 def _described(source: str) -> dict[str, Any]:
@@ -110,9 +124,9 @@ def _described(source: str) -> dict[str, Any]:
     try:
         values = _parsed(Path(name).read_text(), name)
     except OSError as error:
-        served = _CONTROLLER.fullmatch(name)
-        remedy = f"for `peelsum job serve` there, say //{served[1]}" if served else "give the job's file"
-        raise HookConfigError(f"over: {name}: {error.strerror}; {remedy}") from error
+        controller = _CONTROLLER.fullmatch(source)
+        remedy = f"for a controller there, give //{controller[1]}" if controller else "give the job's file"
+        raise HookConfigError(f"over: {source}: {error.strerror}; {remedy}") from error
     return {"admission": values, "switch": address} if address else values
 
 
@@ -125,9 +139,10 @@ def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict
             claim = held.enter_context(closing(Claim(address, _ADMISSION_S)))
             answer = claim.answer
         except HookConfigError as error:
-            answer = json.dumps({"error": str(error).removeprefix("over: ")})
+            answer = json.dumps({"error": f"rank 0: {str(error).removeprefix('over: ')}"})
         except OSError as error:
-            answer = json.dumps({"error": f"{error.strerror or error}; see whether `peelsum job serve` runs"})
+            reason = f"rank 0: {error.strerror or error}; see whether `peelsum job serve` runs"
+            answer = json.dumps({"error": reason})
         store.set(key, answer)
     values = _parsed(store.get(key).decode(), f"the answer of controller {controller}")
     if "error" in values:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
+import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import Summation
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.switch_seat import Store, plug_in
+from peelsum.torch.switch_seat import check_size, plug_in
 
 _SWITCH = "switch"
 _TIMEOUT_S = 30.0
@@ -28,28 +27,16 @@ def connect(
     if group is None:
         raise HookConfigError("process_group: there is none; call torch.distributed.init_process_group first")
     if not isinstance(over, str):
-        _check_size(over, group.size())
+        check_size(over.workers, group.size())
         return over
     way, _, source = over.partition(":")
     if way == _SWITCH:
-        return at_switch(source, group.rank(), group.size(), group.get_group_store(), timeout_s)
+        return plug_in(source, group.rank(), group.size(), group.get_group_store(), timeout_s)
     if dist.is_backend_available(over):
         return ProcessGroupSummation(over, group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)
-    raise HookConfigError(f"over: {over!r} is no way to sum; use 'switch' or a backend such as 'gloo'")
-
-
-def at_switch(source: str, rank: int, ranks: int, store: Store, timeout_s: float | None) -> Summation:
-    """`plug_in` to a job of as many workers as there are ranks. Raises HookConfigError if it has others."""
-    with ExitStack() as unless_it_fits:
-        summation = unless_it_fits.enter_context(plug_in(source, rank, store, timeout_s))
-        _check_size(summation, ranks)
-        unless_it_fits.pop_all()
-    return summation
-
-
-def _check_size(summation: Summation, ranks: int) -> None:
-    if summation.workers != ranks:
+    if over.lower() in dist.Backend.backend_list:
         raise HookConfigError(
-            f"over: {summation.workers} workers sum, but {ranks} ranks train; "
-            "have the job admitted for as many workers as there are ranks"
+            f"over: torch {torch.__version__} was built without {over!r}; use 'switch' or 'gloo', "
+            "or install a build that has it"
         )
+    raise HookConfigError(f"over: {over!r} is no way to sum; use 'switch' or a backend such as 'gloo'")

@@ -57,7 +57,8 @@ class Stalled:
             f"still waiting for worker {who}; see whether it is running"
             if self.missing_workers
             else "the aggregation server has not answered; see whether it and the switch are running, and "
-            f"whether `peelsum status` has the job in generation {self.generation}"
+            f"whether `peelsum status` has the job in generation {self.generation}. If generation "
+            f"{self.generation} has run before, admit the job and start its server again, then all workers"
         )
         return (
             f"job {self.job_id}: no progress on chunk {self.oldest_chunk} for {self.seconds:.1f} s: {reason}"

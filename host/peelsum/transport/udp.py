@@ -65,7 +65,7 @@ class JoiningPart:
         if result[self._mine] != self._number or not result.all():
             raise TransportError(
                 f"job {self._config.job_id}: generation {self._config.generation} has run before; "
-                "admit the job again, and start all its workers under the new generation"
+                "admit the job and start its server again, then all workers"
             )
 
 

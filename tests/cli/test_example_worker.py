@@ -1,0 +1,80 @@
+"""What examples/worker.py says where it cannot sum: one line that names what to do."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peelsum.topology import Star
+
+WORKER = Path(__file__).parents[2] / "examples" / "worker.py"
+PATIENCE_S = 120.0
+
+
+def started(*arguments):
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def said(worker):
+    """Its status, and the lines of its output and of its errors."""
+    output, errors = worker.communicate(timeout=PATIENCE_S)
+    return worker.returncode, output.splitlines(), errors.splitlines()
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file of this text."""
+
+    def written(text):
+        path = tmp_path / "admission.json"
+        path.write_text(text)
+        return path
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "switch", "complaint"),
+    [
+        ("{}", "0", "here", "0 here: give the worker's number and host:port, such as 0 127.0.0.1:41001"),
+        ("{}", "x", "h:1", "x h:1: give the worker's number and host:port, such as 0 127.0.0.1:41001"),
+        (
+            "",
+            "0",
+            "h:1",
+            "admission.json: Expecting value: line 1 column 1 (char 0); give a file of what `peelsum",
+        ),
+        ("[]", "0", "h:1", "worker 0: admission: [] is no JSON object; give what `peelsum job admit --json`"),
+        ("{}", "0", "h:1", "worker 0: admission: job_id is missing; give what `peelsum job admit --json`"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(file, text, number, switch, complaint):
+    status, output, (error,) = said(started(file(text), number, switch))
+    assert (status, output) == (1, [])
+    assert complaint in error
+
+
+def test_no_arguments_and_no_file():
+    status, _, (error,) = said(started())
+    assert status == 1
+    assert error.startswith("usage: worker.py ADMISSION WORKER_ID SWITCH_PORT, such as admission.json 0")
+    _, _, (error,) = said(started("nowhere.json", "0", "h:1"))
+    assert "No such file or directory: 'nowhere.json'; give a file of what `peelsum job admit" in error
+
+
+def test_workers_that_start_again_under_an_old_generation(file):
+    with Star(2) as star:
+        path = file(json.dumps(star.seats[0].admission | {"timeout_s": 5.0}))
+        places = [(seat.worker_id, f"{seat.switch_host}:{seat.switch_port}") for seat in star.seats]
+        first, again = ([said(one) for one in [started(path, *place) for place in places]] for _ in range(2))
+    assert [(status, len(output), errors) for status, output, errors in first] == [(0, 1, [])] * 2
+    for status, output, (error,) in again:
+        assert (status, output) == (1, [])
+        assert "has run before, admit the job and start its server again, then all workers" in error

@@ -1,0 +1,361 @@
+"""What a state keeps from step to step: whatever bucket it is in, on whatever grid, and in a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+from torch_alone import Sums, group_of_one
+
+from peelsum.allreduce import Allreduce
+from peelsum.torch import RandomK, SwitchAllreduceState, Threshold, TopK
+from peelsum.torch.error_feedback import ErrorFeedback, Residual
+
+SIZES = {"a": 6, "b": 11, "c": 3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    with group_of_one():
+        yield
+
+
+class Training:
+    """One worker's state, handed buckets of named gradients; `sent` and `given` add up, float64 by name."""
+
+    def __init__(self, sparsifier, **options):
+        self.parameters = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in SIZES.items()}
+        names = self.parameters.items()
+        self.state = SwitchAllreduceState(over=Sums(), names=names, sparsifier=sparsifier, **options)
+        self.given = {name: np.zeros(size) for name, size in SIZES.items()}
+        self.sent = {name: np.zeros(size) for name, size in SIZES.items()}
+
+    def step(self, gradients, *buckets):
+        """One step of the buckets, each a string of names; what was sent, by name."""
+        sent = {}
+        for names in buckets:
+            buffer = torch.cat([torch.from_numpy(gradients[name]) for name in names])
+            result = self.state.submit(buffer, [self.parameters[name] for name in names]).wait()
+            parts = torch.split(result, [SIZES[name] for name in names])
+            sent |= {name: part.numpy().copy() for name, part in zip(names, parts, strict=True)}
+        self.state.end_step()
+        for name, one in sent.items():
+            self.given[name] += gradients[name]
+            self.sent[name] += one
+        return sent
+
+    def kept(self, name):
+        """The residual in the gradient's units."""
+        one = self.state.state_dict()["residuals"][name]
+        return np.ldexp(one["numbers"].numpy().astype(float), -one["scale"])
+
+
+def eighths(seed):
+    """Gradients that every grid and float of these tests holds exactly."""
+    rng = np.random.default_rng(seed)
+    return {name: (rng.integers(-99, 100, size) / 8).astype(np.float32) for name, size in SIZES.items()}
+
+
+@pytest.mark.parametrize("per", ["tensor", "bucket"])
+@pytest.mark.parametrize("kind", [TopK, RandomK])
+def test_buckets_in_another_order_and_of_other_members(kind, per):
+    """What was kept of a parameter is sent with that parameter, wherever DDP has put it meanwhile."""
+    training = Training(kind(0.3, per=per))
+    for seed, buckets in enumerate([("abc",), ("cab",), ("b", "ca"), ("bca",), ("abc",)]):
+        training.step(eighths(seed), *buckets)
+        for name in SIZES:
+            np.testing.assert_array_equal(training.sent[name] + training.kept(name), training.given[name])
+    assert training.kept("b").any()
+
+
+def test_rebuilt_buckets_send_what_the_largest_residuals_are():
+    training, largest = Training(TopK(1 / 11)), np.zeros(11)
+    for seed, bucket in enumerate(["abc", "cba", "bac", "abc"]):
+        gradients = eighths(seed)
+        largest += gradients["b"]
+        at = np.abs(largest).argmax()
+        expected = np.zeros(11)
+        expected[at], largest[at] = largest[at], 0.0
+        np.testing.assert_array_equal(training.step(gradients, bucket)["b"], expected)
+
+
+def test_random_choices_differ_by_step_seed_and_name_but_not_by_bucket():
+    ones = {name: np.ones(size, np.float32) for name, size in SIZES.items()}
+
+    def choices(buckets, **options):
+        training = Training(RandomK(0.3), **options)
+        return [tuple(np.flatnonzero(training.step(ones, *one)["b"])) for one in buckets]
+
+    usual = choices([("abc",)] * 6)
+    assert len(set(usual)) > 1
+    assert choices([("cab",), ("b", "ac")] * 3) == usual
+    assert choices([("abc",)] * 6, seed=1) != usual
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_a_checkpoint_is_not_changed_by_further_steps(momentum):
+    """Neither the one that was taken, nor the one that another state goes on from."""
+    training, other = (Training(TopK(0.3), momentum=momentum) for _ in range(2))
+    training.step(eighths(0), "abc")
+    taken = training.state.state_dict()
+    before = written(taken)
+    sent = training.step(eighths(1), "abc")
+    assert written(taken) == before != written(training.state.state_dict())
+    other.state.load_state_dict(taken)
+    np.testing.assert_equal(other.step(eighths(1), "abc"), sent)
+    assert written(taken) == before
+    assert written(other.state.state_dict()) == written(training.state.state_dict())
+
+
+def test_a_checkpoint_shares_no_memory_with_the_state():
+    """Whatever is done to its tensors, before it is loaded or after."""
+    training, other = (Training(TopK(0.3), momentum=0.5) for _ in range(2))
+    training.step(eighths(0), "abc")
+    taken, before = training.state.state_dict(), written(training.state.state_dict())
+    other.state.load_state_dict(taken)
+    for residual in taken["residuals"].values():
+        residual["numbers"].fill_(77)
+        residual["velocity"].fill_(77)
+    assert written(training.state.state_dict()) == before == written(other.state.state_dict())
+
+
+def written(values):
+    """A checkpoint in plain numbers."""
+    return {
+        name: written(one) if isinstance(one, dict) else one.tolist() if torch.is_tensor(one) else one
+        for name, one in values.items()
+    }
+
+
+def test_a_checkpoint_waits_for_the_step_under_way():
+    training = Training(TopK(0.3))
+    buffer = torch.cat([torch.from_numpy(one) for one in eighths(0).values()])
+    held = SlowSums()
+    training.state._over = held
+    work = training.state.submit(buffer, list(training.parameters.values()))
+    held.let_go_soon()
+    assert set(training.state.state_dict()["residuals"]) == set(SIZES)
+    work.wait()
+
+
+class SlowSums(Sums):
+    """Sums only when another thread has had time to look."""
+
+    def __init__(self):
+        super().__init__()
+        self._gone = torch.futures.Future()
+
+    def sum(self, parts):
+        self._gone.wait()
+        return super().sum(parts)
+
+    def let_go_soon(self):
+        threading.Timer(0.2, self._gone.set_result, [None]).start()
+
+
+def test_restored_residuals_replace_others_and_steps_go_on():
+    training = Training(RandomK(0.3))
+    for seed in range(3):
+        training.step(eighths(seed), "abc")
+    taken = training.state.state_dict()
+    assert taken["steps"] == 3
+    other = Training(RandomK(0.3))
+    other.step(eighths(7), "abc")
+    other.state.load_state_dict(taken | {"residuals": {}})
+    assert other.state.state_dict()["residuals"] == {}
+    other.state.load_state_dict(taken)
+    np.testing.assert_equal(other.step(eighths(3), "abc"), training.step(eighths(3), "abc"))
+
+
+@pytest.mark.parametrize("overflows", ["a", "c"])
+def test_a_step_that_is_skipped_leaves_all_as_if_nothing_had_been_sent(overflows):
+    """In the first or the last of its buckets; velocities go on, too, and the next step sends again."""
+    training, largest = Training(TopK(0.5), momentum=0.5), eighths(1)
+    training.step(eighths(0), "a", "b", "c")
+    velocity = residual_of(training, "b", "velocity")
+    kept = residual_of(training, "b", "numbers")
+    gradients = {name: one.copy() for name, one in largest.items()}
+    gradients[overflows][1] = math.inf
+    training.step(gradients, "a", "b", "c")
+    scale = training.state.state_dict()["residuals"]["b"]["scale"]
+    velocity = np.rint(0.5 * velocity) + largest["b"] * 2.0**scale
+    np.testing.assert_array_equal(residual_of(training, "b", "velocity"), velocity)
+    np.testing.assert_array_equal(residual_of(training, "b", "numbers"), kept + velocity)
+    nothing = {name: np.zeros_like(one) for name, one in largest.items()}
+    sent = training.step(nothing, "a", "b", "c")["b"]
+    assert np.count_nonzero(sent) == 6
+
+
+def residual_of(training, name, field):
+    return training.state.state_dict()["residuals"][name][field].numpy().astype(float)
+
+
+def test_momentum_over_a_change_of_the_grid():
+    """Velocity and what is kept go to the coarser grid together: u = m u + g holds, in its units."""
+    small = np.full(4, 1.0, np.float32)
+    kept = Residual(np.zeros(4, np.int64), np.zeros(4, np.int64)).grown(small, 0.5)
+    large = np.float32(2.0**30) * np.arange(1, 5, dtype=np.float32)
+    grown = kept.grown(large, 0.5)
+    assert grown.scale < kept.scale
+    unit, large = 2.0**-grown.scale, large.astype(float)
+    np.testing.assert_allclose(grown.velocity * unit, 0.5 * small + large, rtol=0, atol=unit)
+    np.testing.assert_allclose(grown.numbers * unit, 1.5 * small + large, rtol=0, atol=2 * unit)
+
+
+def test_the_grid_gives_way_to_velocities_too():
+    """They are added to what is kept with every step, whatever gradients are: 62 bits must never be left."""
+    velocity = np.array([2**59, -(2**59)], np.int64)
+    grown = Residual(np.zeros(2, np.int64), velocity, 40).grown(np.full(2, 1.0, np.float32), 0.99)
+    assert grown.scale < 40
+    np.testing.assert_allclose(
+        grown.velocity * 2.0**-grown.scale, velocity * 0.99 * 2.0**-40 + 1.0, rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize(("bits", "scale"), [(59, 40), (60, 40), (61, 18)])
+def test_the_grid_changes_when_the_next_sum_could_leave_61_bits(bits, scale):
+    kept = Residual(np.array([2 ** (bits - 1)], np.int64), None, 40)
+    grown = kept.grown(np.full(1, 1.0, np.float32), 0.0)
+    assert grown.scale == scale
+    assert grown.numbers[0] == round((2 ** (bits - 1) + 2**40) * 2.0 ** (scale - 40))
+
+
+def test_what_is_halved_is_rounded_to_the_nearest():
+    kept = Residual(np.array([3 * 2**21, -3 * 2**21, 2**21 - 1, 2**60], np.int64), None, 40)
+    grown = kept.grown(np.array([0, 0, 0, 1], np.float32), 0.0)
+    assert grown.scale == 18
+    assert grown.numbers[:3].tolist() == [2, -1, 0]
+
+
+def test_a_gradient_beyond_all_of_the_grid_leaves_nothing_of_what_was_kept():
+    kept = Residual(np.array([2**40, 1], np.int64), np.array([2**40, 1], np.int64), 140)
+    grown = kept.grown(np.array([2.0**100, 0.0], np.float32), 0.5)
+    assert grown.numbers[1] == grown.velocity[1] == 0
+    assert grown.numbers[0] * 2.0**-grown.scale == 2.0**100
+
+
+def test_gradients_are_rounded_to_the_nearest_on_the_grid():
+    kept = Residual(np.zeros(3, np.int64), None, 2)
+    grown = kept.grown(np.array([0.3, -0.2, 0.1], np.float32), 0.0)
+    assert grown.numbers.tolist() == [1, -1, 0]
+
+
+def test_a_value_equal_to_the_threshold_is_sent():
+    magnitudes = np.array([2.0, np.nextafter(2.0, 0.0), np.nextafter(2.0, 3.0), 0.0])
+    assert Threshold(2.0).choose(magnitudes, 0, 0).tolist() == [0, 2]
+    training = Training(Threshold(2.0))
+    gradients = {name: np.full(size, 2.0, np.float32) for name, size in SIZES.items()}
+    gradients["c"][1] = 1.875
+    assert training.step(gradients, "abc")["c"].tolist() == [2.0, 0.0, 2.0]
+
+
+def test_values_equal_to_a_sampled_threshold_are_sent():
+    alike = np.full(20, 3.0)
+    assert TopK(0.5, sample=1.0).choose(alike, 0, 0).size == 20
+
+
+def test_a_share_is_rounded_up_and_a_warm_up_over_at_its_step():
+    assert TopK(0.01).choose(np.arange(3.0), 0, 0).tolist() == [2]
+    assert RandomK(0.34).choose(np.arange(3.0), 0, 0).size == 2
+    warming = TopK(0.1, warm_up_steps=2, warm_up_from=1.0)
+    assert [warming.choose(np.arange(100.0), step, 0).size for step in (0, 1, 2, 3)] == [100, 32, 10, 10]
+
+
+def test_too_many_by_a_sample_are_cut_to_the_largest():
+    """Positions are those in the tensor, not among those that passed."""
+    magnitudes = np.concatenate([np.zeros(50), np.full(50, 5.0), np.arange(6.0, 9.0)])
+    for seed in range(5):
+        positions = TopK(3 / 103, sample=0.03).choose(magnitudes, 0, seed)
+        assert sorted(positions) == [100, 101, 102]
+
+
+class Shuffled:
+    """A sparsifier that returns positions in no order, as the protocol lets it."""
+
+    per = "bucket"
+
+    def __init__(self):
+        self.steps = []
+
+    def choose(self, magnitudes, step, seed):
+        self.steps.append(step)
+        return np.array([18, 3, 7, 0])
+
+
+def test_positions_of_a_bucket_in_any_order_and_steps_that_are_counted():
+    training, chosen = Training(Shuffled()), []
+    for _ in range(3):
+        ones = {name: np.ones(size, np.float32) for name, size in SIZES.items()}
+        chosen.append(
+            {name: np.flatnonzero(one).tolist() for name, one in training.step(ones, "abc").items()}
+        )
+    assert chosen == [{"a": [0, 3], "b": [1], "c": [1]}] * 3
+    assert training.state._sparsifier.steps == [0, 1, 2]
+
+
+def test_units_that_are_coarser_than_the_grid_and_finer():
+    """What is taken off is what was sent, whichever of the two scales is larger."""
+    for numbers, scale in (([5 << 38, 1 << 38], 40), ([5, 1], 2)):
+        feedback = ErrorFeedback(TopK(1.0), 0.0, 0)
+        feedback.restore({"a": Residual(np.array(numbers, np.int64), None, scale)})
+        offered, grown = feedback.offered({"a": np.zeros(2, np.float32)}, 0)
+        assert offered["a"].tolist() == [1.25, 0.25]
+        feedback.keep(grown, Allreduce(Sums(), sparse=("a",)).sum(offered), 0)
+        assert feedback.residuals["a"].numbers.tolist() == [0, 0]
+
+
+def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
+    """For every bucket the forms of its own parameters."""
+    made = []
+
+    class Watched(Allreduce):
+        def __init__(self, summation, **options):
+            made.append(options)
+            super().__init__(summation, **options)
+
+    monkeypatch.setattr("peelsum.torch.state.Allreduce", Watched)
+    chosen = {
+        "forms": {"a": "compact", "b": "dense"},
+        "index": "bloom",
+        "predict": True,
+        "limbs": 2,
+        "seed": 9,
+    }
+    training = Training(None, **chosen)
+    for _ in range(2):
+        training.step(eighths(0), "ac", "b")
+    _, first, second = made
+    assert (first["forms"], second["forms"]) == ({"a": "compact"}, {"b": "dense"})
+    for options in made:
+        assert {name: options[name] for name in ("index", "predict", "limbs", "seed")} == {
+            name: chosen[name] for name in ("index", "predict", "limbs", "seed")
+        }
+        assert options["average"] is True
+    stats = training.state.stats()
+    assert (stats.steps, stats.buckets, stats.elements) == (2, 4, 40)
+    assert set(stats.tensors) == set(SIZES)
+    assert stats.tensors["a"].density_worker == np.count_nonzero(eighths(0)["a"]) / 6
+    training.state.close()
+    assert not training.state._over.closed.is_set()
+
+
+def test_gradients_that_are_not_finite_are_counted():
+    training = Training(None)
+    gradients = eighths(0)
+    gradients["a"][0] = math.nan
+    for count in (1, 2):
+        training.step(gradients, "ab", "c")
+        assert training.state.stats().non_finite == count
+    assert math.isnan(training.state.stats().tensors["a"].density_worker)
+
+
+def test_bfloat16_is_summed_by_its_bits():
+    buffer = torch.tensor([1.5, -2.0, 3.0, 0.0, -0.5, 100.0], dtype=torch.bfloat16)
+    training = Training(None)
+    assert training.state.submit(buffer.clone(), [training.parameters["a"]]).wait().equal(buffer)

@@ -1,0 +1,141 @@
+"""What PyTorch's own tools see of the hook: its profiler, its compiler, Python's logging, pip."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+import torch_training as training
+from packaging.requirements import Requirement
+from torch.profiler import ProfilerActivity, profile
+from torch_alone import Sums, group_of_one, hooked, in_time, layers
+from torch_ranks import run_ranks
+
+from peelsum.torch import SwitchAllreduceState
+
+ROOT = Path(__file__).parents[2]
+COMPILING_S = 300.0
+INPUT = torch.ones(2, 6)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    with group_of_one():
+        yield
+
+
+# profiler
+
+
+def profiled(ddp, **options):
+    """How often each range of ours was entered in a backward pass."""
+    with profile(activities=[ProfilerActivity.CPU], **options) as seen:
+        ddp(INPUT).sum().backward()
+    return {
+        one.key.removeprefix("peelsum::"): one.count
+        for one in seen.key_averages()
+        if one.key.startswith("peelsum::")
+    }
+
+
+def test_ranges_in_a_profile_of_all_threads(alone):
+    """Each exchange comes between words that are written and words that are read."""
+    state = SwitchAllreduceState(over=Sums(), forms="dense")
+    ddp = hooked(state, layers())
+    ddp(INPUT).sum().backward()
+    buckets, calls = state.stats().buckets, state._pipeline.summation.calls
+    everything = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    ranges = profiled(ddp, experimental_config=everything)
+    assert set(ranges) == {"encode", "exchange", "decode", "wait"}
+    assert ranges["wait"] == state.stats().buckets - buckets > 1
+    assert ranges["exchange"] == state._pipeline.summation.calls - calls
+    assert ranges["encode"] > ranges["exchange"]
+    assert ranges["decode"] >= ranges["exchange"]
+
+
+def test_a_profile_of_the_training_thread_has_what_it_waited_for(alone):
+    state = SwitchAllreduceState(over=Sums())
+    ranges = profiled(hooked(state, layers()))
+    assert ranges == {"wait": state.stats().buckets}
+
+
+# logging
+
+
+LINE = re.compile(
+    r"step (\d+): ([\d.]+) MB a step, [\d.]+ times less than dense; ms a step: encode [\d.]+, "
+    r"exchange [\d.]+, decode [\d.]+, waited for [\d.]+; gradients that were not finite: (\d+)"
+)
+
+
+def test_statistics_of_every_second_step(alone, caplog):
+    """Each line is about the steps since the last; two modules of one pass are in the same."""
+    state = SwitchAllreduceState(over=Sums(), log_every=2, forms="dense")
+    both = [hooked(state, layers()) for _ in range(2)]
+    sent = [0]
+    with caplog.at_level(logging.INFO, logger="peelsum.torch"):
+        for step in range(6):
+            scale = float("inf") if step == 3 else 1.0
+            for ddp in both:
+                ddp.zero_grad()
+            in_time(lambda scale=scale: (scale * sum(ddp(INPUT).sum() for ddp in both)).backward())
+            if step % 2:
+                sent.append(state.stats().wire_bytes)
+    lines = [LINE.fullmatch(record.message) for record in caplog.records if record.name == "peelsum.torch"]
+    assert [line[1] for line in lines] == ["2", "4", "6"]
+    assert [line[2] for line in lines] == [f"{one / 2e6:.3f}" for one in np.diff(sent)]
+    assert [int(line[3]) > 0 for line in lines] == [False, True, False]
+
+
+def test_nothing_is_logged_unasked(alone, caplog):
+    with caplog.at_level(logging.INFO, logger="peelsum.torch"):
+        in_time(lambda: hooked(SwitchAllreduceState(over=Sums()), layers())(INPUT).sum().backward())
+    assert caplog.records == []
+
+
+# torch.compile
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["around DDP", "in DDP"])
+def test_a_compiled_module_trains_with_the_same_bits(outside):
+    """As traced and differentiated ahead of time, but with torch's own kernels."""
+    ranks = run_ranks(2, training.compiled, "aot_eager", outside, patience_s=COMPILING_S)
+    for compiled, plain in ranks:
+        np.testing.assert_array_equal(compiled, ranks[0][0])
+        np.testing.assert_array_equal(compiled, plain)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("outside", [True, False], ids=["around DDP", "in DDP"])
+def test_a_module_compiled_by_inductor(outside):
+    """Its kernels round in their own way, alike on all ranks."""
+    ranks = run_ranks(2, training.compiled, "inductor", outside, patience_s=COMPILING_S)
+    for compiled, plain in ranks:
+        np.testing.assert_array_equal(compiled, ranks[0][0])
+        np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-5)
+
+
+# pip
+
+
+def test_the_versions_of_torch_that_pip_takes_are_those_tested():
+    """Of every extra that names torch; and another minor version is none of them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [Requirement(one) for extra in project["optional-dependencies"].values() for one in extra]
+    ranges = [one.specifier for one in named if one.name == "torch"]
+    major, minor, _ = torch.__version__.partition("+")[0].split(".")
+    assert len(ranges) == 2
+    for specifier in ranges:
+        assert specifier.contains(torch.__version__)
+        assert not specifier.contains(f"{major}.{int(minor) + 1}.0")
+        assert not specifier.contains(f"{major}.{int(minor) - 1}.0")

@@ -1,0 +1,132 @@
+"""What docs/several-nodes.md says to type, typed: each network namespace is one of its machines."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from networks import needs_namespaces
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from peelsum.topology.namespaces import hold_namespace, inside
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "several-nodes.md").read_text()
+PATIENCE_S = 600.0
+ADDRESSES = {"switch": "10.0.0.254", "node 0": "10.0.0.1", "node 1": "10.0.0.2"}
+
+
+class Terminal:
+    """A shell at a machine, which is a process's namespace, that runs what is typed."""
+
+    def __init__(self, machine: int, typed: str, folder: Path) -> None:
+        left_out = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PEELSUM_SEAT", "PEELSUM_JOB")
+        environment = {name: value for name, value in os.environ.items() if name not in left_out}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        self._shell = subprocess.Popen(
+            inside(machine, "bash", "-e", "-c", typed),
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.shown = ""
+
+    def wait_for(self, text: str) -> None:
+        """Read until a line with `text` in it."""
+        patience = threading.Timer(PATIENCE_S, self._shell.kill)
+        patience.start()
+        while text not in self.shown:
+            line = self._shell.stdout.readline()
+            assert line, self.shown
+            self.shown += line
+        patience.cancel()
+
+    def rest(self) -> str:
+        """All that it has shown when it has ended, well."""
+        self.shown += self._shell.communicate(timeout=PATIENCE_S)[0]
+        assert self._shell.returncode == 0, self.shown
+        return self.shown
+
+    def press_ctrl_c(self) -> None:
+        os.killpg(self._shell.pid, signal.SIGINT)
+
+    def close(self) -> None:
+        if self._shell.poll() is None:
+            os.killpg(self._shell.pid, signal.SIGKILL)
+        self._shell.communicate()
+
+
+@pytest.fixture
+def machines():
+    """Three machines at one bridge, which is the first one's; processes whose namespaces they are."""
+
+    def ip(machine, *words):
+        subprocess.run(inside(machine, "ip", *words), check=True, capture_output=True, timeout=60)
+
+    with ExitStack() as stack:
+        found = {}
+        for name in ADDRESSES:
+            process = hold_namespace()
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            found[name] = process.pid
+            ip(process.pid, "link", "set", "lo", "up")
+        hub = found["switch"]
+        ip(hub, "link", "add", "eth0", "type", "bridge")
+        for name, machine in found.items():
+            if machine != hub:
+                end = name.replace(" ", "")
+                ip(hub, "link", "add", end, "type", "veth", "peer", "eth0", "netns", str(machine))
+                ip(hub, "link", "set", end, "master", "eth0", "up")
+            ip(machine, "addr", "add", f"{ADDRESSES[name]}/24", "dev", "eth0")
+            ip(machine, "link", "set", "eth0", "up")
+        yield found
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """One for all machines, with the guide's job and the examples."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (tmp_path / "job.toml").write_text(re.search(r"```toml\n(.*?)```", GUIDE, re.DOTALL)[1])
+    return tmp_path
+
+
+@needs_namespaces
+@pytest.mark.skipif(shutil.which("ip") is None, reason="ip is not on PATH; it is in iproute2")
+def test_the_guide(machines, folder):
+    """Four ranks on two nodes, in an order that nobody keeps to: node 1 is there before node 0."""
+    switch, serve, first, second = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
+    few = "--steps 2 --every 1"
+    with ExitStack() as stack:
+
+        def terminal(machine, typed):
+            opened = Terminal(machines[machine], typed, folder)
+            stack.callback(opened.close)
+            return opened
+
+        running = terminal("switch", switch)
+        running.wait_for("port 5 at 10.0.0.254:41005 (UDP)")
+        serving = terminal("switch", serve)
+        serving.wait_for("job 1: asked for at 10.0.0.254:9560")
+        other = terminal("node 1", f"{second.strip()} {few}")
+        shown = terminal("node 0", f"{first.strip()} {few}").rest()
+        assert "parameters" not in other.rest()
+        assert "; 4 ranks" in shown
+        assert "step 2: loss " in shown
+        assert re.search(r"parameters: \w{16}\nswitch: [1-9]", shown), shown
+        for one in (serving, running):
+            one.press_ctrl_c()
+        assert "of 10.0.0.1\n" in serving.rest()
+        running.rest()
