@@ -3,6 +3,7 @@
 import os
 import signal
 
+from hypothesis import HealthCheck, settings
 from rig_fixtures import frame_rig, made_rigs, rig
 from suite_order import pytest_collection_modifyitems
 
@@ -14,6 +15,10 @@ pytest_plugins = ["pytester"]
 for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, default)
+
+# An example that takes long on a busy machine is no failure.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     import numba_cache

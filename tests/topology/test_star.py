@@ -129,7 +129,7 @@ def test_workers_that_differ_all_raise_the_same_error():
 
 
 def test_worker_that_never_arrives_is_named_by_the_others():
-    with Star(WORKERS, timeout_s=1.5) as star:
+    with Star(WORKERS, timeout_s=3.0) as star:
         outcomes = on_every_worker(
             star, lambda w, summation: Allreduce(summation).sum({"t": tensor_of(w)}), workers=(0, 2)
         )
@@ -173,7 +173,7 @@ def test_what_a_killed_run_left_in_the_switch_is_not_added_to_the_next():
     def again(worker, summation):
         return [summation.sum([Part(words[1000][worker], "add")])[0] for _ in range(2)]
 
-    with Star(WORKERS, timeout_s=1.0) as star:
+    with Star(WORKERS, timeout_s=5.0) as star:
         on_every_worker(star, killed)
         server = star._children["server"]
         os.kill(server.pid, signal.SIGKILL)

@@ -25,7 +25,7 @@ JOB = """
 [job]
 id = 1
 workers = 2
-timeout_s = 10.0
+timeout_s = 60.0
 [switch]
 p4runtime = "127.0.0.1:{p4runtime}"
 pipeline_lanes = 256

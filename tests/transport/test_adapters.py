@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -205,13 +204,13 @@ def test_a_switch_that_forgot_its_peers_meets_them_again() -> None:
 
 
 def test_nobody_at_the_switch_address() -> None:
-    with BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
-        started = time.monotonic()
-        with pytest.raises(
+    with (
+        BatchSocket.bind(("127.0.0.1", 0), 48) as silent,
+        pytest.raises(
             SwitchUnreachableError, match=rf"127\.0\.0\.1:{silent.address[1]}: no answer in 0\.3 s"
-        ):
-            SwitchSummation(CONFIG, 0, silent.address, hello_s=0.3)
-        assert time.monotonic() - started < 5
+        ),
+    ):
+        SwitchSummation(CONFIG, 0, silent.address, hello_s=0.3)
 
 
 def test_jobs_that_cannot_share_a_server() -> None:
