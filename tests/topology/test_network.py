@@ -82,7 +82,7 @@ def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links: st
     assert Record.read() is None
 
 
-@pytest.mark.parametrize("links", ["udp", "veth"])
+@pytest.mark.parametrize("links", [pytest.param("udp", marks=pytest.mark.slow), "veth"])
 def test_racks_below_a_spine_sum_exactly(links: str) -> None:
     needs(links, "embedded")
     with up("two_racks", links):
