@@ -131,8 +131,17 @@ class _Finder:
                 continue
             yield self._replaced(statement, "removal", ast.Pass())
             after = statements[number + 1] if number + 1 < len(statements) else None
-            if after is not None and _has_effect(after) and not _leaves(statement) and not _leaves(after):
+            if after is not None and _has_effect(after) and self._meet(statement, after):
                 yield self._swapped(statement, after)
+
+    def _meet(self, first: ast.stmt, second: ast.stmt) -> bool:
+        """Whether their order can matter: both call something, or one sets what is in the other."""
+        if any(isinstance(one, (ast.Raise, ast.Continue, ast.Break)) for one in (first, second)):
+            return False
+        if isinstance(first, ast.Expr) and isinstance(second, ast.Expr):
+            return True
+        pairs = ((first, second), (second, first))
+        return any(self._text(target) in self._text(other) for one, other in pairs for target in _set(one))
 
     def _changed(self, node: ast.AST, kind: str, **fields: object) -> Mutant:
         other = deepcopy(node)
@@ -190,5 +199,11 @@ def _has_effect(statement: ast.stmt) -> bool:
     return isinstance(statement, _EFFECTS)
 
 
-def _leaves(statement: ast.stmt) -> bool:
-    return isinstance(statement, (ast.Raise, ast.Continue, ast.Break))
+def _set(statement: ast.stmt) -> list[ast.expr]:
+    """What a statement gives a value to."""
+    match statement:
+        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+            return targets
+        case ast.AugAssign(target=target):
+            return [target]
+    return []

@@ -13,8 +13,9 @@ SOURCE = '''\
 def f(a: int, b, *rest) -> "1 + 1":
     """Nothing of 2 either."""
     if a < 3 and b:
-        g(a, b)
+        g(a, b.c)
         b.c = 4
+        b.d = 5
     h(*rest, a)
     return a + 1
 '''
@@ -34,16 +35,19 @@ def test_each_kind_is_found_and_nothing_in_words_or_annotations(file: Path) -> N
         (5, "condition", "a < 3 and b -> (not (a < 3 and b))"),
         (5, "constant", "3 -> 2"),
         (5, "constant", "3 -> 4"),
-        (6, "arguments", "g(a, b) -> (g(b, a))"),
-        (6, "removal", "g(a, b) -> pass"),
-        (6, "order", "g(a, b) b.c = 4 -> b.c = 4 g(a, b)"),
+        (6, "arguments", "g(a, b.c) -> (g(b.c, a))"),
+        (6, "removal", "g(a, b.c) -> pass"),
+        (6, "order", "g(a, b.c) b.c = 4 -> b.c = 4 g(a, b.c)"),
         (7, "removal", "b.c = 4 -> pass"),
         (7, "constant", "4 -> 3"),
         (7, "constant", "4 -> 5"),
-        (8, "removal", "h(*rest, a) -> pass"),
-        (9, "operator", "a + 1 -> (a - 1)"),
-        (9, "constant", "1 -> 0"),
-        (9, "constant", "1 -> 2"),
+        (8, "removal", "b.d = 5 -> pass"),
+        (8, "constant", "5 -> 4"),
+        (8, "constant", "5 -> 6"),
+        (9, "removal", "h(*rest, a) -> pass"),
+        (10, "operator", "a + 1 -> (a - 1)"),
+        (10, "constant", "1 -> 0"),
+        (10, "constant", "1 -> 2"),
     ]
 
 
