@@ -1,10 +1,13 @@
-# make setup | demo | test | check | bench — everything happens in .venv, from this folder's own files.
+# make setup | demo | test | test-all | mutants | check | bench — everything happens in .venv, from this folder's own files.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: setup demo test check format bench clean
+# A file of tests at a time to each process, the dear ones first (tests/support/suite_order.py).
+PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
+.PHONY: setup demo test test-slow test-all mutants check format bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -13,7 +16,18 @@ demo: $(VENV)/.installed
 	$(BIN)/peelsum demo
 
 test: $(VENV)/.installed
-	$(BIN)/pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
+
+# What `make test` leaves out.
+test-slow: $(VENV)/.installed
+	$(PYTEST) -m slow
+
+test-all: $(VENV)/.installed
+	$(PYTEST)
+
+# How many small changes to the program the tests notice (docs/testing.md): make mutants MUTANTS="--area wire"
+mutants: $(VENV)/.installed
+	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 
 # What must hold besides the tests: format, lint, types, layers.
 check: $(VENV)/.installed

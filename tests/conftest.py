@@ -1,11 +1,26 @@
-"""Fixtures that several folders use, made once for all of them."""
+"""What all folders share: fixtures that are made once, signals as a terminal has them, the order of tests."""
 
+import os
 import signal
 
+from hypothesis import HealthCheck, settings
 from rig_fixtures import frame_rig, made_rigs, rig
+from suite_order import pytest_collection_modifyitems
 
-__all__ = ["frame_rig", "made_rigs", "rig"]
+__all__ = ["frame_rig", "made_rigs", "pytest_collection_modifyitems", "rig"]
 
-# A shell that runs the tests in its background has them ignore Ctrl-C, and so would every process they start.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+pytest_plugins = ["pytester"]
+
+# A shell that runs the tests in its background has them ignore these, and so would every process they start.
+for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, default)
+
+# An example that takes long on a busy machine is no failure.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    import numba_cache
+
+    numba_cache.one_writer_at_a_time()

@@ -27,6 +27,7 @@ def cuda() -> Device:
     return Device.of("cuda")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("elements", [1, 15, 1023, 1024, 1025, 5003])
 @pytest.mark.parametrize("density", [0.05, 1.0])
 def test_index_sketch_and_counts_are_those_of_the_cpu(elements: int, density: float) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+from command_line import peelsum
 
 from peelsum.allreduce import InvalidRequestError, Network, Settings
 from peelsum.allreduce.forms import FormChooser
@@ -89,16 +88,6 @@ def test_a_ring_takes_a_part_of_the_words_in_every_step(workers: int) -> None:
 def test_what_is_no_ring_is_refused(arguments: tuple[int, float, float], complaint: str) -> None:
     with pytest.raises(InvalidRequestError, match=complaint):
         Network.ring(*arguments)
-
-
-def peelsum(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "peelsum.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 PLAN = ("plan", "--elements", "1000000", "--gbps", "10", "--rtt", "0.001", "--density")

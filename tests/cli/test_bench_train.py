@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 pytest.importorskip("torch")
 
@@ -65,6 +66,7 @@ def test_json_rows_compare_the_three_paths(
     assert switch["aggregation_over_dense"] == pytest.approx(over, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 def test_gloo_runs_over_links_of_the_rate() -> None:
     try:
@@ -106,6 +108,7 @@ def test_a_table_names_what_is_compared(
     assert "2.00 times an iteration, at 1 Gbit/s, and 5.00 times the aggregation throughput" in said
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_that_it_started(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "peelsum.cli", "bench", "train", "--workers", "2", "--gbps", "1"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -120,7 +123,7 @@ def test_ctrl_c_ends_all_that_it_started(tmp_path: Path) -> None:
             told += os.read(terminal, 4096)
         assert len(started_from(tmp_path)) > 5
         running.send_signal(signal.SIGINT)
-        out, _ = running.communicate(timeout=60)
+        out, _ = running.communicate(timeout=PATIENCE_S)
     finally:
         running.kill()
         os.close(terminal)

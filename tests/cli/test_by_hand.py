@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 UDP_BASE, P4RUNTIME = "41000", "9559"
@@ -71,7 +72,7 @@ def terminal(tmp_path):
     for shell in reversed(opened):
         if shell.poll() is None:
             os.killpg(shell.pid, 2)
-        shell.communicate(timeout=30)
+        shell.communicate(timeout=PATIENCE_S)
 
 
 def wait_for(shell, text):
@@ -88,9 +89,9 @@ def test_the_walk_through_of_the_readme(blocks, terminal):
     wait_for(terminal(first), f"port {PORTS} at ")
     server = terminal(second)
     wait_for(server, "job 1: serving at")
-    shown, _ = terminal(third).communicate(timeout=120)
+    shown, _ = terminal(third).communicate(timeout=PATIENCE_S)
     for worker in (0, 1):
         assert f"worker {worker}: row 7 sums up to 3; 0.3% is not zero; " in shown
     assert re.search(r"completed\W+[1-9]", shown), shown
     assert "no jobs" not in shown
-    assert server.wait(timeout=30) == 0
+    assert server.wait(timeout=PATIENCE_S) == 0

@@ -1,5 +1,6 @@
 """The main job, as a stranger runs it: real processes, a real model, every sum compared with gloo's."""
 
+import importlib.util
 import ipaddress
 import json
 import os
@@ -12,6 +13,8 @@ import time
 
 import psutil
 import pytest
+from command_line import peelsum
+from patience import PATIENCE_S
 
 DEMO = [sys.executable, "-m", "peelsum.cli", "demo"]
 #: Names of the tensors that the demo's model has.
@@ -26,7 +29,7 @@ def endless(tmp_path):
         {**os.environ, "TMPDIR": str(tmp_path)},
     )
     demo = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while len(parts := psutil.Process(demo.pid).children(recursive=True)) < 5:
         assert time.monotonic() < deadline, "switch, controller, server and two workers did not start"
         assert demo.poll() is None, demo.stderr.read()
@@ -35,7 +38,7 @@ def endless(tmp_path):
     demo.kill()
     demo.wait()
     demo.stderr.close()
-    psutil.wait_procs(parts, timeout=30)
+    psutil.wait_procs(parts, timeout=PATIENCE_S)
 
 
 def test_two_workers_with_loss_are_exact(tmp_path):
@@ -45,7 +48,9 @@ def test_two_workers_with_loss_are_exact(tmp_path):
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [*DEMO, "--workers", "2", "--steps", "3", "--loss", "0.02", "--seed", "1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert seen["exact"] is True
@@ -60,7 +65,7 @@ def test_two_workers_with_loss_are_exact(tmp_path):
     assert seen["wire_bytes_per_worker"] < seen["dense_bytes_per_worker"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_ends_all_processes_and_frees_all_ports(endless, tmp_path, number):
     demo, parts = endless
     taken = [c for part in parts for c in part.net_connections("inet") if not c.raddr]
@@ -68,10 +73,10 @@ def test_a_signal_ends_all_processes_and_frees_all_ports(endless, tmp_path, numb
     assert all(ipaddress.ip_address(c.laddr.ip.removeprefix("::ffff:")).is_loopback for c in taken)
     assert list(tmp_path.iterdir())
     demo.send_signal(number)
-    assert demo.wait(timeout=60) == 128 + number
+    assert demo.wait(timeout=PATIENCE_S) == 128 + number
     # What takes long on a busy machine may have been told before; the signal adds nothing.
     assert re.fullmatch(rb"(\S[^\n]*: \d+ s\b[^\n]*\n)*", demo.stderr.read())
-    _, alive = psutil.wait_procs(parts, timeout=5)
+    _, alive = psutil.wait_procs(parts, timeout=PATIENCE_S)
     assert not alive
     assert not list(tmp_path.iterdir())
     for connection in taken:
@@ -83,7 +88,7 @@ def test_a_signal_ends_all_processes_and_frees_all_ports(endless, tmp_path, numb
 def test_killed_demo_takes_its_processes_along(endless):
     demo, parts = endless
     demo.kill()
-    _, alive = psutil.wait_procs(parts, timeout=30)
+    _, alive = psutil.wait_procs(parts, timeout=PATIENCE_S)
     assert not alive
 
 
@@ -96,19 +101,17 @@ def test_killed_demo_takes_its_processes_along(endless):
     ],
 )
 def test_options_out_of_range(options, complaint):
-    done = subprocess.run([*DEMO, *options], capture_output=True, text=True, timeout=60, check=False)
+    done = peelsum("demo", *options)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", complaint)
 
 
-def test_missing_torch_is_named(tmp_path):
-    """A module ahead of the real ones hides torch, as if it were not installed."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util as util\n"
-        "found = util.find_spec\n"
-        "util.find_spec = lambda name, *rest: None if name == 'torch' else found(name, *rest)\n"
+def test_missing_torch_is_named(monkeypatch):
+    found = importlib.util.find_spec
+    hidden = {"torch": None}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: hidden.get(name, ...) and found(name, *rest)
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(DEMO, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    done = peelsum("demo")
     assert done.returncode == 2
     assert done.stderr == (
         "peelsum: torch: is not installed; run: pip install 'peelsum[demo]' --extra-index-url "

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch.distributed
+from patience import PATIENCE_S
 
 from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.cli.demo import command, crew
@@ -100,7 +101,7 @@ def test_a_wrong_sum_ends_the_demo(monkeypatch, capsys):
 def test_a_worker_stopped_while_starting_is_named(monkeypatch):
     def star_behind_a_stopped_worker(*arguments, **settings):
         os.kill(hands._workers[1]._process.pid, signal.SIGSTOP)
-        assert hands._workers[0].has_line(300)  # the other one has all the time it needs
+        assert hands._workers[0].has_line(PATIENCE_S)
         return Star(*arguments, **settings)
 
     monkeypatch.setattr(crew, "Star", star_behind_a_stopped_worker)

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import peelsum as run
+from patience import PATIENCE_S
 
 from peelsum.target import artifacts
 from peelsum.transport import TransportConfigError, job_config
@@ -31,10 +33,10 @@ server = 3
 """
 
 
-def run(*arguments, **options):
-    return subprocess.run(
-        [*PEELSUM, *arguments], capture_output=True, text=True, timeout=60, check=False, **options
-    )
+def run_process(*arguments, **options):
+    """As users run it; the others go through `run`, the same way in without a new process."""
+    command = [*PEELSUM, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, **options)
 
 
 def refused(done):
@@ -64,7 +66,7 @@ def switch():
         yield json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
         assert json.loads(process.stdout.readline()).keys() == {"ports", "queues"}
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def job_toml(tmp_path, switch):
 
 
 def test_unknown_command():
-    assert refused(run("nonsense")) == "No such command 'nonsense'."
+    assert refused(run_process("nonsense")) == "No such command 'nonsense'."
 
 
 def test_description_that_is_not_there():
@@ -134,7 +136,7 @@ def test_stale_pipeline(tmp_path, job_toml):
     copy = tmp_path / "switch"
     shutil.copytree(Path(artifacts.__file__).parents[2], copy)
     (copy / "p4" / "core" / "slot.p4").write_text("// changed\n")
-    line = refused(run("job", "admit", str(job_toml), env={"PYTHONPATH": str(copy), "PATH": ""}))
+    line = refused(run_process("job", "admit", str(job_toml), env={"PYTHONPATH": str(copy), "PATH": ""}))
     assert line.startswith(
         "pipeline: core/slot.p4 changed after the pipelines were compiled; run `peelsum switch compile`"
     )
@@ -290,7 +292,7 @@ def test_output_that_is_full_is_said_in_one_line(arguments, unbuffered):
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         )
@@ -303,4 +305,4 @@ def test_a_reader_that_left_is_no_error_to_speak_of(arguments):
     with subprocess.Popen([*PEELSUM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=PATIENCE_S) == 1

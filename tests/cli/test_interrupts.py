@@ -8,6 +8,7 @@ import sys
 from contextlib import ExitStack
 
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.cli.demo.crew import Crew
 from peelsum.cli.interrupts import SIGNALS, Interrupted, Interruption
@@ -71,7 +72,9 @@ def interrupted_demo(tmp_path, how):
     (tmp_path / "sitecustomize.py").write_text(how)
     (folder := tmp_path / "temporary").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(folder)}
-    done = subprocess.run(DEMO, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    done = subprocess.run(
+        DEMO, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
+    )
     return done.returncode, done.stdout, done.stderr, list(folder.iterdir())
 
 
@@ -92,7 +95,7 @@ def test_ctrl_c_while_a_measurement_starts_shows_no_traceback(tmp_path, part):
         [sys.executable, "-c", IN_BENCH_SWITCH.format(part)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         start_new_session=True,

@@ -57,6 +57,7 @@ def same(ours: torch.Tensor, truth: NDArray[Any]) -> None:
     np.testing.assert_array_equal(bits(ours), truth)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
 def test_index_and_positions(n: int, density: float) -> None:
@@ -84,6 +85,7 @@ def test_bits_beyond_the_last_element_are_ignored(n: int) -> None:
     assert gpu.count(full, n) == n
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("block", [2, 16, 32, 64, 4096, 2**14])
 def test_blocks(n: int, block: int) -> None:
@@ -99,6 +101,7 @@ def test_blocks(n: int, block: int) -> None:
     same(decoded, back)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize(
     "layout", [BloomLayout(1, 1, 0), BloomLayout(3, 17, 2**64 - 1), BloomLayout(8, 400, 2**63)]
@@ -124,6 +127,7 @@ def test_a_filter_of_more_words_than_an_int32_counts() -> None:
         assert row.item() == rows[0, j]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("density", [0.0, 0.05, 1.0])
 def test_own_bits_of_candidates(n: int, density: float) -> None:
@@ -138,6 +142,7 @@ def test_own_bits_of_candidates(n: int, density: float) -> None:
     same(back, index & mask)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("fixed", [FixedPoint(11), FixedPoint(-3), FixedPoint(44, 30)], ids=str)
 def test_quantize_and_dequantize(n: int, fixed: FixedPoint) -> None:
@@ -182,6 +187,7 @@ def test_numbers_at_the_edges() -> None:
     assert back.tolist() == [np.inf, -np.inf, 2.0**98]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("n", [0, 1, 33, 1009, 4096, 4097])
 @pytest.mark.parametrize("fixed", [FixedPoint(12), FixedPoint(40, 30)], ids=["one limb", "two limbs"])
 @pytest.mark.parametrize(("lanes", "rows"), [(256, 3), (7, 20), (1, 50)])
@@ -210,6 +216,7 @@ def peeled(layout: SketchLayout, where: NDArray[np.int64], numbers: NDArray[np.i
     return left.size
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("n", [0, 1, 33, 1009, 4097])
 @pytest.mark.parametrize(("lanes", "per_candidate"), [(32, 1.4), (1, 1.3), (256, 0.14), (7, 1.15)])
 def test_sketch(n: int, lanes: int, per_candidate: float) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from bmv2_process import running_bmv2
+from patience import PATIENCE_S
 
 from peelsum.target.artifacts import pipeline
 
@@ -61,7 +62,7 @@ def session(python, address):
     files = pipeline(32)
     script = Path(__file__).parent / "shell_session.py"
     command = [python, script, address, files.p4info_path, files.json_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

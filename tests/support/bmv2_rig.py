@@ -18,6 +18,7 @@ import grpc
 from finsy.proto import p4i, p4r, p4r_grpc
 from frames import FRAME_HEADER_BYTES, frame, payload_of
 from google.protobuf import text_format
+from patience import PATIENCE_S
 from rigs import PORTS, TableRig
 
 from peelsum.spec import Packet
@@ -71,7 +72,7 @@ class Bmv2Rig(TableRig):
 
     def _connect(self):
         self._channel = grpc.insecure_channel(self._address)
-        grpc.channel_ready_future(self._channel).result(timeout=30)
+        grpc.channel_ready_future(self._channel).result(timeout=PATIENCE_S)
         self._stub = p4r_grpc.P4RuntimeStub(self._channel)
         self._stream_out = []
         wake = self._wake = socket.socketpair()
@@ -195,7 +196,7 @@ class Bmv2Rig(TableRig):
 
     def _until(self, marker, port, sock):
         found = []
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if not select.select([sock], [], [], 1)[0]:
                 continue
@@ -218,7 +219,7 @@ class Bmv2Rig(TableRig):
             self._wake[0].close()
             self._channel.close()
             process.terminate()
-            process.wait(timeout=10)
+            process.wait(timeout=PATIENCE_S)
         for sock in self._sockets.values():
             sock.close()
         self._log.close()

@@ -18,7 +18,7 @@ from peelsum.topology.seats import plug_in
 from peelsum.torch import SwitchAllreduceState, hook
 from peelsum.training import MODELS, ModelName, Task, bert, lstm, ncf, vgg19
 
-STEPS = 50
+STEPS = 20
 #: A text that does not change, for all that read words.
 _TEXT = Path(__file__).parents[2] / "LICENSE"
 _QUESTIONS, _IMAGES = "train.json", "data_batch_1.bin"

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.topology import bmv2
 from peelsum.topology.records import MARKER
@@ -51,7 +52,7 @@ def own_folder(tmp_path, monkeypatch) -> None:
 class Up(subprocess.Popen):
     """`peelsum up` as a process. `said` is the last object that it printed, at first that it is ready."""
 
-    def hear(self, timeout_s: float = 120) -> dict[str, object]:
+    def hear(self, timeout_s: float = PATIENCE_S) -> dict[str, object]:
         """The next object."""
         assert select.select([self.stdout], [], [], timeout_s)[0], "nothing in time"
         line = self.stdout.readline()
@@ -75,9 +76,18 @@ def up(topology: str, links: str, switch: str = "embedded", *options: str):
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(PATIENCE_S)
         process.stdout.close()
         process.stderr.close()
+
+
+def alone(file: str, scene: str) -> dict[str, object]:
+    """What a scene of a test file says, played in a process of its own: namespaces are entered for good."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, file, scene]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
 
 
 def exec_in(host: str, *command: str) -> subprocess.Popen[str]:
@@ -88,6 +98,6 @@ def exec_in(host: str, *command: str) -> subprocess.Popen[str]:
 
 def said(process: subprocess.Popen[str]) -> str:
     """What a process printed, all of it; it must have ended well."""
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return out.strip()

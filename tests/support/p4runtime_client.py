@@ -7,11 +7,10 @@ from threading import Thread
 import grpc
 import numpy as np
 from finsy.proto import U128, p4r, p4r_grpc, rpc_status
+from patience import PATIENCE_S as WAIT_S
 
 from peelsum.target import Frames
 from peelsum.wire import CPU_PORT
-
-WAIT_S = 20.0
 
 
 class Stream:

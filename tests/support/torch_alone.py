@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from patience import PATIENCE_S
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not exported, but documented
 
 from peelsum.torch import SwitchAllreduceState, hook
-
-PATIENCE_S = 20.0
 
 
 @contextmanager

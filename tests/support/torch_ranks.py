@@ -18,8 +18,8 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from patience import PATIENCE_S
 
-PATIENCE_S = 60.0
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch_ranks_loaded"])
 

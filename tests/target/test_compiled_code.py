@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.target import Frames, Switch
 
@@ -32,14 +33,14 @@ def machine_code(cache):
 def test_processes_that_start_at_once_share_one_cache(tmp_path):
     cache = tmp_path / "new" / "cache"
     first, second = start(cache), start(cache)
-    assert [process.communicate(timeout=120)[0] for process in (first, second)] == ["5\n", "5\n"]
+    assert [process.communicate(timeout=PATIENCE_S)[0] for process in (first, second)] == ["5\n", "5\n"]
     modules = list(cache.glob("*.py"))
     assert len(modules) == 1
     assert cache.stat().st_mode & 0o077 == 0, "code that we run is for us alone to write"
     made = machine_code(cache)
     assert made
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
-    assert start(cache).communicate(timeout=120)[0] == "5\n"
+    assert start(cache).communicate(timeout=PATIENCE_S)[0] == "5\n"
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")} == before, "found, not made again"
 
 
@@ -59,7 +60,7 @@ def test_without_a_usable_cache_code_is_compiled_anyway(tmp_path, program_of, br
 
 
 def test_a_broken_cache_costs_time_only(tmp_path):
-    assert start(tmp_path).communicate(timeout=120)[0] == "5\n"
+    assert start(tmp_path).communicate(timeout=PATIENCE_S)[0] == "5\n"
     for path in [*tmp_path.rglob("*.nbc"), *tmp_path.rglob("*.nbi")]:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert start(tmp_path).communicate(timeout=120)[0] == "5\n"
+    assert start(tmp_path).communicate(timeout=PATIENCE_S)[0] == "5\n"

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.target import Frames
 from peelsum.target.device import Device
@@ -176,7 +177,7 @@ def test_stop_ends_a_loop_that_waits(rig: SimpleNamespace) -> None:
     loop = threading.Thread(target=rig.plane.run)
     loop.start()
     rig.plane.stop()
-    loop.join(10)
+    loop.join(PATIENCE_S)
     assert not loop.is_alive()
 
 
@@ -198,10 +199,10 @@ print(sorted(counts.ports))
     )
     assert process.stdout is not None
     grpc_port, *udp_ports = map(int, process.stdout.readline().split())
-    socket.create_connection(("127.0.0.1", grpc_port), timeout=10).close()
+    socket.create_connection(("127.0.0.1", grpc_port), timeout=PATIENCE_S).close()
     assert len(udp_ports) == 2
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out.strip(), err) == (0, "[1, 2]", "")
     for port in udp_ports:
         BatchSocket.bind(("127.0.0.1", port), SIZE).close()

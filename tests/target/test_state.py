@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.target import Frames, InvalidEntry, NoSuchEntry, Switch
 
@@ -119,5 +120,5 @@ def test_control_waits_for_a_batch_to_end(switch):
         worker.start()
         worker.join(0.05)
         assert seen == []
-    worker.join(10)
+    worker.join(PATIENCE_S)
     assert seen == [0]

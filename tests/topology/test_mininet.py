@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.topology import bmv2
 
@@ -38,7 +39,7 @@ def test_workers_in_mininet_get_exact_sums(switch: str) -> None:
         pytest.skip("simple_switch_grpc is not on PATH")
     before = interfaces()
     command = [SYSTEM_PYTHON, str(EXAMPLE), "--python", sys.executable, "--switch", switch]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "worker 0: exact", "worker 1: exact"]
     assert interfaces() == before

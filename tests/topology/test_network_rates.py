@@ -5,6 +5,7 @@ import threading
 import time
 
 import numpy as np
+from patience import PATIENCE_S
 
 from peelsum.allreduce import Allreduce
 from peelsum.target.udp import FRAME_HEADER_BYTES
@@ -40,7 +41,7 @@ def test_only_the_worker_behind_a_slow_link_meets_its_queue_and_all_wait_for_it(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
     least = CHUNKS * 8 * (FRAME_HEADER_BYTES + packet_bytes(LANES)) / (MBIT * 1e6)
     assert times["h1"] > least
     assert marked["h1"] > 0

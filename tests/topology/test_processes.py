@@ -5,6 +5,7 @@ import signal
 import sys
 
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.topology import Child, ProcessError, Signalled
 from peelsum.topology.parts import MOST_RESTARTS, Part
@@ -70,7 +71,7 @@ def test_a_signal_is_remembered_until_it_was_waited_for() -> None:
     try:
         assert not signalled.wait(0)
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert signalled.wait(30)
+        assert signalled.wait(PATIENCE_S)
         assert not signalled.wait(0)
     finally:
         signal.signal(signal.SIGUSR2, before)

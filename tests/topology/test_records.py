@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.topology import TopologyError, records
 from peelsum.topology.records import MARKER, Place, Process, Record, UnreadableRecordError
@@ -82,7 +83,9 @@ PEELSUM = [sys.executable, "-m", "peelsum.cli"]
 
 
 def command(*arguments: str):
-    return subprocess.run([*PEELSUM, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [*PEELSUM, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
 
 @pytest.mark.parametrize("text", UNREADABLE)

@@ -41,7 +41,6 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"names": LAYER.parameters()}, "names: has a Parameter where a name and its parameter should be;"),
         ({"names": dict(NAMES)}, "names: has a str where a name and its parameter should be; give"),
     ],
-    ids=str,
 )
 def test_of_the_state(arguments, complaint):
     with pytest.raises(HookConfigError, match=re.escape(complaint)):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -24,7 +25,7 @@ JOB = """
 [job]
 id = 1
 workers = 2
-timeout_s = 10.0
+timeout_s = 60.0
 [switch]
 p4runtime = "127.0.0.1:{p4runtime}"
 pipeline_lanes = 256
@@ -32,7 +33,6 @@ pipeline_lanes = 256
 workers = [1, 2]
 server = 3
 """
-PATIENCE_S = 300.0
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -58,6 +58,7 @@ def check(folder: Path) -> None:
         np.testing.assert_array_equal(np.load(folder / f"trained{rank}.npy"), parameters)
 
 
+@pytest.mark.slow
 def test_over_gloo(tmp_path):
     torchrun(tmp_path, "gloo")
     check(tmp_path)

@@ -14,6 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 from gpu_device import DEVICE
+from patience import PATIENCE_S
 from torch_alone import Sums, group_of_one, in_time
 
 from peelsum.allreduce import Allreduce, LocalSummation
@@ -50,7 +51,7 @@ def test_a_device_and_a_host_sum_with_each_other(dtype):
                 pool.submit(one.run, Bucket(buffer, SIZES), step)
                 for one, buffer in zip(sums, buffers, strict=True)
             ]
-            results = [task.result(60) for task in tasks]
+            results = [task.result(PATIENCE_S) for task in tasks]
         assert isinstance(results[0].tensors[0].values, torch.Tensor)
         averages = [buffer.float().cpu() for buffer in buffers]
         torch.testing.assert_close(averages[0], averages[1], rtol=0, atol=0, equal_nan=True)

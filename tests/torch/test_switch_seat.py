@@ -9,6 +9,7 @@ import threading
 from contextlib import closing
 
 import pytest
+from patience import PATIENCE_S
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -213,7 +214,7 @@ def test_a_controller_is_asked_by_rank_0_for_all(plugged, held):
         assert controller.process == os.getpid()
         assert not controller.ended.is_set()
         held[0].close()
-        assert controller.ended.wait(10)
+        assert controller.ended.wait(PATIENCE_S)
 
 
 def test_what_a_controller_refuses_is_told_to_all(plugged):

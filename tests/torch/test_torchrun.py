@@ -14,12 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import PATIENCE_S
 from switch_processes import free_udp_base
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 300.0
 FEW_STEPS = "--steps 2 --every 1"
 
 

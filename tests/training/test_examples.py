@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 pytest.importorskip("torch")
 
@@ -59,7 +60,7 @@ def test_ranks_at_seats_train_through_a_switch() -> None:
             for seat in seats
         ]
         try:
-            said = [rank.communicate(timeout=120) for rank in ranks]
+            said = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()

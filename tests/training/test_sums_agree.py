@@ -1,4 +1,4 @@
-"""Fifty steps of each model, tiny: through the switch, by gloo, and by the switch's words over gloo."""
+"""Twenty steps of each model, tiny: through the switch, by gloo, and by the switch's words over gloo."""
 
 from __future__ import annotations
 

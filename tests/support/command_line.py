@@ -1,0 +1,28 @@
+"""The command line, run in the tests' own process: what it prints, and the status it ends with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from subprocess import CompletedProcess
+from unittest.mock import patch
+
+from peelsum.cli.main import main
+
+
+def peelsum(*arguments: str) -> CompletedProcess[str]:
+    """Run `peelsum ARGUMENTS`, in tenths of the time that a process takes to start."""
+    status: object = 0
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    said = patch.object(sys, "argv", ["peelsum", *arguments])
+    with said, patch.dict(os.environ), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code
+        finally:
+            signal.signal(signal.SIGINT, on_interrupt)
+    return CompletedProcess(arguments, int(status or 0), out.getvalue(), err.getvalue())
