@@ -132,7 +132,7 @@ def test_what_is_not_finite_reaches_all(bad: float, form: str) -> None:
 def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
     reduce = Allreduce(LocalSummation.group(1)[0], implementation="gpu")
     with pytest.raises(
-        CodecError, match=f"ndarray is not where the kernels are; pass torch tensors on {DEVICE}"
+        CodecError, match=f"ndarray is not on the kernels' device; pass torch tensors on {DEVICE}"
     ):
         reduce.sum([np.zeros(3, np.float32)])
 

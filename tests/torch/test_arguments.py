@@ -24,7 +24,7 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"forms": {"weight": "foo"}, "names": NAMES}, "forms: 'foo' for weight is unknown; use one of"),
         ({"forms": {"wieght": "dense"}, "names": NAMES}, "forms: 'wieght' is not among `names`; correct it,"),
         ({"index": "foo"}, "index: 'foo' is unknown; use one of bitmap,"),
-        ({"limbs": 3}, "limbs: 3 is not possible; use 1 or 2"),
+        ({"limbs": 3}, "limbs: 3 is out of range; use 1 or 2"),
         ({"predict": "x"}, "predict: 'x' is neither True nor False; use one of them"),
         ({"implementation": "tpu"}, "implementation: 'tpu' is unknown; use 'cpu' or 'gpu'"),
         ({"seed": "x"}, "seed: 'x' is no seed; give a whole number"),
