@@ -38,10 +38,10 @@ def test_parts_are_padded_and_combined_by_their_op() -> None:
 @pytest.mark.parametrize(
     ("group", "complaint"),
     [
-        ({"workers": 0}, "workers: 0 is none; give a whole number from 1 on"),
-        ({"lanes": 0}, "lanes: 0 is none; give a whole number from 1 on"),
-        ({"lanes": 2.0}, "lanes: 2.0 is none; give a whole number from 1 on"),
-        ({"timeout_s": float("nan")}, "timeout_s: nan is no time to wait; give seconds"),
+        ({"workers": 0}, "workers: 0 is not a positive integer; use 1 or more"),
+        ({"lanes": 0}, "lanes: 0 is not a positive integer; use 1 or more"),
+        ({"lanes": 2.0}, "lanes: 2.0 is not a positive integer; use 1 or more"),
+        ({"timeout_s": float("nan")}, "timeout_s: nan is not a time; use 0 or more seconds"),
     ],
     ids=str,
 )

@@ -310,7 +310,7 @@ def test_nothing_is_estimated_unless_asked(make_workers: Any) -> None:
 
 
 def test_two_limbs_cannot_be_estimated(make_workers: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="estimate: 2 limbs cannot be estimated; use limbs=1"):
+    with pytest.raises(InvalidRequestError, match="estimate: True does not work with 2 limbs; use limbs=1"):
         make_workers(1, limbs=2, estimate=True)
 
 

@@ -25,7 +25,7 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"forms": {"wieght": "dense"}, "names": NAMES}, "forms: 'wieght' is not among `names`; correct it,"),
         ({"index": "foo"}, "index: 'foo' is unknown; use one of bitmap,"),
         ({"limbs": 3}, "limbs: 3 is out of range; use 1 or 2"),
-        ({"predict": "x"}, "predict: 'x' is neither True nor False; use one of them"),
+        ({"predict": "x"}, "predict: 'x' is not a bool; use True or False"),
         ({"implementation": "tpu"}, "implementation: 'tpu' is unknown; use 'cpu' or 'gpu'"),
         ({"seed": "x"}, "seed: 'x' is no seed; give a whole number"),
         ({"network": 5}, "network: 5 says no costs; give a peelsum.allreduce.Network"),
