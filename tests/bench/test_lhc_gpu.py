@@ -84,7 +84,7 @@ def test_rows_of_a_device_have_the_sizes_of_the_cpu(
 @pytest.mark.skipif(REAL, reason="there is a device here, so it is not refused")
 def test_no_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET")
-    with pytest.raises(NoDeviceError, match=r"--device: cuda is not here, use cpu: .*GPU"):
+    with pytest.raises(NoDeviceError, match=r"--device: 'cuda' is not available; use cpu: .*GPU"):
         Device.of("cuda")
     with pytest.raises(NoDeviceError, match="--device: 'tpu' is unknown; use one of cpu, cuda"):
         Device.of("tpu")

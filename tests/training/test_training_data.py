@@ -120,7 +120,7 @@ def test_a_path_that_is_not_there_is_named(name: ModelName, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["ncf", "lstm", "vgg19", "bert"])
 def test_an_empty_folder_is_refused_with_what_to_pass(name: ModelName, tmp_path: Path) -> None:
-    with pytest.raises(TrainingDataError, match=r"pass|holds neither"):
+    with pytest.raises(TrainingDataError, match=r"pass"):
         make_task(name, path=tmp_path)
 
 
