@@ -1,4 +1,4 @@
-"""`peelsum bench allreduce`: inputs and checks are independent and strict, bad options are refused."""
+"""`peelsum bench allreduce`: inputs and checks are independent and strict; invalid options are rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = [
 
 
 class Corrupting:
-    """A way to sum that flips one bit of the values' sum, on its way to this worker alone."""
+    """A backend that flips one bit of the values' sum, for this worker only."""
 
     def __init__(self, honest: LocalSummation) -> None:
         self._honest = honest

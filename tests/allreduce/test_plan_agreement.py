@@ -1,4 +1,4 @@
-"""Workers that differ all raise the same error, whatever differs and whenever; forms follow agreed values."""
+"""Workers whose plans differ all raise the same error, in any step; forms follow from agreed values."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any
 @pytest.mark.parametrize("form", ["dense", "compact", "sketch"])
 @pytest.mark.parametrize("steps_before", [1, 3])
 def test_a_worker_that_counts_steps_anew_stops_all(make_workers: Any, form: str, steps_before: int) -> None:
-    """A sketch's layout follows the step: one worker's new Allreduce would sum cells that do not match."""
+    """A sketch's layout depends on the step, so one worker's new Allreduce would add to the wrong cells."""
     group = make_workers(3, forms=form, timeout_s=10)
     for _ in range(steps_before):
         group.sum([{"g": ONES}] * 3)

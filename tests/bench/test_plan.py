@@ -1,4 +1,4 @@
-"""`peelsum plan`: the choice is an all-reduce's, reasons add up, and checks compare with what was sent."""
+"""`peelsum plan`: the choice is an allreduce's, the reasons add up, and checks compare with what was sent."""
 
 from __future__ import annotations
 
