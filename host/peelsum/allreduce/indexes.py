@@ -63,7 +63,7 @@ class TwoLevelIndex:
 
 @dataclass(frozen=True)
 class BloomIndex:
-    """A Bloom filter, seeded anew for each tensor and step."""
+    """A Bloom filter, with a new seed for each tensor and step."""
 
     hashes: int
     """Number of sub-tables."""

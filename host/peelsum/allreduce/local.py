@@ -97,7 +97,7 @@ class _Hub:
             for chunk_id in chunk_ids:
                 while self._missing[chunk_id]:
                     if not self._changed.wait(deadline - time.monotonic()):
-                        raise SummationStalledError(self._complaint(chunk_id))
+                        raise SummationStalledError(self._stall_message(chunk_id))
             return [self._take(chunk_id) for chunk_id in chunk_ids]
 
     def _take(self, chunk_id: int) -> Words:
@@ -107,7 +107,7 @@ class _Hub:
         del self._readers[chunk_id], self._missing[chunk_id]
         return self._sums.pop(chunk_id)
 
-    def _complaint(self, chunk_id: int) -> str:
+    def _stall_message(self, chunk_id: int) -> str:
         missing = ", ".join(map(str, sorted(self._missing[chunk_id])))
         return (
             f"chunk {chunk_id} of the local job: no contribution from worker {missing} within "

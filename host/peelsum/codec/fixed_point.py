@@ -74,9 +74,9 @@ def largest_exponent_field(words: NDArray[np.uint32]) -> int | None:
 def scale_for(exponent_field: int, fan_in: int) -> int:
     """Return the largest s for which the sum of `fan_in` values of this exponent, times 2**s, fits an int32.
 
-    s satisfies fan_in * 2**(E + 1 + s) <= 2**31 - 1, where E is the unbiased exponent, because a value of
-    exponent E is only known to be below 2**(E + 1). Subnormals count as E = -127. Raises CodecError for a
-    fan-in below 1 or above 2**31 - 1, and for an exponent field that is not 0 to 254.
+    s satisfies fan_in * 2**(E + 1 + s) <= 2**31 - 1, where E is the unbiased exponent: a value of exponent E
+    is only known to be below 2**(E + 1). Subnormals count as E = -127. Raises CodecError for a fan-in below 1
+    or above 2**31 - 1, and for an exponent field that is not 0 to 254.
     """
     _check(exponent_field, fan_in, _LARGEST_SUM)
     headroom = (_LARGEST_SUM // fan_in).bit_length() - 1

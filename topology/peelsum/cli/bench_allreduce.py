@@ -129,7 +129,7 @@ def _sizes(begin: str, end: str, factor: float) -> list[int]:
 
 
 def _cases(sizes: Sequence[int], densities: Sequence[float], forms: Sequence[Form]) -> list[Case]:
-    """Return the cases: for each size the dense tensor, with which the others are compared, then these."""
+    """Return the cases: for each size the dense tensor, then the sparse ones, which are compared with it."""
     for density in densities:
         if not 0 <= density <= 1:
             raise BenchError(f"--density: {density:g} is not a share; use 0 to 1, e.g. 0.01 for 1 %")
