@@ -1,4 +1,4 @@
-"""Draws the figures of docs/performance.md and docs/codec.md from what was measured. Needs matplotlib."""
+"""Draw the figures of docs/performance.md, docs/codec.md and docs/training.md. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
 FIGURES = HERE.parent / "docs" / "figures"
-#: Text stays text, and the same measurements give the same file.
+#: Text stays text in the SVG, and the same measurements give the same file.
 mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "peelsum", "font.size": 9})
 _FORMS = {
     ("lhc", ""): "LHC, recovering all",
@@ -26,7 +26,7 @@ _SWITCHES = (("embedded", "memory"), ("embedded", "udp"), ("bmv2", "veth"))
 
 
 def rate_of_a_switch(figure: Any) -> None:
-    """Packets a second by lanes and by workers."""
+    """Plot packets per second by lanes and by workers."""
     left, right = figure.subplots(1, 2, sharey=True)
     for axes, rows, key in ((left, _read("switch"), "lanes"), (right, _read("ports"), "workers")):
         for target, ports in _SWITCHES:
@@ -44,7 +44,7 @@ def rate_of_a_switch(figure: Any) -> None:
 
 
 def parts_of_a_packet(figure: Any) -> None:
-    """Nanoseconds a contribution by lanes: in the program, and in the process around it."""
+    """Plot nanoseconds per contribution by lanes: in the program, and in the process around it."""
     report = _read("profile")
     for axes, part, title in zip(
         figure.subplots(1, 2),
@@ -59,7 +59,7 @@ def parts_of_a_packet(figure: Any) -> None:
 
 
 def cost_of_loss(figure: Any) -> None:
-    """Share of the rate that is lost, by the share of packets that are."""
+    """Plot the share of the rate that is lost, by the share of lost packets."""
     axes = figure.subplots()
     rows = [row for row in _read("loss") if row["loss"]]
     labels = [f"{row['loss']:.1%}" for row in rows]
@@ -69,7 +69,7 @@ def cost_of_loss(figure: Any) -> None:
 
 
 def size_of_forms(figure: Any) -> None:
-    """Size over the lower bound by density, for supports side by side."""
+    """Plot the size over the lower bound by density, one plot per support."""
     rows, supports = _read("codec_size"), ("uniform", "rows", "columns")
     for axes, support in zip(figure.subplots(1, 3, sharey=True), supports, strict=True):
         for (form, index), label in _FORMS.items():
@@ -90,7 +90,7 @@ def size_of_forms(figure: Any) -> None:
 
 
 def recovery(figure: Any) -> None:
-    """Share recovered by cells per non-zero, lane kept and rotated."""
+    """Plot the share recovered by cells per non-zero, with lanes kept and rotated."""
     axes = figure.subplots()
     rows = [row for row in _read("recovery") if row["part"] == "curve"]
     for colour, support in enumerate(("uniform", "rows", "columns")):
@@ -122,7 +122,7 @@ def _doubling(axes: Any, values: Sequence[int]) -> None:
 
 
 def training(figure: Any) -> None:
-    """How many times faster an iteration, and its sums alone, are through the switch, by the links' rate."""
+    """Plot the switch's speedup of an iteration, and of its sums alone, by the links' rate."""
     shown = (
         ("speedup_over_dense", "an iteration, over dense", 3.74),
         ("aggregation_over_dense", "its sums, over dense", 6.33),
@@ -146,7 +146,7 @@ def training(figure: Any) -> None:
 
 
 def _by_model(runs: dict[str, Any]) -> dict[str, Any]:
-    """The rows of each command that measures rates, by a short name of what it trains."""
+    """Return the rows of each command that measures rates, by a short name of its model."""
     named = {}
     for command, rows in runs.items():
         if "--gbps 0.1,1,10 --steps" in command:
@@ -159,7 +159,7 @@ def _read(name: str) -> Any:
 
 
 def draw(name: str, content: Callable[[Any], None], width: float) -> Path:
-    """One SVG in docs/figures."""
+    """Draw one SVG in docs/figures; return its path."""
     figure = plt.figure(figsize=(width, 3.2), layout="constrained")
     content(figure)
     FIGURES.mkdir(exist_ok=True)
@@ -170,7 +170,7 @@ def draw(name: str, content: Callable[[Any], None], width: float) -> Path:
 
 
 def main() -> None:
-    """All figures."""
+    """Draw all figures."""
     for name, content, width in (
         ("switch-rate", rate_of_a_switch, 8),
         ("switch-profile", parts_of_a_packet, 8),

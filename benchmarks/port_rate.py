@@ -1,6 +1,6 @@
-"""How well a switch port keeps to its rate: `python benchmarks/port_rate.py 100@256`, MBIT@LANES.
+"""Measure how well a switch port keeps to its rate: `python benchmarks/port_rate.py 100@256`, MBIT@LANES.
 
-Floods one port with more than it may send, through a switch process over loopback, and counts what arrives.
+It floods one port of a switch process with more than the rate, over loopback, and counts what arrives.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from peelsum.wire import Kind, pack, packet_bytes
 from peelsum.wire.datagrams import Address, BatchSocket
 
 SETTLE_S, SECONDS = 0.5, 3.0
-#: How much more is sent than the port may send.
+#: Sent packets over what the port's rate allows.
 EXCESS = 1.3
 BURST = 64
 
 
 def flood(address: Address, job: JobConfig, packets_per_s: float, ended: Event) -> None:
-    """Send packets that the switch passes on to the server's port, bypassing its slots."""
+    """Send packets that bypass the switch's slots to the server's port, until `ended` is set."""
     batch = pack(
         np.zeros((BURST, job.lanes), np.uint32),
         kind=Kind.BYPASS,
@@ -50,7 +50,7 @@ def flood(address: Address, job: JobConfig, packets_per_s: float, ended: Event) 
 
 
 def arrivals(sock: BatchSocket) -> tuple[np.ndarray, np.ndarray]:
-    """When packets came, in seconds, and how many at once."""
+    """Return the arrival times of bursts, in seconds, and their numbers of packets."""
     times, counts = [], []
     started = time.perf_counter()
     while (now := time.perf_counter() - started) < SETTLE_S + SECONDS:
@@ -63,7 +63,7 @@ def arrivals(sock: BatchSocket) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure(mbit: float, lanes: int) -> dict[str, float]:
-    """One rate: what came, its spread over windows of 10 ms, and what the switch did with the rest."""
+    """Measure one rate: what arrived, its spread over windows of 10 ms, and what the switch dropped."""
     scene = Scene(1, lanes=lanes, mbit=mbit)
     rate = ("--port-rate", f"{scene.server_port}@{mbit}", "--json", "--child")
     switch = Child.peelsum("switch", "switch", "run", "--ports", "3", "--p4runtime", "127.0.0.1:0", *rate)

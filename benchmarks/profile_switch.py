@@ -1,9 +1,8 @@
-"""Where a packet's time goes in the embedded switch: parts of the program and of the loop around it.
+"""Profile the softswitch: time per packet in parts of the program, and of the loop around it.
 
-The program: `peelsum.target` writes one Python function for it. Here that text gets a reading of the cycle
-counter wherever one part ends and the next begins; it is compiled as always and runs the load of
-`peelsum bench switch`. What a reading itself takes is measured and taken off. The loop: a switch process on
-UDP, whose calls are timed by processor time. Needs x86-64.
+The program is one generated Python function. This script inserts readings of the cycle counter between its
+parts, compiles it as usual, and runs the load of `peelsum bench switch`. The cost of a reading is measured
+and subtracted. The loop is a switch process on UDP whose calls are measured in CPU time. Needs x86-64.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ binding.initialize_native_asmparser()
 
 
 class Parts:
-    """Puts `stamp(part)` into the program's text, before the first statement of every stretch of a part."""
+    """The program's text, with `stamp(part)` before the first statement of every section of a part."""
 
     def __init__(self, source: str) -> None:
         self.tree = ast.parse(source)
@@ -63,7 +62,7 @@ class Parts:
         return ast.unparse(ast.fix_missing_locations(self.tree))
 
     def _packet(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        """One packet: parser up to the first loop, then ingress, then what is done for each copy."""
+        """Stamp one packet's body: the parser up to the first loop, ingress, then the loop over copies."""
         parsed = 1 + next(i for i, node in enumerate(body) if isinstance(node, ast.While))
         ended = next(i for i, node in enumerate(body) if _assigns(node, "group"))
         copies = next(node for node in body if isinstance(node, ast.For))
@@ -86,7 +85,7 @@ class Parts:
         return [self._stamp("replicate"), *before, leaving]
 
     def _stretches(self, body: list[ast.stmt], entered_as: str) -> list[ast.stmt]:
-        """Ingress: stamps where the part of a statement is another than that of the one before it."""
+        """Stamp ingress wherever a statement's part differs from that of the previous one."""
         out: list[ast.stmt] = []
         current = entered_as
         for node in body:
@@ -107,7 +106,7 @@ class Parts:
 
 
 def _part(node: ast.stmt) -> str:
-    """The part of ingress that a statement belongs to, inner branches of another kind aside."""
+    """Return the part of ingress to which a statement belongs, ignoring inner branches of other parts."""
     if isinstance(node, ast.If) and any(isinstance(inner, ast.For) for inner in node.body):
         return "lanes"
     if isinstance(node, ast.For):
@@ -132,14 +131,14 @@ def _assigns(node: ast.AST, name: str) -> bool:
 
 
 class Cycles:
-    """Cycles and readings by part, in memory at a fixed address that compiled code writes to."""
+    """Cycles and readings by part, at a fixed address to which compiled code writes."""
 
     def __init__(self) -> None:
-        # Per part its cycles and readings; then the part under way, and when it began.
+        # Cycles and readings of each part; then the current part, and when it began.
         self._cells = np.zeros(2 * len(PARTS) + 2, np.uint64)
 
     def stamp(self) -> Any:
-        """The function `stamp(part)` for compiled code: ends the part under way, begins another."""
+        """Return `stamp(part)` for compiled code, which ends the current part and begins another."""
         address = self._cells.ctypes.data
 
         @_inlined
@@ -162,14 +161,14 @@ class Cycles:
         return stamp
 
     def take(self) -> NDArray[np.float64]:
-        """Cycles and readings since the last call, float64[parts, 2]."""
+        """Return cycles and readings since the last call, float64[parts, 2]."""
         pairs = self._cells[: 2 * len(PARTS)].reshape(-1, 2).astype(np.float64)
         self._cells[: 2 * len(PARTS)] = 0
         return pairs
 
 
 def _read_counter(builder: Any) -> Any:
-    """The cycle counter of x86-64, read when all before it is done and before anything after it begins."""
+    """Emit a reading of x86-64's cycle counter, after all earlier and before all later instructions."""
     text = "lfence; rdtsc; lfence; shlq $$32, %rdx; orq %rdx, %rax"
     clobbers = "={rax},~{rdx},~{memory},~{flags}"
     return builder.asm(ir.FunctionType(_WORD, []), text, clobbers, [], True)
@@ -177,7 +176,7 @@ def _read_counter(builder: Any) -> Any:
 
 @_inlined
 def _now(context: Any) -> Any:
-    """The cycle counter."""
+    """Read the cycle counter."""
 
     def generate(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _read_counter(builder)
@@ -191,7 +190,7 @@ def _cycles() -> Any:
 
 
 def cycles_per_ns() -> float:
-    """The counter's rate, against the clock."""
+    """Measure the counter's rate against the clock."""
     _cycles()
     began, started = _cycles(), time.perf_counter_ns()
     time.sleep(0.05)
@@ -199,7 +198,7 @@ def cycles_per_ns() -> float:
 
 
 def reading_cycles() -> float:
-    """What a part that does nothing seems to take."""
+    """Measure the cycles that an empty part appears to take."""
     cycles = Cycles()
     stamp = cycles.stamp()
 
@@ -216,7 +215,7 @@ def reading_cycles() -> float:
 
 
 def profile_program(lanes: int, workers: int) -> dict[str, Any]:
-    """Nanoseconds of each part for one contribution, its share of sums and results included."""
+    """Return nanoseconds of each part per contribution, including its share of sums and results."""
     with _switch_in_memory(lanes, workers) as (switch, load):
         plain_ns = 1e9 / rates._replay(switch, load, 1.0)
         cycles = Cycles()
@@ -257,14 +256,14 @@ def _switch_in_memory(lanes: int, workers: int) -> Iterator[tuple[Switch, Load]]
 
 
 def _stamped_run(source: str, stamp: Any) -> Any:
-    """The program's function with stamps, as machine code of this process alone."""
+    """Compile the program's function with stamps, without the cache on disk."""
     names: dict[str, Any] = {name: getattr(native, name) for name in RUNTIME} | {"stamp": stamp}
     exec(compile(source, "<stamped>", "exec"), names)
     return native.compiler(False)(names["run"])
 
 
 def profile_loop(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
-    """Nanoseconds of the switch process's own time for one contribution, over UDP and under load."""
+    """Return nanoseconds of the switch process's CPU time per contribution, over UDP and under load."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_be_timed_switch, args=(theirs, workers + 1), daemon=True)
@@ -300,7 +299,7 @@ def _loop_parts(spent: dict[str, int]) -> dict[str, int]:
 
 
 def _be_timed_switch(connection: Connection, ports: int) -> None:
-    """A switch process that tells, when it is ended, what its main thread's time went into."""
+    """Run a switch process; when it ends, send the times of its main thread's parts."""
     spent = {"turns": 0}
     for owner, name, part in (
         (BatchSocket, "receive", "receive_calls"),
@@ -337,9 +336,13 @@ def _timed(function: Any, spent: dict[str, int], part: str) -> Any:
 def main() -> None:
     """Print one JSON object: `program` by lanes and by workers, `loop` by lanes and by workers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lanes", type=int, nargs="+", default=COMPILED_LANES, help="with 4 workers")
-    parser.add_argument("--workers", type=int, nargs="*", default=[2, 8, 16], help="with the most lanes")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of load, for each row of the loop")
+    parser.add_argument(
+        "--lanes", type=int, nargs="+", default=COMPILED_LANES, help="numbers of lanes, with 4 workers"
+    )
+    parser.add_argument(
+        "--workers", type=int, nargs="*", default=[2, 8, 16], help="numbers of workers, with the most lanes"
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of load for each row of the loop")
     options = parser.parse_args()
     shapes = [(lanes, 4) for lanes in options.lanes] + [(max(options.lanes), n) for n in options.workers]
     report = {

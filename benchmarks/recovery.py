@@ -1,7 +1,7 @@
-"""What peeling leaves over, by layout, support, width of a block and size of the sketch: `recovery.json`.
+"""Measure what peeling leaves over, by layout, support, width of a block and size of the sketch.
 
-Peeling needs no values, so only layouts are made: LHC's keeps an element's lane, the codec's rotates the copy
-in every sub-table. Prints the tables of docs/codec.md; with `--json`, the file beside this one.
+Peeling needs no values, so only layouts are made. LHC's keeps an element's lane; the codec's rotates it in
+every sub-table. Prints the tables of docs/codec.md; with `--json`, the content of `recovery.json`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from peelsum.codec import SketchLayout
 
 Row = dict[str, Any]
 ELEMENTS, DENSITY = 6_553_600, 0.01
-#: Support, lanes and cells per candidate of the table, and for the plot's curves support and lanes.
+#: Support, lanes and cells per candidate of the table's rows; below, lanes and sizes of the plot's curves.
 TABLE: tuple[tuple[Support, int, float], ...] = (
     ("uniform", 1024, 1.3),
     ("uniform", 256, 1.3),
@@ -34,13 +34,13 @@ TABLE: tuple[tuple[Support, int, float], ...] = (
 )
 CURVE_LANES = 1024
 CURVE_SIZES = (*np.arange(1.0, 1.5, 0.05), *np.arange(1.5, 4.05, 0.1))
-#: Where sketches of the width that the codec chooses must leave nothing over.
+#: Parameters of the aim: sketches of the width that the codec chooses leave nothing over.
 AIM_ELEMENTS, AIM_CELLS, AIM_SEEDS = 2**22, 1.3, 100
 AIM_DENSITIES = (0.001, 0.01, 0.05, 0.1, 0.2)
 
 
 def left_over(support: Support, lanes: int, cells: float, seeds: int) -> Row:
-    """Means over seeds: shares left over by both layouts, and peel rounds."""
+    """Return means over seeds: the share of left-over of both layouts, and peel rounds."""
     outcomes = []
     for seed in range(seeds):
         where = positions(support, ELEMENTS, DENSITY, np.random.default_rng([seed, ELEMENTS]))
@@ -58,7 +58,7 @@ def left_over(support: Support, lanes: int, cells: float, seeds: int) -> Row:
 
 
 def not_peeled(support: Support, density: float) -> Row:
-    """Of AIM_SEEDS sketches as the codec lays them out, how many left anything over."""
+    """Count the sketches with left-over, among AIM_SEEDS sketches laid out as the codec does."""
     lanes, failed = block_width(seen(support, AIM_ELEMENTS, density)), 0
     for seed in range(AIM_SEEDS):
         where = positions(support, AIM_ELEMENTS, density, np.random.default_rng([seed, AIM_ELEMENTS]))
@@ -68,7 +68,7 @@ def not_peeled(support: Support, density: float) -> Row:
 
 
 def measured(seeds: int) -> Iterator[Row]:
-    """The first table's rows, the curves', and the second table's."""
+    """Yield the rows of the first table, of the curves, and of the second table."""
     for support, lanes, cells in TABLE:
         yield {"part": "table", **left_over(support, lanes, cells, seeds)}
     for support in SUPPORTS:
@@ -80,7 +80,7 @@ def measured(seeds: int) -> Iterator[Row]:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """The tables, as Markdown."""
+    """Print the tables as Markdown."""
     print(
         "| support | L | cells per non-zero | lane kept (LHC) | rotated | rounds |\n|---|---|---|---|---|---|"
     )
@@ -97,9 +97,9 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5, help="for the first table and the curves")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds of the first table and the curves")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = list(measured(options.seeds))

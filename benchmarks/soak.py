@@ -1,7 +1,7 @@
-"""Soak: millions of chunks through the compiled pipeline, a server and four workers, all in this process.
+"""Soak test: send millions of chunks through the softswitch, a server and four workers, in one process.
 
-It starts just below the wraps of chunk id, slot tag and slot clock, loses packets on the way, and compares
-every sum bit for bit. It owns nothing of the protocol: endpoints, server and switch are the real ones.
+It starts just below the wraps of chunk id, slot tag and slot clock, loses packets on every hop, and compares
+every sum bit for bit. Endpoints, server and switch are the real ones.
 
     python benchmarks/soak.py [--chunks 10000000] [--loss 0.001] [--seed 1] [--json]
 """
@@ -29,35 +29,43 @@ from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, Batch, Kind, pack, packet
 
 LANES, WORKERS, WINDOW, SLOTS = 32, 4, 1024, 4096
 SERVER_PORT = WORKERS + 1
-#: So far before their wraps chunk ids and the slots' clock start: reached within the first thousandth.
+#: Distance of the first chunk id and of the slots' clock from their wraps, which come early in the run.
 CHUNKS_BEFORE_WRAP, SECONDS_BEFORE_WRAP = 5000, 0.05
 TENSOR_CHUNKS = 2048
-#: Tensors that each worker has submitted ahead, so that its window is always full.
+#: Tensors that each worker submits ahead, so that its window is always full.
 AHEAD = 3
-#: Virtual time that one pass takes from the hosts to the switch and back.
+#: Virtual time of one pass from the hosts to the switch and back.
 PASS_US = 100
 ROWS = 16 * WINDOW
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was summed, and what it took. Memory is what the kernel counts as resident, in MiB."""
+    """The result of a run."""
 
     chunks: int
+    """Chunks summed and compared."""
     wrong: int
+    """Tensors with a wrong sum, over all workers."""
     seconds: float
     chunks_per_s: int
     contributions: int
+    """Contributions sent by all workers."""
     resends: int
+    """Packets that workers retransmitted."""
     chunks_in_switch: int
+    """Chunks that the switch summed."""
     chunks_at_server: int
+    """Chunks that the server completed."""
     last_chunk_id: int
     mib_at_tenth: float
+    """Resident memory in MiB after a tenth of the chunks."""
     mib_at_end: float
+    """Resident memory in MiB at the end."""
 
 
 class Tensors:
-    """Numbered tensors, every one different; what they add up to is known without adding them up."""
+    """Numbered, different tensors, whose sums are known without adding them."""
 
     def __init__(self, seed: int) -> None:
         numbers = np.random.default_rng(seed)
@@ -67,30 +75,30 @@ class Tensors:
         self._union = np.bitwise_or.reduce(self._pool)
 
     def of(self, number: int, worker: int) -> NDArray[np.uint32]:
-        """A worker's words: shifted by the number, or masked with it where they are united."""
+        """Return a worker's words: its pool plus a word of the number, or, if OR-ed, AND that word."""
         if self.united(number):
             return self._pool[worker] & _mixed(number)
         return self._pool[worker] + _mixed(number)
 
     def expected(self, number: int) -> NDArray[np.uint32]:
-        """The sum modulo 2**32, or the union."""
+        """Return the sum modulo 2**32, or the OR."""
         if self.united(number):
             return self._union & _mixed(number)
         return self._sum + np.uint32(WORKERS) * _mixed(number)
 
     @staticmethod
     def united(number: int) -> bool:
-        """Every fourth tensor is OR-ed."""
+        """Return whether a tensor is OR-ed, as is every fourth."""
         return number % 4 == 3
 
 
 def _mixed(number: int) -> NDArray[np.uint32]:
-    """A word that no two numbers share, as an array [1] so that it wraps without a warning."""
+    """Return a word that is unique to the number, as an array [1] so that it wraps without a warning."""
     return np.array([number], np.uint32) * np.uint32(0x9E3779B1) ^ np.uint32(0x5BD1E995)
 
 
 class Hosts:
-    """The workers and the server, and what they send and get, as frames."""
+    """The workers and the server, which send and receive frames."""
 
     def __init__(self, config: JobConfig, tensors: Tensors, tensors_to_do: int) -> None:
         self.workers = [WorkerEndpoint(config, worker) for worker in range(WORKERS)]
@@ -109,16 +117,16 @@ class Hosts:
 
     @property
     def done(self) -> bool:
-        """Whether every worker has every sum."""
+        """Whether every worker has all sums."""
         return min(self._completed) == self._to_do
 
     @property
     def chunks(self) -> int:
-        """Chunks whose sums every worker has and has compared."""
+        """Number of chunks whose sums all workers have compared."""
         return min(self._completed) * TENSOR_CHUNKS
 
     def to_send(self, now: float) -> Iterator[Frames]:
-        """All that hosts have to send now, in bursts that fit one batch."""
+        """Yield everything that hosts have to send now, in bursts that fit one batch."""
         count, frames = 0, self._frames
         for port, batch in self._packets(now):
             if count + len(batch) > ROWS:
@@ -140,7 +148,7 @@ class Hosts:
         yield from _all_of(SERVER_PORT, self.server, now)
 
     def receive(self, frames: Frames, now: float) -> None:
-        """What leaves the switch, at the hosts; sums that complete are compared."""
+        """Deliver the switch's output to the hosts, and compare the sums that complete."""
         payload = frames.data[:, FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + packet_bytes(LANES)]
         self.server.receive(payload[frames.port == SERVER_PORT], now)
         for worker, endpoint in enumerate(self.workers):
@@ -159,7 +167,7 @@ def _all_of(
 
 
 def admitted_switch(config: JobConfig, now_us: int) -> Switch:
-    """The compiled pipeline with the job in its tables and its slots reset, as a controller leaves it."""
+    """Return the softswitch with the job in its tables and its slots reset, as a controller leaves it."""
     switch = Switch(load(pipeline(LANES).json_path))
 
     def write(table: str, keys: tuple[int, ...], action: str, *params: int) -> None:
@@ -182,7 +190,7 @@ def admitted_switch(config: JobConfig, now_us: int) -> Switch:
 
 
 def frames_at(port: int, batch: Batch) -> Frames:
-    """Packets as frames that come in at one port."""
+    """Return packets as frames that enter at one port."""
     size = packet_bytes(LANES)
     header = np.broadcast_to(frame_header(1, size), (len(batch), FRAME_HEADER_BYTES))
     data = np.hstack([header, batch])
@@ -190,13 +198,13 @@ def frames_at(port: int, batch: Batch) -> Frames:
 
 
 def kept(frames: Frames, numbers: np.random.Generator, loss: float) -> Frames:
-    """The frames that are not lost."""
+    """Return the frames that survive a random loss."""
     stays = numbers.random(len(frames)) >= loss
     return Frames(frames.data[stays], frames.length[stays], frames.port[stays])
 
 
 def soak(chunks: int, loss: float, seed: int, *, show_every: float = 30.0) -> Report:
-    """Sum `chunks` chunks, `loss` of all packets lost on every hop."""
+    """Sum `chunks` chunks, while every hop loses a share `loss` of the packets; return the report."""
     config = JobConfig(
         job_id=255,
         generation=0xFFFF,
@@ -243,16 +251,16 @@ def _report(hosts: Hosts, config: JobConfig, seconds: float, at_tenth: float) ->
 
 
 def resident_mib() -> float:
-    """This process's resident memory."""
+    """Return this process's resident memory in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def main() -> None:
-    """Run it, print the report, and fail on a wrong sum."""
+    """Run the soak test, print the report, and exit with status 1 on a wrong sum."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--chunks", type=int, default=10_000_000)
-    parser.add_argument("--loss", type=float, default=0.001, help="share of packets lost on every hop")
+    parser.add_argument("--loss", type=float, default=0.001, help="share of packets that every hop loses")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()

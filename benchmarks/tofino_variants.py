@@ -1,7 +1,7 @@
-"""What p4c's Tofino back end says of more lanes, in one pass and in pairs: the figures of docs/tofino.md.
+"""Compile the Tofino program with more lanes, in one pass and in pairs: the figures of docs/tofino.md.
 
-Pairs are a variant of the program: a stateful ALU holds two lanes and answers with one, so what leaves the
-switch would fetch the other in a second pass. Needs p4c-barefoot and bfas on PATH; about a minute a row.
+With pairs, a stateful ALU holds two lanes and returns one of them; a packet that leaves would need a second
+pass for the other. Needs p4c-barefoot and bfas on PATH, and about a minute per row.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ control Lane(in lane_op_t op, in bit<32> slot_index, inout bit<32> even, inout b
 
 
 def pairs_p4(lanes: int) -> str:
-    """The control `Lanes` with a `Lane` for each two lanes."""
+    """Return the control `Lanes` with one `Lane` for every two lanes."""
     text = tofino_lanes_p4(lanes // 2)
     return re.sub(
         r"lanes\.v(\d+)\);", lambda m: f"lanes.v{2 * int(m[1])}, lanes.v{2 * int(m[1]) + 1});", text
@@ -74,7 +74,7 @@ def pairs_p4(lanes: int) -> str:
 
 
 def stages(device: str, lanes: int, *, pairs: bool, p4: Path) -> int:
-    """Stages that the compiler places the program in; `p4` is a copy of the sources that may be changed."""
+    """Return the number of stages that the program needs; `p4` is a copy of the sources, which is changed."""
     folder = p4 / "generated" / "variant"
     folder.mkdir(exist_ok=True)
     (folder / "lanes_h.p4").write_text(lanes_h_p4(lanes))
@@ -93,11 +93,11 @@ def stages(device: str, lanes: int, *, pairs: bool, p4: Path) -> int:
 
 
 def main() -> None:
-    """Compile the variants that were asked for and print a line for each."""
+    """Compile the requested variants and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=ARCHITECTURES, default="tofino")
-    parser.add_argument("--lanes", type=int, nargs="*", default=[32, 36], help="lanes in one pass")
-    parser.add_argument("--pairs", type=int, nargs="*", default=[56, 64], help="lanes in pairs")
+    parser.add_argument("--lanes", type=int, nargs="*", default=[32, 36], help="numbers of lanes in one pass")
+    parser.add_argument("--pairs", type=int, nargs="*", default=[56, 64], help="numbers of lanes in pairs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         p4 = Path(shutil.copytree(P4_SOURCES, Path(folder) / "p4"))

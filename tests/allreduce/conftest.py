@@ -1,4 +1,4 @@
-"""Workers as threads over a sum in poisoned memory, and an independent computation of what they must get."""
+"""Workers as threads over a sum in poisoned memory, and an independent computation of the expected sums."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ T = TypeVar("T")
 
 
 class Workers:
-    """A group of workers that run each step at once, one thread each."""
+    """A group of workers that run each step concurrently, one thread each."""
 
     def __init__(self, count: int, lanes: int = 8, timeout_s: float = 30.0, **settings: Any) -> None:
         self.summations = LocalSummation.group(count, lanes, timeout_s)
         self.reduces = [Allreduce(summation, **settings) for summation in self.summations]
 
     def each(self, work: Callable[[int, Allreduce], T]) -> list[T]:
-        """work(worker_id, its Allreduce) on every worker at once; raises what the first raised."""
+        """Run work(worker_id, its Allreduce) on every worker at once; raise the first worker's error."""
         with ThreadPoolExecutor(len(self.reduces)) as pool:
             return list(pool.map(work, range(len(self.reduces)), self.reduces))
 
     def sum(self, inputs: Sequence[Any]) -> list[Any]:
-        """One step with these inputs by worker."""
+        """Run one step with these inputs, one per worker."""
         return self.each(lambda worker_id, reduce: reduce.sum(inputs[worker_id]))
 
     def failures(self, inputs: Sequence[Any]) -> list[Exception]:
-        """What each worker raised in one step in which all must."""
+        """Run one step in which every worker must fail; return their errors."""
 
         def attempt(worker_id: int, reduce: Allreduce) -> Exception:
             with pytest.raises(Exception) as raised:  # noqa: PT011 - the caller looks at it
@@ -47,7 +47,7 @@ class Workers:
 
 
 class Echo:
-    """One worker whose sums are its own words, copied as a summation must."""
+    """A backend of one worker, whose sums are copies of its own words."""
 
     lanes, workers, worker_id = 256, 1, 0
 
@@ -57,19 +57,19 @@ class Echo:
 
 @pytest.fixture
 def echo() -> Echo:
-    """A way to sum without others, for what depends on one worker's words alone."""
+    """Return a backend of one worker, for tests that need no others."""
     return Echo()
 
 
 @pytest.fixture
 def make_workers() -> Callable[..., Workers]:
-    """The class above, for tests, which cannot import from here."""
+    """Return the class `Workers`; tests cannot import it from here."""
     return Workers
 
 
 @pytest.fixture
 def exact() -> Callable[[Sequence[NDArray[np.float32]]], tuple[int | None, list[list[int]], list[int]]]:
-    """The independent computation, in Python's arithmetic: scale, each worker's integers, their sum."""
+    """Return an independent computation, in Python's arithmetic, of scale, workers' integers, and sum."""
 
     def compute(
         arrays: Sequence[NDArray[np.float32]],

@@ -1,4 +1,4 @@
-"""Any type, size, support, workers and settings, in all three implementations: the same exact bits."""
+"""Any dtype, size, support, workers and settings give the same exact bits in all three implementations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from peelsum.codec import BFloat16, threads
 
 
 def any_way(draw: Callable[..., Any]) -> dict[str, Any]:
-    """Settings that must not matter to a sum."""
+    """Draw settings that must not change a sum."""
     return {
         "forms": draw(st.sampled_from([*FORMS, "auto"])),
         "index": draw(st.sampled_from(INDEXES)),
@@ -32,7 +32,7 @@ def any_way(draw: Callable[..., Any]) -> dict[str, Any]:
 
 
 def supports(n: int) -> dict[str, Any]:
-    """Where non-zeros may be: bool[n] by name."""
+    """Return where non-zeros may be: bool[n] by name."""
     at = np.arange(n)
     return {
         "anywhere": at >= 0,
@@ -43,7 +43,7 @@ def supports(n: int) -> dict[str, Any]:
 
 
 def check_steps(group: Any, draw: Callable[..., Any], n: int, steps: int, choices: dict[str, Any]) -> None:
-    """Steps of one tensor; a prediction is made for twice the last step's largest magnitude."""
+    """Run steps of one tensor. A prediction holds for up to twice the last step's largest magnitude."""
     workers, dtype = len(group.reduces), draw(st.sampled_from(DTYPES))
     for step in range(steps):
         density = draw(st.sampled_from([0.0, 0.01, 0.2, 1.0])) / (1 if n < 1000 else 10)
@@ -90,7 +90,7 @@ def test_any_way_up_to_a_million_on_several_cores(
 
 
 class OnHost:
-    """A result of a worker whose tensors are on a device, as those of the others are."""
+    """A result on a device, with the interface of a result on the host."""
 
     def __init__(self, result: Any) -> None:
         self._result = result
@@ -101,7 +101,7 @@ class OnHost:
 
 
 def on_device(tensor: Any) -> torch.Tensor:
-    """A copy there of what an Allreduce takes on the host."""
+    """Return a copy on the device of a host's tensor."""
     if isinstance(tensor, BFloat16):
         return torch.from_numpy(tensor.bits.view("int16").copy()).view(torch.bfloat16).to(DEVICE)
     return torch.from_numpy(tensor.copy()).to(DEVICE)

@@ -1,4 +1,4 @@
-"""`peelsum bench allreduce`: inputs and checks are independent and strict, bad options are refused."""
+"""`peelsum bench allreduce`: inputs and checks are independent and strict; invalid options are rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = [
 
 
 class Corrupting:
-    """A way to sum that flips one bit of the values' sum, on its way to this worker alone."""
+    """A backend that flips one bit of the values' sum, for this worker only."""
 
     def __init__(self, honest: LocalSummation) -> None:
         self._honest = honest
@@ -107,16 +107,16 @@ def test_sizes_are_read(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"begin": "lots"}, "-b: 'lots' is no size"),
-        ({"end": "0"}, "-e: '0' is no size"),
+        ({"begin": "lots"}, "-b: 'lots' is not a size"),
+        ({"end": "0"}, "-e: '0' is not a size"),
         ({"begin": "2M", "end": "1M"}, "-b: 2M is more than -e 1M"),
         ({"factor": 1}, "-f: sizes cannot grow by a factor of 1"),
         ({"iterations": 0}, "-n: 0 iterations"),
         ({"warmups": -1}, "-w: -1 warm-ups"),
-        ({"workers": 33}, "--workers: 33 cannot sum at one switch; use 2 to 32"),
-        ({"workers": 1}, "--workers: 1 cannot sum at one switch; use 2 to 32"),
+        ({"workers": 33}, "--workers: 33 is out of range for one switch; use 2 to 32"),
+        ({"workers": 1}, "--workers: 1 is out of range for one switch; use 2 to 32"),
         ({"factor": float("inf")}, "-f: sizes cannot grow by a factor of inf; use more than 1"),
-        ({"end": "999999999999G"}, "-e: 999999999999G is more than is measured; use at most 16G"),
+        ({"end": "999999999999G"}, "-e: 999999999999G is too large; use at most 16G"),
         ({"densities": [1.5]}, "--density: 1.5 is no share"),
         ({"forms": ["zip"]}, "--form: 'zip' is unknown"),
     ],

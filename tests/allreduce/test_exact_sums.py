@@ -1,4 +1,4 @@
-"""Recovered sums equal the int32 sums of the workers' quantised tensors, bit for bit, in every form."""
+"""Recovered sums equal the int32 sums of the workers' quantized tensors, bit for bit, in every form."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def sparse(seed: int, shape: tuple[int, ...], density: float) -> Floats:
 
 
 def check(results: list[Any], inputs: list[dict[str, Floats]], exact: Callable[..., Any]) -> None:
-    """Every worker's result of every tensor against the independent computation."""
+    """Compare every worker's result of every tensor with the independent computation."""
     for name in inputs[0]:
         arrays = [tensors[name] for tensors in inputs]
         scale, quantized, total = exact(arrays)
         divisor = 2.0 ** (scale or 0)
-        with np.errstate(over="ignore"):  # a sum may be infinite as a float, though no part of it is
+        with np.errstate(over="ignore"):  # a sum of finite floats may be infinite
             floats = np.array([value / divisor for value in total], np.float32)
         for result, mine, array in zip(results, quantized, arrays, strict=True):
             tensor = result[name]
@@ -82,7 +82,7 @@ def test_any_tensors_any_forms(make_workers: Any, exact: Any, data: st.DataObjec
         st.lists(hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=side), max_size=3)
     )
     finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
-    # Every worker's elements are among a few, so that there can be many of them.
+    # Elements are drawn from a few values, so that tensors can be large.
     values = np.array([0.0, 0.0, *data.draw(st.lists(finite, min_size=1, max_size=12))], np.float32)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     inputs = [

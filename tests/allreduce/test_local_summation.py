@@ -1,4 +1,4 @@
-"""The sum in memory keeps the contract of every way to sum: padding, order, early checks and named stalls."""
+"""The sum in memory fulfils a backend's contract: padding, order, early checks, and named stalls."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_parts_are_padded_and_combined_by_their_op() -> None:
 @pytest.mark.parametrize(
     ("group", "complaint"),
     [
-        ({"workers": 0}, "workers: 0 is none; give a whole number from 1 on"),
-        ({"lanes": 0}, "lanes: 0 is none; give a whole number from 1 on"),
-        ({"lanes": 2.0}, "lanes: 2.0 is none; give a whole number from 1 on"),
-        ({"timeout_s": float("nan")}, "timeout_s: nan is no time to wait; give seconds"),
+        ({"workers": 0}, "workers: 0 is not a positive integer; use 1 or more"),
+        ({"lanes": 0}, "lanes: 0 is not a positive integer; use 1 or more"),
+        ({"lanes": 2.0}, "lanes: 2.0 is not a positive integer; use 1 or more"),
+        ({"timeout_s": float("nan")}, "timeout_s: nan is not a time; use 0 or more seconds"),
     ],
     ids=str,
 )
@@ -78,6 +78,6 @@ def test_times_come_from_the_clock_that_was_given() -> None:
     ticks = count()
     reduce = Allreduce(LocalSummation.group(1)[0], forms="dense", clock=lambda: float(next(ticks)))
     result = reduce.sum({"g": np.ones(3, np.float32)})
-    # Agreement, header and values are summed, the latter two are written and read; tensors and results are
-    # prepared, and the first round is asked for.
+    # Network: agreement, header and values. Encoding: preparing the tensors, starting the rounds, and writing
+    # header and values. Decoding: reading header and values, and preparing the results.
     assert (result.encode_s, result.network_s, result.decode_s) == (4.0, 3.0, 3.0)

@@ -1,4 +1,4 @@
-"""Peak memory beyond the caller's tensors is what docs/codec.md says."""
+"""Peak memory beyond the caller's tensors stays within the bounds in docs/codec.md."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from peelsum.allreduce import Allreduce, Network, Summation
 from peelsum.codec import threads, warm_up
 
 N = 1 << 20
-#: Arrays whose size does not grow with the tensor, interpreter objects, and the like.
+#: Bytes for arrays whose size does not grow with the tensor, interpreter objects, etc.
 SLACK = 64 * 1024
-#: The fewest words, and the fewest exchanges, whose filters are not refined.
+#: Networks for which the choice has the fewest words, and the fewest exchanges (filters are not refined).
 SLOW, FAR = Network(gbps=1e-3, round_trip_s=0.0), Network(gbps=0.01, round_trip_s=10.0)
 
 
 def peak_bytes(
     summation: Summation, non_zeros: int, dtype: type[np.floating[Any]] = np.float32, **settings: Any
 ) -> tuple[int, int]:
-    """Of a step after others; and how many candidates there were."""
+    """Return the peak memory of a step after others, and its number of candidates."""
     warm_up()
     rng = np.random.default_rng(0)
     tensor = np.zeros(N, dtype)
@@ -39,7 +39,7 @@ def peak_bytes(
 
 @pytest.fixture(params=[1, 2, 16])
 def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many cores, all of which work on tensors of N elements."""
+    """Set the number of cores, all of which work on tensors of N elements."""
     monkeypatch.setattr(threads, "PER_CORE", N // 32)
     monkeypatch.setattr(threads, "_CORES", request.param)
 

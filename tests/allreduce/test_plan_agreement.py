@@ -1,4 +1,4 @@
-"""Workers that differ all raise the same error, whatever differs and whenever; forms follow agreed values."""
+"""Workers whose plans differ all raise the same error, in any step; forms follow from agreed values."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any
 @pytest.mark.parametrize("form", ["dense", "compact", "sketch"])
 @pytest.mark.parametrize("steps_before", [1, 3])
 def test_a_worker_that_counts_steps_anew_stops_all(make_workers: Any, form: str, steps_before: int) -> None:
-    """A sketch's layout follows the step: one worker's new Allreduce would sum cells that do not match."""
+    """A sketch's layout depends on the step, so one worker's new Allreduce would add to the wrong cells."""
     group = make_workers(3, forms=form, timeout_s=10)
     for _ in range(steps_before):
         group.sum([{"g": ONES}] * 3)
@@ -95,7 +95,7 @@ def test_all_workers_may_count_steps_anew(make_workers: Any, form: str) -> None:
 def test_names_that_only_look_different_are_refused(make_workers: Any) -> None:
     (failure,) = make_workers(1).failures([{1: ONES, "1": ONES}])
     assert isinstance(failure, InvalidRequestError)
-    assert str(failure) == "tensors: '1' names two of them; give every tensor its own"
+    assert str(failure) == "tensors: '1' names two tensors; give every tensor its own name"
 
 
 def test_a_type_that_all_share_but_none_can_sum_is_refused_by_all(make_workers: Any) -> None:
@@ -182,7 +182,7 @@ def test_unknown_forms_and_sizes_are_refused_at_once(make_workers: Any) -> None:
 def test_what_is_asked_for_no_tensor_is_refused_by_all(make_workers: Any, asked: Any) -> None:
     for failure in make_workers(2, **asked).failures([{"g": ONES, "i": ONES}] * 2):
         assert isinstance(failure, InvalidRequestError)
-        assert str(failure).startswith(f"{min(asked)}: 'h' is no tensor; there are 'g', 'i'; correct it")
+        assert str(failure).startswith(f"{min(asked)}: 'h' is not a tensor; there are 'g', 'i'; correct it")
 
 
 def test_calls_with_some_of_the_tensors_are_told_of_all(make_workers: Any) -> None:
@@ -191,20 +191,25 @@ def test_calls_with_some_of_the_tensors_are_told_of_all(make_workers: Any) -> No
     for name, form in forms.items():
         assert group.sum([{name: ONES}] * 2)[0][name].form == form
     for failure in make_workers(2, forms=forms, names=list("gijklmno")).failures([{"g": ONES}] * 2):
-        assert "forms: 'h' is no tensor; there are 'g', 'i', 'j', 'k', 'l', 'm', and 2 more;" in str(failure)
+        assert "forms: 'h' is not a tensor; there are 'g', 'i', 'j', 'k', 'l', 'm', and 2 more;" in str(
+            failure
+        )
 
 
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
-        ({"sparse": "g"}, "sparse: 'g' is one name; give a collection, as ['g']"),
-        ({"names": "g"}, "names: 'g' is one name; give a collection, as ['g']"),
-        ({"sparse": [0]}, "sparse: 0 is no name; give strings, of a list '0', '1', ..."),
-        ({"forms": {0: "dense"}}, "forms: 0 is no name; give strings, of a list '0', '1', ..."),
-        ({"forms": ["dense"]}, "forms: ['dense'] is no form; give one for all, or a dict by name"),
-        ({"average": 3}, "average: 3 is neither True nor False; use one of them"),
-        ({"predict": "no"}, "predict: 'no' is neither True nor False; use one of them"),
-        ({"estimate": 1}, "estimate: 1 is neither True nor False; use one of them"),
+        ({"sparse": "g"}, "sparse: 'g' is one name; give a collection, e.g. ['g']"),
+        ({"names": "g"}, "names: 'g' is one name; give a collection, e.g. ['g']"),
+        ({"sparse": [0]}, "sparse: 0 is not a name; give strings ('0', '1', ... for a list of tensors)"),
+        (
+            {"forms": {0: "dense"}},
+            "forms: 0 is not a name; give strings ('0', '1', ... for a list of tensors)",
+        ),
+        ({"forms": ["dense"]}, "forms: ['dense'] is not a form; give one for all, or a dict by name"),
+        ({"average": 3}, "average: 3 is not a bool; use True or False"),
+        ({"predict": "no"}, "predict: 'no' is not a bool; use True or False"),
+        ({"estimate": 1}, "estimate: 1 is not a bool; use True or False"),
     ],
     ids=str,
 )
@@ -221,7 +226,7 @@ def test_settings_of_another_kind_are_refused_at_once(
     [
         (
             {"g": np.ma.masked_array(ONES, ONES > 0)},
-            "tensors: 'g' is a masked array; pass what its masked elements count as: .filled(0)",
+            "tensors: 'g' is a masked array; fill in its masked elements, e.g. with .filled(0)",
         ),
         ({"\ud800": ONES}, r"tensors: '\ud800' cannot be written in UTF-8; rename it"),
     ],

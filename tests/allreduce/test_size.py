@@ -1,4 +1,4 @@
-"""What is sent stays near the information-theoretic bound, if the choice is for the fewest words."""
+"""The words sent stay near the information-theoretic bound, if the choice is for the fewest words."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_smallest_choice_is_near_the_bound(echo: Any, kind: str, density: fl
 @pytest.mark.parametrize("index", ["bitmap", "two_level", "bloom"])
 @pytest.mark.parametrize("form", ["compact", "sketch"])
 def test_formulas_foretell_the_words(echo: Any, density: float, index: str, form: str) -> None:
-    """The second step's words are those that the first step's non-zeros let expect."""
+    """The second step's words are as estimated from the first step's non-zeros."""
     rng = np.random.default_rng(6)
     reduce = Allreduce(echo, forms=form, index=index, network=SMALLEST)  # type: ignore[arg-type]
     for _ in range(2):
@@ -62,10 +62,10 @@ def test_formulas_foretell_the_words(echo: Any, density: float, index: str, form
 def test_false_positives_are_not_expected_twice(
     echo: Any, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Next time's false positives come on top of the non-zeros that were seen, not on top of these ones."""
+    """Only non-zeros are learned: a step's false positives do not enlarge the next step's estimate."""
     learnt: list[Seen] = []
     monkeypatch.setattr(FormChooser, "learn", lambda chooser, name, seen: learnt.append(seen))
-    # Exchanges that cost so much that the filter is not refined.
+    # Exchanges are so expensive that the filter is not refined.
     network = Network(gbps=0.01, round_trip_s=10.0)
     reduce = Allreduce(echo, forms=form, index="bloom", network=network)  # type: ignore[arg-type]
     chosen = np.random.default_rng(6).random(N) < 0.02

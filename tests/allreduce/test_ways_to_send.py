@@ -1,4 +1,4 @@
-"""Whatever index, prediction, limbs or support: the sum is exact, and what is exchanged for it is no more."""
+"""With any index, prediction, limbs and support, the sum is exact and needs no more rounds than necessary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from peelsum.codec import BFloat16, CodecError
 
 
 def supports(n: int, lanes: int) -> dict[str, NDArray[np.int64]]:
-    """Non-zeros where they hurt: what hashing and blocks might take badly."""
+    """Return supports that are difficult for hashing and blocks."""
     powers = 2 ** np.arange(1, 40)
     return {
         "one block": np.arange(3 * lanes, 4 * lanes),
@@ -140,7 +140,7 @@ def test_two_limbs_keep_what_one_loses(make_workers: Any) -> None:
 
 @pytest.mark.parametrize("workers", [16, 32, 255])
 def test_many_workers(make_workers: Any, workers: int) -> None:
-    """More than a four-bit counter can tell apart; and all of them in every cell."""
+    """More workers than a four-bit counter can count, all of which add to the same cells."""
     arrays = workers_of(211, workers, 0.5, workers)
     for form in ("compact", "sketch"):
         group = make_workers(workers, 32, forms=form, cells_per_candidate=1.5)
@@ -148,7 +148,7 @@ def test_many_workers(make_workers: Any, workers: int) -> None:
 
 
 def test_cells_that_wrap_many_times(make_workers: Any) -> None:
-    """Sums near the ends of int32, hundreds to a cell."""
+    """Sums near the limits of int32, hundreds of which share a cell, are exact."""
     n = 5000
     arrays = [np.full(n, 2.0 - 2.0**-20, np.float32) * sign for sign in (1, 1, 1)]
     group = make_workers(3, 4, forms="sketch", cells_per_candidate=0.05)
@@ -157,7 +157,7 @@ def test_cells_that_wrap_many_times(make_workers: Any) -> None:
 
 
 class Calls:
-    """The lengths of the parts of every sum of one worker."""
+    """A recorder of ops and lengths of all parts that one worker sums."""
 
     def __init__(self, group: Any) -> None:
         self.calls: list[list[tuple[str, int]]] = []
@@ -183,7 +183,8 @@ def test_a_prediction_that_holds_takes_one_exchange(make_workers: Any, form: str
         scaled = [array * np.float32(factor) for array in arrays]
         check(group.sum([{"g": array} for array in scaled]), scaled, slack=SLACK)
         counts.append(len(calls.take()))
-    # The first agrees on the tensors and has nothing to predict from; larger, or much smaller, is sent again.
+    # The first step agrees on the tensors, without a prediction. Later, values that grow or shrink much are
+    # sent again.
     assert counts == [3, 1, 1, 1, 1, 2, 2, 2]
 
 
@@ -210,7 +211,7 @@ def test_a_sketch_predicted_too_small_is_finished_by_the_left_over_round(make_wo
 
 
 def test_predictions_and_choices_wait_for_the_yes(make_workers: Any) -> None:
-    """A step that fails to agree, or is not finite, teaches nothing."""
+    """A step whose values are not finite does not change the next step's prediction."""
     group = make_workers(2, forms="dense", predict=True)
     ones = np.ones(4, np.float32)
     check(group.sum([{"g": ones}] * 2), [ones] * 2)
@@ -285,7 +286,7 @@ def test_exchanges_that_cost_much_are_avoided(make_workers: Any) -> None:
 
 
 def test_estimates_are_asked_for_and_unbiased(make_workers: Any) -> None:
-    """Over layouts, the mean of estimates nears the sum, though each may be far off."""
+    """The mean of estimates over layouts approaches the sum, though single ones may be far off."""
     rng = np.random.default_rng(0)
     array = np.zeros(1200, np.float32)
     array[rng.permutation(1200)[:300]] = rng.integers(-8, 9, 300)
@@ -310,7 +311,7 @@ def test_nothing_is_estimated_unless_asked(make_workers: Any) -> None:
 
 
 def test_two_limbs_cannot_be_estimated(make_workers: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="estimate: 2 limbs cannot be estimated; use limbs=1"):
+    with pytest.raises(InvalidRequestError, match="estimate: True does not work with 2 limbs; use limbs=1"):
         make_workers(1, limbs=2, estimate=True)
 
 
@@ -361,7 +362,7 @@ def test_implementations_work_together(make_workers: Any, index: str) -> None:
 
 @pytest.mark.parametrize("width", [1, 64, 256, 1024])
 def test_sketches_get_blocks_that_suit_the_support(make_workers: Any, width: int) -> None:
-    """Rows that fill whole blocks would be peeled block by block, and of blocks there are few."""
+    """Rows that fill whole blocks are peeled with few lanes, as there would be too few blocks otherwise."""
     group, n = make_workers(1, 256, forms="sketch", index="bitmap"), 1 << 20
     left_over = 0
     for step in range(12):

@@ -1,4 +1,4 @@
-"""`bench codec`: keys, and that sizes, shares and ratios are what their names say."""
+"""`bench codec`: the keys, and that sizes, shares and ratios are what their names say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LHC's layout in Triton: the bits of that on the CPU; and `bench codec` of tensors on a device."""
+"""LHC's layout in Triton gives the CPU's bits; and `bench codec` of tensors on a device."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_decodes_the_exact_sum_of_workers() -> None:
 def test_rows_of_a_device_have_the_sizes_of_the_cpu(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Every run has another seed, by which sizes differ a little: which is the fastest must not matter.
+    # Every run has its own seed, and sizes differ a little: one run makes the result deterministic.
     monkeypatch.setattr(timing, "REPEATS", 1)
     ways: list[tuple[bench.Form, str]] = [("lhc", "four_bit"), ("compact", "bitmap"), ("sketch", "bitmap")]
     rows = {}
@@ -85,7 +85,7 @@ def test_rows_of_a_device_have_the_sizes_of_the_cpu(
 @pytest.mark.skipif(REAL, reason="there is a device here, so it is not refused")
 def test_no_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET")
-    with pytest.raises(NoDeviceError, match=r"--device: cuda is not here, use cpu: .*GPU"):
+    with pytest.raises(NoDeviceError, match=r"--device: 'cuda' is not available; use cpu: .*GPU"):
         Device.of("cuda")
     with pytest.raises(NoDeviceError, match="--device: 'tpu' is unknown; use one of cpu, cuda"):
         Device.of("tpu")

@@ -1,4 +1,4 @@
-"""LHC's layout: exact where it peels, and what it leaves over is what peeling must leave."""
+"""LHC's layout is exact where it peels, and leaves over what peeling must leave over."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_index_counts_workers_and_overflows_at_sixteen() -> None:
     values = np.array([0.0, 1.0, -0.0, np.nan, 0.0, -2.0], np.float32)
     layout = LhcLayout(1)
     np.testing.assert_array_equal(four_bits(15 * layout.index(values), 6), [0, 15, 0, 15, 0, 15])
-    # The sixteenth worker's count carries into the neighbour, whose zero is then a candidate.
+    # The sixteenth worker's count carries into its neighbour, so that a zero becomes a candidate.
     np.testing.assert_array_equal(four_bits(16 * layout.index(values), 6), [0, 0, 1, 0, 1, 0])
 
 
@@ -63,7 +63,7 @@ def test_the_smallest_layout_recovers_all_and_one_of_fewer_rows_does_not() -> No
 
 
 def test_a_table_without_room_for_its_fullest_lane_cannot_be_peeled() -> None:
-    """Lanes never meet: candidates in one lane have as many cells as the table has rows."""
+    """Lanes are independent: candidates in one lane share as many cells as the table has rows."""
     positions = np.arange(0, 50 * 1024, 1024)
     assert LhcLayout(49).peeled(positions).left > 0
     assert LhcLayout(400).peeled(positions).left == 0
@@ -74,10 +74,10 @@ def test_words_are_half_a_byte_an_element_and_the_table() -> None:
 
 
 def test_peeling_counts_rounds_in_which_something_is_recovered() -> None:
-    # A chain: only its end is pure, and frees the next.
+    # A chain: only the cell at its end is pure, and peeling it makes the next one pure.
     chain = np.array([[0, 0, 1], [1, 1, 2], [2, 2, 3]])
     assert peel(chain, 4) == (0, 3)
-    # All three pairs of cells between two candidates: neither is ever pure.
+    # Two candidates share all three cells, none of which is ever pure.
     assert peel(np.array([[0, 1, 2], [0, 1, 2]]), 3) == (2, 0)
     assert peel(np.empty((0, 3), np.int64), 3) == (0, 0)
 

@@ -1,4 +1,4 @@
-"""`peelsum plan`: the choice is an all-reduce's, reasons add up, and checks compare with what was sent."""
+"""`peelsum plan`: the choice is an allreduce's, the reasons add up, and checks compare with what was sent."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def test_a_ring_takes_a_part_of_the_words_in_every_step(workers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"), [((1, 10, 0), "workers: 1 make no ring; use 2"), ((2, 0, 0), "gbps: 0")]
+    ("arguments", "complaint"),
+    [((1, 10, 0), "workers: 1 are too few for a ring; use 2"), ((2, 0, 0), "gbps: 0")],
 )
 def test_what_is_no_ring_is_refused(arguments: tuple[int, float, float], complaint: str) -> None:
     with pytest.raises(InvalidRequestError, match=complaint):

@@ -1,4 +1,4 @@
-"""Benchmarks' supports: as dense as asked for, of the kind named, and foretold by formula."""
+"""The benchmarks' supports have the requested density and kind, and as many blocks as formulas predict."""
 
 from __future__ import annotations
 

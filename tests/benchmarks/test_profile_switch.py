@@ -1,4 +1,4 @@
-"""`benchmarks/profile_switch.py`: every part of a packet's way gets its readings, and the sums stay right."""
+"""`benchmarks/profile_switch.py`: every part of a packet's path is measured, and the sums stay right."""
 
 import importlib.util
 import json
@@ -37,7 +37,7 @@ def test_every_part_begins_somewhere(profile: ModuleType) -> None:
 
 
 def test_the_profile_has_every_part_and_every_call(profile: ModuleType) -> None:
-    # The sums of the program with readings in it are checked on the way.
+    # The script itself checks the sums of the program with readings.
     command = [sys.executable, str(SCRIPT), "--lanes", "32", "--workers", "--seconds", "0.1"]
     report = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     (program,), (loop,) = report["program"], report["loop"]

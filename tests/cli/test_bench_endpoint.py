@@ -39,5 +39,5 @@ def test_a_result_that_differs_by_one_bit_is_noticed(monkeypatch: pytest.MonkeyP
         return batch
 
     monkeypatch.setattr(rates, "as_results", spoiling)
-    with pytest.raises(WrongSumError, match=r"element \d+: \d+ came back for \d+"):
+    with pytest.raises(WrongSumError, match=r"element \d+: \d+ came back instead of \d+"):
         rates.in_memory(32, 0.0)

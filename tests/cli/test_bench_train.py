@@ -40,7 +40,7 @@ def test_json_rows_compare_the_three_paths(
     monkeypatch.setattr(ShapedLan, "__enter__", refused)
     bench.bench_train(REQUEST, json=True)
     out, errors = capsys.readouterr()
-    assert "gloo runs over loopback, at no set rate: ip: not found" in errors
+    assert "gloo runs over loopback, without a rate limit: ip: not found" in errors
     rows = {row["path"]: row for row in json.loads(out)}
     assert all(row.keys() == KEYS for row in rows.values())
     switch, dense, gloo = rows["switch"], rows["switch-dense"], rows["gloo"]
@@ -105,7 +105,7 @@ def test_a_table_names_what_is_compared(
     assert max(map(len, out.splitlines())) <= 100
     said = " ".join(out.split())
     assert "switch-dense" in said
-    assert "2.00 times an iteration, at 1 Gbit/s, and 5.00 times the aggregation throughput" in said
+    assert "2.00 for an iteration, at 1 Gbit/s, and 5.00 for aggregation" in said
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def started_from(folder: Path) -> list[str]:
 
 
 def test_the_worker_that_failed_is_named(tmp_path: Path) -> None:
-    complaint = f"worker [01]: {tmp_path}: holds neither CIFAR-10's binary version .* nor a folder of images"
+    complaint = f"worker [01]: {tmp_path}: has no CIFAR-10 files .* and no folder of images; pass"
     with pytest.raises(TopologyError, match=complaint):
         bench.bench_train(bench.replace(REQUEST, model="vgg19", path=str(tmp_path)))
 

@@ -223,7 +223,7 @@ def test_switch_address_that_is_none():
     [
         (
             ["bench", "allreduce", "--begin=1Q"],
-            "-b: '1Q' is no size in bytes; write it like 65536, 64K or 16M",
+            "-b: '1Q' is not a size in bytes; write it like 65536, 64K or 16M",
         ),
         (
             ["bench", "allreduce", "--lanes=7"],

@@ -1,4 +1,4 @@
-"""Supports of every kind that codec tests run over, in poisoned memory."""
+"""Supports of every kind for codec tests, in poisoned memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shared scale: never overflows, never wastes a bit, and follows from OR-ed words alone."""
+"""The shared scale never overflows, never wastes a bit, and follows from OR-ed words alone."""
 
 from __future__ import annotations
 

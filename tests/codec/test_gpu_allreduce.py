@@ -1,4 +1,4 @@
-"""The all-reduce of tensors on a device: the bits that workers without one get, and with those together."""
+"""Allreduce of tensors on a device: the same bits as on the host, also if some workers have no device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N = 1601
 
 
 class Mixed:
-    """Worker 0 has its tensors on the device, the others have arrays on the host."""
+    """A group whose worker 0 has tensors on the device; the others have arrays on the host."""
 
     def __init__(self, workers: int = 3, lanes: int = 32, **settings: Any) -> None:
         group = LocalSummation.group(workers, lanes)
@@ -44,7 +44,7 @@ def tensor(array: NDArray[Any]) -> torch.Tensor:
 
 
 def agree(results: Sequence[StepResult], name: str = "g") -> Any:
-    """All have the same sums, which are those of what they contributed; returns the last worker's."""
+    """Require that all workers have the same, correct sums; return the last worker's result."""
     ours, *others = (result[name] for result in results)
     assert isinstance(ours.values, torch.Tensor)
     assert ours.values.device.type == DEVICE.type
@@ -132,13 +132,13 @@ def test_what_is_not_finite_reaches_all(bad: float, form: str) -> None:
 def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
     reduce = Allreduce(LocalSummation.group(1)[0], implementation="gpu")
     with pytest.raises(
-        CodecError, match=f"ndarray is not where the kernels are; pass torch tensors on {DEVICE}"
+        CodecError, match=f"ndarray is not on the kernels' device; pass torch tensors on {DEVICE}"
     ):
         reduce.sum([np.zeros(3, np.float32)])
 
 
 def test_estimates_are_not_made_on_a_device() -> None:
-    with pytest.raises(InvalidRequestError, match="estimate: the gpu kernels make none"):
+    with pytest.raises(InvalidRequestError, match="estimate: True does not work with the gpu kernels"):
         Allreduce(LocalSummation.group(1)[0], implementation="gpu", estimate=True)
 
 
@@ -164,7 +164,7 @@ def test_kernels_warm_up() -> None:
 
 @needs_device
 def test_sums_of_what_the_callers_stream_has_still_to_write() -> None:
-    """Nobody says a word to the device between the gradient's kernels and the sum."""
+    """The sum waits for the gradient's kernels without any synchronization by the caller."""
     side, arrays = torch.cuda.Stream(), gradients(2**20, 2, 0)
     group, ours = Mixed(2, forms="sketch"), tensor(np.zeros(2**20, np.float32))
     fresh = tensor(arrays[0])

@@ -1,6 +1,6 @@
-"""Every Triton kernel compiles for a GPU of compute capability 9.0, also where there is none.
+"""Every Triton kernel compiles for a GPU of compute capability 9.0, even on a machine without a GPU.
 
-The interpreter takes what the compiler does not, and knows nothing of registers.
+The interpreter accepts code that the compiler rejects, and does not count registers.
 """
 
 from __future__ import annotations

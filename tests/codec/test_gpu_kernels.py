@@ -1,4 +1,4 @@
-"""The Triton kernels give the reference's bits: on a GPU if there is one, else in Triton's interpreter."""
+"""The Triton kernels give the reference's bits, on a GPU if there is one, else in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from peelsum.codec import (
 )
 
 SIZES = [0, 1, 32, 33, 1009, 4096, 9001]
-#: Far beyond 2**31: the numbers of a tensor's elements, from a base that it need not be allocated up to.
+#: A first element far beyond 2**31, so that large element numbers are tested without large tensors.
 FAR = 2**40 + 32
 
 
 @pytest.fixture(autouse=True)
 def poisoned_allocations() -> Iterator[None]:
-    """torch.empty hands out garbage, so that what nobody writes is found out."""
+    """Let torch.empty fill memory with garbage, so that elements that no kernel writes are found."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -172,7 +172,7 @@ def test_quantize_and_dequantize(n: int, fixed: FixedPoint) -> None:
 
 
 def test_numbers_at_the_edges() -> None:
-    """Halves go to even; subnormals are numbers; sums that are too large for a float32 become infinite."""
+    """Halves round to even, subnormals keep their value, and sums too large for float32 become infinite."""
     halves = np.array([0.5, 1.5, 2.5, -0.5, -1.5, -2.5], np.float32)
     ours = poisoned(1, 6)
     gpu.quantize(on_device(halves), FixedPoint(0), ours)
@@ -204,7 +204,7 @@ def test_one_pass_is_index_and_sketch(n: int, fixed: FixedPoint, lanes: int, row
 
 
 def peeled(layout: SketchLayout, where: NDArray[np.int64], numbers: NDArray[np.int32]) -> int:
-    """Encode and decode numbers at positions as the reference does; returns how many are left over."""
+    """Encode and decode numbers at positions, and compare with the reference; return the left-over's size."""
     sketch, out = np.empty(layout.cells, np.uint32), np.empty(where.size, np.int32)
     reference.sketch_encode(layout, where, numbers, sketch)
     left = reference.sketch_decode(layout, sketch, where, out)
@@ -246,7 +246,10 @@ def test_peeling_that_takes_more_rounds_than_one_launch() -> None:
 
 
 def chain(layout: SketchLayout, links: int) -> NDArray[np.int64]:
-    """Elements that can only be peeled from both ends: each shares a cell with the next, and one with all."""
+    """Return elements that can be peeled only from both ends.
+
+    Each shares one cell with its successor, and one with all others.
+    """
     cells, _ = reference.places(layout, np.arange(400_000))
     elements = np.flatnonzero(cells[:, 2] == cells[0, 2])
     chosen, visited, end, side = [], set(), cells[elements[0], 0], 0
@@ -260,7 +263,7 @@ def chain(layout: SketchLayout, links: int) -> NDArray[np.int64]:
 
 
 def rounds(layout: SketchLayout, where: NDArray[np.int64]) -> int:
-    """Rounds that peeling takes, if each takes out all that have a cell of their own."""
+    """Count the peel rounds, if each round removes all candidates in pure cells."""
     cells, _ = reference.places(layout, where)
     count, left = 0, np.ones(where.size, np.bool_)
     while left.any():
@@ -287,7 +290,7 @@ def test_launches_that_peeling_takes(per_candidate: float, launches: int) -> Non
 
 
 def test_room_for_fewer_candidates_than_there_are() -> None:
-    """Nothing is written out of bounds, and the true number comes out, so that the caller can make room."""
+    """If there is too little room, nothing is written out of bounds, and the true count is reported."""
     n, truth = 4097, np.flatnonzero(values(4097))
     bases, room = (
         poisoned(gpu_launch.tiles(index_words(n)), dtype=torch.int64),
@@ -307,7 +310,7 @@ def test_room_for_fewer_candidates_than_there_are() -> None:
 
 
 class BoundedStep:
-    """Encode, list and peel as many candidates as there turn out to be: `run` neither waits nor allocates."""
+    """A captured step: `run` encodes, lists and peels candidates, and neither waits nor allocates."""
 
     def __init__(self, n: int, capacity: int, layout: SketchLayout) -> None:
         self.n, self.layout = n, layout
@@ -338,7 +341,7 @@ class BoundedStep:
         launch.left_over(room, self.left_bitmap, self.largest, self.left_bases, self.left)
 
     def check(self, sample: NDArray[np.float32], number: int) -> int:
-        """Compare with the reference; returns how many are left over."""
+        """Compare with the reference; return the number of left-over candidates."""
         layout = SketchLayout(self.layout.lanes, self.layout.rows, number)
         index, sketch = np.empty(index_words(self.n), np.uint32), np.empty((1, layout.cells), np.uint32)
         reference.index_sketch(layout, sample, FixedPoint(number), index, sketch)
@@ -381,7 +384,7 @@ def test_a_captured_graph_is_replayed_with_new_seeds_and_scales() -> None:
 
 @needs_device
 def test_work_is_on_the_callers_stream() -> None:
-    """What is queued before on a side stream is seen, with no word said to the device."""
+    """Kernels see the results of earlier work on the same side stream, without synchronization."""
     side = torch.cuda.Stream()
     sample = torch.zeros(2**24, device=DEVICE)
     out = poisoned(index_words(sample.numel()))

@@ -1,4 +1,4 @@
-"""Every index form is OR-homomorphic, loses nothing, and has the same bits in every implementation."""
+"""Every index form is OR-homomorphic, loses no element, and has the same bits in every implementation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = [0, 1, 31, 32, 33, 97, 4097, 20011]
 
 
 def bitmap(elements: int, where: NDArray[np.int64]) -> Words:
-    """Independent of the codec: NumPy's own packing, which is little-endian in bits and bytes as asked."""
+    """Return the expected bitmap by NumPy's own packing, little-endian in bits and bytes."""
     bits = np.zeros(32 * index_words(elements), np.uint8)
     bits[where] = 1
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
@@ -33,7 +33,7 @@ def set_bits(words: Words) -> list[int]:
 
 
 def blank(words: int) -> Words:
-    """An array that no kernel may leave as it is."""
+    """Return an array of garbage that a kernel must overwrite."""
     return np.full(words, 0xA5A5A5A5, np.uint32)
 
 
@@ -118,7 +118,7 @@ def test_a_filter_too_small_lets_all_pass(ops: Kernels) -> None:
 
 @IMPLEMENTATIONS
 def test_filter_places_are_those_of_the_definition(ops: Kernels) -> None:
-    """The layout once more, in Python's integers, far beyond 2**31 elements."""
+    """Compare the layout with one computed in Python's integers, far beyond 2**31 elements."""
     layout = BloomLayout(5, 11, 2**63 + 12345)
     for element in (0, 31, 32, 1000, 2**31 + 7, 2**38 + 45):
         word, bit = divmod(element, 32)

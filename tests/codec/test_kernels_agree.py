@@ -1,4 +1,4 @@
-"""The Numba kernels give the reference's bits at every size, also odd ones, into poisoned memory."""
+"""The Numba kernels give the reference's bits at every size, including odd ones, in poisoned memory."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_bits_are_gathered_and_scattered_alike(words: int, density: float) -> No
     rng = np.random.default_rng(words)
     for last_bits in range(1, 33):
         bits = rng.random(32 * words) < density
-        bits[32 * words - 32 :] = np.arange(32) < last_bits  # so that any number is left for the last word
+        bits[32 * words - 32 :] = np.arange(32) < last_bits  # so that the last word gets any number of bits
         mask = np.packbits(bits, bitorder="little").view(np.uint32)
         index = rng.integers(0, 2**32, words, np.uint32)
         size = index_words(int(bits.sum()))

@@ -1,4 +1,4 @@
-"""The sketch loses nothing: encoding is linear, decoding is its inverse, and all know what peeling leaves."""
+"""The sketch is lossless: encoding is linear, decoding is its inverse, and all workers know the left-over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def decoded_with_left_over_round(
     where: NDArray[np.int64],
     total: NDArray[np.int32],
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """What workers end with: peeled values, and for the left-over the sums of one `compact` round."""
+    """Return the workers' final sums: peeled values, and one `compact` round for the left-over."""
     values = np.empty(where.size, np.int32)
     left = ops.sketch_decode(layout, sketch, where, values)
     assert (np.diff(left) > 0).all()
@@ -46,7 +46,7 @@ def decoded_with_left_over_round(
 
 
 def two_core(layout: SketchLayout, where: NDArray[np.int64]) -> list[int]:
-    """Candidates that share every cell with another, found by plain deletion over a dictionary."""
+    """Return the candidates that share every cell with another, by repeated deletion from a dictionary."""
     cells = {k: cells_of(layout, int(i)) for k, i in enumerate(where)}
     while True:
         load = Counter(cell for places in cells.values() for cell in places)
@@ -58,7 +58,7 @@ def two_core(layout: SketchLayout, where: NDArray[np.int64]) -> list[int]:
 
 
 def cells_of(layout: SketchLayout, element: int) -> list[int]:
-    """The layout once more, in Python's integers."""
+    """Return an element's cells, computed in Python's integers."""
     block, lane = divmod(element, layout.lanes)
     places = []
     for j in range(SUB_TABLES):

@@ -94,7 +94,7 @@ def test_the_hook_trains_on_a_device_as_on_the_host():
 def test_gradients_that_are_elsewhere_are_refused():
     state = SwitchAllreduceState(over=Sums(), implementation="gpu")
     elsewhere = torch.ones(3, device="meta" if DEVICE.type == "cpu" else "cpu")
-    with group_of_one(), pytest.raises(CodecError, match=r"tensor: .* is not where the kernels are"):
+    with group_of_one(), pytest.raises(CodecError, match=r"tensor: .* is not on the kernels' device"):
         in_time(state.submit(elsewhere, [torch.nn.Parameter(torch.zeros(3))]).wait)
 
 

@@ -1,4 +1,4 @@
-"""An example that goes on from a checkpoint ends with the bits of one that was not interrupted."""
+"""An example that resumes from a checkpoint ends with the same bits as an uninterrupted one."""
 
 import importlib
 import sys
@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture
 def digest(monkeypatch, capsys):
-    """The digest of a model's parameters, trained by its example with these arguments."""
+    """Train a model by its example with these arguments; return the digest of its parameters."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     for name in ("WORLD_SIZE", "RANK", "PEELSUM_JOB", "PEELSUM_SEAT"):
         monkeypatch.delenv(name, raising=False)
@@ -48,7 +48,7 @@ def test_training_in_two_parts(digest, tmp_path, model):
 
 
 def test_a_hook_goes_on_with_what_it_had_not_sent(tmp_path):
-    """Two ranks, each with residuals of its own, without which parameters would be others."""
+    """Each of two ranks restores its own residuals, without which the parameters would differ."""
     kept, lost = str(tmp_path / "kept"), str(tmp_path / "lost")
     expected = [whole for _, whole in run_ranks(2, training.with_hook, 5, None)]
     for folder, forget, same in ((kept, False, True), (lost, True, False)):
@@ -61,7 +61,7 @@ def test_a_hook_goes_on_with_what_it_had_not_sent(tmp_path):
 
 @pytest.mark.parametrize(("kept", "asked"), [("with", "without"), ("without", "with")])
 def test_another_way_to_sum_is_refused(monkeypatch, tmp_path, kept, asked):
-    """In one line, before anything was loaded."""
+    """The error is one line, before anything is loaded."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     checkpoints = importlib.import_module("checkpoints")
 

@@ -1,4 +1,4 @@
-"""The training examples: each runs by itself, and one through the switch."""
+"""The training examples: each runs alone, and one runs through the switch."""
 
 import importlib.util
 import json
@@ -39,7 +39,7 @@ def test_an_example_trains_by_itself(
 
 
 def test_ranks_at_seats_train_through_a_switch() -> None:
-    """As `peelsum exec` starts them: rank and number of workers follow from the seat."""
+    """Workers started as by `peelsum exec` take rank and number of workers from the seat."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The four models: the published numbers of parameters, losses that fall, gradients as sparse as claimed."""
+"""The four models have the published parameter counts, falling losses, and gradients as sparse as claimed."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ nn = torch.nn
     [
         # MLPerf's NCF on ml-20m: 138,493 users and 26,744 items.
         (lambda: NeuMF(MLPERF_NCF.users, MLPERF_NCF.items, MLPERF_NCF), 31_832_577),
-        # Zaremba et al.: two layers of 1500, Penn Treebank's 10,000 words; torch counts two biases a gate.
+        # Zaremba et al.: two layers of 1500, Penn Treebank's 10,000 words; torch has two biases per gate.
         (
             lambda: LanguageModel(10_000, LARGE_LSTM),
             2 * 10_000 * 1500 + 10_000 + 2 * 4 * (2 * 1500**2 + 2 * 1500),
@@ -51,7 +51,7 @@ def test_training_gets_somewhere(name: ModelName) -> None:
     optimizer = task.optimizer(task.model.parameters())
     batch = next(task.batches(0, 1, 0))
     losses = []
-    for _ in range(12):  # one batch, learned by heart
+    for _ in range(12):  # overfit one batch
         optimizer.zero_grad()
         loss = task.model(*batch)
         loss.backward()

@@ -1,4 +1,4 @@
-"""Twenty steps of each model, tiny: through the switch, by gloo, and by the switch's words over gloo."""
+"""Twenty steps of each model, at tiny sizes: through the switch, by gloo, and with the hook over gloo."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from peelsum.topology import Star
 from peelsum.training import MODELS, ModelName
 
 RANKS = 2
-#: Largest difference of a parameter trained by gloo's float sums and by the switch's exact ones, as a share
-#: of what training changed most. One gradient that is missing makes 0.7 to 4 percent of it.
+#: Largest difference between a parameter trained with gloo's float sums and with the switch's exact ones, as
+#: a share of training's largest change. One missing gradient causes 0.7 to 4 percent.
 TOLERANCE = 1e-5
 
 
@@ -43,13 +43,13 @@ def words_by_gloo(data: Path) -> Parameters:
 
 @pytest.fixture(scope="module")
 def by_gloo_without_one(data: Path) -> Parameters:
-    """One gradient of one worker is missing, in the last step: where it shows least."""
+    """Train with one gradient of one worker missing in the last step, where it has the least effect."""
     return the_same(trained(training.by_gloo, data, False, training.STEPS - 1))
 
 
 @pytest.fixture(scope="module")
 def by_switch(data: Path) -> Parameters:
-    """Nothing is lost; rank 0 is there first."""
+    """Train without loss; rank 0 arrives first."""
     with Star(RANKS) as star:
         seats = [asdict(seat) for seat in star.seats]
         return the_same(trained(training.by_switch, data, seats, 0))
@@ -57,7 +57,7 @@ def by_switch(data: Path) -> Parameters:
 
 @pytest.fixture(scope="module")
 def by_losing_switch(data: Path) -> Parameters:
-    """Other chunks, of which some are lost and summed by the server; rank 1 is there first."""
+    """Train with other lanes and with loss, so that the server sums some chunks; rank 1 arrives first."""
     with Star(RANKS, lanes=32, loss=0.01, seed=1) as star:
         seats = [asdict(seat) for seat in star.seats]
         parameters = the_same(trained(training.by_switch, data, seats, 1))
@@ -67,7 +67,7 @@ def by_losing_switch(data: Path) -> Parameters:
 
 
 def trained(work: Callable[..., Parameters], *arguments: object) -> list[Parameters]:
-    """By rank. All four models, one after the other: on a slow machine that takes its time."""
+    """Train all four models, one after the other; return the results by rank. Slow on a slow machine."""
     return run_ranks(RANKS, work, *arguments, patience_s=240.0)
 
 
@@ -79,7 +79,7 @@ def the_same(by_rank: list[Parameters]) -> Parameters:
 
 
 def distance(model: ModelName, one: Parameters, other: Parameters, data: Path) -> float:
-    """Largest difference of a parameter, as a share of what training changed most."""
+    """Return the largest difference of a parameter, as a share of training's largest change."""
     changed = float(np.abs(one[model] - training.untrained(model, data)).max())
     assert changed > 0.001
     return float(np.abs(one[model] - other[model]).max()) / changed

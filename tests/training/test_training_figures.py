@@ -1,4 +1,4 @@
-"""The training page has the figures of benchmarks/train.json: every row of its tables, and its extremes."""
+"""The training page has the figures of benchmarks/train.json, in every row of its tables and in its text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def runs() -> dict[str, list[Row]]:
-    """The rows of each command that measured three rates, by what the page calls it."""
+    """Return the rows of each command that measured three rates, by the page's name for it."""
     named = {}
     for command, rows in json.loads((ROOT / "benchmarks" / "train.json").read_text()).items():
         if "--gbps 0.1,1,10" in command:
@@ -43,7 +43,7 @@ TABLE = {name: rows for name, rows in RUNS.items() if not name.endswith("ten ste
 
 
 def by_rate(rows: Sequence[Row]) -> Iterator[tuple[Row, list[Row]]]:
-    """The switch's row, and those of all three ways, for each rate."""
+    """Yield, for each rate, the switch's row and the rows of all three backends."""
     for gbps in (0.1, 1, 10):
         ways = [next(row for row in rows if (row["path"], row["gbps"]) == (path, gbps)) for path in PATHS]
         yield ways[0], ways

@@ -1,6 +1,6 @@
-"""Exact all-reduce of float tensors over any way to sum 32-bit words: codec, plan and exchanges joined.
+"""Exact allreduce of float tensors over any backend that sums 32-bit words.
 
-`Allreduce(summation).sum({"name": array})` is the whole of it. Sockets and switches belong to the summation.
+`Allreduce(summation).sum({"name": array})` returns the sums. The backend, a `Summation`, does the networking.
 """
 
 from peelsum.allreduce.allreduce import Allreduce

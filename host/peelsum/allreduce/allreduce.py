@@ -1,19 +1,19 @@
-"""The all-reduce: tensors in, exact sums out, over any way to sum.
+"""Sum float tensors exactly over all workers, on any backend.
 
-Theory of operation. One call of `Allreduce.sum` is one step. First the workers agree, then every tensor goes
-through its own rounds; the rounds of all tensors share exchanges, back to back, so that chunks are full.
+Theory of operation. One call of `Allreduce.sum` is one step. First the workers agree on a plan, then every
+tensor goes through its own rounds. The words of all tensors in a round are sent back to back, in one
+exchange, so that chunks are full.
 
     round        op   words                                          when
     agreement    OR   a digest d of plan and step, and ~d            always; alone if the tensors are new
     header       OR   exponent, index if there is one                with the agreement, else after it
-                 ADD  dense values or sketch, by a predicted scale   with the header, if there is a prediction
+                 ADD  dense values or sketch, at a predicted scale   with the header, if there is a prediction
     refinement   OR   the candidates' own bits                       if the index is refined
     values       ADD  dense, compact or sketch                       unless sent already, zero or not finite
     left-over    ADD  values that peeling did not recover            if there are any
 
-A prediction that does not hold costs a round: the values are sent again, by the scale agreed on. Every
-decision (agreed or not, scale, lengths, left-over, the next step's choices) follows from sums, which are the
-same on every worker. This module refuses to know what adds the words up.
+A wrong prediction costs one round: the values are sent again at the agreed scale. Every decision (agreement,
+scale, lengths, left-over, the next step's choices) follows from sums, which are the same on every worker.
 """
 
 from __future__ import annotations
@@ -63,34 +63,40 @@ from peelsum.wire import packet_bytes
 
 
 class DeviceTensor(Protocol):
-    """What is known here of torch's tensors."""
+    """The part of `torch.Tensor` that the allreduce uses."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As torch says."""
+        """See `torch.Tensor.shape`."""
 
     def cpu(self) -> Any:
-        """As torch says."""
+        """See `torch.Tensor.cpu`."""
 
 
 Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | DeviceTensor
-#: Above this density nobody needs to know where the non-zeros are.
+#: Above this density, the positions of the non-zeros do not affect the choice of a form.
 _DENSE = 1 / 4
 Tensors = Mapping[str, Tensor] | Sequence[Tensor]
 
 
 class Allreduce:
-    """Sums float tensors over the workers of `summation`, exactly. One object per worker, for one thread.
+    """An exact allreduce of float tensors over the workers of `summation`.
 
-    `forms`, `sparse`, `index`, `predict` and `network` are explained at FormChooser. A name in `forms` or
-    `sparse` must be that of a tensor, or every worker raises InvalidRequestError in the first step: tensors
-    are those of the first call of `sum`, or, where one call has only some of them, all those in `names`.
-    `seed` and `cells_per_candidate` lay out sketches. `limbs` is 1, or 2 for twice the words and about 30
-    more bits. `average` divides results by the number of workers. `estimate`, for experiments only, has the
-    values that peeling left over estimated and not exchanged, by a coarser scale: results are not exact. All
-    of these, and the tensors' names, shapes, types and order, must be the same on every worker: otherwise
-    every worker raises PlanMismatchError. `clock` returns seconds. `span` returns, for "encode", "exchange"
-    or "decode", a context manager that is entered around such work: a profiler's.
+    Each worker has its own object, which only one thread may use.
+
+    `forms`, `sparse`, `index`, `predict` and `network` are those of `FormChooser`. Every name in `forms` and
+    `sparse` must be the name of a tensor; otherwise every worker raises InvalidRequestError in the first
+    step. The known names are `names`, or, if that is empty, those of the first call of `sum`.
+
+    `seed` and `cells_per_candidate` determine the layout of sketches. `limbs` is 1, or 2 for twice the words
+    and about 30 more bits of precision. `average` divides results by the number of workers. `estimate` is for
+    experiments only: the left-over of peeling is estimated, at a coarser scale, instead of exchanged, so
+    results are not exact. `clock` returns seconds. `span` returns a context manager, such as a profiler's, that
+    is entered around work of the phase "encode", "exchange" or "decode".
+
+    All settings, and the tensors' names, shapes, dtypes and order, must be the same on every worker;
+    otherwise every worker raises PlanMismatchError. Raises InvalidRequestError or CodecError for an invalid
+    setting.
     """
 
     def __init__(
@@ -115,18 +121,20 @@ class Allreduce:
         self._summation = summation
         for option, flag in (("average", average), ("predict", predict), ("estimate", estimate)):
             if not isinstance(flag, bool):
-                raise InvalidRequestError(f"{option}: {flag!r} is neither True nor False; use one of them")
+                raise InvalidRequestError(f"{option}: {flag!r} is not a bool; use True or False")
         require_names("names", names)
         self._names = tuple(names)
         self._chooser = FormChooser(forms, sparse, index=index, predict=predict, network=network)
         self._settings = Settings(seed, average, cells_per_candidate, limbs, estimate, str(self._chooser))
-        # What is no size or no number of limbs is the caller's mistake, not that of a later step.
+        # Report an invalid size or number of limbs here, not in a later step.
         SketchLayout.sized(0, 1, 0, cells_per_candidate)
         fixed_point(0, summation.workers, limbs)
         if estimate and limbs != 1:
-            raise InvalidRequestError(f"estimate: {limbs} limbs cannot be estimated; use limbs=1")
+            raise InvalidRequestError(f"estimate: True does not work with {limbs} limbs; use limbs=1")
         if estimate and implementation == "gpu":
-            raise InvalidRequestError("estimate: the gpu kernels make none; use implementation='cpu'")
+            raise InvalidRequestError(
+                "estimate: True does not work with the gpu kernels; use implementation='cpu'"
+            )
         self._ops, self._memory = kernels(implementation), memory(implementation)
         self._clock, self._span = clock, span
         self._agreed: set[int] = set()
@@ -134,15 +142,20 @@ class Allreduce:
         self._steps = 0
 
     def sum(self, tensors: Tensors) -> StepResult:
-        """The exact sum of each tensor over all workers, who must all call this with like tensors.
+        """Return the exact sum of each tensor over all workers.
 
-        Tensors are float32 or float16 arrays, or BFloat16; with implementation="gpu", torch tensors on a
-        device: their sums are there too, by work on the stream that is current, and workers without a device
-        may take part. Tensors may be strided, read-only, empty or without dimensions, and are not modified.
-        Blocks until every worker has contributed. A tensor that is not finite on some worker becomes NaN on
-        all. Raises PlanMismatchError if the workers differ, InvalidRequestError if all pass a type that is
-        not summed, and what the summation raises when it stalls. After any of these the workers may be out of
-        step: further calls raise InvalidRequestError, and a new summation is needed.
+        Every worker must call this with tensors of the same names, shapes and dtypes, in the same order.
+        Blocks until every worker has contributed. If a tensor is not finite on some worker, its result is NaN
+        on all.
+
+        Tensors are float32 or float16 arrays, or BFloat16. They may be strided, read-only, empty or
+        zero-dimensional, and are not modified. With implementation="gpu" they are torch tensors on a device;
+        the sums are on the same device, computed on the current stream. Workers with and without a GPU can
+        take part in the same sum.
+
+        Raises PlanMismatchError if the workers differ, InvalidRequestError if all pass an unsupported dtype,
+        and whatever the summation raises when it stalls. After an error the workers may be out of step:
+        further calls raise InvalidRequestError, and a new summation is needed.
         """
         if self._failed:
             raise InvalidRequestError("sum: an earlier call failed; start again with a new summation")
@@ -178,13 +191,13 @@ class Allreduce:
             _check(str(name), tensor)
             if str(name) in named:
                 raise InvalidRequestError(
-                    f"tensors: {str(name)!r} names two of them; give every tensor its own"
+                    f"tensors: {str(name)!r} names two tensors; give every tensor its own name"
                 )
             named[str(name)] = self._memory.accepted(tensor)
         return named
 
     def _agree(self, plan: Plan, step: Step) -> None:
-        """Exchange a new plan's digest alone: workers that differ would not know each other's lengths."""
+        """Exchange a new plan's digest alone: if plans differ, so may the lengths of what follows."""
         step.sum([self._agreement(plan)])
         refused = unsupported(plan.tensors)
         if refused is not None:
@@ -205,7 +218,7 @@ class Allreduce:
                     "order, on every worker, and make a new Allreduce on all of them or on none"
                 )
 
-        # With the step: it seeds the sketches, and a worker that starts to count anew would sum nonsense.
+        # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
         return Part(agreement_words(plan.digest_at(self._steps)), "or", check)
 
     def _exchange(self, plan: TensorPlan, tensor: Tensor) -> TensorExchange:
@@ -250,7 +263,7 @@ class Allreduce:
         )
 
     def _learn(self, exchange: TensorExchange, result: TensorResult) -> None:
-        """Have the chooser take note of what this step's sums say of a tensor."""
+        """Report to the chooser what this step's sums show about a tensor."""
         if exchange.fixed is None or exchange.exponent_field is None:
             return
         density = result.density if self._chooser.wants(result.name) else 1.0
@@ -262,18 +275,18 @@ class Allreduce:
 
 
 def _check(name: str, tensor: Tensor) -> None:
-    """Raise InvalidRequestError for what would only fail later, or be summed as something else."""
+    """Raise InvalidRequestError for input that would fail later or would be summed as something else."""
     try:
         name.encode()
     except UnicodeEncodeError:
         raise InvalidRequestError(f"tensors: {name!r} cannot be written in UTF-8; rename it") from None
     if isinstance(tensor, np.ma.MaskedArray):
         raise InvalidRequestError(
-            f"tensors: {name!r} is a masked array; pass what its masked elements count as: .filled(0)"
+            f"tensors: {name!r} is a masked array; fill in its masked elements, e.g. with .filled(0)"
         )
 
 
 def _tensor_seed(seed: int, step: int, name: str) -> int:
-    """A new layout for each tensor and step, so that no support is unlucky twice."""
+    """Return the seed of this tensor and step, so that a support with an unlucky layout gets a new one."""
     digest = hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest)

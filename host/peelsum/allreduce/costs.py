@@ -1,4 +1,4 @@
-"""What each way of sending a tensor costs, by formula, from what all workers saw of it in the last step."""
+"""Estimate by formula what each choice of form and index costs, from the last step's union."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from peelsum.allreduce.plan import FORMS, Choice, Form, Prediction, Settings
 from peelsum.codec import BLOCK_SIZES, EXPONENT_WORDS, NON_FINITE, BloomLayout, SketchLayout
 
 _WORD_BITS = 32
-#: A sketch is sized, and a predicted exponent raised, by this much more than the last step would have needed.
+#: Margins of a prediction over the last step: factor on candidates, increment of the exponent.
 _MORE_CANDIDATES = 1.1
 _MORE_EXPONENT = 1
-#: Bits of a Bloom filter for each halving of its false positives, and nepers to a bit.
+#: Bits per candidate for which a Bloom filter halves its false positives: one more sub-table.
 _BLOOM_BITS = 1 / math.log(2)
-#: Lanes of a sketch: of 1.3 to 1.4 cells per candidate in three sub-tables, 18 are about eight rows.
+#: To choose a sketch's lanes: with 1.3 to 1.4 cells per candidate, 18 candidates per lane give about eight
+#: rows in each of three sub-tables.
 _CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 18, 256, 1000
-#: Blocks of 2**5 elements are words of a bitmap.
+#: Blocks of 2**5 elements are the words of a bitmap.
 _WORD_LEVEL = 5
 
-# Nanoseconds on a shared 2-core machine, encoding and decoding together, results in new memory, as
-# `peelsum plan --check` measures from 2**10 to 2**24 elements (docs/codec.md). Constants, since all workers
-# must choose alike, whatever their machines.
-_CALL_NS = 5000.0  # per kernel, however little it has to do
+# Nanoseconds on a shared 2-core machine, encoding and decoding together, results in new memory, as measured
+# by `peelsum plan --check` from 2**10 to 2**24 elements (docs/codec.md). They are constants because all
+# workers must make the same choice, on any machine.
+_CALL_NS = 5000.0  # per kernel call, even without elements
 _DENSE_NS = 0.65  # per element: quantize, dequantize
 _SPARSE_NS = 0.4  # per element: index, zeros
 _COMPACT_NS = 3.0  # per candidate: positions, quantize, dequantize
@@ -35,21 +36,19 @@ _WORD_NS = 3.0  # per word of a bitmap: larger blocks
 _REFINE_NS = 7.0  # per word of a bitmap that holds candidates
 _PROBE_NS = 0.65  # per word of a bitmap and sub-table of a Bloom filter
 
-# Kernels that run for a tensor; the short ones among them count together.
+# Kernel calls per tensor; several short ones count as one.
 _DENSE_CALLS, _SPARSE_CALLS = 2, 5
-_INDEX_CALLS, _REFINE_CALLS, _SKETCH_CALLS = 2, 1, 3  # more, for an index that is no bitmap, and so on
+_INDEX_CALLS, _REFINE_CALLS, _SKETCH_CALLS = 2, 1, 3  # in addition, e.g. for an index other than a bitmap
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What all workers know of a tensor from the last step that had values.
-
-    exponent_field: the largest. occupied: how many blocks of 2**b elements hold a non-zero, for b from 0 on;
-    the first is the number of non-zeros themselves.
-    """
+    """What all workers know about a tensor from the last step in which it had values."""
 
     exponent_field: int
+    """The largest exponent field of any worker."""
     occupied: tuple[float, ...]
+    """For each b from 0 on, the number of blocks of 2**b elements that hold a non-zero of the union."""
 
     @property
     def candidates(self) -> float:
@@ -57,73 +56,80 @@ class Seen:
         return self.occupied[0]
 
     def prediction(self, candidates: float) -> Prediction:
-        """What the next step can be sent by ahead of agreement, if so many candidates pass its index."""
+        """Return the prediction for the next step, if `candidates` elements pass its index."""
         exponent_field = min(self.exponent_field + _MORE_EXPONENT, NON_FINITE - 1)
         return Prediction(exponent_field, math.ceil(candidates * _MORE_CANDIDATES))
 
     @classmethod
     def uniform(cls, elements: int, density: float, exponent_field: int = 0) -> Seen:
-        """What would be seen of `elements` of which a share `density` is non-zero, anywhere."""
+        """Return what is expected of `elements` elements, each non-zero with probability `density`."""
         blocks = ((2**b, elements / 2**b) for b in range(BLOCK_SIZES))
         return cls(exponent_field, tuple(count * (1 - (1 - density) ** size) for size, count in blocks))
 
 
 @dataclass(frozen=True)
 class Network:
-    """What sending costs a worker: its words at `gbps`, and `round_trip_s` for each exchange, however short.
+    """A network model: the time that sending takes a worker.
 
-    Through a switch, a worker sends and receives the same words however many others there are; `ring` is for
-    where it does not. The default is about what the embedded switch does on a shared 2-core machine. With
-    next to no `gbps`, the fewest words are the cheapest. Raises InvalidRequestError for what is no rate or no
-    time.
+    Through a switch, a worker sends and receives the same words for any number of workers; `ring` models a
+    backend that sends more. The default is about the speed of the softswitch on a shared 2-core machine. With
+    a very small `gbps`, the choice with the fewest words is the cheapest. Raises InvalidRequestError for a
+    rate that is not positive and finite, or a time that is negative or infinite.
     """
 
     gbps: float = 1.0
+    """Gigabits of words per second that a worker sends."""
     round_trip_s: float = 3e-3
+    """Seconds that every exchange takes in addition, however short."""
 
     def __post_init__(self) -> None:
         if not 0 < self.gbps < math.inf:
-            raise InvalidRequestError(f"gbps: {self.gbps} is no rate; use a finite number above 0")
+            raise InvalidRequestError(f"gbps: {self.gbps} is not a rate; use a finite number above 0")
         if not 0 <= self.round_trip_s < math.inf:
-            raise InvalidRequestError(f"round_trip_s: {self.round_trip_s} is no time; use 0 or more seconds")
+            raise InvalidRequestError(
+                f"round_trip_s: {self.round_trip_s} is not a time; use 0 or more seconds"
+            )
 
     @classmethod
     def ring(cls, workers: int, gbps: float, hop_s: float) -> Network:
-        """What an all_reduce that goes round a ring, such as gloo's, costs each of `workers`.
+        """Return the model of a ring all_reduce, such as gloo's, over `workers` workers.
 
-        Each of n workers sends 2 (n - 1) / n times its words at `gbps`, in 2 (n - 1) steps of which each
-        takes `hop_s` more. Raises InvalidRequestError for fewer than 2 workers, who send nothing.
+        Each of n workers sends 2 (n - 1) / n times its words at `gbps`, in 2 (n - 1) steps that take `hop_s`
+        more each. Raises InvalidRequestError for fewer than 2 workers.
         """
         if workers < 2:
-            raise InvalidRequestError(f"workers: {workers} make no ring; use 2 or more")
+            raise InvalidRequestError(f"workers: {workers} are too few for a ring; use 2 or more")
         steps = 2 * (workers - 1)
         return cls(gbps * workers / steps, steps * hop_s)
 
     def seconds(self, words: float, exchanges: int) -> float:
-        """Time to send so many words in so many exchanges."""
+        """Return the seconds that it takes to send `words` 32-bit words in `exchanges` exchanges."""
         return words * _WORD_BITS / (self.gbps * 1e9) + exchanges * self.round_trip_s
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice, and what a worker is expected to spend on it: words, exchanges, and seconds in the codec."""
+    """A choice, and what it is expected to cost a worker."""
 
     choice: Choice
     words: float
+    """32-bit words that the worker sends."""
     exchanges: int
+    """Exchanges, one after the other."""
     codec_s: float
+    """Seconds in the codec."""
 
     def seconds(self, network: Network) -> float:
-        """Time for it all."""
+        """Return the expected seconds in total."""
         return network.seconds(self.words, self.exchanges) + self.codec_s
 
 
 def candidates(
     elements: int, seen: Seen, settings: Settings, *, predict: bool, forms: Collection[Form] = FORMS
 ) -> Iterator[Candidate]:
-    """Every way to send a tensor of so many elements in one of `forms`, each with the best of its parameters.
+    """Yield every combination of one of `forms` and an index, with the best parameters for each.
 
-    With `predict`, values that need not wait for the index go with it, by `seen.prediction`.
+    With `predict`, dense values and sketches are sent together with the index, using `seen.prediction`.
     """
     late, limbs = 0 if predict else 1, settings.limbs
     if "dense" in forms:
@@ -147,7 +153,7 @@ def candidates(
 
 
 def _sparse(choice: Choice, elements: int, seen: Seen, values: float, exchanges: int) -> Candidate:
-    """The candidate that sends so many words of values."""
+    """Return the Candidate of a sparse choice that sends `values` words of values."""
     assert choice.index is not None
     words, passed = expected(choice.index, elements, seen)
     work_ns = _CALL_NS * _SPARSE_CALLS + _SPARSE_NS * elements + _COMPACT_NS * passed
@@ -159,10 +165,10 @@ def _sparse(choice: Choice, elements: int, seen: Seen, values: float, exchanges:
 
 
 def block_width(seen: Seen) -> int:
-    """Lanes of a sketch that suits what was seen.
+    """Return the number of lanes for a sketch of this union.
 
-    As many as leave several rows to a sub-table, up to 256. But if blocks of so many are more than half full,
-    whole blocks go astray together: then so few that there are enough blocks to count on.
+    It is the largest, up to 256, that leaves several rows per sub-table. If blocks of this size are more than
+    half full, peeling handles whole blocks instead of elements; then lanes are few enough for 1,000 blocks.
     """
     lanes = min(_power_of_2(seen.candidates / _CANDIDATES_PER_LANE), _MOST_LANES)
     blocks = max(seen.occupied[lanes.bit_length() - 1], 1.0)
@@ -176,7 +182,7 @@ def _power_of_2(most: float) -> int:
 
 
 def index_ns(index: Index, elements: int, seen: Seen) -> float:
-    """Nanoseconds that an index costs a worker beyond its bitmap, encoding and decoding together."""
+    """Return the nanoseconds that a worker spends on an index beyond its bitmap, encoding and decoding."""
     words = elements / _WORD_BITS
     if isinstance(index, BitmapIndex):
         return 0.0
@@ -192,7 +198,7 @@ def index_ns(index: Index, elements: int, seen: Seen) -> float:
 
 
 def expected(index: Index, elements: int, seen: Seen) -> tuple[float, float]:
-    """Words of an index in all its exchanges, and candidates that it lets pass."""
+    """Return the words of an index in all its exchanges, and the number of candidates that pass it."""
     words, count = index.words(elements), seen.candidates
     if isinstance(index, BitmapIndex):
         return words, count
@@ -203,7 +209,7 @@ def expected(index: Index, elements: int, seen: Seen) -> tuple[float, float]:
 
 
 def _passed(index: BloomIndex, elements: int, seen: Seen) -> float:
-    """Elements that a Bloom filter lets pass."""
+    """Return the expected number of elements that pass a Bloom filter."""
     filled = -math.expm1(-seen.candidates / (_WORD_BITS * index.rows))
     return seen.candidates + (elements - seen.candidates) * filled**index.hashes
 
@@ -213,7 +219,7 @@ def _level(index: TwoLevelIndex) -> int:
 
 
 def _indexes(elements: int, seen: Seen, words_per_candidate: float) -> Iterator[Index]:
-    """The best indexes of each form, where a candidate's value takes so many words."""
+    """Yield the best indexes of each form, if a candidate's value takes `words_per_candidate` words."""
     yield BitmapIndex()
     for levels in (range(1, _WORD_LEVEL), range(_WORD_LEVEL, BLOCK_SIZES)):
         yield min((TwoLevelIndex(2**b) for b in levels), key=lambda index: expected(index, elements, seen)[0])
@@ -223,9 +229,9 @@ def _indexes(elements: int, seen: Seen, words_per_candidate: float) -> Iterator[
 
 
 def best_bloom(elements: int, candidates: float, wasted_bits: float, *, refined: bool) -> BloomIndex:
-    """The Bloom filter that is smallest together with the bits that its false positives waste.
+    """Return the Bloom filter with the fewest bits in total: its own, and `wasted_bits` per false positive.
 
-    Each more sub-table costs _BLOOM_BITS per candidate and halves the false positives.
+    Each additional sub-table costs _BLOOM_BITS per candidate and halves the false positives.
     """
     candidates = max(candidates, 1.0)
     worth = wasted_bits * max(elements - candidates, 1.0) * math.log(2) / (candidates * _BLOOM_BITS)
@@ -234,7 +240,10 @@ def best_bloom(elements: int, candidates: float, wasted_bits: float, *, refined:
 
 
 def lower_bound_bits(elements: int, count: float) -> float:
-    """Bits that `count` values of 32 bits, anywhere among `elements`, take at least: 32 each, and where."""
+    """Return the fewest bits that can encode `count` 32-bit values anywhere among `elements`.
+
+    They are 32 bits for each value, and the entropy of the positions.
+    """
     if not 0 < count < elements:
         return _WORD_BITS * count
     share = count / elements

@@ -1,16 +1,16 @@
-"""Errors of the all-reduce, split by whose fault they are."""
+"""Errors of the allreduce, split by whose fault they are."""
 
 
 class AllreduceError(Exception):
-    """Base of every error raised here. Says field, value and remedy in one line."""
+    """Base of the allreduce's errors. Messages name field, value and remedy in one line."""
 
 
 class PlanMismatchError(AllreduceError):
-    """The workers do not sum the same tensors in the same way. Every worker raises it, in the same step."""
+    """The workers' tensors or settings differ. Every worker raises this in the same step."""
 
 
 class InvalidRequestError(AllreduceError, ValueError):
-    """The caller asked for what cannot be done: a form or type of tensor that does not exist here."""
+    """The caller asked for something unsupported, e.g. an unknown form or dtype."""
 
 
 class SummationStalledError(AllreduceError, TimeoutError):

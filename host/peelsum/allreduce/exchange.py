@@ -1,7 +1,6 @@
-"""One tensor's part in a step: what it asks to have summed, round by round, and what it makes of the sums.
+"""One tensor's part in a step, as a generator: it yields rounds of words to sum and receives their sums.
 
-An exchange is a generator of rounds, in lockstep on all workers, because every decision follows from sums. It
-knows nothing of chunks, of other tensors, or of who sums.
+All workers go through the same rounds, because every decision follows from sums.
 """
 
 from __future__ import annotations
@@ -39,18 +38,21 @@ Limbs = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Setting:
-    """What exchanges have in common, and `seed`, which lays out one tensor's index and sketch in one step."""
+    """The parameters of one tensor's exchange in one step."""
 
     ops: Kernels
     fan_in: int
+    """Number of workers."""
     lanes: int
+    """Words per chunk."""
     settings: Settings
     seed: int
+    """Seed of the tensor's index and sketch in this step."""
     memory: Memory = field(default_factory=HostMemory)
 
 
 class TensorExchange:
-    """The exchange of values[n]. When its rounds are over, its attributes are the outcome."""
+    """The exchange of values[n]. After its last round, its attributes hold the outcome."""
 
     def __init__(self, choice: Choice, values: NDArray[np.float32], setting: Setting) -> None:
         self._choice, self._values, self._setting = choice, values, setting
@@ -61,23 +63,23 @@ class TensorExchange:
         self.finite = True
         #: The largest exponent field of all workers; None if all values are zero.
         self.exponent_field: int | None = None
-        #: How values became integers; None if the sum is known without: all zero or not finite.
+        #: Fixed-point format; None if no values are exchanged, because all are zero or some are not finite.
         self.fixed: FixedPoint | None = None
-        #: Elements int64[k] that the following two stand for; None means all.
+        #: Elements int64[k] to which `quantized` and `total` belong; None means all.
         self.positions: NDArray[np.int64] | None = None
         #: int32[limbs, k]: what this worker contributed, and the sum over workers.
         self.quantized = self.total = self._memory.integers(self._limbs, 0)
-        #: How many of `total` are estimates.
+        #: Number of elements of `total` that are estimates.
         self.estimated = 0
-        #: Words that this worker was asked for, by whoever runs the rounds.
+        #: Words that this worker has sent; `Step` counts them.
         self.words_sent = 0
 
     def rounds(self) -> Rounds:
-        """Every round of the exchange, to be sent its sums."""
+        """Yield every round of the exchange; send each round's sums back into the generator."""
         return staged(self._rounds(), self._memory)
 
     def settle(self) -> None:
-        """Wait until what rounds wrote is there to be sent."""
+        """Wait until the words that the last round wrote can be sent."""
         self._memory.settle()
 
     def _rounds(self) -> Rounds:
@@ -140,7 +142,7 @@ class TensorExchange:
             yield from self._compact(self.fixed, positions)
 
     def _refined(self, own: Words, mask: Words) -> Generator[Round, Sums, Words]:
-        """The union's bits among the candidates in `mask`."""
+        """Exchange the candidates' own bits, `mask` being the candidates; return the union's bitmap."""
 
         def write(ored: Words, added: Words) -> None:
             self._ops.gather_bits(own, mask, ored)
@@ -171,7 +173,7 @@ class TensorExchange:
         yield from self._peeled(layout, sums.added, positions, quantized)
 
     def _peeled(self, layout: SketchLayout, words: Words, positions: Positions, quantized: Limbs) -> Rounds:
-        """Peel the summed sketch; exchange, or estimate, what is left over."""
+        """Peel the summed sketch; exchange or estimate the left-over."""
         self.quantized, self.total = quantized, self._memory.integers(self._limbs, len(positions))
         sketches, left = words.reshape(self._limbs, -1), positions[:0]
         for sketch, total in zip(sketches, self.total, strict=True):
@@ -191,7 +193,7 @@ class TensorExchange:
         self.total[:, left] = self._by_limb(sums.added)
 
     def floats(self, divisor: int) -> NDArray[np.float32]:
-        """float32[n]: the sum, divided by `divisor`; all NaN if some worker's values are not finite."""
+        """Return float32[n]: the sum divided by `divisor`, or NaN if some worker's values are not finite."""
         if not self.finite:
             return self._memory.floats(self._elements, np.nan)
         if self.fixed is None:
@@ -204,9 +206,10 @@ class TensorExchange:
         return out
 
     def occupied(self) -> tuple[int, ...]:
-        """How many blocks of 2**b elements hold a non-zero of the union.
+        """Count the blocks of 2**b elements that hold a non-zero of the union, for each b.
 
-        Of the sum, where that is not known: of a dense tensor, and where false positives are candidates.
+        If the union is not known (a dense tensor, or false positives among the candidates), the non-zeros of
+        the sum are counted instead.
         """
         positions, index = self.positions, self._choice.index
         if positions is None:
@@ -216,7 +219,7 @@ class TensorExchange:
         return tuple(self._ops.occupied(positions).tolist())
 
     def _agree(self, header: Words) -> None:
-        """Take the numbers' form, and that some worker's are not finite, from the OR over workers."""
+        """Set `exponent_field`, `finite` and `fixed` from the OR of all workers' headers."""
         self.exponent_field = field = largest_exponent_field(self._memory.on_host(header[:EXPONENT_WORDS]))
         self.finite = field != NON_FINITE
         if field is None or not self.finite:

@@ -1,6 +1,6 @@
-"""The choice of a way to send each tensor: as the user says, or the cheapest by what all workers have seen.
+"""Choose form and index of each tensor: the user's, or the cheapest for what all workers saw last.
 
-It decides from agreed values only, so that every worker decides alike without asking.
+The choice depends on agreed values only, so every worker makes the same one.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from peelsum.allreduce.plan import FORMS, NAMED, Choice, Form, Settings
 
 RequestedForm = Literal["dense", "compact", "sketch", "auto"]
 RequestedIndex = Literal["bitmap", "two_level", "bloom", "auto"]
-#: What a tensor is taken for when its index has to be sized and nothing has been seen of it.
+#: The density assumed to size a tensor's first index.
 _FIRST_DENSITY = 1 / 64
-#: A sketch that waits for the index is larger than the values themselves.
+#: Without a prediction, a sketch waits for the index and is larger than the compact values: never the best.
 _WITHOUT_PREDICTION: tuple[Form, ...] = ("dense", "compact")
 DEFAULT_NETWORK = Network()
 
 
 class FormChooser:
-    """Ways to send tensors, by name.
+    """The choice of form and index for each tensor, by name.
 
-    `forms` is one form for all tensors, or a form per name; a name that is not in it is `auto`. `index` is
-    the form of every index, or `auto`. What is `auto` is what takes the least time over `network` by formula;
-    while nothing has been seen of a tensor, it is dense, or compact if named in `sparse`, with a bitmap. With
-    `predict`, values that need not wait for the index go with it, by a
-    scale and a size predicted from the last step. Raises InvalidRequestError for a form that is none, and for
-    names that are not strings.
+    `forms` is one form for all tensors, or a dict of forms by name; names that it lacks get `auto`. `index`
+    is the form of every index, or `auto`. `auto` takes the least time over `network`, by formula. In a
+    tensor's first step `auto` is dense, or, if its name is in `sparse`, compact with a bitmap. With
+    `predict`, dense values and sketches are sent with the index, at a scale and size predicted from the last
+    step. Raises InvalidRequestError for an unknown form and for names that are not strings.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class FormChooser:
         network: Network = DEFAULT_NETWORK,
     ) -> None:
         if not isinstance(forms, str | Mapping):
-            raise InvalidRequestError(f"forms: {forms!r} is no form; give one for all, or a dict by name")
+            raise InvalidRequestError(f"forms: {forms!r} is not a form; give one for all, or a dict by name")
         self._forms = {} if isinstance(forms, str) else dict(forms)
         require_names("forms", self._forms)
         require_names("sparse", sparse)
@@ -56,12 +55,12 @@ class FormChooser:
         self._seen: dict[str, Seen] = {}
 
     def __str__(self) -> str:
-        """All that was asked for: differs where choices may differ."""
+        """Return all settings as text; two choosers with equal text make equal choices."""
         forms, sparse = sorted(self._forms.items()), sorted(self._sparse)
         return repr((self._default, forms, sparse, self._index, self._predict, self._network))
 
     def check(self, names: Collection[str]) -> None:
-        """Raise InvalidRequestError where something was asked for a tensor that is not among `names`."""
+        """Raise InvalidRequestError if `forms` or `sparse` has a name that is not among `names`."""
         for option, asked in (("forms", self._forms), ("sparse", self._sparse)):
             unknown = sorted(set(asked) - set(names))
             if unknown:
@@ -69,12 +68,12 @@ class FormChooser:
                 if len(known) > NAMED:
                     known[NAMED:] = [f"and {len(known) - NAMED} more"]
                 raise InvalidRequestError(
-                    f"{option}: {unknown[0]!r} is no tensor; there are {', '.join(known) or 'none'}; "
-                    "correct it, or give the names of all as `names` if a call has only some of them"
+                    f"{option}: {unknown[0]!r} is not a tensor; there are {', '.join(known) or 'none'}; "
+                    "correct it, or pass all tensors' names as `names` if a call has only some of them"
                 )
 
     def choose(self, name: str, elements: int, settings: Settings) -> Choice:
-        """How a tensor of so many elements goes in the coming step."""
+        """Return the choice for a tensor of `elements` elements in the coming step."""
         seen, form = self._seen.get(name), self._forms.get(name, self._default)
         if form == "dense" and not self._predict:
             return Choice("dense")
@@ -83,12 +82,12 @@ class FormChooser:
         return self._cheapest(form, elements, seen, settings, predict=self._predict)
 
     def wants(self, name: str) -> bool:
-        """Whether a tensor's non-zeros matter for its next choice, so that they are worth counting."""
+        """Return whether the tensor's next choice depends on its non-zeros, so that they must be counted."""
         form = self._forms.get(name, self._default)
         return form in ("auto", "sketch") or (form == "compact" and self._index != "bitmap")
 
     def learn(self, name: str, seen: Seen) -> None:
-        """Take note of what all workers know of a tensor."""
+        """Record what all workers know about a tensor, for its next choice."""
         self._seen[name] = seen
 
     def _first(self, form: RequestedForm, name: str, elements: int, settings: Settings) -> Choice:
@@ -114,12 +113,14 @@ class FormChooser:
 
 
 def require_names(option: str, names: Collection[str]) -> None:
-    """Raise InvalidRequestError unless `names` are strings; one string alone is a slip."""
+    """Raise InvalidRequestError unless `names` is a collection of strings and not a single string."""
     if isinstance(names, str):
-        raise InvalidRequestError(f"{option}: {names!r} is one name; give a collection, as [{names!r}]")
+        raise InvalidRequestError(f"{option}: {names!r} is one name; give a collection, e.g. [{names!r}]")
     for name in names:
         if not isinstance(name, str):
-            raise InvalidRequestError(f"{option}: {name!r} is no name; give strings, of a list '0', '1', ...")
+            raise InvalidRequestError(
+                f"{option}: {name!r} is not a name; give strings ('0', '1', ... for a list of tensors)"
+            )
 
 
 def _require(option: str, value: str, where: str, known: Any) -> None:

@@ -1,8 +1,8 @@
-"""The index of a tensor on its way: each form as part of a plan, with what it writes and reads.
+"""The forms in which a tensor's index is sent.
 
-A form turns a bitmap of non-zeros into words to be OR-ed, and their OR into a bitmap of candidates, which
-covers every non-zero. Where the form is `refined`, the candidates' own bits are OR-ed in one more exchange,
-so that only non-zeros are left.
+A form encodes a bitmap of non-zeros as words to be OR-ed, and decodes their OR to a bitmap of candidates,
+which includes every non-zero. If the form is `refined`, one more exchange ORs the candidates' own bits, so
+that only non-zeros remain.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BitmapIndex:
     refined: ClassVar[bool] = False
 
     def words(self, elements: int) -> int:
-        """Words to be OR-ed first."""
+        """Return the number of words of the first exchange."""
         return index_words(elements)
 
     def encode(self, ops: Kernels, bitmap: Words, elements: int, seed: int, out: Words) -> None:
@@ -33,15 +33,16 @@ class BitmapIndex:
         out[:] = bitmap
 
     def decode(self, ops: Kernels, words: Words, elements: int, seed: int, memory: Memory) -> Words:
-        """Bitmap of candidates, in `memory`, by the OR over workers."""
+        """Return the bitmap of candidates, in `memory`, from the OR of all workers' words."""
         return words
 
 
 @dataclass(frozen=True)
 class TwoLevelIndex:
-    """A bit per block of `block` elements, a power of 2; then those of all elements of the union's blocks."""
+    """A bit per block; then, in a second exchange, a bit per element of the union's blocks."""
 
     block: int
+    """Elements per block, a power of 2."""
     form: ClassVar[IndexForm] = "two_level"
     refined: ClassVar[bool] = True
 
@@ -62,14 +63,14 @@ class TwoLevelIndex:
 
 @dataclass(frozen=True)
 class BloomIndex:
-    """A Bloom filter of `hashes` sub-tables of `rows` words; its seed is the step's.
-
-    Unrefined, false positives stay candidates, whose sum comes out as 0.
-    """
+    """A Bloom filter, with a new seed for each tensor and step."""
 
     hashes: int
+    """Number of sub-tables."""
     rows: int
+    """Words per sub-table."""
     refined: bool
+    """Whether a second exchange removes false positives; if not, they stay candidates, with a sum of 0."""
     form: ClassVar[IndexForm] = "bloom"
 
     def words(self, elements: int) -> int:

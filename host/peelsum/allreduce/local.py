@@ -1,6 +1,6 @@
-"""A way to sum for workers that are threads of one process: exact, plain and without a network.
+"""A backend for workers that are threads of one process, without a network.
 
-Chunks are matched by number, as at a switch, so workers at cross purposes fail here as they would there.
+It matches chunks by number, as a switch does, so workers that disagree fail here as they would there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peelsum.allreduce.summation import Part, Words
 
 
 class LocalSummation:
-    """One worker's handle on a sum in memory; `LocalSummation.group` makes those of all workers."""
+    """One worker's handle on a sum in memory. `LocalSummation.group` makes the handles of all workers."""
 
     def __init__(self, hub: _Hub, worker_id: int) -> None:
         self._hub = hub
@@ -25,15 +25,16 @@ class LocalSummation:
 
     @classmethod
     def group(cls, workers: int, lanes: int = 32, timeout_s: float = 30.0) -> list[LocalSummation]:
-        """Handles of `workers` workers that sum with each other, chunks of `lanes` words.
+        """Return the handles of `workers` workers that sum with each other, in chunks of `lanes` words.
 
-        Raises InvalidRequestError for numbers that are none of workers, words or seconds.
+        Raises InvalidRequestError if `workers` or `lanes` is not a positive integer, or `timeout_s` is
+        negative.
         """
         for name, value in (("workers", workers), ("lanes", lanes)):
             if not isinstance(value, int) or value < 1:
-                raise InvalidRequestError(f"{name}: {value!r} is none; give a whole number from 1 on")
+                raise InvalidRequestError(f"{name}: {value!r} is not a positive integer; use 1 or more")
         if not timeout_s >= 0:
-            raise InvalidRequestError(f"timeout_s: {timeout_s!r} is no time to wait; give seconds")
+            raise InvalidRequestError(f"timeout_s: {timeout_s!r} is not a time; use 0 or more seconds")
         hub = _Hub(workers, lanes, timeout_s)
         return [cls(hub, worker_id) for worker_id in range(workers)]
 
@@ -48,7 +49,7 @@ class LocalSummation:
         return self._hub.workers
 
     def sum(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum`. Raises SummationStalledError when a worker is not heard of for `timeout_s`."""
+        """See `Summation.sum`. Raises SummationStalledError if a part's sum takes longer than `timeout_s`."""
         begins = [self._contribute(part) for part in parts]
         results = []
         for part, begin in zip(parts, begins, strict=True):
@@ -72,7 +73,7 @@ class LocalSummation:
 
 
 class _Hub:
-    """The chunks of all workers: each is summed as it comes, and forgotten when all have taken the result."""
+    """The chunks of all workers. Each is summed on arrival, and deleted when all workers have its result."""
 
     def __init__(self, workers: int, lanes: int, timeout_s: float) -> None:
         self.workers, self.lanes, self._timeout_s = workers, lanes, timeout_s
@@ -96,7 +97,7 @@ class _Hub:
             for chunk_id in chunk_ids:
                 while self._missing[chunk_id]:
                     if not self._changed.wait(deadline - time.monotonic()):
-                        raise SummationStalledError(self._complaint(chunk_id))
+                        raise SummationStalledError(self._stall_message(chunk_id))
             return [self._take(chunk_id) for chunk_id in chunk_ids]
 
     def _take(self, chunk_id: int) -> Words:
@@ -106,7 +107,7 @@ class _Hub:
         del self._readers[chunk_id], self._missing[chunk_id]
         return self._sums.pop(chunk_id)
 
-    def _complaint(self, chunk_id: int) -> str:
+    def _stall_message(self, chunk_id: int) -> str:
         missing = ", ".join(map(str, sorted(self._missing[chunk_id])))
         return (
             f"chunk {chunk_id} of the local job: no contribution from worker {missing} within "

@@ -1,6 +1,6 @@
-"""The plan of a step: which tensors are summed and how, and the digest by which workers agree on it.
+"""The plan of a step: which tensors are summed and how, and the digest with which workers agree on it.
 
-A plan is made of configuration and of values that all workers share; nothing that one worker measures.
+A plan contains configuration and values that all workers share, and no measurement of a single worker.
 """
 
 from __future__ import annotations
@@ -18,46 +18,45 @@ from peelsum.allreduce.indexes import Index
 from peelsum.allreduce.summation import Words
 from peelsum.codec import CELLS_PER_CANDIDATE
 
-#: How a tensor's values travel: all of them, those at the index's positions, or a sketch of those.
+#: How a tensor's values are sent: all, those at the index's positions, or a sketch of the latter.
 Form = Literal["dense", "compact", "sketch"]
 FORMS: tuple[Form, ...] = ("dense", "compact", "sketch")
-#: The types that are summed; others are part of a plan so that all workers can refuse them together.
+#: The dtypes that can be summed. A plan may contain others, so that all workers reject them together.
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 #: A digest and its complement, as 32-bit words.
 AGREEMENT_WORDS = 4
-#: A predicted exponent may be this much too large: bits of precision that a step can lose.
+#: A predicted exponent may exceed the true one by this much: bits of precision that a step can lose.
 SLACK = 4
 _DIGEST_BYTES = 8
-#: How many tensors a message names.
+#: The number of tensors that a message names.
 NAMED = 6
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a tensor's values can be sent by before the workers have agreed, from the step before.
-
-    exponent_field: if some value's is larger, all are sent again. candidates: what a sketch is sized for.
-    """
+    """Exponent and size, predicted from the last step, to send values before the workers have agreed."""
 
     exponent_field: int
+    """Upper bound for all workers' exponent fields; if one is larger, the values are sent again."""
     candidates: int
+    """Number of candidates for which a sketch is sized."""
 
     def holds(self, exponent_field: int) -> bool:
-        """Whether the exponent that all workers agreed on is near enough below the predicted one."""
+        """Return whether the agreed exponent is at most the predicted one, and at most SLACK below it."""
         return 0 <= self.exponent_field - exponent_field <= SLACK
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How a tensor travels in one step.
-
-    `index` is None for a dense one. `lanes` of a sketch: None for as many as a chunk has.
-    """
+    """How a tensor is sent in one step."""
 
     form: Form
     index: Index | None = None
+    """The index; None for the dense form."""
     prediction: Prediction | None = None
+    """The prediction with which values are sent ahead of agreement; None to wait."""
     lanes: int | None = None
+    """Lanes of a sketch; None for a chunk's lanes."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class TensorPlan:
     name: str
     shape: tuple[int, ...]
     dtype: str
+    """Name of the dtype; supported or not."""
     choice: Choice
 
     @property
@@ -80,23 +80,25 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is the same in every step.
-
-    limbs: int32 words per value, 1 or 2. estimate: for experiments, what peeling leaves over is estimated and
-    not exchanged. choices: how forms are chosen, in any words that differ when it does.
-    """
+    """The settings that are the same in every step."""
 
     seed: int = 0
+    """Seed of every layout."""
     average: bool = False
+    """Whether results are divided by the number of workers."""
     cells_per_candidate: float = CELLS_PER_CANDIDATE
+    """Size of sketches."""
     limbs: int = 1
+    """int32 words per value, 1 or 2."""
     estimate: bool = False
+    """Whether the left-over of peeling is estimated instead of exchanged; for experiments."""
     choices: str = ""
+    """The settings of the form chooser as text, which differs if they do."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that workers must have in common before they exchange values."""
+    """Everything that workers must have in common before they exchange values."""
 
     tensors: tuple[TensorPlan, ...]
     workers: int
@@ -105,17 +107,17 @@ class Plan:
 
     @cached_property
     def digest(self) -> int:
-        """64 bits that differ, but for a chance of 2**-64, when anything in the plan does."""
+        """64-bit hash of the plan: plans that differ have equal digests with probability 2**-64."""
         return _digest(repr(self))
 
     @cached_property
     def request(self) -> int:
-        """`digest` without the choices, which follow from this and from steps that workers agreed on."""
+        """64-bit hash of the plan without its choices, which follow from the rest and from agreed steps."""
         tensors = [(tensor.name, tensor.shape, tensor.dtype) for tensor in self.tensors]
         return _digest(repr((tensors, self.workers, self.lanes, self.settings)))
 
     def digest_at(self, step: int) -> int:
-        """`digest` for one step of a worker: 64 bits that differ when the plan or the step does."""
+        """Return a 64-bit hash of the plan and of a worker's step."""
         return _digest(f"{self.digest}/{step}")
 
     def __str__(self) -> str:
@@ -133,19 +135,20 @@ def _digest(text: str) -> int:
 
 
 def agreement_words(digest: int) -> Words:
-    """A digest and its complement: uint32[AGREEMENT_WORDS], to be OR-ed over workers."""
+    """Return a digest and its complement: uint32[AGREEMENT_WORDS], to be OR-ed over workers."""
     halves = [digest & 0xFFFFFFFF, digest >> 32]
     return np.array([*halves, *(half ^ 0xFFFFFFFF for half in halves)], np.uint32)
 
 
 def agreed(words: Words) -> bool:
-    """Whether all digests in OR-ed `agreement_words` are equal: else some bit is set both ways, or, if there
-    is none at all, neither way.
+    """Return whether all digests in OR-ed `agreement_words` are equal.
+
+    If digests differ, some bit is set in both halves. If nobody contributed, no bit is set in either.
     """
     half = AGREEMENT_WORDS // 2
     return bool((words[:half] ^ words[half:AGREEMENT_WORDS] == 0xFFFFFFFF).all())
 
 
 def unsupported(tensors: Sequence[TensorPlan]) -> TensorPlan | None:
-    """The first tensor of a type that is not summed, if any."""
+    """Return the first tensor with an unsupported dtype, or None."""
     return next((tensor for tensor in tensors if tensor.dtype not in SUPPORTED_DTYPES), None)

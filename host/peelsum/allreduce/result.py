@@ -1,4 +1,4 @@
-"""What a step came to: exact integer sums and their floats, per tensor, with what they cost."""
+"""The results of a step: each tensor's exact integer sums, their floats, and what they cost."""
 
 from __future__ import annotations
 
@@ -18,47 +18,55 @@ from peelsum.codec import FixedPoint, error_bound
 
 @dataclass(frozen=True, eq=False)
 class TensorResult:
-    """One tensor's sum, the same bits on every worker (but for `quantized`, which is this worker's own).
+    """One tensor's sum. It is the same on every worker, bit for bit, except for `quantized`.
 
-    With the gpu kernels `values`, `positions`, `quantized_at` and `total_at` are torch tensors on the device.
+    With the gpu kernels, `values`, `positions`, `quantized_at` and `total_at` are torch tensors on the
+    device.
     """
 
     name: str
+    """The tensor's name; its number, as text, if the tensors were a list."""
     form: Form
-    #: The form of the index; None if there was none.
+    """How the values were sent."""
     index: IndexForm | None
+    """The form of the index; None for a dense tensor."""
     shape: tuple[int, ...]
-    #: float32[shape]: the sum or average, rounded once (two limbs: by way of float64, which can round first);
-    #: all NaN if any worker's tensor was not finite.
+    """The tensor's shape."""
     values: NDArray[np.float32]
-    #: Whether every worker's tensor was finite. If not, `total` and `quantized` are zero.
+    """float32[shape]: the sum or average, NaN if any worker's tensor was not finite.
+
+    It is rounded once; with two limbs, it may be rounded to float64 before.
+    """
     finite: bool
-    #: How values became integers; None if nothing had to: all zero or not finite.
+    """Whether every worker's tensor was finite. If not, `total` and `quantized` are zero."""
     fixed: FixedPoint | None
+    """The fixed-point format; None if no values were exchanged: all zero, or some not finite."""
     fan_in: int
-    #: 32-bit words that this worker sent for the tensor: exponents, index, values and left-over.
+    """Number of workers."""
     words_sent: int
-    #: Elements int64[k] that the following two stand for; None means all of them.
+    """32-bit words that this worker sent for the tensor: exponents, index, values and left-over."""
     positions: NDArray[np.int64] | None
-    #: int32[limbs, k]
+    """Elements int64[k] to which `quantized_at` and `total_at` belong; None means all."""
     quantized_at: NDArray[np.int32]
+    """int32[limbs, k]: the integers that this worker contributed."""
     total_at: NDArray[np.int32]
-    #: Elements of `total` that are estimates: none, unless the all-reduce was asked to estimate.
+    """int32[limbs, k]: their sum over all workers."""
     estimated: int = 0
+    """Number of elements of `total` that are estimates; 0 unless `estimate` is set."""
 
     @cached_property
     def quantized(self) -> NDArray[np.int32] | NDArray[np.int64]:
-        """int32[shape], or int64 if there are two limbs: what this worker contributed."""
+        """The integers that this worker contributed: int32[shape], or int64 with two limbs."""
         return self._spread(self.quantized_at)
 
     @cached_property
     def total(self) -> NDArray[np.int32] | NDArray[np.int64]:
-        """int32[shape], or int64 if there are two limbs: the exact sum of all workers' `quantized`."""
+        """The exact sum of all workers' `quantized`: int32[shape], or int64 with two limbs."""
         return self._spread(self.total_at)
 
     @property
     def scale(self) -> int | None:
-        """Values were multiplied by 2**scale before rounding; None if nothing had to be."""
+        """The values were multiplied by 2**scale before rounding; None if `fixed` is None."""
         return None if self.fixed is None else self.fixed.scale
 
     @property
@@ -68,14 +76,18 @@ class TensorResult:
 
     @property
     def error_bound(self) -> float:
-        """How far an element of the sum can be from that of the workers' floats; an average, so much less."""
+        """Largest difference between an element of the sum and the sum of the workers' floats.
+
+        For an average, divide by `fan_in`.
+        """
         return 0.0 if self.fixed is None else error_bound(self.fixed.scale, self.fan_in)
 
     @cached_property
     def density(self) -> float:
-        """Share of elements that are non-zero on any worker, by the index; of a dense tensor, in the total.
+        """Share of elements that are non-zero on any worker, according to the index.
 
-        0 for a tensor without elements, NaN if not finite. An index with false positives counts them.
+        For a dense tensor, it is the share of non-zeros in `total`. False positives of the index count. It is
+        0 for a tensor without elements, and NaN if not finite.
         """
         if not self.finite:
             return float("nan")
@@ -95,18 +107,22 @@ class TensorResult:
 
 @dataclass(frozen=True, eq=False)
 class StepResult(Mapping[str, TensorResult]):
-    """Results of one step by the tensors' names (their positions, if they came as a list), with its cost."""
+    """The results of one step, by the tensors' names (or by their numbers), and its cost."""
 
     tensors: tuple[TensorResult, ...]
+    """The results, in the order of the tensors."""
     digest: int
-    #: Bytes of UDP payload of this worker's contributions, headers and padding included, resends not.
+    """The plan's digest."""
     wire_bytes: int
-    #: The same elements sent dense, one word each, in packets of the same size.
+    """Bytes of UDP payload that this worker contributed: with headers and padding, not retransmissions."""
     dense_bytes: int
-    #: Seconds in the codec before the network, waiting for sums, and in the codec after.
+    """Bytes for the same elements sent dense, one word each, in packets of the same size."""
     encode_s: float
+    """Seconds in the codec before sending."""
     network_s: float
+    """Seconds of waiting for sums."""
     decode_s: float
+    """Seconds in the codec after receiving."""
 
     def __getitem__(self, name: str | int) -> TensorResult:
         return self.tensors[name] if isinstance(name, int) else self._by_name[name]
@@ -130,5 +146,5 @@ class StepResult(Mapping[str, TensorResult]):
 
 
 def _on_host(array: Any) -> NDArray[Any]:
-    """An array as it is; what is in a tensor, wherever it lies."""
+    """Return a NumPy array as it is, and a tensor's content as a NumPy array."""
     return array if isinstance(array, np.ndarray) else np.asarray(array.cpu())

@@ -1,7 +1,7 @@
-"""The rounds of one step: the exchanges of all tensors side by side, each round one sum.
+"""Run the exchanges of all tensors of a step in common rounds, each with one call of `Summation.sum`.
 
-It lays the tensors' words back to back, so that chunks are full, and times and counts what they cost. It
-knows nothing of what the words mean.
+A round places all tensors' words back to back, so that chunks are full. `Step` measures time and counts
+chunks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Span = Callable[[Phase], AbstractContextManager[object]]
 
 @dataclass(eq=False)
 class _Running:
-    """An exchange that waits for sums."""
+    """An exchange that waits for the sums of a round."""
 
     exchange: TensorExchange
     rounds: Rounds
@@ -40,7 +40,7 @@ class _Running:
 
 
 class Step:
-    """Runs exchanges over a summation. `chunks` and `seconds` of each phase add up over its sums."""
+    """One step over a summation, with its cost so far: `chunks` sent, and seconds in each phase."""
 
     def __init__(self, summation: Summation, memory: Memory, clock: Callable[[], float], span: Span) -> None:
         self._summation, self._memory, self._clock, self._span = summation, memory, clock, span
@@ -49,14 +49,14 @@ class Step:
 
     @contextmanager
     def timed(self, phase: Phase) -> Iterator[None]:
-        """Count what is done meanwhile as the phase's; not what raises."""
+        """Add the time of the body to the phase, unless the body raises."""
         with self._span(phase):
             started = self._clock()
             yield
             self.seconds[phase] += self._clock() - started
 
     def run(self, exchanges: Sequence[TensorExchange], ahead: Sequence[Part]) -> None:
-        """All rounds of the exchanges, with the parts `ahead` before those of the first."""
+        """Run all rounds of the exchanges; the parts `ahead` are sent before those of the first round."""
         running = []
         with self.timed("encode"):
             for exchange in exchanges:
@@ -68,7 +68,7 @@ class Step:
                 running, ahead = _advanced(running, sums), ()
 
     def sum(self, parts: Sequence[Part]) -> list[Words]:
-        """`Summation.sum`, timed and counted; checks run even if the summation leaves that to its caller."""
+        """Call `Summation.sum`, measure it, and run each part's check, in case the summation did not."""
         with self.timed("exchange"):
             results = self._summation.sum(parts)
         self.chunks += sum(-(-part.words.size // self._summation.lanes) for part in parts)
@@ -78,7 +78,7 @@ class Step:
         return results
 
     def _round(self, running: Sequence[_Running], ahead: Sequence[Part]) -> list[Sums]:
-        """One round of every exchange: write, sum, and cut the sums up."""
+        """Run one round of every exchange: write the words, sum them, and divide the sums."""
         with self.timed("encode"):
             ored, or_spans = self._laid_out([one.asked.or_words for one in running])
             added, add_spans = self._laid_out([one.asked.add_words for one in running])
@@ -94,13 +94,13 @@ class Step:
         return [Sums(ored[a], added[b]) for a, b in zip(or_spans, add_spans, strict=True)]
 
     def _laid_out(self, lengths: Sequence[int]) -> tuple[Words, list[slice]]:
-        """Room for stretches of these lengths, and where each lies."""
+        """Allocate words for spans of these lengths; return them, and each span."""
         ends = np.cumsum([0, *lengths]).tolist()
         return self._memory.traveling(ends[-1]), [slice(a, b) for a, b in pairwise(ends)]
 
 
 def _advanced(running: Sequence[_Running], sums: Sequence[Sums]) -> list[_Running]:
-    """The exchanges that ask for one more round, now that they have the sums of the last."""
+    """Send each exchange its sums; return the exchanges that have another round."""
     left = []
     for one, total in zip(running, sums, strict=True):
         try:

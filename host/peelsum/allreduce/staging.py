@@ -1,7 +1,4 @@
-"""Rounds of an exchange whose words lie on a device, as rounds of words on the host.
-
-It knows of memory only; what the words mean is the exchange's.
-"""
+"""Rounds of an exchange, and their staging: copies between an exchange on a device and the host's words."""
 
 from __future__ import annotations
 
@@ -14,25 +11,30 @@ from peelsum.codec import Memory
 
 
 class Round(NamedTuple):
-    """A request for sums: `write` puts a worker's words into or_words and add_words words, all of them."""
+    """A request for sums."""
 
     or_words: int
+    """Number of words to be OR-ed."""
     add_words: int
+    """Number of words to be added."""
     write: Callable[[Words, Words], None]
+    """Writes all of this worker's words, into uint32[or_words] and uint32[add_words]."""
 
 
 class Sums(NamedTuple):
-    """What a round came to over all workers."""
+    """The result of a round over all workers."""
 
     ored: Words
+    """uint32[or_words]."""
     added: Words
+    """uint32[add_words]."""
 
 
 Rounds = Generator[Round, Sums, None]
 
 
 def staged(rounds: Rounds, memory: Memory) -> Rounds:
-    """The same rounds; words are written in `memory`, and sums are there, when `rounds` gets to see them."""
+    """Yield the same rounds with words on the host, while `rounds` writes words and gets sums in `memory`."""
     if memory.direct:
         yield from rounds
         return

@@ -1,7 +1,4 @@
-"""What the all-reduce asks of whoever adds words up: a switch, or threads of one process.
-
-It knows nothing of tensors; a way to sum sees words and chunks only.
-"""
+"""The interface of a backend, which adds or ORs words over workers: a switch, or threads of one process."""
 
 from __future__ import annotations
 
@@ -18,20 +15,22 @@ Op = Literal["add", "or"]
 
 @dataclass(frozen=True)
 class Part:
-    """Words uint32[n] to be combined, over all workers, by addition modulo 2**32 or by OR.
-
-    `check`, if given, is called with the part's result as soon as that is complete, before the parts behind
-    it are waited for. What it raises ends the call: the way out when workers turn out to be at cross purposes
-    and the parts behind would never complete.
-    """
+    """Words to be combined over all workers."""
 
     words: Words
+    """uint32[n]."""
     op: Op
+    """The operation: "add" (modulo 2**32) or "or"."""
     check: Callable[[Words], None] | None = None
+    """Called with the part's result as soon as it is complete, before later parts are waited for.
+
+    An exception that it raises ends the call of `sum`. It is thus the way out if workers disagree, because
+    later parts would never complete.
+    """
 
 
 class Summation(Protocol):
-    """A way to sum. All workers of a job call `sum` with parts of like lengths and ops, in the same order."""
+    """A backend. All workers of a job call `sum` with parts of equal lengths and ops, in the same order."""
 
     @property
     def lanes(self) -> int:
@@ -39,15 +38,16 @@ class Summation(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many workers the job has."""
+        """Number of workers in the job."""
 
     @property
     def worker_id(self) -> int:
         """This worker's number, from 0."""
 
     def sum(self, parts: Sequence[Part]) -> list[Words]:
-        """The parts' results, each of its part's length, native-endian, the caller's to keep.
+        """Return each part's result: uint32 of the part's length, native-endian, owned by the caller.
 
-        Blocks until all are there; reads the parts' words until then, and never writes to them. Raises if
-        nothing moves for too long, naming the job, the oldest chunk and the missing workers.
+        Blocks until all results are complete; until then it reads the parts' words, but never writes to them.
+        Raises if there is no progress for too long; the message names the job, the oldest chunk and the
+        missing workers.
         """

@@ -1,7 +1,7 @@
-"""The codec: fixed point, the index of non-zeros, and the lossless sketch, each in three implementations.
+"""Encode float tensors as integer words whose sums (or ORs) over workers decode to the exact sum.
 
-It turns float tensors into integer words whose sums (or ORs) over workers decode to the exact sum. It knows
-nothing of packets, of switches or of who adds the words up.
+The codec has three parts: fixed point, the index of non-zeros, and the lossless sketch. Each has three
+implementations: NumPy, Numba and Triton.
 """
 
 from peelsum.codec.errors import CodecError

@@ -1,8 +1,7 @@
-"""The codec in Numba: the same bits as `peelsum.codec.reference`, one pass over memory each, on all cores.
+"""The codec in Numba: the same bits as `peelsum.codec.reference`, on all cores, one pass over memory each.
 
-What the functions mean is said in `peelsum.codec.kernels`. This module allocates and converts; the loops
-themselves stand in `cpu_index_loops`, `cpu_loops` and `cpu_peel_loops` beside it. Everything past the index
-works on candidates only.
+`peelsum.codec.kernels` documents the functions. This module allocates and converts arrays; the loops are in
+`cpu_index_loops`, `cpu_loops` and `cpu_peel_loops`. All work after the index touches candidates only.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 from peelsum.codec.threads import each, slices
 
-#: Twice a cell's number, and a bit, fit a uint32 below this.
+#: Below this many cells, twice a cell's number plus one bit fits a uint32.
 _NARROW_CELLS = 2**31
 _T = TypeVar("_T", bound=np.generic)
 
@@ -244,7 +243,7 @@ def sketch_decode(
 
 
 def _words(bitmap: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.uint32]:
-    """The words with the bits from `begin`, a multiple of 32, up to `end`."""
+    """Return the words that hold bits `begin` (a multiple of 32) to `end`."""
     return bitmap[begin // WORD_BITS : -(-end // WORD_BITS)]
 
 
@@ -257,7 +256,10 @@ def _sketch(layout: SketchLayout) -> tuple[int, int, np.uint64]:
 
 
 def _frozen(array: NDArray[_T]) -> NDArray[_T]:
-    """A read-only view: Numba compiles one version per writability, and inputs of both kinds arrive."""
+    """Return a read-only view.
+
+    Numba compiles a function once for writable and once for read-only arrays; callers pass both.
+    """
     view = array.view()
     view.flags.writeable = False
     return view

@@ -1,7 +1,7 @@
 """Loops over bitmaps and Bloom filters for `peelsum.codec.cpu`, compiled by Numba at their first call.
 
-Public ones do what the kernel of the same name does and release the GIL. NumPy scalars fix the widths that
-Numba would widen. Byte order is the processor's, little-endian on all that Numba serves.
+A public loop does what the kernel of the same name does, and releases the GIL. NumPy scalars keep widths
+that Numba would widen. Bytes are little-endian, as on every processor that Numba supports.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def compiled(function: _F) -> _F:
-    """`function` through Numba. Says to a type checker, as Numba does not, that the signature stays."""
+    """Return `function` compiled by Numba, typed with its original signature, which Numba's stubs lose."""
     return cast(_F, njit(cache=True, nogil=True)(function))
 
 
 @compiled
 def mixed(counter: np.uint64, seed: np.uint64) -> np.uint64:
-    """`peelsum.codec.layout.mix` of counter * MIX_STEP + seed, modulo 2**64."""
+    """Return `peelsum.codec.layout.mix` of counter * MIX_STEP + seed, modulo 2**64."""
     value = counter * _STEP + seed
     value = (value ^ (value >> _S30)) * _FIRST
     value = (value ^ (value >> _S27)) * _SECOND
@@ -63,9 +63,10 @@ def index(bits: Words, out: Words) -> np.uint32:
 
 @compiled
 def pack(bits: Words, flags: Bytes, out: Words) -> np.uint32:
-    """Bitmap of up to BLOCK floats that are not zero; returns their largest magnitude.
+    """Write the bitmap of the non-zeros among up to BLOCK floats; return their largest magnitude.
 
-    By way of a byte for each, flags[BLOCK]: loops that vectorise, where shifting bits into words does not.
+    The loop sets one byte per float in flags[BLOCK] first: it vectorizes, and shifting bits into words does
+    not.
     """
     largest = np.uint32(0)
     for i in range(bits.size):
@@ -78,7 +79,10 @@ def pack(bits: Words, flags: Bytes, out: Words) -> np.uint32:
 
 @compiled
 def _pack(flags: Bytes, elements: int, out: Words) -> None:
-    """Bitmap of bytes that are 0 or 1. A multiplication moves the lowest bit of byte j to bit 56 + j."""
+    """Write the bitmap of bytes that are 0 or 1.
+
+    One multiplication moves the lowest bit of byte j to bit 56 + j.
+    """
     words = (elements + 31) // 32
     for i in range(elements, 32 * words):
         flags[i] = 0
@@ -89,7 +93,7 @@ def _pack(flags: Bytes, elements: int, out: Words) -> None:
 
 @compiled
 def ones(word: np.uint32) -> np.uint32:
-    """Set bits of a uint32; LLVM knows this idiom and emits the processor's instruction."""
+    """Count the set bits of a uint32; LLVM recognizes this idiom and emits the processor's instruction."""
     word = np.uint32(word - ((word >> _ONE) & np.uint32(0x55555555)))
     word = np.uint32((word & np.uint32(0x33333333)) + ((word >> np.uint32(2)) & np.uint32(0x33333333)))
     word = np.uint32((word + (word >> np.uint32(4))) & np.uint32(0x0F0F0F0F))
@@ -98,13 +102,13 @@ def ones(word: np.uint32) -> np.uint32:
 
 @compiled
 def lowest(word: np.uint32) -> np.uint32:
-    """Number of the lowest set bit of a word that is not 0."""
+    """Return the number of the lowest set bit of a non-zero word."""
     return ones(np.uint32(np.uint32(word ^ np.uint32(word & np.uint32(word - _ONE))) - _ONE))
 
 
 @compiled
 def valid(index: Words, w: int, elements: int) -> np.uint32:
-    """Word w of a bitmap without bits past `elements`."""
+    """Return word w of a bitmap, with the bits from `elements` on cleared."""
     if 32 * w + 32 <= elements:
         return np.uint32(index[w])
     return np.uint32(index[w] & np.uint32((1 << max(elements - 32 * w, 0)) - 1))
@@ -120,9 +124,9 @@ def count(index: Words, elements: int) -> int:
 
 @compiled
 def positions(index: Words, elements: int, first: int, out: Numbers) -> None:
-    """Four at a time, whether a word has so many or none, while there is room: bits are hard to guess.
+    """Write positions four at a time while there is room, even if a word has fewer set bits.
 
-    Where there are few, words that have none are passed by.
+    A branch per bit would be mispredicted. If less than one bit in 128 is set, words of 0 are skipped.
     """
     k, room, few = np.uint64(0), np.uint64(max(out.size - 4, 0)), 128 * out.size < elements
     for w in range(index.size):
@@ -146,7 +150,7 @@ def positions(index: Words, elements: int, first: int, out: Numbers) -> None:
 
 @compiled
 def _squeezed(word: np.uint32) -> np.uint32:
-    """Bits 0, 2, 4, ... of a word, side by side."""
+    """Pack bits 0, 2, 4, ... of a word into its lower half."""
     word &= np.uint32(0x55555555)
     word = np.uint32((word | (word >> _ONE)) & np.uint32(0x33333333))
     word = np.uint32((word | (word >> np.uint32(2))) & np.uint32(0x0F0F0F0F))
@@ -156,7 +160,7 @@ def _squeezed(word: np.uint32) -> np.uint32:
 
 @compiled
 def _doubled(word: np.uint32) -> np.uint32:
-    """Bits 0 to 15 of a word, each twice."""
+    """Write each of bits 0 to 15 of a word twice, side by side."""
     word &= np.uint32(0x0000FFFF)
     word = np.uint32((word | (word << np.uint32(8))) & np.uint32(0x00FF00FF))
     word = np.uint32((word | (word << np.uint32(4))) & np.uint32(0x0F0F0F0F))
@@ -167,7 +171,7 @@ def _doubled(word: np.uint32) -> np.uint32:
 
 @compiled
 def block_encode(index: Words, shift: int, out: Words) -> None:
-    """Blocks of 2**shift elements, fewer than 32, into zeros."""
+    """Encode blocks of 2**shift < 32 elements into `out`, which must be zero."""
     for w in range(index.size):
         word = index[w]
         for _ in range(shift):
@@ -178,7 +182,7 @@ def block_encode(index: Words, shift: int, out: Words) -> None:
 
 @compiled
 def block_decode(blocks: Words, shift: int, out: Words) -> None:
-    """Blocks of 2**shift elements, fewer than 32."""
+    """Decode blocks of 2**shift < 32 elements."""
     for w in range(out.size):
         bit = (32 * w) >> shift
         word = np.uint32(blocks[bit >> 5] >> np.uint32(bit & 31))
@@ -189,7 +193,7 @@ def block_decode(blocks: Words, shift: int, out: Words) -> None:
 
 @compiled
 def used_words(index: Words, out: Words) -> None:
-    """Bitmap of the words that are not 0: blocks of 32 elements."""
+    """Write the bitmap of the non-zero words, i.e. of blocks of 32 elements."""
     flags = np.empty(BLOCK, np.uint8)
     for start in range(0, index.size, BLOCK):
         words = index[start : start + BLOCK]
@@ -200,23 +204,24 @@ def used_words(index: Words, out: Words) -> None:
 
 @compiled
 def fill_words(used: Words, out: Words) -> None:
-    """All bits of the words whose bit is set: the inverse of `used_words`."""
+    """Set all bits of the words whose bit in `used` is set; zero the others."""
     for w in range(out.size):
         out[w] = np.uint32(-((used[w >> 5] >> np.uint32(w & 31)) & _ONE))
 
 
 @compiled
 def clean(out: Words, elements: int) -> None:
-    """Take away the bits of a bitmap past `elements`."""
+    """Clear the bits of a bitmap from `elements` on."""
     for w in range(elements // 32, out.size):
         out[w] = valid(out, w, elements)
 
 
 @compiled
 def occupied(positions: Numbers, differing: Numbers, out: Numbers) -> None:
-    """A position begins a new block of 2**b elements when it differs from the one before from bit b on.
+    """Count the occupied blocks of each size.
 
-    differing[33], zeros: pairs by the number of bits up to the highest that differs.
+    A position begins a new block of 2**b elements if it differs from the previous position in bit b or above.
+    differing[33], zero on entry, counts pairs of neighbours by the bit length of their XOR.
     """
     highest = (np.int64(1) << out.size) - 1
     for k in range(1, positions.size):
@@ -232,7 +237,7 @@ def occupied(positions: Numbers, differing: Numbers, out: Numbers) -> None:
 
 @compiled
 def _hash_of(word: int, seed: np.uint64) -> tuple[np.uint32, np.uint32]:
-    """Start and stride of a word's hashes."""
+    """Return start and stride of a word's hashes."""
     value = mixed(np.uint64(word), seed)
     return np.uint32(value), np.uint32(np.uint32(value >> _S32) | _ONE)
 
@@ -244,13 +249,13 @@ def _row(hashed: np.uint32, j: int, rows: int) -> int:
 
 @compiled
 def _rotated(word: np.uint32, left: np.uint32) -> np.uint32:
-    """A word rotated left; of the number of bits, the lowest five count."""
+    """Rotate a word left by `left` modulo 32 bits."""
     return np.uint32(np.uint32(word << (left & _31)) | np.uint32(word >> (np.uint32(-left) & _31)))
 
 
 @compiled
 def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index: Words, out: Words) -> None:
-    """Into zeros."""
+    """Encode the non-zero words of `index` into `out`, which must be zero."""
     used = np.empty(_SEVERAL, np.int64)
     hashed, stride = np.empty(_SEVERAL, np.uint32), np.empty(_SEVERAL, np.uint32)
     for start in range(0, index.size, _SEVERAL):
@@ -286,10 +291,11 @@ def bloom_decode(
 
 @compiled
 def _move(mask: np.uint32, gaps: np.uint32, bits: np.uint32) -> tuple[np.uint32, np.uint32, np.uint32]:
-    """A step of moving a mask's bits down, by 1, 2, 4, 8 and 16: which go, the mask then, and the gaps left.
+    """Compute one of five steps (`bits` = 1, 2, 4, 8, 16) that pack a mask's set bits downwards.
 
-    Those go that have an odd number of `bits` more gaps below. Without a branch, so that several words are
-    done at once (parallel suffix: Warren, Hacker's Delight, 7-4).
+    Return the bits that move in this step, the mask after it, and the gaps left for later steps. A bit moves
+    if the number of gaps below it has bit `bits` set (parallel suffix: Warren, Hacker's Delight, 7-4). There
+    is no branch, so the compiler handles several words at once.
     """
     odd = np.uint32(gaps ^ (gaps << _ONE))
     odd ^= np.uint32(odd << np.uint32(2))
@@ -313,7 +319,7 @@ def _up(word: np.uint32, moved: np.uint32, bits: np.uint32) -> np.uint32:
 
 @compiled
 def _squeeze(words: Words, masks: Words, out: Words) -> None:
-    """The bits of each word that are in its mask, side by side from the lowest on."""
+    """Pack the bits of each word that its mask selects, starting at bit 0."""
     for w in range(masks.size):
         mask = np.uint32(masks[w])
         word, gaps = np.uint32(words[w] & mask), np.uint32(~mask << _ONE)
@@ -325,7 +331,7 @@ def _squeeze(words: Words, masks: Words, out: Words) -> None:
 
 @compiled
 def _spread(words: Words, masks: Words, out: Words) -> None:
-    """The inverse of `_squeeze`: the lowest bits of each word to where its mask has bits."""
+    """Move the lowest bits of each word to the bits that its mask selects: the inverse of `_squeeze`."""
     for w in range(masks.size):
         mask = np.uint32(masks[w])
         moved_1, left, gaps = _move(mask, np.uint32(~mask << _ONE), np.uint32(1))
@@ -341,7 +347,7 @@ def _spread(words: Words, masks: Words, out: Words) -> None:
 @compiled
 def gather_bits(index: Words, mask: Words, out: Words) -> None:
     squeezed = np.empty(_SEVERAL, np.uint32)
-    pending, filled, at = np.uint64(0), np.uint64(0), 0  # bits not written yet, and how many they are
+    pending, filled, at = np.uint64(0), np.uint64(0), 0  # bits not yet written, and their number
     for start in range(0, mask.size, _SEVERAL):
         masks = mask[start : start + _SEVERAL]
         _squeeze(index[start : start + _SEVERAL], masks, squeezed)
@@ -361,7 +367,7 @@ def gather_bits(index: Words, mask: Words, out: Words) -> None:
 @compiled
 def scatter_bits(bits: Words, mask: Words, out: Words) -> None:
     wanted = np.empty(_SEVERAL, np.uint32)
-    pending, filled, at = np.uint64(0), np.uint64(0), 0  # bits read and not placed yet, and how many they are
+    pending, filled, at = np.uint64(0), np.uint64(0), 0  # bits read but not yet placed, and their number
     for start in range(0, mask.size, _SEVERAL):
         masks = mask[start : start + _SEVERAL]
         for w in range(masks.size):

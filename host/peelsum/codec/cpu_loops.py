@@ -1,7 +1,7 @@
 """Loops over numbers and sketches for `peelsum.codec.cpu`, compiled by Numba and cached on disk.
 
-Public ones do what the kernel of the same name does, with the scale as a factor, and for a slice only where
-they have `begin` and `end`. They release the GIL. NumPy scalars fix the widths that Numba would widen.
+A public loop does what the kernel of the same name does, but takes the scale as a factor. Loops with `begin`
+and `end` work on that slice. They release the GIL. NumPy scalars keep widths that Numba would widen.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from peelsum.codec.cpu_index_loops import (
 from peelsum.codec.cpu_prefetch import prefetch
 from peelsum.codec.layout import SUB_TABLES
 
-#: From one non-zero in so many elements on, all lines of the next block's rows are worth asking for.
+#: If more than one element in 16 is non-zero, prefetching every cache line of the next block's rows pays off.
 _MANY = 16
-_LINE = 16  # words of a line of the cache
+_LINE = 16  # words of a cache line
 _ZERO, _ONE = np.uint32(0), np.uint32(1)
 _S31, _S32 = np.uint64(31), np.uint64(32)
 _LOW31 = np.uint64(0x7FFFFFFF)
 
 _Integers = NDArray[np.int32]
 _Floats = NDArray[np.float32]
-#: Where a block lies in one sub-table: its row's first cell, its rotation, and its sign, 1 or 2**32 - 1.
+#: A block's place in one sub-table: the first cell of its row, its rotation, and its sign (1 or 2**32 - 1).
 _Row = tuple[int, int, np.uint32]
 
 
@@ -88,7 +88,7 @@ def quantize_at(
 def _floats(
     quantized: _Integers, factor: float, low_bits: int, divisor: float, out: _Floats, begin: int
 ) -> None:
-    """Floats of the numbers from `begin` on into all of out[n]."""
+    """Dequantize the numbers from `begin` on into out[n]."""
     upper, lower = quantized[0, begin:], quantized[-1, begin:]
     if low_bits:
         for i in range(out.size):
@@ -136,7 +136,10 @@ def _row_of(block: int, sub_table: int, lanes: int, rows: int, seed: np.uint64) 
 
 @compiled
 def rows_of(block: int, lanes: int, rows: int, seed: np.uint64) -> tuple[_Row, _Row, _Row]:
-    """The block's place in each sub-table. Neighbours share it: mixing costs more than adding."""
+    """Return the block's place in each sub-table.
+
+    Callers reuse it for all elements of a block, because mixing costs more than adding.
+    """
     return (
         _row_of(block, 0, lanes, rows, seed),
         _row_of(block, 1, lanes, rows, seed),
@@ -146,7 +149,7 @@ def rows_of(block: int, lanes: int, rows: int, seed: np.uint64) -> tuple[_Row, _
 
 @compiled
 def cell_of(row: _Row, lane: int, lanes: int) -> int:
-    """The cell of a block's lane in its row."""
+    """Return the cell of a block's lane in its row."""
     rotated = lane + row[1]
     return row[0] + (rotated - lanes if rotated >= lanes else rotated)
 
@@ -155,7 +158,7 @@ def cell_of(row: _Row, lane: int, lanes: int) -> int:
 def sketch_encode(
     lanes: int, rows: int, seed: np.uint64, positions: Numbers, values: Words, out: Words
 ) -> None:
-    """Into zeros."""
+    """Encode into `out`, which must be zero."""
     start, placed = -lanes, rows_of(0, lanes, rows, seed)
     for k in range(positions.size):
         if positions[k] - start >= lanes:
@@ -178,7 +181,7 @@ def index_sketch(
     index: Words,
     sketch: Words,
 ) -> np.uint32:
-    """The sketch is added to sketch[limbs, cells]."""
+    """Write the index and add the sketch to sketch[limbs, cells]; return the magnitude."""
     largest, flags = _ZERO, np.empty(BLOCK, np.uint8)
     for start in range(0, values.size, BLOCK):
         block = values[start : start + BLOCK]
@@ -190,7 +193,7 @@ def index_sketch(
 
 @compiled
 def _fetch(placed: tuple[_Row, _Row, _Row], lanes: int, sketch: Words) -> None:
-    """Have a block's rows fetched into the cache."""
+    """Prefetch a block's rows."""
     for row, _, _ in placed:
         for cell in range(row, row + lanes, _LINE):
             prefetch(sketch, np.uint64(cell))
@@ -208,7 +211,7 @@ def _add(
     low_bits: int,
     sketch: Words,
 ) -> None:
-    """Add the quantised non-zeros of values[n], elements from `first` on, to sketch[limbs, cells]."""
+    """Add the quantized non-zeros of values[n], elements from `first` on, to sketch[limbs, cells]."""
     start, placed = -lanes, rows_of(0, lanes, rows, seed)
     low = (np.int64(1) << low_bits) - 1
     many = count(index, values.size) * _MANY > values.size

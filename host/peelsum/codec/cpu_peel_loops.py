@@ -1,8 +1,8 @@
 """Loops that peel sketches for `peelsum.codec.cpu`, compiled by Numba and cached on disk.
 
-A cell under peeling is one 64-bit word, its value above the number of its candidates. Loops ask for cells a
-while before they need them: a candidate's three lie far apart, and waiting for each takes most of the time.
-Unsigned indices spare Numba a look at whether they count from the end.
+During peeling a cell is one 64-bit word: its value in the upper half, the number of its candidates in the
+lower. A candidate's three cells lie far apart, so the loops prefetch them: cache misses would otherwise take
+most of the time. Unsigned indices save Numba the check for negative ones.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from peelsum.codec.cpu_loops import cell_of, rows_of
 from peelsum.codec.cpu_prefetch import prefetch
 from peelsum.codec.layout import SUB_TABLES
 
-#: Candidates between asking for a cell and using it.
+#: Distance, in candidates, between prefetching a cell and using it.
 _AHEAD = 32
 _ZERO, _ONE, _S32 = np.uint64(0), np.uint64(1), np.uint64(32)
 _POSITIVE = np.uint32(1)
-#: Looked up: a mask that is computed from a condition becomes a branch again in LLVM.
+#: A table, because LLVM turns a mask that is computed from a condition back into a branch.
 _NONE_OR_ALL = np.array([0, 2**64 - 1], np.uint64)
 
 _Cells = NDArray[np.uint64]
-#: Three to a candidate, one behind the other: twice the cell, plus 1 where the sign is negative.
+#: Three consecutive entries per candidate: twice the cell's number, plus 1 if the sign is negative.
 Places = NDArray[np.uint32] | NDArray[np.uint64]
 
 
@@ -37,7 +37,7 @@ def load(
     places: Places,
     cells: _Cells,
 ) -> None:
-    """Lay cells[n] out for peeling, and note each candidate's places."""
+    """Fill cells[n] for peeling, and record each candidate's places."""
     for c in range(sketch.size):
         cells[c] = np.uint64(sketch[c]) << _S32
     start, placed = -lanes, rows_of(0, lanes, rows, seed)
@@ -63,11 +63,12 @@ def _count(places: Places, k: int, cells: _Cells) -> None:
 
 @compiled
 def sweep(places: Places, cells: _Cells, left: Numbers, count: int, out: Words) -> int:
-    """Peel, in ascending order, every candidate of left[:count] that lies in a pure cell by its turn.
+    """Peel, in ascending order, every candidate of left[:count] that is in a pure cell when its turn comes.
 
-    The others move to the front of `left`, still ascending, and have 0 in `out`; returns how many.
-    Neighbouring candidates have neighbouring cells, so sweeps find them in the cache where a queue of pure
-    cells would not. No processor guesses who is peeled, so nothing branches on it: the others subtract 0.
+    The others move to the front of `left`, still ascending, and get 0 in `out`. Return their number.
+    Neighbouring candidates have neighbouring cells, so a sweep hits the cache more often than a queue of pure
+    cells would. Which candidates are peeled is unpredictable, so the loop does not branch on it: a candidate
+    that is not peeled subtracts 0.
     """
     kept = np.uint64(0)
     for i in range(count):
@@ -106,6 +107,6 @@ def _pure(cell: np.uint64) -> bool:
 
 @compiled
 def _signed(value: np.uint64, place: np.uint64) -> np.uint64:
-    """A value above 32 zeros, with the sign of a place."""
+    """Return `value` with the sign of `place`; the value is in the upper 32 bits, above zeros."""
     negative = _ZERO - (place & _ONE)
     return np.uint64((value ^ negative) - negative)

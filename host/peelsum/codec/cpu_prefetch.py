@@ -1,4 +1,4 @@
-"""Asking for memory a while before it is needed, in Numba's loops. Knows nothing of what lies there."""
+"""A prefetch instruction for loops that Numba compiles."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def _typed(_: Any, array: Any, at: Any) -> Any:
         fetch = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
             builder.module, kind, "llvm.prefetch.p0"
         )
-        # To be written, into every level of the cache, and data.
+        # 1: for writing; 3: keep in every cache level; 1: data, not instructions.
         builder.call(fetch, [address, flag(1), flag(3), flag(1)])
         return context.get_dummy_value()
 
     return types.void(array, types.uint64), emit
 
 
-#: Have array[at] fetched into the cache, for writing.
+#: Fetch array[at] into the cache, for writing.
 prefetch = cast(Callable[[NDArray[Any], np.uint64], None], intrinsic(_typed))

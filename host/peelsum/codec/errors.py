@@ -1,5 +1,5 @@
-"""The one error of the codec."""
+"""The codec's error."""
 
 
 class CodecError(ValueError):
-    """A request that the codec cannot serve. Says field, value and remedy."""
+    """A request that the codec cannot serve. The message names field, value and remedy in one line."""

@@ -1,4 +1,4 @@
-"""Estimates of what peeling left over, for experiments only: all else in the codec is exact."""
+"""Estimate the values that peeling left over. For experiments only: the rest of the codec is exact."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from peelsum.codec.kernels import Kernels
 from peelsum.codec.layout import SketchLayout
 from peelsum.codec.reference import places
 
-#: Exact sums may wrap in a cell, estimates may not: scales leave room for so many candidates to a cell.
+#: Candidates per cell for which a scale must leave room: a cell may wrap for exact sums, not for estimates.
 ESTIMABLE = 256
 
 
@@ -21,10 +21,12 @@ def estimate_left_over(
     values: NDArray[np.int32],
     left: NDArray[np.int64],
 ) -> None:
-    """Estimate the candidates `left` of positions[k] in values[k], where the others are what was peeled.
+    """Write estimates of the left-over candidates `left` of positions[k] into values[k].
 
-    The mean of a candidate's cells, each times its sign there: whatever else lies in them has signs of its
-    own, so the mean is unbiased over seeds, if the scale leaves room for ESTIMABLE times as many values.
+    On entry, the other elements of `values` hold the peeled values. An estimate is the mean of the
+    candidate's three cells, each times the candidate's sign there. Other candidates in these cells have
+    independent signs, so the mean is unbiased over seeds, provided that the scale leaves room for ESTIMABLE
+    times as many values.
     """
     peeled = np.empty_like(sketch)
     ops.sketch_encode(layout, positions, values, peeled)

@@ -1,4 +1,4 @@
-"""Narrow floats as the float32 that the kernels read. Widening is exact, so nothing else knows of them."""
+"""Widen float16 and bfloat16 to the float32 that the kernels read. Widening is exact."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _BFLOAT16_SHIFT = 16
 
 @dataclass(frozen=True, eq=False)
 class BFloat16:
-    """A tensor of bfloat16 by its bit patterns, uint16[shape], since NumPy has no such type."""
+    """A tensor of bfloat16, given by its bit patterns because NumPy lacks the type."""
 
     bits: NDArray[np.uint16]
+    """Bit patterns, uint16[shape]."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -23,7 +24,7 @@ class BFloat16:
 
 
 def widened(tensor: NDArray[np.float32] | NDArray[np.float16] | BFloat16) -> NDArray[np.float32]:
-    """The same numbers as float32[n], in C order; the tensor's own memory where it is that already."""
+    """Return the same numbers as float32[n], in C order; without a copy if the tensor is that already."""
     if isinstance(tensor, BFloat16):
         wide = np.ascontiguousarray(tensor.bits).reshape(-1).astype(np.uint32)
         wide <<= _BFLOAT16_SHIFT

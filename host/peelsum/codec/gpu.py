@@ -1,10 +1,11 @@
 """The codec in Triton, on torch tensors: the same bits as `peelsum.codec.reference`, on the caller's stream.
 
-The functions have the names and parameters of `peelsum.codec.kernels`, but for two things that a device does
-not do well: arrays are tensors, of int32 where those of NumPy are uint32, for torch has next to no arithmetic
-on uint32; and magnitudes are tensors int32[1], for reading one as an int means to wait for the device. What
-has a size that only the device knows (`count`, `positions`, the left-over of `sketch_decode`) does wait; in
-`peelsum.codec.gpu_launch` nothing does. Tensors are contiguous, all on one device.
+The functions have the names and parameters of `peelsum.codec.kernels`, with two differences. Arrays are
+tensors, int32 where NumPy's are uint32, because torch has almost no arithmetic on uint32. Magnitudes are
+tensors int32[1], because reading one as an int would wait for the device.
+
+Functions whose result has a size that only the device knows (`count`, `positions`, `sketch_decode`) wait for
+it; `peelsum.codec.gpu_launch` never waits. Tensors are contiguous and on one device.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
 from peelsum.codec.layout import SketchLayout
 
 _SIGN = 2**63
-#: The largest blocks that one kernel gathers; larger ones take several passes.
+#: The largest block that one kernel handles; larger ones take several passes.
 _LARGEST_BLOCK = 4096
 
 
 def require_device() -> None:
-    """Raises CodecError unless there is a GPU that torch can use, or Triton interprets."""
+    """Raise CodecError unless torch finds a GPU or Triton runs in its interpreter."""
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
         raise CodecError(
             "implementation: 'gpu' needs a GPU that torch can use; set TRITON_INTERPRET=1 to run it, slowly, "
@@ -36,14 +37,14 @@ def require_device() -> None:
 
 
 def magnitude(values: Tensor) -> Tensor:
-    """See `Kernels.magnitude`: int32[1], of float32 values[n]."""
+    """See `Kernels.magnitude`: returns int32[1] for float32 values[n]."""
     largest = _empty(1, values)
     launch.magnitude(values.view(torch.int32), largest)
     return largest
 
 
 def index(values: Tensor, out: Tensor) -> Tensor:
-    """See `Kernels.index`: int32[1]."""
+    """See `Kernels.index`: returns int32[1]."""
     largest = _empty(1, values)
     launch.index(values.view(torch.int32), out, largest)
     return largest
@@ -56,12 +57,12 @@ def count(index: Tensor, elements: int) -> int:
 
 
 def positions(index: Tensor, elements: int, first: int = 0) -> Tensor:
-    """See `Kernels.positions`: int64[k]. Waits for the device once, for k."""
+    """See `Kernels.positions`: returns int64[k]. Waits for the device once, for k."""
     return _listed(index, elements, first)
 
 
 def occupied(positions: Tensor) -> Tensor:
-    """See `Kernels.occupied`: int64[BLOCK_SIZES]."""
+    """See `Kernels.occupied`: returns int64[BLOCK_SIZES]."""
     out = _empty(BLOCK_SIZES, positions, torch.int64)
     launch.occupied(_all(positions), out)
     return out
@@ -105,7 +106,7 @@ def scatter_bits(bits: Tensor, mask: Tensor, out: Tensor) -> None:
 
 
 def quantize(values: Tensor, fixed: FixedPoint, out: Tensor) -> Tensor:
-    """See `Kernels.quantize`: int32[1]."""
+    """See `Kernels.quantize`: returns int32[1]."""
     largest = _empty(1, values)
     launch.quantize(values.view(torch.int32), _scale(fixed, values), fixed.low_bits, out, largest)
     return largest
@@ -136,7 +137,7 @@ def sketch_encode(layout: SketchLayout, positions: Tensor, values: Tensor, out: 
 def index_sketch(
     layout: SketchLayout, values: Tensor, fixed: FixedPoint, index: Tensor, sketch: Tensor, first: int = 0
 ) -> Tensor:
-    """See `Kernels.index_sketch`: int32[1]."""
+    """See `Kernels.index_sketch`: returns int32[1]."""
     largest, seed, scale = _empty(1, values), _seed(layout, values), _scale(fixed, values)
     bits = values.view(torch.int32)
     launch.index_sketch(layout, seed, bits, scale, fixed.low_bits, index, sketch, largest, first)
@@ -144,7 +145,7 @@ def index_sketch(
 
 
 def sketch_decode(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Tensor:
-    """See `Kernels.sketch_decode`. Waits for the device after each launch of rounds: one, as a rule."""
+    """See `Kernels.sketch_decode`. Waits for the device after each launch of rounds, usually once."""
     seed, candidates = _seed(layout, sketch), _all(positions)
     room = Peeling.room(candidates.capacity, layout.cells, sketch.device)
     launch.peel(layout, seed, sketch, candidates, room, out)
@@ -170,7 +171,7 @@ def _listed(bitmap: Tensor, elements: int, first: int) -> Tensor:
 
 
 def _totals(bitmap: Tensor, elements: int) -> tuple[Tensor, Tensor]:
-    """Bits before each tile of a bitmap, and bits in all, int64[1]."""
+    """Count the set bits before each tile of a bitmap, int64[tiles], and in all of it, int64[1]."""
     bases = _empty(launch.tiles(bitmap.numel()), bitmap, torch.int64)
     total = _empty(1, bitmap, torch.int64)
     launch.totals(bitmap, elements, bases, total)
@@ -178,12 +179,12 @@ def _totals(bitmap: Tensor, elements: int) -> tuple[Tensor, Tensor]:
 
 
 def _all(positions: Tensor) -> Candidates:
-    """Positions[k] as candidates whose number the host knows."""
+    """Return positions[k] as Candidates, all of which are present."""
     return Candidates(positions, torch.full((1,), positions.numel(), device=positions.device))
 
 
 def _seed(layout: SketchLayout | BloomLayout, like: Tensor) -> Tensor:
-    """A 64-bit seed in a signed tensor. Filling it is a launch, where copying it would be a wait."""
+    """Return the layout's 64-bit seed as int64[1]. Filling the tensor is a launch; a copy would wait."""
     seed = (layout.seed + _SIGN) % (2 * _SIGN) - _SIGN
     return torch.full((1,), seed, dtype=torch.int64, device=like.device)
 

@@ -1,6 +1,6 @@
-"""Triton kernels of the index's forms: bitmaps of blocks, Bloom filters, and candidates' own bits.
+"""Triton kernels for the forms of the index: bitmaps of blocks, Bloom filters, and the candidates' own bits.
 
-What they write and read is said in `peelsum.codec.kernels` and `peelsum.codec.index`.
+`peelsum.codec.kernels` and `peelsum.codec.index` document what they read and write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from peelsum.codec.gpu_sketch_kernels import mixed
 
 @triton.jit
 def small_block_encode_kernel(index, out, elements, BITS: tl.constexpr, WORDS: tl.constexpr):
-    """Bitmap of blocks of 2**BITS elements, fewer than a word has: a block is some bits of one word."""
+    """Write the bitmap of blocks of 2**BITS < 32 elements: a block is some bits of one word."""
     word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     begin = (word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]) << BITS
     held = load_bits(index, begin // WORD_BITS, elements).to(tl.uint32, bitcast=True)
@@ -33,7 +33,10 @@ def small_block_encode_kernel(index, out, elements, BITS: tl.constexpr, WORDS: t
 
 @triton.jit
 def large_block_encode_kernel(index, out, elements, BLOCK_WORDS: tl.constexpr, WORDS: tl.constexpr):
-    """Bitmap of blocks of BLOCK_WORDS whole words: the tile is out words, their bits, the words of each."""
+    """Write the bitmap of blocks of BLOCK_WORDS whole words.
+
+    The tile's dimensions are words of `out`, their bits, and the words of each bit's block.
+    """
     word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     block = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
     source = block[:, :, None] * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)[None, None, :]
@@ -43,7 +46,7 @@ def large_block_encode_kernel(index, out, elements, BLOCK_WORDS: tl.constexpr, W
 
 @triton.jit
 def block_decode_kernel(blocks, out, elements, BITS: tl.constexpr, WORDS: tl.constexpr):
-    """Bitmap of all elements of the blocks of 2**BITS that are set."""
+    """Write the bitmap of all elements of the blocks of 2**BITS elements that are set in `blocks`."""
     word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     inside = word * WORD_BITS < elements
     if BITS < 5:
@@ -62,28 +65,28 @@ def block_decode_kernel(blocks, out, elements, BITS: tl.constexpr, WORDS: tl.con
 
 @triton.jit
 def _bloom_hashes(seed, word, first_word):
-    """The two halves from which all rows and rotations of a bitmap's words follow: uint64[w] each."""
+    """Return start and stride of the hashes of a bitmap's words: uint64[w] each."""
     value = mixed(word + first_word, tl.load(seed))
     return value & 0xFFFFFFFF, (value >> 32) | 1
 
 
 @triton.jit
 def _bloom_place(start, stride, j, rows):
-    """Rows int64[w] of the filter and rotations uint32[w] in sub-table j."""
+    """Return rows int64[w] of the filter and rotations uint32[w] in sub-table j."""
     hashed = (start + j * stride) & 0xFFFFFFFF
     return j * wide(rows) + ((hashed * rows) >> 32).to(tl.int64), (hashed & 31).to(tl.uint32)
 
 
 @triton.jit
 def _rotated(words, left):
-    """int32[w] rotated left by 0 to 32 bits."""
+    """Rotate int32[w] left by 0 to 32 bits."""
     doubled = words.to(tl.uint32, bitcast=True).to(tl.uint64) << left.to(tl.uint64)
     return (doubled | (doubled >> 32)).to(tl.uint32).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def bloom_encode_kernel(index, out, seed, words, first_word, hashes, rows, BLOCK: tl.constexpr):
-    """Words of a bitmap OR-ed into the filter out[hashes * rows], which is 0 before."""
+    """OR a bitmap's words into the filter out[hashes * rows], which must be zero."""
     word = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
     held = tl.load(index + word, mask=word < words, other=0)
     start, stride = _bloom_hashes(seed, word, first_word)
@@ -94,14 +97,14 @@ def bloom_encode_kernel(index, out, seed, words, first_word, hashes, rows, BLOCK
 
 @triton.jit
 def bloom_decode_kernel(filter_, out, seed, elements, first_word, hashes, rows, BLOCK: tl.constexpr):
-    """Bitmap of the elements that the filter lets pass."""
+    """Write the bitmap of the elements that pass the filter."""
     word = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
     beyond = tl.minimum(tl.maximum((word + 1) * WORD_BITS - elements, 0), WORD_BITS - 1).to(tl.uint32)
     passed = (tl.full((BLOCK,), 0xFFFFFFFF, tl.uint32) >> beyond).to(tl.int32, bitcast=True)
     start, stride = _bloom_hashes(seed, word, first_word)
     for j in range(hashes):
         row, rotation = _bloom_place(start, stride, j, rows)
-        # Words that are empty by now are not looked up any more: most of them, after a few sub-tables.
+        # After a few sub-tables most words are empty; they are not looked up again.
         held = tl.load(filter_ + row, mask=(word * WORD_BITS < elements) & (passed != 0), other=0)
         passed &= _rotated(held, 32 - rotation)
     tl.store(out + word, passed, mask=word * WORD_BITS < elements)
@@ -109,7 +112,7 @@ def bloom_decode_kernel(filter_, out, seed, elements, first_word, hashes, rows, 
 
 @triton.jit
 def gather_bits_kernel(index, mask, bases, out, words, BLOCK: tl.constexpr):
-    """Bits of `index` where `mask` has its bits, in order, OR-ed into out, which is 0 before."""
+    """OR the bits of `index` that `mask` selects, in order, into `out`, which must be zero."""
     word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     masks = tl.load(mask + word, mask=word < words, other=0)
     held = tl.load(index + word, mask=word < words, other=0) & masks
@@ -117,7 +120,7 @@ def gather_bits_kernel(index, mask, bases, out, words, BLOCK: tl.constexpr):
     before = tl.cumsum(bits, axis=1) - bits
     chosen = tl.sum(unpacked(held) << before, axis=1).to(tl.uint32, bitcast=True)
     rank = ranks(masks, bases)
-    # Up to 32 bits, from somewhere in one word on: they end in the next.
+    # Up to 32 bits that begin anywhere in a word: they may end in the next one.
     shifted = chosen.to(tl.uint64) << (rank & 31).to(tl.uint64)
     low, high = shifted.to(tl.uint32).to(tl.int32, bitcast=True), (shifted >> 32).to(tl.int32)
     tl.atomic_or(out + rank // WORD_BITS, low, mask=low != 0, sem="relaxed")
@@ -126,7 +129,7 @@ def gather_bits_kernel(index, mask, bases, out, words, BLOCK: tl.constexpr):
 
 @triton.jit
 def scatter_bits_kernel(bits, mask, bases, out, words, BLOCK: tl.constexpr):
-    """The inverse of `gather_bits_kernel`: into out[words]."""
+    """Do the inverse of `gather_bits_kernel`, into out[words]."""
     word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     masks = tl.load(mask + word, mask=word < words, other=0)
     rank, count = ranks(masks, bases), popcount(masks)

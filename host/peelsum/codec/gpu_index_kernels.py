@@ -1,8 +1,7 @@
-"""Triton kernels of the index: bitmaps of non-zeros, and the positions that they stand for.
+"""Triton kernels for the index: bitmaps of non-zeros, and the positions of their set bits.
 
-They see pointers and sizes; what a bitmap is, `peelsum.codec.kernels` says. Words are int32 on the device.
-A tile is a number of words by the 32 bits of each, so that 32 neighbours are one row. Element numbers are
-int64 throughout.
+`peelsum.codec.kernels` defines the bitmap. Words are int32 on the device, element numbers int64. A tile is
+[words, 32 bits], so 32 neighbouring elements are one row.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ WORD_BITS = tl.constexpr(32)
 
 @triton.jit
 def wide(x):
-    """A size as int64, also where Triton made a constant of it, as it does of 1."""
+    """Return a size as int64, even if Triton specialized it to a constant, as it does with 1."""
     return tl.zeros((), tl.int64) + x
 
 
 @triton.jit
 def singly(start, BLOCK: tl.constexpr):
-    """int64[BLOCK] from `start` on, one to a thread, where scattered accesses follow.
+    """Return int64[BLOCK] from `start` on, one per thread, for scattered accesses.
 
-    Several to a thread would be read at once, but then moved about, by way of shared memory, before each
-    scattered access: those have one to a thread.
+    With several per thread, Triton would read them at once but rearrange them through shared memory before
+    each scattered access, which has one per thread.
     """
     return tl.max_contiguous(start + tl.arange(0, BLOCK).to(tl.int64), 1)
 
 
 @triton.jit
 def popcount(x):
-    """Bits set in each of the int32 x."""
+    """Count the set bits of each int32 in x."""
     x = x.to(tl.uint32, bitcast=True)
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
@@ -41,19 +40,19 @@ def popcount(x):
 
 @triton.jit
 def packed(bits):
-    """Words int32[w] of bits[w, 32], each 0 or 1: as no two lie in the same place, their sum is their OR."""
+    """Pack bits[w, 32], each 0 or 1, into int32[w]. Shifted bits are disjoint, so their sum is their OR."""
     return tl.sum(bits.to(tl.int32) << tl.arange(0, WORD_BITS)[None, :], axis=1)
 
 
 @triton.jit
 def unpacked(words):
-    """Bits int32[w, 32], each 0 or 1, of words[w]."""
+    """Unpack words[w] into bits int32[w, 32], each 0 or 1."""
     return (words.to(tl.uint32, bitcast=True)[:, None] >> tl.arange(0, WORD_BITS)[None, :]).to(tl.int32) & 1
 
 
 @triton.jit
 def load_bits(bitmap, word, elements):
-    """Words of a bitmap without what it may hold from `elements` on; 0 past its end."""
+    """Load words of a bitmap, with the bits from `elements` on cleared; 0 past its end."""
     words = tl.load(bitmap + word, mask=word * WORD_BITS < elements, other=0)
     beyond = tl.minimum(tl.maximum((word + 1) * WORD_BITS - elements, 0), WORD_BITS - 1).to(tl.uint32)
     kept = tl.full(words.shape, 0xFFFFFFFF, tl.uint32) >> beyond
@@ -62,19 +61,19 @@ def load_bits(bitmap, word, elements):
 
 @triton.jit
 def load_tile(values, element, end, n):
-    """values[element], 0 from n on. Tiles that `end` by then are read without a mask: 16 bytes at once."""
+    """Load values[element], 0 from n on. Tiles with `end` <= n need no mask and load 16 bytes at once."""
     return tl.load(values + element) if end <= n else tl.load(values + element, mask=element < n, other=0)
 
 
 @triton.jit
 def raise_to(largest, tile_largest):
-    """The largest of all tiles into largest[1]. Only tiles that know a larger one queue up for the atomic."""
+    """Raise largest[1] to tile_largest. Only tiles with a larger value execute the atomic."""
     tl.atomic_max(largest, tile_largest, mask=tile_largest > tl.load(largest), sem="relaxed")
 
 
 @triton.jit
 def index_kernel(values, bitmap, largest, n, STORE: tl.constexpr, WORDS: tl.constexpr):
-    """Bitmap and magnitude of values[n], given as bit patterns; the magnitude alone unless STORE."""
+    """Write bitmap (if STORE) and magnitude of values[n], given as bit patterns."""
     tile = tl.program_id(0).to(tl.int64) * WORDS
     word = tile + tl.arange(0, WORDS)
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
@@ -86,7 +85,7 @@ def index_kernel(values, bitmap, largest, n, STORE: tl.constexpr, WORDS: tl.cons
 
 @triton.jit
 def totals_kernel(bitmap, totals, elements, WORDS: tl.constexpr):
-    """Bits set in each tile: totals[tiles]."""
+    """Count the set bits of each tile: totals[tiles]."""
     word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     total = tl.sum(popcount(load_bits(bitmap, word, elements)), axis=0)
     tl.store(totals + tl.program_id(0), total.to(tl.int64))
@@ -94,7 +93,7 @@ def totals_kernel(bitmap, totals, elements, WORDS: tl.constexpr):
 
 @triton.jit
 def scan_kernel(totals, count, tiles, BLOCK: tl.constexpr):
-    """Sums of all tiles before each in place of totals[tiles], and of all into count[1]; one program."""
+    """Replace totals[tiles] by its exclusive prefix sums; write the sum of all to count[1]. One program."""
     before = tl.zeros((), tl.int64)
     for start in range(0, tiles, BLOCK):
         tile = start + tl.arange(0, BLOCK)
@@ -106,14 +105,14 @@ def scan_kernel(totals, count, tiles, BLOCK: tl.constexpr):
 
 @triton.jit
 def ranks(words, bases):
-    """How many bits come before each of words[w] of this tile, from all tiles: int64[w]."""
+    """Count the set bits before each of this tile's words[w], including earlier tiles': int64[w]."""
     counts = popcount(words)
     return tl.load(bases + tl.program_id(0)) + tl.cumsum(counts, axis=0) - counts
 
 
 @triton.jit
 def positions_kernel(bitmap, bases, out, elements, capacity, first, WORDS: tl.constexpr):
-    """Numbers, from `first` on, of the bits set, ascending, into out[capacity], as far as they fit."""
+    """Write the positions of the set bits, plus `first`, ascending, into out[capacity]; drop the excess."""
     word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     words = load_bits(bitmap, word, elements)
     bits = unpacked(words)
@@ -124,13 +123,13 @@ def positions_kernel(bitmap, bases, out, elements, capacity, first, WORDS: tl.co
 
 @triton.jit
 def occupied_kernel(positions, count, out, capacity, SIZES: tl.constexpr, BLOCK: tl.constexpr):
-    """How many blocks of 2**b elements hold one of positions[count], added to out[SIZES]."""
+    """Add to out[b] the number of blocks of 2**b elements that hold one of positions[count], b < SIZES."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = start + tl.arange(0, BLOCK).to(tl.int64)
         inside = t < candidates
         here = tl.load(positions + t, mask=inside, other=0)
-        # The first is in a block of its own, of any size: it differs from -1 in every bit.
+        # The first position begins a block of every size: its predecessor, -1, never shares one.
         before = tl.load(positions + t - 1, mask=inside & (t > 0), other=-1)
         for b in tl.static_range(SIZES):
             begins = inside & ((here >> b) != (before >> b))

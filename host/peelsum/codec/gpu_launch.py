@@ -1,11 +1,11 @@
-"""The codec's launches on a device: each enqueues kernels on the caller's stream, and does nothing else.
+"""Enqueue the codec's Triton kernels on the caller's stream.
 
-None allocates, waits, or reads a device's memory from the host, so all may be captured in a CUDA graph. What
-a kernel of `peelsum.codec.kernels` returns comes out in a tensor here, and what has a size that only the
-device knows has room for a bound, `capacity`, and its count beside it. Seeds and scales, which change with
-every step, are tensors: a graph is replayed with new ones. Outputs are written whole unless said otherwise.
+No function allocates, waits, or reads device memory from the host, so all can be captured in a CUDA graph.
+Return values of `peelsum.codec.kernels` become output tensors. An output whose size only the device knows has
+room for a bound, `capacity`, and a count beside it. Seeds and scales change with every step, so they are
+tensors: a graph can be replayed with new ones. Outputs are written completely unless stated otherwise.
 
-Words and values are int32 (of floats, the bit patterns); positions, counts and seeds int64; scales int32.
+Words and values are int32 (floats as bit patterns); positions, counts and seeds int64; scales int32.
 """
 
 from __future__ import annotations
@@ -23,47 +23,53 @@ from peelsum.codec import gpu_sketch_kernels as sketches
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 
-# Sizes of tiles, which do not change bits, for 128 threads: the largest that need no more than about 100
-# registers a thread, as compiled for compute capability 9.0. A word is 32 elements, 128 bytes of gradient.
+# Tile sizes for 128 threads: the largest that need at most about 100 registers per thread when compiled for
+# compute capability 9.0. They do not change results. A word is 32 elements, 128 bytes of gradient.
 _TILE_WORDS = 64
 _SKETCH_WORDS = 32
 _BLOCK = 1024
 _CANDIDATES = 512
 _SCAN = 4096
-#: Programs for work whose size only the device knows: they stride over it. 8 for each of an H200's 132 SMs.
+#: Programs that stride over work whose size only the device knows: 8 for each of an H200's 132 SMs.
 _PROGRAMS = 1056
 _PROGRAMS_INTERPRETED = 2
-#: Rounds enough for 1.4 cells per candidate: 14 were needed for 400,000 candidates, 20 at 1.3 cells.
+#: Peel rounds per launch. 400,000 candidates needed 14 at 1.4 cells per candidate, 20 at 1.3.
 ROUNDS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Positions int64[capacity], of which the first `count`, int64[1], are there, ascending."""
+    """Candidates' positions on the device, with room for a bound."""
 
     positions: Tensor
+    """int64[capacity], of which the first `count` are valid, ascending."""
     count: Tensor
+    """int64[1]."""
 
     @property
     def capacity(self) -> int:
-        """Room for so many. If `count` is more, the rest is missing: work on them is to be repeated."""
+        """Room in `positions`. If `count` exceeds it, candidates are missing: repeat with more room."""
         return self.positions.numel()
 
 
 @dataclass(frozen=True, eq=False)
 class Peeling:
-    """Room for peeling: 12 bytes for each candidate, and 12 for a cell."""
+    """Working memory of peeling: 12 bytes per candidate and 12 per cell."""
 
     state: Tensor
+    """int64[cells]: number of candidates times 2**32, plus the sum of their numbers."""
     sums: Tensor
+    """int32[cells]: the sketch, less the peeled values."""
     waiting: Tensor
+    """int32[capacity]: 1 for each candidate that is not queued yet."""
     queue: Tensor
-    #: Candidates peeled in each round of a launch, int64[rounds + 1]; the last is yet to be peeled.
+    """int64[capacity]: queued candidates, in the order of their rounds."""
     grown: Tensor
+    """int64[rounds + 1]: candidates queued for each round of a launch; the last are not peeled yet."""
 
     @classmethod
     def room(cls, capacity: int, cells: int, device: torch.device, rounds: int = ROUNDS) -> Peeling:
-        """Allocates, for `capacity` candidates in `cells` cells, and `rounds`, a power of 2, to a launch."""
+        """Allocate for `capacity` candidates in `cells` cells; `rounds` per launch must be a power of 2."""
 
         def empty(size: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(size, dtype=dtype, device=device)
@@ -78,22 +84,22 @@ class Peeling:
 
     @property
     def rounds(self) -> int:
-        """Rounds that one launch runs."""
+        """Peel rounds that one launch runs."""
         return self.grown.numel() - 1
 
 
 def tiles(words: int) -> int:
-    """Room that `totals` of a bitmap of so many words needs, int64[tiles]."""
+    """Return the number of tiles of a bitmap of `words` words: the size of `bases` for `totals`."""
     return -(-words // _TILE_WORDS)
 
 
 def magnitude(values: Tensor, largest: Tensor) -> None:
-    """The magnitude of values[n] into largest[1]."""
+    """Write the magnitude of values[n] into largest[1]."""
     index(values, None, largest)
 
 
 def index(values: Tensor, bitmap: Tensor | None, largest: Tensor) -> None:
-    """`Kernels.index` of values[n] into bitmap[index_words(n)], if there is one, and largest[1]."""
+    """Run `Kernels.index` on values[n], into bitmap[index_words(n)], if given, and largest[1]."""
     largest.zero_()
     grid = tiles(-(-values.numel() // WORD_BITS))
     into = values if bitmap is None else bitmap
@@ -101,20 +107,20 @@ def index(values: Tensor, bitmap: Tensor | None, largest: Tensor) -> None:
 
 
 def totals(bitmap: Tensor, elements: int, bases: Tensor, count: Tensor) -> None:
-    """`Kernels.count` into count[1], and the bits before each tile into bases[tiles]."""
+    """Run `Kernels.count` into count[1]; write the set bits before each tile into bases[tiles]."""
     grid = tiles(bitmap.numel())
     _run(indexes.totals_kernel, grid, bitmap, bases, elements, _TILE_WORDS)
     _run(indexes.scan_kernel, 1, bases, count, grid, _SCAN)
 
 
 def positions(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, first: int = 0) -> None:
-    """`Kernels.positions` by prefix sums: as many as there is room for, and their true count."""
+    """Run `Kernels.positions` by prefix sums: as many as `out` has room for, and the true count."""
     totals(bitmap, elements, bases, out.count)
     listed(bitmap, elements, bases, out, first)
 
 
 def listed(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, first: int = 0) -> None:
-    """The second half of `positions`, where `totals` ran before."""
+    """Run the second half of `positions`, after `totals`."""
     _run(
         indexes.positions_kernel,
         tiles(bitmap.numel()), bitmap, bases, out.positions, elements, out.capacity, first, _TILE_WORDS,
@@ -122,7 +128,7 @@ def listed(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, first:
 
 
 def occupied(candidates: Candidates, out: Tensor) -> None:
-    """`Kernels.occupied` into out[BLOCK_SIZES]."""
+    """Run `Kernels.occupied` into out[BLOCK_SIZES]."""
     out.zero_()
     _stride(
         indexes.occupied_kernel, candidates,
@@ -131,7 +137,7 @@ def occupied(candidates: Candidates, out: Tensor) -> None:
 
 
 def block_encode(bitmap: Tensor, elements: int, block: int, out: Tensor) -> None:
-    """`Kernels.block_encode` for blocks of 2 to 4096 elements."""
+    """Run `Kernels.block_encode` for blocks of 2 to 4096 elements."""
     if block < WORD_BITS:
         grid, bits = tiles(out.numel()), block.bit_length() - 1
         _run(forms.small_block_encode_kernel, grid, bitmap, out, elements, bits, _TILE_WORDS)
@@ -142,13 +148,13 @@ def block_encode(bitmap: Tensor, elements: int, block: int, out: Tensor) -> None
 
 
 def block_decode(blocks: Tensor, elements: int, block: int, out: Tensor) -> None:
-    """`Kernels.block_decode`."""
+    """Run `Kernels.block_decode`."""
     bits = block.bit_length() - 1
     _run(forms.block_decode_kernel, tiles(out.numel()), blocks, out, elements, bits, _TILE_WORDS)
 
 
 def bloom_encode(layout: BloomLayout, seed: Tensor, bitmap: Tensor, out: Tensor, first: int = 0) -> None:
-    """`Kernels.bloom_encode`, with the seed of seed[1]."""
+    """Run `Kernels.bloom_encode`, with the seed in seed[1]."""
     out.zero_()
     words = bitmap.numel()
     _run(
@@ -160,7 +166,7 @@ def bloom_encode(layout: BloomLayout, seed: Tensor, bitmap: Tensor, out: Tensor,
 def bloom_decode(
     layout: BloomLayout, seed: Tensor, words: Tensor, elements: int, out: Tensor, first: int = 0
 ) -> None:
-    """`Kernels.bloom_decode`, with the seed of seed[1]."""
+    """Run `Kernels.bloom_decode`, with the seed in seed[1]."""
     _run(
         forms.bloom_decode_kernel, -(-out.numel() // _BLOCK),
         words, out, seed, elements, first // WORD_BITS, layout.hashes, layout.rows, _BLOCK,
@@ -168,20 +174,20 @@ def bloom_decode(
 
 
 def gather_bits(bitmap: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None:
-    """`Kernels.gather_bits`, with the bases of `totals` of the mask; `out` may have more words than bits."""
+    """Run `Kernels.gather_bits`, given the mask's `totals` in `bases`; `out` may be larger than needed."""
     out.zero_()
     words = mask.numel()
     _run(forms.gather_bits_kernel, tiles(words), bitmap, mask, bases, out, words, _TILE_WORDS)
 
 
 def scatter_bits(bits: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None:
-    """`Kernels.scatter_bits`, with the bases of `totals` of the mask."""
+    """Run `Kernels.scatter_bits`, given the mask's `totals` in `bases`."""
     words = mask.numel()
     _run(forms.scatter_bits_kernel, tiles(words), bits, mask, bases, out, words, _TILE_WORDS)
 
 
 def quantize(values: Tensor, scale: Tensor, low_bits: int, out: Tensor, largest: Tensor) -> None:
-    """`Kernels.quantize` into out[limbs, n] and largest[1], with the scale of scale[1]."""
+    """Run `Kernels.quantize` into out[limbs, n] and largest[1], with the scale in scale[1]."""
     largest.zero_()
     n = values.numel()
     _run(
@@ -191,7 +197,7 @@ def quantize(values: Tensor, scale: Tensor, low_bits: int, out: Tensor, largest:
 
 
 def quantize_at(values: Tensor, candidates: Candidates, scale: Tensor, low_bits: int, out: Tensor) -> None:
-    """`Kernels.quantize_at` into out[limbs, capacity], as far as there are candidates."""
+    """Run `Kernels.quantize_at` into out[limbs, capacity], of which only `count` columns are written."""
     _stride(
         sketches.quantize_at_kernel, candidates,
         values, candidates.positions, candidates.count, out, scale,
@@ -200,7 +206,7 @@ def quantize_at(values: Tensor, candidates: Candidates, scale: Tensor, low_bits:
 
 
 def dequantize(quantized: Tensor, scale: Tensor, low_bits: int, divisor: int, out: Tensor) -> None:
-    """`Kernels.dequantize` of quantized[limbs, n] into float32 out[n]."""
+    """Run `Kernels.dequantize` on quantized[limbs, n], into float32 out[n]."""
     n = out.numel()
     _run(
         sketches.dequantize_kernel, -(-n // _BLOCK),
@@ -211,7 +217,7 @@ def dequantize(quantized: Tensor, scale: Tensor, low_bits: int, divisor: int, ou
 def dequantize_at(
     quantized: Tensor, candidates: Candidates, scale: Tensor, low_bits: int, divisor: int, out: Tensor
 ) -> None:
-    """`Kernels.dequantize_at` of quantized[limbs, capacity] into float32 out[n]."""
+    """Run `Kernels.dequantize_at` on quantized[limbs, capacity], into float32 out[n]."""
     _stride(
         sketches.dequantize_at_kernel, candidates,
         quantized, candidates.positions, candidates.count, out, scale,
@@ -222,7 +228,7 @@ def dequantize_at(
 def sketch_encode(
     layout: SketchLayout, seed: Tensor, candidates: Candidates, values: Tensor, out: Tensor
 ) -> None:
-    """`Kernels.sketch_encode` of values[capacity], with the seed of seed[1]."""
+    """Run `Kernels.sketch_encode` on values[capacity], with the seed in seed[1]."""
     out.zero_()
     _stride(
         sketches.sketch_encode_kernel, candidates,
@@ -242,7 +248,7 @@ def index_sketch(
     largest: Tensor,
     first: int = 0,
 ) -> None:
-    """`Kernels.index_sketch` into bitmap, sketch[limbs, cells] and largest[1]."""
+    """Run `Kernels.index_sketch` into bitmap, sketch[limbs, cells] and largest[1]."""
     sketch.zero_()
     largest.zero_()
     n, limbs = values.numel(), sketch.shape[0]
@@ -256,10 +262,10 @@ def index_sketch(
 def peel(
     layout: SketchLayout, seed: Tensor, sketch: Tensor, candidates: Candidates, room: Peeling, out: Tensor
 ) -> None:
-    """The first room.rounds rounds of `Kernels.sketch_decode` into out[capacity].
+    """Run the first `room.rounds` rounds of `Kernels.sketch_decode` into out[capacity].
 
-    If room.grown[rounds] is then 0, `left_over` lists what lies in the 2-core; else `peel_on` goes on. Rounds
-    that nothing is left for cost their launch.
+    If room.grown[rounds] is 0 afterwards, peeling is complete and `left_over` lists the 2-core; otherwise
+    `peel_on` continues. A round without candidates costs only its launch.
     """
     for tensor in (room.state, room.waiting, room.grown):
         tensor.zero_()
@@ -281,7 +287,7 @@ def peel(
 def peel_on(
     layout: SketchLayout, seed: Tensor, candidates: Candidates, room: Peeling, out: Tensor, done: int
 ) -> None:
-    """More rounds: the first of them takes grown[0] candidates from `done` on in the queue."""
+    """Run `room.rounds` more rounds; the first takes grown[0] candidates from queue[done] on."""
     for round_ in range(room.rounds):
         _stride(
             peeling.round_kernel, candidates,
@@ -291,22 +297,22 @@ def peel_on(
 
 
 def left_over(room: Peeling, bitmap: Tensor, largest: Tensor, bases: Tensor, out: Candidates) -> None:
-    """The left-over of `Kernels.sketch_decode`: who still waits, ascending.
+    """List the left-over of `Kernels.sketch_decode`: the candidates that still wait, ascending.
 
-    bitmap[index_words(capacity)], largest[1] and bases[tiles] are for what it takes on the way.
+    bitmap[index_words(capacity)], largest[1] and bases[tiles] are scratch memory.
     """
     index(room.waiting, bitmap, largest)
     positions(bitmap, room.waiting.numel(), bases, out)
 
 
 def _stride(kernel: Any, candidates: Candidates, *arguments: Any) -> None:
-    """Launch a kernel that strides over as many candidates as there turn out to be."""
+    """Launch a kernel that strides over candidates whose count only the device knows."""
     most = _PROGRAMS if candidates.positions.is_cuda else _PROGRAMS_INTERPRETED
     _run(kernel, min(-(-candidates.capacity // _CANDIDATES), most), *arguments)
 
 
 def _run(kernel: Any, programs: int, *arguments: Any) -> None:
-    """Launch on the device of the first argument, a tensor, and the stream that is current there."""
+    """Launch on the device of the first argument, a tensor, and on the current stream there."""
     if programs:
         with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
             kernel[(programs,)](*arguments)

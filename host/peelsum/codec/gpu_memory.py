@@ -1,6 +1,6 @@
-"""Memory of a device, for `peelsum.codec.gpu`: see `peelsum.codec.memory`. Words are int32 there.
+"""Device memory for `peelsum.codec.gpu`: implements `peelsum.codec.memory` with torch. Words are int32.
 
-Words travel to and from the host by way of pinned memory, on the stream that is current.
+Words are copied to and from the host through pinned memory, on the current stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORD_BITS = 32
 
 
 class DeviceMemory:
-    """See `Memory`: torch's, on one device."""
+    """A `Memory` of torch tensors on one device."""
 
     direct = False
 
@@ -27,11 +27,11 @@ class DeviceMemory:
         self._device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def accepted(self, tensor: Any) -> Tensor:
-        """See `Memory.accepted`. On a CPU a tensor is accepted where Triton interprets, for want of a GPU."""
+        """See `Memory.accepted`. Accepts CPU tensors if there is no GPU, for Triton's interpreter."""
         if not isinstance(tensor, Tensor) or tensor.device.type != self._device.type:
             where = tensor.device if isinstance(tensor, Tensor) else type(tensor).__name__
             raise CodecError(
-                f"tensor: {where} is not where the kernels are; pass torch tensors on {self._device}, "
+                f"tensor: {where} is not on the kernels' device; pass torch tensors on {self._device}, "
                 "or use implementation='cpu' for arrays"
             )
         return tensor.detach()
@@ -65,11 +65,11 @@ class DeviceMemory:
         return torch.full((count,), value, dtype=torch.float32, device=self._device)
 
     def positions(self, chosen: Tensor) -> Tensor:
-        """See `Memory.positions`. Waits for the device, for k."""
+        """See `Memory.positions`. Waits for the device, to learn k."""
         return chosen.nonzero().view(-1)
 
     def write_exponent(self, magnitude: Tensor, out: Tensor) -> None:
-        """See `Memory.write_exponent`: on the device, so that nobody waits for the magnitude."""
+        """See `Memory.write_exponent`. Works on the device, without waiting for the magnitude."""
         field = magnitude >> MANTISSA_BITS
         word = torch.arange(EXPONENT_WORDS, dtype=torch.int32, device=self._device)
         bit = torch.ones_like(field) << (field % _WORD_BITS)
@@ -81,7 +81,7 @@ class DeviceMemory:
         return host.view(np.uint32) if array.dtype == torch.int32 else host
 
     def traveling(self, count: int) -> NDArray[np.uint32]:
-        """See `Memory.traveling`: pinned."""
+        """See `Memory.traveling`. Returns pinned memory."""
         words: NDArray[np.uint32] = self._pinned(count).numpy().view(np.uint32)
         return words
 
@@ -98,7 +98,7 @@ class DeviceMemory:
         """See `Memory.receive`."""
         staged = self._pinned(words.size)
         staged.numpy()[:] = words.view(np.int32)
-        # torch hands pinned memory out again only after the copy is over.
+        # torch reuses pinned memory only after the copy has finished.
         return staged.to(self._device, non_blocking=True)
 
     def _pinned(self, count: int) -> Tensor:

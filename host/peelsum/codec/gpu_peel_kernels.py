@@ -1,10 +1,11 @@
-"""Triton kernels of peeling: a queue of candidates that lie alone in a cell, round after round.
+"""Triton kernels for peeling, with a queue of candidates in pure cells.
 
-A cell's state is int64: 2**32 times the number of candidates in it, plus the sum of their numbers. With one
-left, the state is 2**32 plus that one's number, and whoever subtracts the last but one sees it in what the
-atomic returns. It takes the candidate out of `waiting` and puts it into the queue, so that each candidate is
-queued once, by whoever comes first, and all rounds together cost no more than there are candidates. A round
-reads only sums that earlier rounds completed: values do not depend on who came first.
+A cell's state is int64: 2**32 times the number of candidates in it, plus the sum of their numbers. The state
+of a pure cell is 2**32 plus its candidate's number. The thread whose atomic subtraction makes a cell pure
+sees this in the atomic's result. It clears the candidate in `waiting` and, if it is the first to do so,
+queues the candidate. Each candidate is thus queued at most once, so all rounds together do work proportional
+to the number of candidates. A round reads only sums that earlier rounds completed, so values do not depend on
+the order of threads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from peelsum.codec.gpu_sketch_kernels import cells_of
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _ONE = tl.constexpr(2**32)
-#: Queued items are 4 * candidate + sub-table of the cell in which it is alone.
+#: A queued item is 4 * candidate + the sub-table of its pure cell.
 _ITEM = tl.constexpr(4)
 
 
@@ -26,7 +27,7 @@ _ITEM = tl.constexpr(4)
 def load_kernel(
     positions, count, state, waiting, out, seed, capacity, rows, LANES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Adds candidates to their cells' state, which is 0 before; all wait, and their values are 0."""
+    """Add candidates to their cells' state, which must be zero; mark all as waiting and zero their values."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
@@ -41,7 +42,7 @@ def load_kernel(
 
 @triton.jit
 def _queue(queue, end, grown, waiting, state, sub_table, inside):
-    """Queues, from `end` on, who is alone by `state` and still waits, and counts them in grown[1]."""
+    """Queue, from `end` on, the waiting candidates whose cell's `state` is pure; count them in grown[1]."""
     alone = inside & ((state >> 32) == 1)
     candidate = tl.where(alone, state - _ONE, 0)
     taken = tl.atomic_xchg(waiting + candidate, 0, mask=alone, sem="relaxed")
@@ -53,7 +54,7 @@ def _queue(queue, end, grown, waiting, state, sub_table, inside):
 
 @triton.jit
 def first_round_kernel(state, queue, grown, waiting, cells, table_cells, BLOCK: tl.constexpr):
-    """Queues who is alone to begin with, in any of `cells` cells, table_cells to a sub-table."""
+    """Queue the candidates of all initially pure cells; a sub-table has `table_cells` of `cells` cells."""
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     held = tl.load(state + cell, mask=cell < cells, other=0)
     _queue(queue, wide(0), grown, waiting, held, cell // table_cells, cell < cells)
@@ -64,7 +65,7 @@ def round_kernel(
     positions, state, sums, queue, grown, waiting, out, seed, done, round_, rows,
     LANES: tl.constexpr, ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Peels those that the round before queued, and queues those that are alone now.
+    """Peel the candidates that the previous round queued; queue those whose cells become pure.
 
     Round r has grown[r] items in the queue, from done + grown[0] + ... + grown[r - 1] on.
     """

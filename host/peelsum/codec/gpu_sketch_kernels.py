@@ -1,8 +1,8 @@
-"""Triton kernels of numbers and of the sketch: quantize, encode, and peel.
+"""Triton kernels that quantize, dequantize and encode sketches.
 
-Sums are atomic additions modulo 2**32: integer addition has no order, so the bits are the same in every run.
-What changes from step to step, seed and scale, is read from device memory, so that a captured graph can be
-replayed with other ones. Where elements lie is said in `peelsum.codec.layout`.
+Sums are atomic additions modulo 2**32. Integer addition is independent of order, so every run gives the same
+bits. Seed and scale change with each step; kernels read them from device memory, so that a captured graph can
+be replayed with new ones. `peelsum.codec.layout` defines the elements' places.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _MIX_STEP = tl.constexpr(layout.MIX_STEP)
 _MIX_FIRST = tl.constexpr(layout.MIX_FIRST)
 _MIX_SECOND = tl.constexpr(layout.MIX_SECOND)
-#: Adding and subtracting it rounds a float64 below 2**51 to an integer, half to even.
+#: Adding and then subtracting this rounds a float64 below 2**51 to an integer, half to even.
 _ROUNDING = tl.constexpr(1.5 * 2.0**52)
 _INTEGERS_FROM = tl.constexpr(2.0**51)
 _EXPONENT_BIAS = tl.constexpr(1023)
@@ -26,7 +26,7 @@ _MANTISSA_BITS = tl.constexpr(52)
 
 @triton.jit
 def mixed(counter, seed):
-    """`peelsum.codec.layout.mix` of counter * MIX_STEP + seed, modulo 2**64: uint64, of int64."""
+    """Return `peelsum.codec.layout.mix` of counter * MIX_STEP + seed, modulo 2**64: uint64, from int64."""
     value = counter.to(tl.uint64) * _MIX_STEP + seed.to(tl.uint64)
     value = (value ^ (value >> 30)) * _MIX_FIRST
     value = (value ^ (value >> 27)) * _MIX_SECOND
@@ -35,7 +35,7 @@ def mixed(counter, seed):
 
 @triton.jit
 def _places(block, seed, j, rows, LANES: tl.constexpr):
-    """Of blocks in sub-table j: first cell of their row int64, rotation int32, whether signs are negative."""
+    """Return, per block in sub-table j, its row's first cell int64, rotation int32, and if its sign is -1."""
     value = mixed(block * _SUB_TABLES + j, seed)
     row = (((value >> 32) * rows) >> 32).to(tl.int64)
     rotation = (((value & 0x7FFFFFFF) * LANES) >> 31).to(tl.int32)
@@ -44,7 +44,7 @@ def _places(block, seed, j, rows, LANES: tl.constexpr):
 
 @triton.jit
 def cells_of(position, seed, j, rows, LANES: tl.constexpr):
-    """Cells int64 and whether signs are negative, of elements in sub-table j."""
+    """Return the elements' cells in sub-table j, int64, and whether their signs there are negative."""
     block = position // LANES
     row, rotation, negative = _places(block, seed, j, rows, LANES)
     lane = (position - block * LANES).to(tl.int32) + rotation
@@ -53,13 +53,16 @@ def cells_of(position, seed, j, rows, LANES: tl.constexpr):
 
 @triton.jit
 def _power_of_two(exponent):
-    """2.0**exponent, for a normal float64, from its bits: a factor passed by value would be a float32."""
+    """Return 2.0**exponent as a normal float64, built from bits: Triton passes float arguments as float32."""
     return ((exponent.to(tl.int64) + _EXPONENT_BIAS) << _MANTISSA_BITS).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def _fixed(value, scale):
-    """int64 rint(value * 2**scale) of float32, half to even. From 2**51 on a float32 times that is whole."""
+    """Return int64 rint(value * 2**scale) of float32 values, half to even.
+
+    From 2**51 on, the product is an integer already: a float32 has only 24 significant bits.
+    """
     scaled = value.to(tl.float64) * _power_of_two(tl.load(scale))
     rounded = tl.where(tl.abs(scaled) < _INTEGERS_FROM, (scaled + _ROUNDING) - _ROUNDING, scaled)
     return rounded.to(tl.int64)
@@ -67,7 +70,7 @@ def _fixed(value, scale):
 
 @triton.jit
 def _limb(number, limb, low_bits, LIMBS: tl.constexpr):
-    """Limb 0, the upper one, or limb 1 of int64 numbers, as int32."""
+    """Return limb 0 (the upper) or limb 1 of int64 numbers, as int32."""
     if LIMBS == 1:
         chosen = number
     else:
@@ -77,7 +80,7 @@ def _limb(number, limb, low_bits, LIMBS: tl.constexpr):
 
 @triton.jit
 def quantize_kernel(values, out, largest, scale, n, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr):
-    """values[n], given as bit patterns, into out[LIMBS, n], and their magnitude."""
+    """Quantize values[n], given as bit patterns, into out[LIMBS, n], and write their magnitude."""
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     element = begin + tl.arange(0, BLOCK)
     bits = load_tile(values, element, begin + BLOCK, n)
@@ -91,7 +94,7 @@ def quantize_kernel(values, out, largest, scale, n, low_bits, LIMBS: tl.constexp
 def quantize_at_kernel(
     values, positions, count, out, scale, capacity, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """values[positions[count]] into out[LIMBS, capacity]."""
+    """Quantize values[positions[count]] into out[LIMBS, capacity]."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
@@ -105,7 +108,7 @@ def quantize_at_kernel(
 
 @triton.jit
 def _float(quantized, at, stride, inside, scale, divisor, low_bits, LIMBS: tl.constexpr):
-    """float32 of the numbers whose limbs are quantized[LIMBS, stride], at `at`."""
+    """Dequantize column `at` of quantized[LIMBS, stride] to float32."""
     number = tl.load(quantized + at, mask=inside, other=0).to(tl.int64)
     if LIMBS == 2:
         lower = tl.load(quantized + stride + at, mask=inside, other=0).to(tl.uint32, bitcast=True)
@@ -117,7 +120,7 @@ def _float(quantized, at, stride, inside, scale, divisor, low_bits, LIMBS: tl.co
 
 @triton.jit
 def dequantize_kernel(quantized, out, scale, n, divisor, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr):
-    """quantized[LIMBS, n] into float32 out[n]."""
+    """Dequantize quantized[LIMBS, n] into float32 out[n]."""
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = element < n
     value = _float(quantized, element, wide(n), inside, scale, divisor, low_bits, LIMBS)
@@ -129,7 +132,7 @@ def dequantize_at_kernel(
     quantized, positions, count, out, scale, capacity, divisor, low_bits,
     LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """quantized[LIMBS, capacity] into float32 out[positions[count]]."""
+    """Dequantize quantized[LIMBS, capacity] into float32 out[positions[count]]."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
@@ -142,7 +145,7 @@ def dequantize_at_kernel(
 def sketch_encode_kernel(
     positions, count, values, out, seed, capacity, rows, LANES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Adds values[count] at positions[count] to the sketch out, which is 0 before."""
+    """Add values[count] at positions[count] to the sketch `out`, which must be zero."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
@@ -158,11 +161,11 @@ def index_sketch_kernel(
     values, bitmap, sketch, largest, seed, scale, n, first, rows, cells, low_bits,
     LANES: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Bitmap, magnitude and sketch of values[n] in one pass; sketch[LIMBS, cells] is 0 before."""
+    """Write bitmap, magnitude and sketch of values[n] in one pass; sketch[LIMBS, cells] must be zero."""
     tile = tl.program_id(0).to(tl.int64) * WORDS
     word = tile + tl.arange(0, WORDS)
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
-    # One to a thread, as in `singly`.
+    # One per thread, as in `singly`.
     element = tl.max_contiguous(element, (1, 1))
     bits = load_tile(values, element, (tile + WORDS) * WORD_BITS, n)
     magnitudes = bits & 0x7FFFFFFF
@@ -173,7 +176,7 @@ def index_sketch_kernel(
         number = _fixed(bits.to(tl.float32, bitcast=True), scale)
         for j in tl.static_range(_SUB_TABLES):
             if ALIGNED:
-                # Lanes are a multiple of 32: a row of the tile lies in one block, and shares a hash.
+                # Lanes are a multiple of 32, so a row of the tile lies in one block and shares a hash.
                 begin = first + word * WORD_BITS
                 block = begin // LANES
                 row, rotation, negative = _places(block, tl.load(seed), j, rows, LANES)

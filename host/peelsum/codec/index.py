@@ -1,7 +1,7 @@
-"""Sizes and layouts of the index: which elements are non-zero on any worker, in forms that OR adds up.
+"""Sizes and layouts of the index, which says which elements are non-zero on any worker.
 
-Pure arithmetic; the bits themselves are the kernels' work. Blocked Bloom filters are Putze, Sanders and
-Singler's idea (WEA'07), turned round: here it is the elements that are blocked, 32 of them to a word.
+Every form can be combined over workers by OR. The Bloom filter is a variant of the blocked filters of Putze,
+Sanders and Singler (WEA'07): here the elements are blocked, 32 to a word.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from peelsum.codec.errors import CodecError
 
 #: Elements per word of a bitmap, and per block of a Bloom filter.
 WORD_BITS = 32
-#: Blocks of 2**0 to 2**12 elements are counted where the size of an index is chosen.
+#: Block sizes, 2**0 to 2**12 elements, whose occupied blocks are counted to choose an index.
 BLOCK_SIZES = 13
 _MOST_HASHES = 32
 _MOST_ROWS = 2**27
@@ -24,16 +24,19 @@ _WORD = 2**64 - 1
 class BloomLayout:
     """A Bloom filter of `hashes` sub-tables of `rows` words.
 
-    Word w of a bitmap is OR-ed, rotated left by r_j(w) bits, into row h_j(w) of sub-table j, so 32 elements
-    are encoded or tested at a time. The mixer's value of w (see `peelsum.codec.layout.mix`) has a lower half
-    x and an upper half y, whose lowest bit is then set; of (x + j * y) modulo 2**32, h_j is the number scaled
-    to `rows`, r_j its lowest five bits. (One value of a good hash does for many: Kirsch and Mitzenmacher.)
-    Raises CodecError for sizes that cannot be laid out.
+    Word w of a bitmap is rotated left by r_j(w) bits and OR-ed into row h_j(w) of sub-table j, so 32 elements
+    are encoded or tested at a time. Both hashes derive from one mixed value of w
+    (`peelsum.codec.layout.mix`). x is its lower half, y its upper half with the lowest bit set, and z = (x +
+    j * y) modulo 2**32. Then h_j is z scaled to `rows`, and r_j is the lowest five bits of z (double hashing:
+    Kirsch and Mitzenmacher). Raises CodecError for a field that is out of range.
     """
 
     hashes: int
+    """Number of sub-tables, 1 to 32."""
     rows: int
+    """Words per sub-table, 1 to 2**27 - 1."""
     seed: int
+    """Seed of the hashes, 0 to 2**64 - 1."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.hashes <= _MOST_HASHES:
@@ -50,21 +53,24 @@ class BloomLayout:
 
     @classmethod
     def sized(cls, candidates: int, hashes: int, seed: int) -> BloomLayout:
-        """The filter of `hashes` sub-tables that `candidates` non-zeros fill half: its best size.
+        """Return the filter with `hashes` sub-tables of which `candidates` non-zeros set half of the bits.
 
-        The largest there is, for more candidates than fill half of that.
+        A half-full filter has the fewest false positives for its size. The size is limited to 2**27 - 1 rows.
         """
         rows = math.ceil(candidates / (WORD_BITS * math.log(2)))
         return cls(hashes, min(max(rows, 1), _MOST_ROWS - 1), seed)
 
 
 def index_words(elements: int) -> int:
-    """Words of a bitmap of `elements` bits."""
+    """Return the number of words in a bitmap of `elements` bits."""
     return -(-elements // WORD_BITS)
 
 
 def block_words(elements: int, block: int) -> int:
-    """Words of a bitmap of blocks of `block` elements. Raises CodecError unless `block` is a power of 2."""
+    """Return the number of words in a bitmap of blocks of `block` elements.
+
+    Raises CodecError unless `block` is a power of 2 and at least 2.
+    """
     if block < 2 or block & (block - 1):
-        raise CodecError(f"block: {block} elements cannot be a block; use a power of 2 from 2 on")
+        raise CodecError(f"block: {block} elements are not a power of 2; use 2, 4, 8, ...")
     return index_words(-(-elements // block))

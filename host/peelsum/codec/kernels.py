@@ -1,7 +1,7 @@
-"""What an implementation of the codec must do, and the choice between implementations.
+"""The interface that every implementation of the codec provides, and the choice between implementations.
 
-Kernels write into arrays that the caller provides, read nothing of what was in them, and trust sizes and
-types: arrays are C-contiguous, in native byte order. Implementations give identical bits.
+Kernels write into arrays that the caller provides and ignore their previous content. They do not check sizes
+and types: arrays must be C-contiguous and in native byte order. All implementations give identical bits.
 """
 
 from __future__ import annotations
@@ -22,52 +22,59 @@ Implementation = Literal["cpu", "reference", "gpu"]
 
 
 class Kernels(Protocol):
-    """Array work of the codec. n elements; k positions, ascending and distinct, out of n.
+    """The codec's array operations, on n elements and on k ascending, distinct positions among them.
 
     A bitmap of n bits is uint32[ceil(n / 32)]: element i is bit i % 32 of word i // 32, least significant bit
-    first. Bitmaps have no bits from n on; those that `count` and `positions` read may.
+    first. Bits from n on are 0, except that `count` and `positions` accept and ignore set ones.
 
-    Where a kernel takes `first`, a multiple of 32, the bitmap or values begin at that element of a tensor;
-    positions and layouts then speak of elements of the tensor.
+    If a kernel takes `first`, a multiple of 32, the bitmap or values begin at that element of a tensor;
+    positions and layouts then refer to elements of the tensor.
     """
 
     # Index
 
     def magnitude(self, values: NDArray[np.float32]) -> int:
-        """Largest bit pattern of |value| in values[n], 0 if n is 0; from 0x7F800000 on it is not finite."""
+        """Return the largest bit pattern of |value| in values[n], 0 if n is 0.
+
+        From 0x7F800000 on, some value is not finite.
+        """
 
     def index(self, values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
-        """Bitmap of the non-zeros of values[n] into out; returns their `magnitude`.
+        """Write the bitmap of the non-zeros of values[n] into out; return the values' `magnitude`.
 
         -0.0 is zero, NaN is not.
         """
 
     def count(self, index: NDArray[np.uint32], elements: int) -> int:
-        """How many bits are set in a bitmap of `elements` bits."""
+        """Count the set bits of a bitmap of `elements` bits."""
 
     def positions(self, index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArray[np.int64]:
-        """Elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k]."""
+        """Return the elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k]."""
 
     def occupied(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many blocks of 2**b elements hold one of positions[k], for each b: int64[BLOCK_SIZES]."""
+        """Count the blocks of 2**b elements that hold one of positions[k], for each b: int64[BLOCK_SIZES]."""
 
     def block_encode(
         self, index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]
     ) -> None:
-        """Bitmap of the blocks of `block` elements, a power of 2 from 2 on, that hold a bit of `index`.
+        """Write the bitmap of the blocks that hold a set bit of `index`.
 
-        Into out[block_words(elements, block)].
+        `block` is the number of elements in a block, a power of 2 and at least 2; `out` has
+        block_words(elements, block) words.
         """
 
     def block_decode(
         self, blocks: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]
     ) -> None:
-        """Bitmap of all elements of the blocks set in `blocks`, into out[index_words(elements)]."""
+        """Write the bitmap of all elements of the blocks set in `blocks` into out[index_words(elements)]."""
 
     def bloom_encode(
         self, layout: BloomLayout, index: NDArray[np.uint32], out: NDArray[np.uint32], first: int = 0
     ) -> None:
-        """Bloom filter of a bitmap, into out[layout.words]; OR-homomorphic."""
+        """Write the Bloom filter of a bitmap into out[layout.words].
+
+        The OR of filters is the filter of the bitmaps' OR.
+        """
 
     def bloom_decode(
         self,
@@ -77,33 +84,34 @@ class Kernels(Protocol):
         out: NDArray[np.uint32],
         first: int = 0,
     ) -> None:
-        """Bitmap of the elements that the filter `words` lets pass, into out[index_words(elements)].
+        """Write the bitmap of the elements that pass the filter `words` into out[index_words(elements)].
 
-        These are all elements encoded on any worker, and a few false positives.
+        They are all elements encoded on any worker, and a few false positives.
         """
 
     def gather_bits(
         self, index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]
     ) -> None:
-        """The bits of `index` where `mask`, a bitmap of as many words, has its k bits.
+        """Write the bits of `index` that `mask` selects, in order, as a bitmap of k bits.
 
-        In order, as a bitmap of k bits, into out[index_words(k)].
+        `mask` is a bitmap of as many words as `index`, with k set bits; `out` has index_words(k) words.
         """
 
     def scatter_bits(
         self, bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]
     ) -> None:
-        """The inverse of `gather_bits`: bit t of `bits` to where `mask` has its t-th bit, the others 0.
+        """Write bit t of `bits` to the place of the t-th set bit of `mask`, and 0 elsewhere.
 
-        Into as many words as `mask` has.
+        The inverse of `gather_bits`; `out` has as many words as `mask`.
         """
 
     # Numbers
 
     def quantize(self, values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
-        """rint(value * 2**scale), in float64, half to even, into out[limbs, n]; returns the `magnitude`.
+        """Write rint(value * 2**scale) into out[limbs, n]; return the values' `magnitude`.
 
-        Values that do not fit, or are not finite, give any words; the magnitude tells.
+        The product is computed in float64 and rounded half to even. If a value does not fit or is not finite,
+        as the magnitude shows, its words are undefined.
         """
 
     def quantize_at(
@@ -113,14 +121,15 @@ class Kernels(Protocol):
         fixed: FixedPoint,
         out: NDArray[np.int32],
     ) -> None:
-        """`quantize` of values[positions] into out[limbs, k]."""
+        """Apply `quantize` to values[positions], into out[limbs, k]."""
 
     def dequantize(
         self, quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
     ) -> None:
-        """float32 of number * 2**-scale / divisor, in float64, into out[n]; too large becomes infinite.
+        """Write number * 2**-scale / divisor into float32 out[n], computed in float64.
 
-        Numbers are quantized[limbs, n]: upper limb * 2**low_bits + lower limb as uint32, in int64.
+        A number is read from quantized[limbs, n] as upper limb * 2**low_bits + lower limb (as uint32), in
+        int64. A result too large for float32 becomes infinite.
         """
 
     def dequantize_at(
@@ -131,7 +140,7 @@ class Kernels(Protocol):
         divisor: int,
         out: NDArray[np.float32],
     ) -> None:
-        """`dequantize` of quantized[limbs, k] into out[positions]; the rest of out[n] stays as it is."""
+        """Apply `dequantize` to quantized[limbs, k], into out[positions]; keep the rest of out[n]."""
 
     # Sketch
 
@@ -142,7 +151,10 @@ class Kernels(Protocol):
         values: NDArray[np.int32],
         out: NDArray[np.uint32],
     ) -> None:
-        """The sketch of values[k] at positions[k] into out[layout.cells], modulo 2**32: linear in values."""
+        """Write the sketch of values[k] at positions[k] into out[layout.cells].
+
+        A cell is a sum modulo 2**32, so the sketch is linear in the values.
+        """
 
     def index_sketch(
         self,
@@ -153,9 +165,10 @@ class Kernels(Protocol):
         sketch: NDArray[np.uint32],
         first: int = 0,
     ) -> int:
-        """`index`, and the sketch of the non-zeros' `quantize` into sketch[limbs, layout.cells], in one pass.
+        """Write the bitmap and the sketch of the quantized non-zeros in one pass; return the `magnitude`.
 
-        Returns the `magnitude`: if values did not fit `fixed`, the sketch is any words.
+        The outputs are those of `index` and of `sketch_encode` on each limb: sketch[limbs, layout.cells]. If
+        a value does not fit `fixed`, as the magnitude shows, the sketch is undefined.
         """
 
     def sketch_decode(
@@ -165,11 +178,11 @@ class Kernels(Protocol):
         positions: NDArray[np.int64],
         out: NDArray[np.int32],
     ) -> NDArray[np.int64]:
-        """Values of the candidates positions[k] into out[k], by peeling; returns the left-over, ascending.
+        """Write the values of the candidates positions[k] into out[k], by peeling; return the left-over.
 
-        The left-over int64[m] numbers candidates (not elements) that lie in the 2-core; their `out` is 0. It
-        depends on layout and positions only, so it is the same on every worker. Candidates must cover every
-        element that any worker encoded.
+        The left-over, int64[m], ascending, holds indices into `positions`: the candidates in the 2-core,
+        whose `out` is 0. It depends only on layout and positions, so it is the same on every worker. The
+        candidates must include every element that any worker encoded.
         """
 
 
@@ -177,9 +190,9 @@ _IMPLEMENTATIONS: dict[str, Kernels] = {"cpu": cpu, "reference": reference}
 
 
 def kernels(implementation: Implementation = "cpu") -> Kernels:
-    """The kernels named `implementation`; "gpu" takes torch tensors where the others take arrays.
+    """Return the kernels named `implementation`. "gpu" takes torch tensors, the others NumPy arrays.
 
-    Raises CodecError for a name that is none, and for "gpu" where there is no torch, triton or GPU.
+    Raises CodecError for an unknown name, and for "gpu" if torch, Triton or a GPU is missing.
     """
     if implementation == "gpu":
         try:
@@ -197,7 +210,7 @@ def kernels(implementation: Implementation = "cpu") -> Kernels:
 
 
 def memory(implementation: Implementation = "cpu") -> Memory:
-    """The memory of these kernels' arrays. Raises CodecError as `kernels` does."""
+    """Return the memory in which these kernels' arrays lie. Raises CodecError as `kernels` does."""
     if kernels(implementation) in _IMPLEMENTATIONS.values():
         return HostMemory()
     from peelsum.codec.gpu_memory import DeviceMemory
@@ -206,9 +219,10 @@ def memory(implementation: Implementation = "cpu") -> Memory:
 
 
 def warm_up(implementation: Implementation = "cpu") -> None:
-    """Run every kernel once, so that none is compiled within a timed step: seconds when cold.
+    """Run every kernel once, so that a later timed step does not include its compilation.
 
-    Those of "gpu" are compiled once more for other lanes and for sizes that are multiples of 16.
+    Takes seconds if Numba's or Triton's cache is cold. Triton compiles the "gpu" kernels once more for other
+    lanes, and for sizes that are multiples of 16.
     """
     ops, room = kernels(implementation), memory(implementation)
     values = room.floats(1, 1.0)

@@ -1,7 +1,7 @@
-"""Where each element of a tensor lies in the rotated block count sketch.
+"""Compute where each element of a tensor lies in the rotated block count sketch.
 
-The layout is pure arithmetic on element numbers; it holds no values. Design and analysis of lossless
-homomorphic sketches: LHC (arXiv 2402.07529); the rotation per sub-table is ours, see docs/codec.md.
+Lossless homomorphic sketches are LHC's (arXiv 2402.07529). The rotation per sub-table is our addition, see
+docs/codec.md.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from peelsum.codec.errors import CodecError
 
 #: Every element lies in one cell of each sub-table.
 SUB_TABLES = 3
-#: Cells per candidate that let peeling finish in practice; below about 1.25 it does not.
+#: Cells per candidate with which peeling finishes in practice; below about 1.25 it does not.
 CELLS_PER_CANDIDATE = 1.4
 _WORD = 2**64 - 1
 
-# One mixer of (block, sub-table, seed) serves rows, rotations and signs: SplitMix64's finaliser.
+# One mixer of (block, sub-table, seed) gives row, rotation and sign: SplitMix64's finalizer.
 MIX_STEP = 0x9E3779B97F4A7C15
 MIX_FIRST = 0xBF58476D1CE4E5B9
 MIX_SECOND = 0x94D049BB133111EB
@@ -25,15 +25,19 @@ MIX_SECOND = 0x94D049BB133111EB
 
 @dataclass(frozen=True)
 class SketchLayout:
-    """A sketch of SUB_TABLES x `rows` rows of `lanes` cells; element i is lane i % lanes of block i // lanes.
+    """A sketch of SUB_TABLES sub-tables, each of `rows` rows of `lanes` cells.
 
-    In sub-table j the element goes to row h_j(block), lane (lane + r_j(block)) % lanes, with sign g_j(block).
-    Raises CodecError for sizes that cannot be laid out.
+    Element i is lane i % lanes of block i // lanes. In sub-table j it is added to lane
+    (lane + r_j(block)) % lanes of row h_j(block), with sign g_j(block).
+    Raises CodecError for a field that is out of range.
     """
 
     lanes: int
+    """Cells per row, and elements per block."""
     rows: int
+    """Rows per sub-table."""
     seed: int
+    """Seed of the hashes, 0 to 2**64 - 1."""
 
     def __post_init__(self) -> None:
         for name, value in (("lanes", self.lanes), ("rows", self.rows)):
@@ -51,15 +55,20 @@ class SketchLayout:
     def sized(
         cls, candidates: int, lanes: int, seed: int, cells_per_candidate: float = CELLS_PER_CANDIDATE
     ) -> SketchLayout:
-        """The smallest layout with at least `cells_per_candidate` cells for each of `candidates` elements."""
+        """Return the smallest layout with at least `candidates` * `cells_per_candidate` cells.
+
+        Raises CodecError unless `cells_per_candidate` is finite and positive.
+        """
         if not cells_per_candidate > 0 or not math.isfinite(cells_per_candidate):
-            raise CodecError(f"cells_per_candidate: {cells_per_candidate} is no size; use 1.3 or more")
+            raise CodecError(
+                f"cells_per_candidate: {cells_per_candidate} is not positive and finite; use 1.3 or more"
+            )
         rows = math.ceil(candidates * cells_per_candidate / (SUB_TABLES * lanes))
         return cls(lanes, max(rows, 1), seed)
 
 
 def mix(value: int) -> int:
-    """SplitMix64's finaliser: a bijection of 64-bit integers whose output bits look independent."""
+    """Apply SplitMix64's finalizer: a bijection of 64-bit integers whose output bits look independent."""
     value = (value ^ value >> 30) * MIX_FIRST & _WORD
     value = (value ^ value >> 27) * MIX_SECOND & _WORD
     return value ^ value >> 31

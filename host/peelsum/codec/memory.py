@@ -1,8 +1,8 @@
-"""Where the kernels' arrays lie, and how words get from there to whoever sums them: memory of the host, here.
+"""Allocate the kernels' arrays, and move words between them and the summation.
 
-On the host the kernels read and write the words that travel, and nothing is copied. What lies on a device is
-`peelsum.codec.gpu_memory`'s, whose tensors pass for arrays here: code that is written for both uses only
-what both can do (slices, `len`, `any`, assignment), and this protocol for the rest.
+`HostMemory` is defined here: kernels read and write the words that are sent, without a copy.
+`peelsum.codec.gpu_memory` holds torch tensors on a device. Code for both uses only operations that arrays and
+tensors share (slices, `len`, `any`, assignment), and this protocol for the rest.
 """
 
 from __future__ import annotations
@@ -19,60 +19,60 @@ Words = NDArray[np.uint32]
 
 
 class Memory(Protocol):
-    """Arrays for the kernels of one implementation; but for `floats`, what they hold at first is anything."""
+    """Arrays for the kernels of one implementation. New arrays are uninitialized, except from `floats`."""
 
     @property
     def direct(self) -> bool:
-        """Whether kernels read and write the words that travel. If not: `send`, `settle` and `receive`."""
+        """Whether kernels read and write the words that are sent; if not, use `send`, `settle`, `receive`."""
 
     def accepted(self, tensor: Any) -> Any:
-        """A tensor of the user's, as one of this memory. Raises CodecError for one that lies elsewhere."""
+        """Return a user's tensor as one of this memory. Raises CodecError if it lies elsewhere."""
 
     def dtype(self, tensor: Any) -> str:
-        """The name of its elements' type, the same wherever it lies."""
+        """Return the name of the tensor's dtype, e.g. "float32", the same for every memory."""
 
     def widened(self, tensor: Any) -> NDArray[np.float32]:
-        """The same numbers as float32[n], in C order; the tensor's own memory where it is that already."""
+        """Return the same numbers as float32[n], in C order; without a copy if the tensor is that already."""
 
     def beside(self, values: NDArray[np.float32]) -> Memory:
-        """The memory in which `values` lie."""
+        """Return the memory in which `values` lie."""
 
     def words(self, count: int) -> Words:
-        """uint32[count]."""
+        """Allocate uint32[count]."""
 
     def integers(self, limbs: int, count: int) -> NDArray[np.int32]:
-        """int32[limbs, count]."""
+        """Allocate int32[limbs, count]."""
 
     def by_limb(self, words: Words, limbs: int) -> NDArray[np.int32]:
-        """The same memory as int32[limbs, k]."""
+        """Return a view of `words` as int32[limbs, k]."""
 
     def floats(self, count: int, value: float = 0.0) -> NDArray[np.float32]:
-        """float32[count] of one value."""
+        """Allocate float32[count], filled with `value`."""
 
     def positions(self, chosen: Any) -> NDArray[np.int64]:
-        """Where chosen[n] is not zero, ascending: int64[k]."""
+        """Return the indices of the non-zeros in chosen[n], ascending: int64[k]."""
 
     def write_exponent(self, magnitude: int, out: Words) -> None:
-        """`exponent_words` of what the kernels returned as a magnitude, into out[EXPONENT_WORDS]."""
+        """Write `exponent_words` of a kernel's magnitude into out[EXPONENT_WORDS]."""
 
     def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """What is in an array, for NumPy; of words, as uint32. Waits for what writes it."""
+        """Return an array's content as a NumPy array, words as uint32. Waits for pending writes."""
 
     def traveling(self, count: int) -> Words:
-        """uint32[count] on the host, for words to be sent."""
+        """Allocate uint32[count] on the host, for words to be sent."""
 
     def send(self, words: Words, out: Words) -> None:
-        """Have `words` copied to out, which is of `traveling`, by the time `settle` returns."""
+        """Start to copy `words` to `out`, an array from `traveling`; `settle` waits for the copy."""
 
     def settle(self) -> None:
         """Wait for every `send`."""
 
     def receive(self, words: Words) -> Words:
-        """Words that came back, from anywhere on the host, for the kernels."""
+        """Copy received words from the host to this memory, for the kernels."""
 
 
 class HostMemory:
-    """See `Memory`: NumPy's."""
+    """A `Memory` of NumPy arrays."""
 
     direct = True
 

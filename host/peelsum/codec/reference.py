@@ -1,6 +1,6 @@
-"""The codec in plain NumPy: the truth that every other implementation equals bit for bit.
+"""The codec in plain NumPy: the reference that every other implementation matches bit for bit.
 
-Written to be read, not to be fast. What the functions mean is said once, in `peelsum.codec.kernels`.
+It is written to be read, not to be fast. `peelsum.codec.kernels` documents the functions.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def sketch_decode(
 def places(
     layout: SketchLayout, positions: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """Cells int64[k, SUB_TABLES] and signs (1 or 2**32 - 1) uint32[k, SUB_TABLES] of elements."""
+    """Return the elements' cells int64[k, SUB_TABLES] and signs uint32[k, SUB_TABLES] (1 or 2**32 - 1)."""
     sub_table = np.arange(SUB_TABLES)
     block, lane = np.divmod(positions[:, np.newaxis], layout.lanes)
     mixed = _mix((SUB_TABLES * block + sub_table).astype(np.uint64), layout.seed)
@@ -196,18 +196,18 @@ def places(
 
 
 def _magnitudes(values: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Bit patterns without the sign: they order as |values| do, with infinity and NaN on top."""
+    """Return the bit patterns without the sign; they order as |values| do, with infinity and NaN on top."""
     return values.view(np.uint32) & np.uint32(0x7FFFFFFF)
 
 
 def _bits(bitmap: NDArray[np.uint32], elements: int) -> NDArray[np.bool_]:
-    """The first `elements` bits of a bitmap, one by one."""
+    """Return the first `elements` bits of a bitmap as bool[elements]."""
     bits = bitmap[:, np.newaxis] >> np.arange(WORD_BITS, dtype=np.uint32) & np.uint32(1)
     return bits.reshape(-1)[:elements].astype(np.bool_)
 
 
 def _packed(bits: NDArray[np.bool_], words: int) -> NDArray[np.uint32]:
-    """A bitmap of `words` words from single bits; those that are missing are 0."""
+    """Pack bool[n] into a bitmap of `words` words; missing bits are 0."""
     padded = np.zeros(WORD_BITS * words, np.bool_)
     padded[: bits.size] = bits
     weights = np.uint32(1) << np.arange(WORD_BITS, dtype=np.uint32)
@@ -218,7 +218,7 @@ def _packed(bits: NDArray[np.bool_], words: int) -> NDArray[np.uint32]:
 def _bloom_places(
     layout: BloomLayout, words: int, first: int
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """Rows int64[words, hashes] of the filter and rotations uint32[words, hashes] of a bitmap's words."""
+    """Return filter rows int64[words, hashes] and rotations uint32[words, hashes] of a bitmap's words."""
     sub_table = np.arange(layout.hashes)
     mixed = _mix((np.arange(words) + first // WORD_BITS).astype(np.uint64), layout.seed)[:, np.newaxis]
     start, stride = mixed & np.uint64(0xFFFFFFFF), mixed >> np.uint64(32) | np.uint64(1)
@@ -228,13 +228,13 @@ def _bloom_places(
 
 
 def _rotated(words: NDArray[np.uint32], left: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Words rotated left by 0 to 32 bits."""
+    """Rotate words left by 0 to 32 bits."""
     wide = words.astype(np.uint64) << left.astype(np.uint64)
     return (wide | wide >> np.uint64(32)).astype(np.uint32)
 
 
 def _mix(counter: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
-    """`peelsum.codec.layout.mix` of counter * MIX_STEP + seed, element by element, modulo 2**64."""
+    """Return `peelsum.codec.layout.mix` of counter * MIX_STEP + seed, element by element, modulo 2**64."""
     value = counter * np.uint64(MIX_STEP) + np.uint64(seed)
     value = (value ^ value >> np.uint64(30)) * np.uint64(MIX_FIRST)
     value = (value ^ value >> np.uint64(27)) * np.uint64(MIX_SECOND)

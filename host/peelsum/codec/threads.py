@@ -1,6 +1,6 @@
-"""Slices of long arrays on several cores: which slices, and running them. Knows nothing of the work itself.
+"""Divide long arrays into slices and process them on several cores.
 
-Plain threads do, since compiled loops release the GIL; what they do to slices cannot depend on their number.
+Plain threads suffice, because compiled loops release the GIL. Results must not depend on the slices.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from numba import config
 
-#: Elements that are worth waking another core for, though it may be at work for another process.
+#: Elements per core: fewer are not worth waking another core, which may be busy with another process.
 PER_CORE = 2**22
-#: Slices begin at multiples of this, so that no two write to one word of a bitmap.
+#: Slices begin at multiples of this, so that no two write to the same word of a bitmap.
 _GRAIN = 2**13
 _CORES: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # made at run time
 _T = TypeVar("_T")
@@ -24,11 +24,12 @@ _T = TypeVar("_T")
 def each(
     items: int, work: Callable[[int, int], _T], elements: int | None = None, *, copies_of: int = 0
 ) -> list[_T]:
-    """work(begin, end) of consecutive slices of range(items), at once on up to NUMBA_NUM_THREADS cores.
+    """Run work(begin, end) on consecutive slices of range(items), on up to NUMBA_NUM_THREADS cores.
 
-    Items are a tensor's elements, or candidates of a tensor of so many `elements`. copies_of: words that each
-    slice but the first needs for a result of its own; all of them together take no more than the tensor.
-    Results in order; one slice, in this thread, if more are not worth while.
+    Items are a tensor's elements, or candidates in a tensor of `elements` elements. `copies_of` is the number
+    of words that every slice except the first needs for its own result; the number of slices is limited so
+    that all copies together are at most as large as the tensor. Return the results in order. A single slice
+    runs in the calling thread.
     """
     parts = slices(items, elements, copies_of=copies_of)
     if len(parts) == 1:
@@ -37,7 +38,7 @@ def each(
 
 
 def slices(items: int, elements: int | None = None, *, copies_of: int = 0) -> list[tuple[int, int]]:
-    """The slices that `each` takes."""
+    """Return the slices (begin, end) that `each` uses."""
     size = items if elements is None else elements
     cores = min(_CORES, size // PER_CORE, 1 + size // max(copies_of, 1))
     if cores < 2:
@@ -49,5 +50,5 @@ def slices(items: int, elements: int | None = None, *, copies_of: int = 0) -> li
 
 @cache
 def _pool(process_id: int) -> ThreadPoolExecutor:
-    """The threads of this process: a forked one inherits none."""
+    """Return this process's thread pool. The process id is the cache key: a fork does not inherit threads."""
     return ThreadPoolExecutor(_CORES, "peelsum-codec")

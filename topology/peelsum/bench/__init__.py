@@ -1,6 +1,6 @@
-"""What the codec is measured with: supports, one worker's rounds, peeling in rounds, and LHC's layout.
+"""Tools to measure the codec: supports, one worker's timed rounds, peeling in rounds, and LHC's layout.
 
-Only benchmarks and their tests reach it; nothing that sums knows of it.
+Only benchmarks and their tests import this package.
 """
 
 from peelsum.bench.device import Device, NoDeviceError

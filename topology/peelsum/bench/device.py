@@ -1,4 +1,4 @@
-"""Where the codec is measured: its kernels, their memory, and LHC's there."""
+"""The devices on which the codec is measured: kernels, memory, and LHC's layout for each."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ DEVICES: tuple[DeviceName, ...] = ("cpu", "cuda")
 
 
 class NoDeviceError(ValueError):
-    """The codec cannot be measured where it was asked for. Says what is missing."""
+    """The codec cannot be measured on the requested device. The message says what is missing."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """What measuring needs of a device.
-
-    place: a tensor float32[n] of the host, as the kernels take it. lhc: a layout, with `index`, `encode` and
-    `decode` for what lies there.
-    """
+    """A device on which to measure the codec."""
 
     name: DeviceName
     ops: Kernels
+    """The codec's kernels."""
     memory: Memory
+    """The kernels' memory."""
     place: Callable[[NDArray[np.float32]], Any]
+    """Converts the host's float32[n] to what the kernels take."""
     lhc: Callable[[LhcLayout], Any]
+    """Returns LHC's `index`, `encode` and `decode` for arrays on the device."""
 
     @classmethod
     def of(cls, name: str) -> Device:
-        """The device of that name, with compiled kernels. Raises NoDeviceError where there is none."""
+        """Return the device of that name, its kernels compiled. Raises NoDeviceError if it is missing."""
         if name == "cpu":
             warm_up()
             return cls("cpu", kernels(), memory(), lambda values: values, lambda layout: layout)
@@ -45,7 +45,7 @@ class Device:
         try:
             ops = kernels("gpu")
         except CodecError as error:
-            raise NoDeviceError(f"--device: cuda is not here, use cpu: {error}") from None
+            raise NoDeviceError(f"--device: 'cuda' is not available; use cpu: {error}") from None
         return cls._cuda(ops)
 
     @classmethod
@@ -54,7 +54,7 @@ class Device:
 
         from peelsum.bench.lhc_gpu import DeviceLhc
 
-        # Without a GPU, kernels are those of Triton's interpreter.
+        # Without a GPU, Triton's interpreter runs the kernels on the CPU.
         there = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         warm_up("gpu")
         return cls("cuda", ops, memory("gpu"), lambda values: torch.from_numpy(values).to(there), DeviceLhc)

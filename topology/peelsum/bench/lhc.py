@@ -1,10 +1,13 @@
-"""LHC's published layout (arXiv 2402.07529), for comparison: our own code, in integers, on all cores.
+"""LHC's published layout (arXiv 2402.07529), for comparison: our implementation, in integers, on all cores.
 
-Blocks of 1024 elements go to three rows of one table, each element to its own lane, with a sign per row;
-neither a second table nor a rotation mixes lanes. The index is summed, four bits an element, so more than
-LARGEST_FAN_IN workers overflow it. Every pass of encoding and every peel round goes over all elements. What
-differs from the published program: values are int32, so that sums are exact; the hash is this codec's; the
-pass over elements peels in place. Cores share blocks to encode, and lanes, which never meet, to peel.
+A block of 1024 elements is added to three rows of one table, each element in its own lane, with a sign per
+row. Neither a second table nor a rotation mixes the lanes. The index has four bits per element and is summed,
+so more than LARGEST_FAN_IN workers overflow it. Every pass of encoding and every peel round visits all
+elements.
+
+It differs from the published program in three ways: values are int32, so that sums are exact; the hash is
+this codec's; and peeling works in place. Encoding divides the blocks among cores. Peeling divides the lanes,
+which are independent.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ from peelsum.bench.peeling import Peeled, peel
 from peelsum.codec import FixedPoint
 from peelsum.codec.threads import each
 
-#: Elements of a block, and cells of a row.
+#: Elements per block, and cells per row.
 LHC_LANES = 1024
-#: Workers whose four-bit counts still fit four bits.
+#: The largest number of workers whose sum fits the index's four bits.
 LARGEST_FAN_IN = 15
-#: Lanes are divided between cores by so many: two words of the index, a whole number of cache lines of cells.
+#: Granularity in which lanes are divided among cores: two words of the index, whole cache lines of cells.
 _STRIP = 16
 _INDEX_BITS = 4
 _ROWS_STEP = 1.05
@@ -31,14 +34,15 @@ _ROWS_STEP = 1.05
 
 @dataclass(frozen=True)
 class LhcLayout:
-    """One table of `rows` rows of `lanes` cells for tensors of n elements; `lanes`: a power of 2, 16 to 8192.
+    """One table of `rows` rows of `lanes` cells, for tensors of n elements.
 
-    The index is uint32[index_words(n)], four bits an element in whole blocks; the sketch uint32[cells].
+    The index is uint32[index_words(n)], four bits per element in whole blocks; the sketch is uint32[cells].
     """
 
     rows: int
     seed: int = 0
     lanes: int = LHC_LANES
+    """A power of 2, 16 to 8192."""
 
     @property
     def cells(self) -> int:
@@ -46,15 +50,15 @@ class LhcLayout:
         return self.rows * self.lanes
 
     def index_words(self, elements: int) -> int:
-        """Words of the index of so many elements, filled up to whole blocks."""
+        """Return the words of the index of `elements` elements, padded to whole blocks."""
         return -(-elements // self.lanes) * self.lanes * _INDEX_BITS // 32
 
     def words(self, elements: int) -> int:
-        """Words that a worker sends of so many elements."""
+        """Return the number of words that a worker sends for `elements` elements."""
         return -(-elements * _INDEX_BITS // 32) + self.cells
 
     def index(self, values: NDArray[np.float32]) -> NDArray[np.uint32]:
-        """1 in the four bits of every non-zero: to be added over workers."""
+        """Return the index, with 1 in the four bits of every non-zero; to be added over workers."""
         out = np.empty(self.index_words(values.size), np.uint32)
         out[values.size // 8 :] = 0
         bits = values.view(np.uint32)
@@ -64,7 +68,10 @@ class LhcLayout:
     def encode(
         self, values: NDArray[np.float32], fixed: FixedPoint, index: NDArray[np.uint32]
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-        """The sketch, to be added over workers, and by the summed `index` each cell's count, modulo 2**8."""
+        """Return the sketch, to be added over workers, and each cell's candidates, modulo 2**8.
+
+        The candidates follow from `index`, which is summed already.
+        """
         factor = np.ldexp(1.0, fixed.scale)
 
         def work(begin: int, end: int) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
@@ -87,7 +94,7 @@ class LhcLayout:
         fixed: FixedPoint,
         elements: int,
     ) -> tuple[NDArray[np.float32], int]:
-        """Peel; returns float32[elements] and how many non-zeros are left over. Arguments are used up."""
+        """Peel; return float32[elements] and the number of left-over non-zeros. Overwrites its arguments."""
         out = np.zeros(elements, np.float32)
         factor = np.ldexp(1.0, -fixed.scale)
 
@@ -98,13 +105,13 @@ class LhcLayout:
         return out, sum(each(elements, work))
 
     def peeled(self, positions: NDArray[np.int64]) -> Peeled:
-        """What peeling these candidates comes to, without values."""
+        """Return the result of peeling these candidates, without values."""
         places = np.empty((positions.size, 3), np.int64)
         loops.place(*self._arguments, positions, places)
         return peel(places, self.cells)
 
     def heaviest_lane(self, positions: NDArray[np.int64]) -> int:
-        """Most candidates in a lane: fewer rows cannot recover them."""
+        """Return the largest number of candidates in one lane, which needs at least as many rows."""
         return int(np.bincount(positions % self.lanes, minlength=1).max())
 
     @property
@@ -112,14 +119,14 @@ class LhcLayout:
         return self.lanes, self.rows, np.uint64(self.seed)
 
     def _strip(self, element: int, elements: int) -> int:
-        """The lane up to which `element` of `elements` divides the lanes."""
+        """Return the lane that divides the lanes as `element` divides `elements`."""
         return self.lanes // _STRIP * element // max(elements, 1) * _STRIP
 
 
 def smallest_lhc(positions: NDArray[np.int64], elements: int, seed: int = 0) -> LhcLayout | None:
-    """The smallest layout, in steps of 5 %, that recovers all; None if none up to a cell an element does.
+    """Return the smallest layout, in steps of 5 %, that recovers all non-zeros, or None.
 
-    Sizes are tried upwards from as many rows as the heaviest lane has candidates.
+    The search begins with as many rows as the heaviest lane has candidates, and ends at one cell per element.
     """
     layout = LhcLayout(1, seed)
     rows = max(layout.heaviest_lane(positions), 1)

@@ -1,6 +1,6 @@
-"""`LhcLayout`'s encoding and decoding on a device, in Triton: the same bits, for torch tensors.
+"""`LhcLayout`'s encoding and decoding in Triton, for torch tensors: the same bits.
 
-As in LHC's program, the host waits after each peel round to hear whether there is another.
+As in LHC's program, the host waits after each peel round to learn whether another is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIGN = 2**63
 
 @dataclass(frozen=True)
 class DeviceLhc:
-    """See `LhcLayout`: words are int32 here, and counts packed, four to an int32."""
+    """`LhcLayout` on a device: words are int32, and counts are packed, four to an int32."""
 
     layout: LhcLayout
 
@@ -67,7 +67,7 @@ class DeviceLhc:
         return -(-elements // self.layout.lanes)
 
     def _seed(self, device: torch.device) -> Tensor:
-        """A 64-bit seed in a signed tensor."""
+        """Return the 64-bit seed as int64[1]."""
         return torch.full((1,), (self.layout.seed + _SIGN) % (2 * _SIGN) - _SIGN, device=device)
 
 

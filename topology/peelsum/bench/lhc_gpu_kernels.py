@@ -1,8 +1,8 @@
-"""Triton kernels of `peelsum.bench.lhc_gpu`: as LHC's program has them, one pass over all elements each.
+"""Triton kernels for `peelsum.bench.lhc_gpu`: one pass over all elements each, as in LHC's program.
 
-A block is a program's. Counts are bytes, four to an int32, added atomically: one that wraps carries into its
-neighbour, as it does there. A peel round takes two launches, not one: what is pure is found before anything
-is subtracted, since a cell's sum and count do not change at one time.
+Each program handles one block. Counts are bytes, four to an int32, added atomically; as in LHC's program, a
+count that wraps carries into its neighbour. A peel round takes two launches instead of one: pure cells are
+found before anything is subtracted, because a cell's sum and count do not change together.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import triton.language as tl
 
 from peelsum.codec.gpu_sketch_kernels import mixed
 
-#: Adding and subtracting it rounds a float64 below 2**51 to an integer, half to even.
+#: Adding and then subtracting this rounds a float64 below 2**51 to an integer, half to even.
 _ROUNDING = tl.constexpr(1.5 * 2.0**52)
 
 
 @triton.jit
 def lhc_index_kernel(values, index, n, words, WORDS: tl.constexpr):
-    """Four bits for each of values[n], given as bit patterns, into index[words]."""
+    """Write four bits for each of values[n], given as bit patterns, into index[words]."""
     word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     element = word[:, None] * 8 + tl.arange(0, 8)[None, :]
     used = (tl.load(values + element, mask=element < n, other=0) & 0x7FFFFFFF) != 0
@@ -29,7 +29,7 @@ def lhc_index_kernel(values, index, n, words, WORDS: tl.constexpr):
 
 @triton.jit
 def _elements(LANES: tl.constexpr):
-    """This block, its lanes, and its elements' numbers."""
+    """Return this program's block, its lanes, and its elements' numbers."""
     block = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     return block, lane, block * LANES + lane
@@ -37,13 +37,13 @@ def _elements(LANES: tl.constexpr):
 
 @triton.jit
 def _used(index, element):
-    """Whether elements' bits in the index are not 0."""
+    """Return whether the elements' bits in the index are not 0."""
     return ((tl.load(index + element // 8) >> (element % 8 * 4).to(tl.int32)) & 15) != 0
 
 
 @triton.jit
 def _cells(block, lane, j, seed, rows, LANES: tl.constexpr):
-    """The lanes' cells in the block's j-th row, 1 or -1 for their sign, and where a cell's count lies."""
+    """Return the lanes' cells in the block's j-th row, the sign (1 or -1), and word and shift of a count."""
     value = mixed(block * 3 + j, seed)
     cell = (((value >> 32) * rows) >> 32).to(tl.int64) * LANES + lane
     sign = 1 - 2 * ((value >> 31) & 1).to(tl.int32)
@@ -66,9 +66,10 @@ def lhc_add_kernel(values, index, sketch, counts, seed, factor, n, rows, LANES: 
 
 @triton.jit
 def lhc_find_kernel(index, counts, chosen, progress, seed, rows, LANES: tl.constexpr):
-    """By which row candidates can be peeled, 1 to 3, or 0, into chosen[elements in whole blocks].
+    """Write the row by which each candidate can be peeled, 1 to 3, or 0, into chosen[elements].
 
-    Adds how many can, and how many candidates there are, to progress[2].
+    `chosen` covers whole blocks. Add the number of candidates that can be peeled, and of all candidates, to
+    progress[2].
     """
     block, lane, element = _elements(LANES)
     used = _used(index, element)
@@ -84,9 +85,10 @@ def lhc_find_kernel(index, counts, chosen, progress, seed, rows, LANES: tl.const
 
 @triton.jit
 def lhc_peel_kernel(index, counts, sketch, chosen, out, seed, factor, n, rows, LANES: tl.constexpr):
-    """Take what was chosen out of sketch, counts and index, and write it, times `factor`, to out[n].
+    """Remove the chosen candidates from sketch, counts and index; write their values to out[n].
 
-    A cell of whose candidates one is left is read by that alone, and changed by no other.
+    Values are multiplied by `factor`. Only its own candidate reads or changes a pure cell, so there is no
+    race.
     """
     block, lane, element = _elements(LANES)
     choice = tl.load(chosen + element).to(tl.int32)

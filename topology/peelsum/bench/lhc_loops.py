@@ -1,4 +1,4 @@
-"""Loops of `peelsum.bench.lhc`, compiled by Numba like the codec's own: one pass over all elements each."""
+"""Loops for `peelsum.bench.lhc`, compiled by Numba like the codec's: one pass over all elements each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def index(bits: Words, out: Words) -> None:
 
 @compiled
 def _row_of(block: int, j: int, rows: int, seed: np.uint64) -> Any:
-    """The block's j-th row, and whether its sign there is negative."""
+    """Return the block's j-th row, and whether its sign there is negative."""
     value = mixed(np.uint64(3 * block + j), seed)
     row = ((value >> _S32) * np.uint64(rows)) >> _S32
     return int(row), ((value >> _S31) & np.uint64(1)) != np.uint64(0)
@@ -62,7 +62,7 @@ def add(
     sketch: Words,
     counts: Bytes,
 ) -> None:
-    """Add values, elements from `first` on, which begins a block, to the sketch, candidates to the counts."""
+    """Add values to the sketch, and candidates to the counts; element `first` begins a block."""
     numbers, used = np.empty(lanes, np.uint32), np.empty(lanes, np.uint8)
     for start in range(0, values.size, lanes):
         block = values[start : start + lanes]
@@ -82,7 +82,7 @@ def _quantize(values: _Floats, factor: float, out: Words) -> None:
 
 @compiled
 def _flags(index: Bytes, out: Bytes) -> None:
-    """A byte for each four bits of an index: whether they are not 0."""
+    """Write a byte for each four bits of an index: whether they are not 0."""
     for i in range(index.size):
         out[2 * i] = (index[i] & _LOW) != _NONE
         out[2 * i + 1] = (index[i] >> _HALF) != _NONE
@@ -117,9 +117,9 @@ def peel(
     factor: float,
     out: _Floats,
 ) -> int:
-    """Peel lanes from `low` up to `high`, multiples of 16, of all blocks until a round recovers nothing.
+    """Peel lanes `low` to `high` (multiples of 16) of all blocks until a round recovers nothing.
 
-    What is recovered loses its bits in the index. Returns how many candidates are left.
+    Clear the bits of recovered elements in the index. Return the number of left-over candidates.
     """
     before, left = -1, -2
     while left != before:
@@ -143,7 +143,7 @@ def _peel_block(
     factor: float,
     out: _Floats,
 ) -> int:
-    """One round over a block's lanes; returns how many candidates it leaves."""
+    """Run one round over a block's lanes; return the number of candidates that remain."""
     left = 0
     row_0, negative_0 = _row_of(start // lanes, 0, rows, seed)
     row_1, negative_1 = _row_of(start // lanes, 1, rows, seed)
@@ -158,7 +158,7 @@ def _peel_block(
             bit = lowest(used)
             used = np.uint32(used & np.uint32(used - _ONE))
             lane = low + 8 * w + int(bit >> _S2)
-            # Unsigned indices need not be looked at for counting from the end.
+            # Unsigned indices save Numba the check for negative ones.
             cell_0 = np.uint64(row_0 * lanes + lane)
             cell_1 = np.uint64(row_1 * lanes + lane)
             cell_2 = np.uint64(row_2 * lanes + lane)

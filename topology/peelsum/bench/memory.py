@@ -1,19 +1,19 @@
-"""Whether a tensor can be measured in the memory that this machine has left."""
+"""Check that a tensor can be measured in the machine's free memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: Peak: the tensor, its random numbers and copies of what travels; then what peeling holds.
+#: Peak use: the tensor, its random numbers and copies of sent words per element; peeling per candidate.
 _BYTES_PER_ELEMENT, _BYTES_PER_CANDIDATE = 24, 120
 
 
 class NotEnoughMemoryError(ValueError):
-    """A tensor is too large to be measured here. Says by how much."""
+    """A tensor is too large to be measured on this machine. The message says by how much."""
 
 
 def require_memory(elements: int, density: float) -> None:
-    """Raise NotEnoughMemoryError unless a tensor of so many elements can be measured."""
+    """Raise NotEnoughMemoryError unless a tensor of `elements` elements can be measured."""
     each, free = _BYTES_PER_ELEMENT + _BYTES_PER_CANDIDATE * density, free_bytes()
     if free is not None and elements * each > free:
         raise NotEnoughMemoryError(
@@ -23,7 +23,7 @@ def require_memory(elements: int, density: float) -> None:
 
 
 def free_bytes() -> int | None:
-    """Memory that programs can still have, as Linux estimates it; None elsewhere."""
+    """Return Linux's estimate of the available memory in bytes; None on other systems."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""Peeling in parallel rounds, for any layout of candidates in cells: what is left, after how many rounds.
+"""Peel any layout of candidates in parallel rounds, without values, and count left-over and rounds.
 
-It shares no code with the codec's own peeling, which may take another order, and looks at no values.
+It shares no code with the codec's peeling, which may use another order.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from peelsum.codec import SUB_TABLES, SketchLayout
 from peelsum.codec.cpu_index_loops import compiled
 from peelsum.codec.reference import places
 
-#: Candidates whose cells are worked out at once: NumPy takes a few hundred bytes for each.
+#: Candidates whose cells are computed at once: NumPy needs a few hundred bytes for each.
 _AT_A_TIME = 2**20
 _Cells = NDArray[np.int64] | NDArray[np.int32]
 
 
 class Peeled(NamedTuple):
-    """Candidates that are left over, and the peel rounds that recovered any."""
+    """The result of peeling."""
 
     left: int
+    """Number of left-over candidates."""
     rounds: int
+    """Number of rounds that recovered a candidate."""
 
 
 def peel(places: _Cells, cells: int) -> Peeled:
-    """Peel candidates in cells places[k, 3], numbered from 0 up to `cells`; a candidate may repeat one."""
+    """Peel candidates in cells places[k, 3], numbered 0 to `cells` - 1; a candidate may repeat a cell."""
     load = np.zeros(cells, np.uint32)
     return Peeled(*_peel(places, load, np.arange(places.shape[0])))
 
 
 def peel_sketch(layout: SketchLayout, positions: NDArray[np.int64]) -> Peeled:
-    """`peel` of candidates in the codec's sketch."""
+    """Run `peel` on the candidates of a sketch of the codec."""
     cells = np.empty((positions.size, SUB_TABLES), np.int64)
     for start in range(0, positions.size, _AT_A_TIME):
         part = slice(start, start + _AT_A_TIME)
@@ -48,7 +50,7 @@ def _peel(places: _Cells, load: NDArray[np.uint32], left: NDArray[np.int64]) -> 
             load[places[k, j]] += 1
     count, rounds = left.size, 0
     while True:
-        # All pure cells are found before any is emptied, as by threads side by side.
+        # Find all pure cells before any is emptied, as parallel threads would.
         kept, peeled = 0, 0
         for i in range(count):
             k = left[i]

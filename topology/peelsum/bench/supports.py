@@ -1,4 +1,4 @@
-"""Where the non-zeros of a benchmark's tensors lie, drawn at random and by formula. Nothing here measures."""
+"""Supports of the benchmarks' tensors: the non-zeros' positions at random, and their expected counts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from peelsum.codec import BLOCK_SIZES
 
 Support = Literal["uniform", "rows", "columns"]
 SUPPORTS: tuple[Support, ...] = ("uniform", "rows", "columns")
-#: Non-zeros of `rows` come in so many neighbours; of so many `columns`, half are always zero.
+#: Elements of a non-zero row in `rows`; number of `columns`, half of which are always zero.
 ROW = 64
 COLUMNS = 256
 _ALIVE = COLUMNS // 2
 
 
 def positions(support: Support, elements: int, density: float, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Elements that are not zero, ascending: each, or each row of ROW, with probability `density`.
+    """Return the elements that are not zero, ascending, int64[k].
 
-    Of `columns`, elements of living columns with twice that; `density` is then at most 1/2.
+    With `uniform` each element, with `rows` each row of ROW elements is non-zero with probability `density`.
+    With `columns`, half of the columns are zero, and elements of the others are non-zero with twice that
+    probability; `density` is then at most 1/2.
     """
     if support == "rows":
         rows = np.flatnonzero(rng.random(-(-elements // ROW), np.float32) < density)
@@ -37,7 +39,7 @@ def positions(support: Support, elements: int, density: float, rng: np.random.Ge
 def tensor(
     support: Support, elements: int, density: float, seed: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """float32[elements] with normal values at `positions`, and those."""
+    """Return float32[elements] with normally distributed values at `positions`, and these positions."""
     rng = np.random.default_rng([seed, elements])
     where = positions(support, elements, density, rng)
     drawn = rng.standard_normal(where.size, np.float32)
@@ -47,7 +49,7 @@ def tensor(
 
 
 def seen(support: Support, elements: int, density: float, exponent_field: int = 0) -> Seen:
-    """What workers see, on average, of a tensor with this support."""
+    """Return what workers see, on average, of a tensor with this support."""
     if support == "uniform":
         return Seen.uniform(elements, density, exponent_field)
     share = _row_share if support == "rows" else _column_share
@@ -56,7 +58,7 @@ def seen(support: Support, elements: int, density: float, exponent_field: int = 
 
 
 def _row_share(size: int, density: float) -> float:
-    """Share of blocks of `size` elements, a power of 2, that hold a non-zero."""
+    """Return the share of blocks of `size` elements, a power of 2, that hold a non-zero."""
     return float(1 - (1 - density) ** max(size // ROW, 1))
 
 

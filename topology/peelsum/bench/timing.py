@@ -1,6 +1,6 @@
-"""One worker's step through the codec, timed: encode, a sum over this worker alone, decode, and a check.
+"""Time one worker's step through the codec: encode, sum over this worker alone, decode, and check.
 
-The check is NumPy's own arithmetic on the tensor. Time between encode and decode is not counted.
+The check uses NumPy's arithmetic on the tensor. Time between encoding and decoding does not count.
 """
 
 from __future__ import annotations
@@ -20,38 +20,43 @@ from peelsum.bench.device import Device
 from peelsum.bench.lhc import LhcLayout
 from peelsum.codec import FixedPoint, Memory
 
-#: What is measured runs so often, unless it has taken _ENOUGH_S seconds before.
+#: Number of runs of a measurement, unless they reach _ENOUGH_S seconds before.
 REPEATS = 5
 _ENOUGH_S = 2.0
 _CHECKED_AT_A_TIME = 2**22
 
 
 class NotExactError(Exception):
-    """What was decoded is not what was encoded. Says which element."""
+    """A decoded tensor differs from the encoded one. The message names the element."""
 
 
 class Measured(NamedTuple):
-    """Words sent, seconds, and what there was to peel.
-
-    candidates: the elements int64[k] that were decoded; `left` of them peeling did not recover.
-    """
+    """The measurement of one step."""
 
     words: int
+    """32-bit words sent."""
     encode_s: float
+    """Seconds of encoding."""
     decode_s: float
+    """Seconds of decoding."""
     candidates: NDArray[np.int64] | None
+    """Elements int64[k] that were decoded; None means all, or LHC's layout."""
     left: int
+    """Number of candidates that peeling did not recover."""
 
     @property
     def codec_s(self) -> float:
-        """Encoding and decoding together."""
+        """Seconds of encoding and decoding together."""
         return self.encode_s + self.decode_s
 
 
 def one_step(
     device: Device, choice: Choice, values: NDArray[np.float32], settings: Settings, lanes: int, seed: int
 ) -> Measured:
-    """All rounds of values[n], which are on the device already, sent by `choice`. Raises NotExactError."""
+    """Measure all rounds of values[n] with `choice`; copying them to the device does not count.
+
+    Raises NotExactError if a decoded element is wrong.
+    """
     clock, memory, there = time.perf_counter, device.memory, device.place(values)
     started = clock()
     exchange = TensorExchange(choice, there, Setting(device.ops, 1, lanes, settings, seed, memory))
@@ -66,7 +71,7 @@ def one_step(
         exchange.settle()
         encode_s += clock() - started
         words += ored.size + added.size
-        # Whatever is added after the sketch is what peeling left over.
+        # Words added after the sketch are those of the left-over.
         left += added.size // settings.limbs if sketched else 0
         sketched = sketched or (choice.form == "sketch" and added.size > 0)
         sums = Sums(ored.copy(), added.copy())
@@ -86,7 +91,7 @@ def one_step(
 
 
 def fastest(run: Callable[[int], Measured]) -> Measured:
-    """The fastest of several run(0), run(1), ...: REPEATS, or fewer if they take long."""
+    """Return the fastest of run(0), run(1), ...: REPEATS runs, or fewer if they take long."""
     runs: list[Measured] = []
     while len(runs) < REPEATS and sum(one.codec_s for one in runs) < _ENOUGH_S:
         runs.append(run(len(runs)))
@@ -94,9 +99,9 @@ def fastest(run: Callable[[int], Measured]) -> Measured:
 
 
 def lhc_step(device: Device, layout: LhcLayout, values: NDArray[np.float32], fixed: FixedPoint) -> Measured:
-    """The same through LHC's layout, which gets `fixed` for nothing.
+    """Measure the same step with LHC's layout, which is given the scale, `fixed`.
 
-    Raises NotExactError if all is recovered and differs.
+    Raises NotExactError if all non-zeros are recovered and an element is wrong.
     """
     clock, memory, there = time.perf_counter, device.memory, device.place(values)
     lhc = device.lhc(layout)
@@ -120,7 +125,7 @@ def lhc_step(device: Device, layout: LhcLayout, values: NDArray[np.float32], fix
 
 
 def _sent(words: Any, memory: Memory) -> Words:
-    """Words as they leave for the network."""
+    """Return words in the host's memory, ready to be sent."""
     if memory.direct:
         return cast(Words, words)
     out = memory.traveling(len(words))
@@ -138,6 +143,6 @@ def _require_exact(values: NDArray[np.float32], decoded: NDArray[np.float32], fi
         if wrong.size:
             i = int(wrong[0])
             raise NotExactError(
-                f"element {start + i}: {decoded[start + i]} was decoded for {wanted[i]}; this is a fault of "
-                "the codec, please report it with the command that you gave"
+                f"element {start + i}: {decoded[start + i]} was decoded instead of {wanted[i]}; this is a "
+                "bug in the codec, please report it with your command"
             )

@@ -1,7 +1,7 @@
-"""`peelsum bench allreduce`: time and bytes of exact all-reduces over the embedded switch.
+"""`peelsum bench allreduce`: measure time and bytes of exact allreduces over the softswitch.
 
-Owns what is measured and how it is shown: in nccl-tests' columns. Switch, controller, server and every worker
-are processes of their own, and the network between them is loopback UDP.
+Results are shown in nccl-tests' columns. Switch, controller, server and every worker are separate processes,
+connected by UDP over loopback.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from peelsum.wire import COMPILED_LANES, MAX_WORKERS
 
 _WORD_BYTES = 4
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-#: Every worker holds several times as much.
+#: The largest tensor; every worker needs several times as much memory.
 _LARGEST_BYTES = 16 * _UNITS["G"]
-#: A worker's answer to one case must come within this, in seconds, or the run is given up.
+#: Seconds within which a worker must finish a case; otherwise the run fails.
 _PATIENCE_S = 600.0
 _HEADINGS = ("size", "count", "type", "density", "form", "time", "algbw", "busbw", "#wrong", "wire", "time/")
 _UNITS_OF = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(B)", "dense")
@@ -32,35 +32,39 @@ _WIDTHS = (12, 12, 7, 8, 8, 11, 8, 8, 8, 12, 8)
 
 
 class BenchError(ValueError):
-    """An option that cannot be measured. Says option, value and remedy."""
+    """An invalid option of a benchmark. The message names option, value and remedy."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement over all workers.
-
-    density: share of elements that are non-zero on some worker; 1 is the dense tensor itself.
-    time_us: per step, of the slowest worker. algbw: GB/s of dense float32 that a step sums, whatever its form
-    sends. busbw: algbw * 2 (workers - 1) / workers, nccl-tests' figure for comparison with a ring.
-    wrong: elements that differ from an independent sum, on all workers; None if not checked.
-    wire_bytes: what a worker sends per step, without resends. ratio_to_dense: time over the dense row's.
-    encode_us, network_us, decode_us: where the time went, on the slowest worker in each.
-    """
+    """One measurement over all workers."""
 
     size_bytes: int
+    """Size of the dense float32 tensor."""
     elements: int
     type: str
+    """The dtype, as nccl-tests names it."""
     density: float
+    """Share of elements that are non-zero on some worker; 1 for the dense tensor."""
     form: str
     time_us: float
+    """Microseconds per step, of the slowest worker."""
     algbw: float
+    """GB/s of dense float32 that a step sums, whatever its form sends."""
     busbw: float
+    """algbw * 2 (workers - 1) / workers: nccl-tests' figure for comparison with a ring."""
     wrong: int | None
+    """Elements that differ from an independent sum, over all workers; None if not checked."""
     wire_bytes: int
+    """Bytes that a worker sends per step, without retransmissions."""
     ratio_to_dense: float
+    """`time_us` over that of the dense row."""
     encode_us: float
+    """Microseconds of encoding per step, of the slowest worker."""
     network_us: float
+    """Microseconds of waiting for sums per step, of the slowest worker."""
     decode_us: float
+    """Microseconds of decoding per step, of the slowest worker."""
     workers: int
     lanes: int
 
@@ -81,8 +85,8 @@ def bench_allreduce(
 ) -> list[Row]:
     """Measure sizes from `begin` to `end` bytes of float32: dense first, then every density in every form.
 
-    Prints rows as they are measured or, with `json`, a list of objects at the end. Raises BenchError for
-    options that make no sense, ProcessError if a process fails, SystemExit(1) if a sum was wrong.
+    Prints rows as they are measured or, with `json`, a list of objects at the end. Raises BenchError for an
+    invalid option, ProcessError if a process fails, and SystemExit(1) if a sum was wrong.
     """
     cases = _cases(_sizes(begin, end, factor), densities, forms)
     _require_counts(iterations, warmups, workers)
@@ -101,22 +105,22 @@ def bench_allreduce(
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes from text like 65536, 64K, 16M or 1G. Raises BenchError naming `option`."""
+    """Parse a size such as 65536, 64K, 16M or 1G; return bytes. Raises BenchError, which names `option`."""
     match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not match or int(match[1]) == 0:
-        raise BenchError(f"{option}: {text!r} is no size in bytes; write it like 65536, 64K or 16M")
+        raise BenchError(f"{option}: {text!r} is not a size in bytes; write it like 65536, 64K or 16M")
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def _sizes(begin: str, end: str, factor: float) -> list[int]:
-    """Numbers of elements from `begin` to `end` bytes, each `factor` times the one before."""
+    """Return the numbers of elements from `begin` to `end` bytes, each `factor` times its predecessor."""
     size, last = parse_size(begin, "-b"), parse_size(end, "-e")
     if size > last:
         raise BenchError(f"-b: {begin} is more than -e {end}; begin with the smaller size")
     if last > _LARGEST_BYTES:
-        raise BenchError(f"-e: {end} is more than is measured; use at most {_LARGEST_BYTES // _UNITS['G']}G")
+        raise BenchError(f"-e: {end} is too large; use at most {_LARGEST_BYTES // _UNITS['G']}G")
     if not 1 < factor <= _LARGEST_BYTES:
-        raise BenchError(f"-f: sizes cannot grow by a factor of {factor:g}; use more than 1, say 4")
+        raise BenchError(f"-f: sizes cannot grow by a factor of {factor:g}; use more than 1, e.g. 4")
     sizes = []
     while size <= last:
         sizes.append(max(size // _WORD_BYTES, 1))
@@ -125,10 +129,10 @@ def _sizes(begin: str, end: str, factor: float) -> list[int]:
 
 
 def _cases(sizes: Sequence[int], densities: Sequence[float], forms: Sequence[Form]) -> list[Case]:
-    """Per size the dense tensor, with which the others are compared, then all others."""
+    """Return the cases: for each size the dense tensor, then the sparse ones, which are compared with it."""
     for density in densities:
         if not 0 <= density <= 1:
-            raise BenchError(f"--density: {density:g} is no share of elements; use 0 to 1, 0.01 for 1 %")
+            raise BenchError(f"--density: {density:g} is not a share; use 0 to 1, e.g. 0.01 for 1 %")
     for form in forms:
         if form not in FORMS:
             raise BenchError(f"--form: {form!r} is unknown; use one of {', '.join(FORMS)}")
@@ -146,9 +150,9 @@ def _require_counts(iterations: int, warmups: int, workers: int) -> None:
     if iterations < 1:
         raise BenchError(f"-n: {iterations} iterations measure nothing; use 1 or more")
     if warmups < 0:
-        raise BenchError(f"-w: {warmups} warm-ups cannot be done; use 0 or more")
+        raise BenchError(f"-w: {warmups} warm-ups are impossible; use 0 or more")
     if not 2 <= workers <= MAX_WORKERS:
-        raise BenchError(f"--workers: {workers} cannot sum at one switch; use 2 to {MAX_WORKERS}")
+        raise BenchError(f"--workers: {workers} is out of range for one switch; use 2 to {MAX_WORKERS}")
 
 
 def _rows(cases: Sequence[Case], workers: int, lanes: int, settings: dict[str, Any]) -> Iterator[Row]:
@@ -166,7 +170,7 @@ def _rows(cases: Sequence[Case], workers: int, lanes: int, settings: dict[str, A
                 dense_s = max(one.time_s for one in measured)
             yield _row(case, measured, dense_s, lanes)
         for child in children:
-            child.next_line(_PATIENCE_S)  # they leave the job together, before the switch goes
+            child.next_line(_PATIENCE_S)  # all workers leave the job before the switch stops
 
 
 def _worker(seat: Seat, cases: Sequence[Case], settings: dict[str, Any]) -> Child:
@@ -210,7 +214,7 @@ def _row(case: Case, measured: Sequence[Measurement], dense_s: float, lanes: int
 def _header(workers: int, lanes: int, iterations: int, warmups: int) -> str:
     return "\n".join(
         [
-            f"# {workers} workers over the embedded switch, {lanes} lanes; {iterations} iterations after "
+            f"# {workers} workers over the softswitch, {lanes} lanes; {iterations} iterations after "
             f"{warmups} warm-ups; time is the slowest worker's",
             "#" + _columns(_HEADINGS)[1:],
             "#" + _columns(_UNITS_OF)[1:],

@@ -1,6 +1,6 @@
 """One worker of `peelsum bench allreduce`: seeded tensors, a timed loop of sums, and a check.
 
-Run as a process of its own by `peelsum.cli.bench_allreduce`, it prints a line of JSON per case. The check
+`peelsum.cli.bench_allreduce` runs it as a separate process. It prints a line of JSON per case. The check
 shares no code with the codec.
 """
 
@@ -23,36 +23,40 @@ from peelsum.codec import warm_up
 from peelsum.topology import end_with_parent, say
 from peelsum.transport import TransportError
 
-#: Share of the union's positions that a worker holds besides those that it alone is sure to hold.
+#: Share of the union's positions that a worker holds, besides those assigned to it.
 _SHARED = 0.5
 _INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is summed: a tensor of `elements`, of which a share `density` is non-zero on some worker."""
+    """A tensor to sum."""
 
     elements: int
     density: float
+    """Share of elements that are non-zero on some worker."""
     form: Form
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One worker's view of a case: seconds are per step; `wrong` counts elements, or is None if unchecked."""
+    """One worker's measurement of a case; seconds are per step."""
 
     time_s: float
     encode_s: float
     network_s: float
     decode_s: float
     wire_bytes: int
+    """Bytes that this worker sent in the last step, without retransmissions."""
     density: float
+    """Share of elements that are non-zero on some worker, as measured."""
     wrong: int | None
+    """Elements that differ from an independent sum; None if not checked."""
 
 
 def tensor_of(case: Case, worker_id: int, workers: int) -> NDArray[np.float32]:
-    """Worker `worker_id`'s tensor float32[elements], the same whoever computes it."""
+    """Return worker `worker_id`'s tensor float32[elements]; every process computes the same one."""
     shared = np.random.default_rng([case.seed, case.elements])
     own = np.random.default_rng([case.seed, case.elements, 1 + worker_id])
     tensor = own.standard_normal(case.elements, np.float32)
@@ -67,7 +71,7 @@ def tensor_of(case: Case, worker_id: int, workers: int) -> NDArray[np.float32]:
 
 
 def expected(case: Case, workers: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The exact sum of all workers' quantised tensors, and its floats, by plain NumPy in 64 bits."""
+    """Return the exact sum of all workers' quantized tensors, and its floats, by plain NumPy in 64 bits."""
     tensors = [tensor_of(case, worker_id, workers) for worker_id in range(workers)]
     largest = max((float(np.abs(tensor).max(initial=0)) for tensor in tensors), default=0.0)
     scale = 0
@@ -81,7 +85,7 @@ def expected(case: Case, workers: int) -> tuple[NDArray[np.int32], NDArray[np.fl
 
 
 def measure(summation: Summation, case: Case, *, iterations: int, warmups: int, check: bool) -> Measurement:
-    """Sum the case's tensor `iterations` times back to back, after `warmups` that bring workers level."""
+    """Sum the case's tensor `iterations` times back to back, after `warmups` sums that align the workers."""
     reduce = Allreduce(summation, forms=case.form, seed=case.seed)
     tensors = {"gradient": tensor_of(case, summation.worker_id, summation.workers)}
     for _ in range(warmups):
@@ -113,7 +117,7 @@ def _wrong(result: TensorResult, case: Case, workers: int) -> int:
 def run(
     seat: Mapping[str, Any], cases: Iterable[Case], *, iterations: int, warmups: int, check: bool
 ) -> None:
-    """Take the seat, measure the cases in order, and print each measurement as it is made."""
+    """Join the job of `seat`, measure the cases in order, and print each measurement."""
     from peelsum.topology.seats import plug_in
 
     with plug_in(seat) as summation:
@@ -123,7 +127,7 @@ def run(
 
 
 def main() -> None:
-    """The process: its only argument is a JSON object of `run`'s arguments."""
+    """Run the process; its only argument is a JSON object of `run`'s arguments."""
     end_with_parent()
     arguments = json.loads(sys.argv[1])
     cases = [Case(**case) for case in arguments.pop("cases")]

@@ -1,7 +1,7 @@
-"""`peelsum bench codec`: size and speed of the codec by element count, density, support and form.
+"""`peelsum bench codec`: measure size and speed of the codec by element count, density, support and form.
 
-Owns what is measured and how it is shown. Every form has the same tensors, LHC's layout among them, and every
-decoded tensor is compared with NumPy's own arithmetic.
+Every form, including LHC's layout, is measured on the same tensors. Every decoded tensor is compared with
+NumPy's arithmetic.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from peelsum.bench import (
 from peelsum.codec import CELLS_PER_CANDIDATE, SketchLayout, fixed_point, kernels
 
 Form = Literal["auto", "compact", "sketch", "lhc"]
-#: How a form travels: with which index. Those of LHC and of `auto` are not a question.
+#: The forms to measure, each with its index. LHC's is fixed, and `auto` chooses its own.
 WAYS: tuple[tuple[Form, str], ...] = (
     ("lhc", "four_bit"),
     ("auto", ""),
@@ -53,34 +53,40 @@ _WIDTHS = (10, 8, 8, 8, 10, 9, 8, 8, 7, 9, 9, 9, 9)
 
 
 class CodecBenchError(ValueError):
-    """An option that cannot be measured here. Says option, value and remedy."""
+    """An invalid option of the benchmark. The message names option, value and remedy."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One form of one tensor.
-
-    form: "auto" is what the planner takes for the fewest words, "lhc" LHC's layout at the smallest size at
-    which it recovers everything. over_lower_bound: size over 32 rho + H(rho) bits per element. encode_gbps,
-    decode_gbps: gigabits of dense float32 gradient per second. recovered_by_peeling: share of candidates, and
-    rounds: of parallel peeling; None where nothing is peeled. time_ratio_to_lhc, size_ratio_to_lhc: over
-    LHC's; None if that was not measured or does not recover everything by any size up to one cell an element.
-    """
+    """One form of one tensor."""
 
     elements: int
     density: float
+    """Expected share of non-zeros."""
     support: str
     form: str
+    """One of `Form`.
+
+    "auto" is the planner's choice for the fewest words; "lhc" is LHC's layout at the smallest size that
+    recovers everything.
+    """
     index: str
     device: str
     bits_per_element: float
     over_lower_bound: float
+    """`bits_per_element` over the lower bound, 32 rho + H(rho)."""
     recovered_by_peeling: float | None
+    """Share of candidates that peeling recovers; None if nothing is peeled."""
     rounds: int | None
+    """Rounds of parallel peeling; None if nothing is peeled."""
     encode_gbps: float
+    """Gigabits of dense float32 gradient encoded per second."""
     decode_gbps: float
+    """Gigabits of dense float32 gradient decoded per second."""
     time_ratio_to_lhc: float | None
+    """Time over LHC's; None if LHC was not measured or needs more than one cell per element."""
     size_ratio_to_lhc: float | None
+    """Size over LHC's; None if LHC was not measured or needs more than one cell per element."""
 
 
 class Point(NamedTuple):
@@ -91,7 +97,7 @@ class Point(NamedTuple):
     support: Support
 
 
-#: Small, and sparse enough for LHC's layout to recover all of it, so that its loops run.
+#: A tensor to warm up with: small, and so sparse that LHC's layout recovers everything and its loops run.
 WARM_UP = Point(2**14, 0.01, "uniform")
 
 
@@ -112,17 +118,17 @@ def bench_codec(
     device: str = "cpu",
     json: bool = False,
 ) -> list[Row]:
-    """Measure every point in every way; prints rows as they come or, with `json`, a list of objects.
+    """Measure every point in every form; print rows as they are measured or, with `json`, a list of objects.
 
-    Stopped by a signal, it still prints that list, of what was measured by then. LHC's row comes first,
-    if it is wanted: the others are compared with it. Raises NoDeviceError,
-    NotEnoughMemoryError for points that do not fit this machine, NotExactError if a tensor did not come back.
+    If interrupted, it still prints the list of the rows measured so far. "lhc" must come first in `ways` for
+    the others to be compared with it. Raises NoDeviceError if the device is missing, NotEnoughMemoryError for
+    points that do not fit this machine, and NotExactError if a decoded tensor is wrong.
     """
     for point in points:
         require_memory(point.elements, point.density)
     there = Device.of(device)
     for _ in _rows(WARM_UP, ways, there, cells_per_candidate, 0):
-        pass  # compiles what measuring needs beyond the codec's own kernels
+        pass  # compiles the loops that are not among the codec's own kernels
     rows = []
     if not json:
         print("#" + _columns((*_HEADINGS, *_SPEEDS))[1:], flush=True)
@@ -143,11 +149,11 @@ def bench_codec(
 def points_of(
     elements: Sequence[int], densities: Sequence[float], supports: Sequence[Support]
 ) -> list[Point]:
-    """Every combination. Raises CodecBenchError where columns would have to be denser than they can be."""
+    """Return every combination. Raises CodecBenchError for columns with a density above 0.5."""
     for density, support in product(densities, supports):
         if support == "columns" and density > 0.5:
             raise CodecBenchError(
-                f"--density: half the columns are zero, so {density:g} is too dense; use at most 0.5"
+                f"--density: {density:g} is too dense, as half of the columns are zero; use at most 0.5"
             )
     return [Point(*point) for point in product(elements, densities, supports)]
 
@@ -158,7 +164,7 @@ def _rows(
     values, positions = tensor(point.support, point.elements, point.density, seed)
     if not positions.size:
         raise CodecBenchError(
-            f"--density: {point.density:g} of {point.elements:,} elements are none; use more of either"
+            f"--density: {point.density:g} of {point.elements:,} elements gives no non-zeros; increase either"
         )
     exponent_field = kernels().magnitude(values) >> 23
     drawn, lhc = _Tensor(device, point, values, positions, exponent_field), None
@@ -193,7 +199,7 @@ def _ours(drawn: _Tensor, form: Form, index: str, cells_per_candidate: float, lh
 
 
 def _choice(drawn: _Tensor, form: Form, index: str, settings: Settings) -> Choice:
-    """The way of that name, with the parameters that take the fewest words."""
+    """Return the choice for this form and index, with the parameters that need the fewest words."""
     seen = Seen(drawn.exponent_field, tuple(kernels().occupied(drawn.positions).tolist()))
     if form == "compact":
         return Choice("compact", BitmapIndex())
@@ -207,7 +213,7 @@ def _choice(drawn: _Tensor, form: Form, index: str, settings: Settings) -> Choic
     )
     choice = min(sketches, key=lambda one: one.words).choice
     assert choice.index is not None
-    # In one shot, as a step in training would, by a prediction that is just right.
+    # Send the sketch together with its index, as in training, with an exact prediction.
     _, passed = expected(choice.index, drawn.point.elements, seen)
     return replace(choice, prediction=Prediction(drawn.exponent_field, math.ceil(passed)))
 

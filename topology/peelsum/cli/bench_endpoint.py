@@ -1,7 +1,4 @@
-"""`peelsum bench endpoint`: what one core of a worker can do, beside bare sockets in the same process.
-
-Owns what is measured and how it is shown.
-"""
+"""`peelsum bench endpoint`: measure the packet rate of one core of a worker, beside that of bare sockets."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from peelsum.cli.bench_endpoint_rates import Spent
 from peelsum.wire import COMPILED_LANES
 
 DEFAULT_LANES = (COMPILED_LANES[0], COMPILED_LANES[-1])
-#: What is measured, by the name that rows give it.
+#: What each row's `way` measures.
 _WAYS = {
     "memory": "endpoint, in memory",
     "sockets": "endpoint and sockets",
@@ -29,26 +26,27 @@ _WAYS = {
 
 @dataclass(frozen=True)
 class Row:
-    """Packets sent by one worker whose results it took.
-
-    way: "memory": the endpoint alone; "sockets": the endpoint joined to socket and clock, as in training;
-        "bare": sockets that send and receive as many bytes and look at none.
-    packets_per_core_s: per second of this process's processor time. packets_per_s: per second of the wall
-        clock; None in memory, where the clock also counts what makes the results.
-    share_of_bare: packets_per_core_s over bare sockets'.
-    """
+    """The rate at which one worker sends packets and takes their results."""
 
     way: str
+    """What is measured.
+
+    "memory": the endpoint alone; "sockets": the endpoint with socket and clock, as in training; "bare":
+    sockets that send and receive as many bytes without reading them.
+    """
     lanes: int
     packets_per_core_s: float
+    """Packets per second of this process's CPU time."""
     packets_per_s: float | None
+    """Packets per second of wall-clock time; None for "memory", where it would include making the results."""
     share_of_bare: float
+    """`packets_per_core_s` over that of bare sockets."""
 
 
 def bench_endpoint(
     *, json: bool = False, lanes: Sequence[int] = DEFAULT_LANES, seconds: float = 3.0
 ) -> list[Row]:
-    """Measure, and print a table or, with `json`, a list of objects. `seconds`: for each row.
+    """Measure each row for `seconds`, and print a table or, with `json`, a list of objects.
 
     Raises WrongSumError if a sum was wrong.
     """

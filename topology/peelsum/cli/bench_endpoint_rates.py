@@ -1,7 +1,7 @@
-"""How many packets a second one core of a worker sends and takes results for; and bare sockets, to compare.
+"""Measure how many packets per second one core of a worker sends and takes results for; and bare sockets.
 
-Owns the loops and their clocks. Everything runs in the calling process, except the peer that answers: it
-plays switch and server of a job with one worker, so that each contribution comes back as its own result.
+The loops run in the calling process. A peer process plays switch and server of a job with one worker: it
+returns each contribution as its own result.
 """
 
 from __future__ import annotations
@@ -30,27 +30,30 @@ _PATIENCE_S = 0.2
 
 
 class WrongSumError(AssertionError):
-    """A worker got another sum back than it sent."""
+    """A worker received a sum that differs from what it sent."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Packets sent whose results were taken, and the time of this process: its own, and the wall's."""
+    """Packets, and the time that they took."""
 
     packets: int
+    """Packets sent whose results were taken."""
     cpu_s: float
+    """CPU seconds of this process."""
     wall_s: float
+    """Seconds of wall-clock time."""
 
 
 def config_of(lanes: int) -> JobConfig:
-    """A job of one worker."""
+    """Return the configuration of a job with one worker."""
     return JobConfig(job_id=1, generation=0, workers=1, lanes=lanes)
 
 
 def in_memory(lanes: int, seconds: float) -> Spent:
-    """The endpoint alone: what it sends comes back as results, and only its own calls are timed."""
+    """Measure the endpoint alone: its packets come back as results, and only its own calls are timed."""
     endpoint, words = WorkerEndpoint(config_of(lanes), 0), _words(lanes)
-    _sum_in_memory(endpoint, words)  # compiles, and lets the window grow
+    _sum_in_memory(endpoint, words)  # compiles, and grows the window
     packets, cpu_s, started = 0, 0.0, time.perf_counter()
     while (wall_s := time.perf_counter() - started) < seconds or not packets:
         cpu_s += _sum_in_memory(endpoint, words)
@@ -59,7 +62,7 @@ def in_memory(lanes: int, seconds: float) -> Spent:
 
 
 def over_sockets(lanes: int, seconds: float, peer: Address) -> Spent:
-    """The worker's whole way to sum: endpoint, socket and clock."""
+    """Measure the worker's complete backend: endpoint, socket and clock."""
     words = _words(lanes)
 
     def turn() -> int:
@@ -72,7 +75,7 @@ def over_sockets(lanes: int, seconds: float, peer: Address) -> Spent:
 
 
 def bare_sockets(lanes: int, seconds: float, peer: Address) -> Spent:
-    """The same bytes over the same kind of socket, as many under way, with nothing done about them."""
+    """Measure the same bytes over the same kind of socket and window, without any processing."""
     packets = pack(_words(lanes).reshape(-1, lanes), kind=Kind.CONTRIBUTION, job_id=1, chunk_id=0)
     with BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes)) as sock:
         sock.connect(peer)
@@ -81,7 +84,7 @@ def bare_sockets(lanes: int, seconds: float, peer: Address) -> Spent:
 
 
 def _exchange(sock: BatchSocket, packets: Batch, window: int) -> int:
-    """Send all packets, never more than `window` ahead of the answers; how many came back."""
+    """Send all packets, at most `window` ahead of the answers; return the number that came back."""
     sent = back = 0
     while back < len(packets):
         while sent < len(packets) and sent - back < window:
@@ -90,12 +93,12 @@ def _exchange(sock: BatchSocket, packets: Batch, window: int) -> int:
         if burst is not None:
             back += len(burst.packets)
         elif not select.select([sock], [], [], _PATIENCE_S)[0]:
-            break  # some were lost; they count as not sent
+            break  # lost packets do not count
     return back
 
 
 def _spent(turn: Callable[[], int], seconds: float) -> Spent:
-    """Repeat `turn`, which returns its packets, for `seconds` after one that warms up."""
+    """Repeat `turn`, which returns its number of packets, for `seconds`, after one call to warm up."""
     turn()
     packets, started, cpu_started = 0, time.perf_counter(), time.process_time()
     while (wall_s := time.perf_counter() - started) < seconds or not packets:
@@ -104,7 +107,7 @@ def _spent(turn: Callable[[], int], seconds: float) -> Spent:
 
 
 def _sum_in_memory(endpoint: WorkerEndpoint, words: NDArray[np.uint32]) -> float:
-    """Sum one tensor, a window at a time, as bursts come from sockets; seconds spent inside the endpoint."""
+    """Sum one tensor, a window at a time, as with bursts from sockets; return the endpoint's seconds."""
     clock, now, result, spent = time.thread_time, time.monotonic(), None, 0.0
     began = clock()
     endpoint.submit(words, "add")
@@ -125,7 +128,7 @@ def _sum_in_memory(endpoint: WorkerEndpoint, words: NDArray[np.uint32]) -> float
 
 
 def as_results(batch: Batch, lanes: int) -> Batch:
-    """The same packets as the results of a job with one worker."""
+    """Turn contributions into the results of a job with one worker, in place; return them."""
     fields = fields_of(batch, lanes)
     fields["kind"] = Kind.RESULT
     fields["sender"] = EVERYONE
@@ -139,12 +142,12 @@ def _words(lanes: int) -> NDArray[np.uint32]:
 def _require_equal(result: NDArray[np.uint32], words: NDArray[np.uint32]) -> None:
     wrong = np.flatnonzero(result != words)
     if wrong.size:
-        raise WrongSumError(f"element {wrong[0]}: {result[wrong[0]]} came back for {words[wrong[0]]}")
+        raise WrongSumError(f"element {wrong[0]}: {result[wrong[0]]} came back instead of {words[wrong[0]]}")
 
 
 @contextmanager
 def answering(lanes: int) -> Iterator[Address]:
-    """The peer, a process of its own that ends with the body; yields its address."""
+    """Run the peer process during the body; yield its address."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process: Any = context.Process(target=_answer, args=(theirs, lanes), daemon=True)
@@ -158,8 +161,8 @@ def answering(lanes: int) -> Iterator[Address]:
 
 
 def _answer(connection: Connection, lanes: int) -> None:
-    """Send everything back as results until the other end of the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this process answers it
+    """Return all contributions as results until the other end of the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     with BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes)) as sock:
         connection.send(sock.address)
         watched: list[Any] = [sock, connection]

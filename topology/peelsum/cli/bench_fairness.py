@@ -1,7 +1,4 @@
-"""`peelsum bench fairness`: jobs that compete for a port of the switch, in virtual time and over UDP.
-
-Owns what is measured and how it is shown.
-"""
+"""`peelsum bench fairness`: measure how jobs share a port of the switch, in virtual time and over UDP."""
 
 from __future__ import annotations
 
@@ -23,26 +20,32 @@ _PLAYED = {"virtual": simulated, "udp": over_udp}
 
 @dataclass(frozen=True)
 class Row:
-    """One number of jobs, in virtual time or over UDP.
-
-    chunks_per_s: by job. fairness: Jain's index of these. used: share of what the servers' port could send.
-    queue_mean, queue_deepest, queue_dropped: packets at that port, from the beginning on, the start included.
-    wrong: sums with a wrong bit.
-    """
+    """One measurement of a number of jobs."""
 
     ports: str
+    """Virtual time ("virtual") or UDP ("udp")."""
     jobs: int
     workers: int
+    """Workers per job."""
     lanes: int
     mbit: float
+    """Rate of every port in Mbit/s."""
     mark_from: int
+    """Packets in a port's queue from which on it sets ECN marks."""
     chunks_per_s: tuple[float, ...]
+    """Chunks summed per second, by job."""
     fairness: float
+    """Jain's index of `chunks_per_s`."""
     used: float
+    """Share of the servers' port's capacity that was used."""
     queue_mean: float
+    """Mean queue at the servers' port, in packets, since its start."""
     queue_deepest: int
+    """Deepest queue at the servers' port, in packets, since its start."""
     queue_dropped: int
+    """Packets dropped at the servers' port since its start."""
     wrong: int
+    """Sums with a wrong bit."""
 
 
 def bench_fairness(
@@ -55,9 +58,9 @@ def bench_fairness(
     seconds: float = 4.0,
     json: bool = False,
 ) -> list[Row]:
-    """Measure every number of jobs; a table or, with `json`, a list of objects.
+    """Measure every number of jobs, and print a table or, with `json`, a list of objects.
 
-    Raises TopologyError if a part fails, SystemExit(1) if a sum was wrong.
+    Raises TopologyError if a component fails, and SystemExit(1) if a sum was wrong.
     """
     scenes = [
         Scene(
@@ -102,8 +105,8 @@ def _row(ports: str, scene: Scene, shares: Shares) -> Row:
 def _table(rows: Sequence[Row]) -> Table:
     first = rows[0]
     caption = (
-        f"{first.workers} workers a job, {first.lanes} lanes, ports of {first.mbit:g} Mbit/s that mark from "
-        f"{first.mark_from} packets on"
+        f"{first.workers} workers per job, {first.lanes} lanes, ports of {first.mbit:g} Mbit/s that set ECN "
+        f"marks from {first.mark_from} packets on"
     )
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption)
     for heading in (

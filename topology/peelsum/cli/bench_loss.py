@@ -1,7 +1,7 @@
-"""`peelsum bench loss`: what lost packets cost, beside the same sums over the same network without loss.
+"""`peelsum bench loss`: measure what lost packets cost, compared with the same sums without loss.
 
-Owns what is measured and how it is shown. Switch, controller, server and every worker are processes of their
-own; the switch's UDP ports lose a seeded share of the packets, each way.
+Switch, controller, server and every worker are separate processes. The switch's UDP ports drop a seeded share
+of the packets in each direction.
 """
 
 from __future__ import annotations
@@ -22,51 +22,57 @@ from rich.table import Table
 from peelsum.topology import Child, ProcessError, Seat, Star, StarReport
 from peelsum.wire import COMPILED_LANES
 
-#: A worker's answer must come within this, in seconds, or the run is given up.
+#: Seconds within which a worker must finish a sum; otherwise the run fails.
 _PATIENCE_S = 120.0
 _WARM_UPS = 2
 
 
 @dataclass(frozen=True)
 class Row:
-    """Sums of `elements` words by all workers at one share of loss.
-
-    loss: of the packets at every switch port, in each direction; a chunk crosses 2 * workers + 2 of them.
-    sums, wrong: sums that were timed, and elements that differ from an independent sum on any worker.
-    step_ms: median time of a sum, the slowest worker's; step_least_ms, step_most_ms: of all sums.
-    rate_gbit_s: bits of words that a worker had summed a second, at the median. share_lost: of the rate
-        without loss, in this run.
-    lost_packets: all that the ports dropped on purpose. resends: packets that workers sent again.
-    window_cuts: times that a worker cut its window, for marks or many losses, all workers.
-    summed_in_switch: share of chunks.
-    """
+    """Sums of `elements` words at one share of loss. Times are the slowest worker's."""
 
     loss: float
+    """Share of packets lost at every port in each direction; a chunk passes 2 * workers + 2 such places."""
     workers: int
     lanes: int
     elements: int
     seed: int
     sums: int
+    """Sums that were timed."""
     wrong: int
+    """Elements that differ from an independent sum on any worker."""
     step_ms: float
+    """Median time of a sum."""
     step_least_ms: float
+    """Least time of a sum."""
     step_most_ms: float
+    """Most time of a sum."""
     rate_gbit_s: float
+    """Gigabits of words that a worker had summed per second, at the median."""
     share_lost: float
+    """Share of the rate without loss that was lost."""
     lost_packets: int
+    """Packets that the ports dropped on purpose."""
     resends: int
+    """Packets that workers retransmitted."""
     window_cuts: int
+    """Times that a worker cut its window, for ECN marks or many losses; all workers."""
     summed_in_switch: float
+    """Share of chunks that the switch summed."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What came of one network: seconds of each sum, wrong elements, and what everybody counted."""
+    """The result of one network."""
 
     seconds: list[float]
+    """Seconds of each timed sum, of the slowest worker."""
     wrong: int
+    """Wrong elements."""
     workers: list[dict[str, Any]]
+    """Each worker's counters."""
     star: StarReport
+    """The network's counters."""
 
 
 def bench_loss(
@@ -79,10 +85,10 @@ def bench_loss(
     seed: int = 0,
     json: bool = False,
 ) -> list[Row]:
-    """Measure without loss, then every share of loss in turn; a table or, with `json`, a list of objects.
+    """Measure without loss, then at each of `losses`; print a table or, with `json`, a list of objects.
 
-    seconds: how long sums are repeated at each share; at least one is made. seed: of words and losses.
-    Raises ProcessError if a process fails, SystemExit(1) if a sum was wrong.
+    Sums are repeated for `seconds` at each share, but at least once. `seed` determines words and losses.
+    Raises ProcessError if a process fails, and SystemExit(1) if a sum was wrong.
     """
     runs = {loss: _run(loss, workers, lanes, elements, seconds, seed) for loss in (0.0, *losses)}
     base = median(runs[0.0].seconds)
@@ -98,7 +104,7 @@ def bench_loss(
 
 
 def _run(loss: float, workers: int, lanes: int, elements: int, seconds: float, seed: int) -> Run:
-    """One network of its own: sums until `seconds` are over, all workers told at once to begin each."""
+    """Start a network and sum for `seconds`; tell all workers at once to begin each sum."""
     with Star(workers, lanes=lanes, loss=loss, seed=seed) as star, ExitStack() as stack:
         children = [_worker(seat, elements, seed) for seat in star.seats]
         for child in children:
@@ -116,7 +122,7 @@ def _run(loss: float, workers: int, lanes: int, elements: int, seconds: float, s
 
 
 def _sums(children: Sequence[Child], seconds: float) -> Iterator[list[dict[str, Any]]]:
-    """What every worker says of each sum, the ones to warm up included."""
+    """Yield every worker's report of each sum, including those to warm up."""
     ends, count = time.monotonic() + seconds, 0
     while count <= _WARM_UPS or time.monotonic() < ends:
         for child in children:
@@ -134,7 +140,7 @@ def _worker(seat: Seat, elements: int, seed: int) -> Child:
 def _line(child: Child) -> dict[str, Any]:
     line = child.next_line(_PATIENCE_S)
     if line is None:
-        raise ProcessError(f"{child.name}: ended before it was done; run again, it may have been stopped")
+        raise ProcessError(f"{child.name}: ended before it finished; run again, it may have been stopped")
     return line
 
 
@@ -161,14 +167,14 @@ def _row(loss: float, run: Run, base_s: float, shape: dict[str, Any]) -> Row:
 def _table(rows: Sequence[Row]) -> Table:
     first = rows[0]
     caption = (
-        f"{first.workers} workers, {first.elements:,} words a sum, {first.lanes} lanes, seed {first.seed}"
+        f"{first.workers} workers, {first.elements:,} words per sum, {first.lanes} lanes, seed {first.seed}"
     )
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption)
     for heading in (
         "loss",
         "sums",
         "wrong",
-        "ms a sum",
+        "ms per sum",
         "Gbit/s",
         "rate lost",
         "in switch",

@@ -1,6 +1,6 @@
-"""One worker of `peelsum bench loss`: sums the same seeded words each time it is told to, timed and checked.
+"""One worker of `peelsum bench loss`: sum the same seeded words on each command, timed and checked.
 
-Run as a process of its own by `peelsum.cli.bench_loss`. The check is plain NumPy, in 64 bits.
+`peelsum.cli.bench_loss` runs it as a separate process. The check is plain NumPy, in 64 bits.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from peelsum.transport import TransportError
 
 
 def words_of(elements: int, seed: int, worker_id: int) -> NDArray[np.uint32]:
-    """Worker `worker_id`'s words uint32[elements], the same whoever computes them."""
+    """Return worker `worker_id`'s words uint32[elements]; every process computes the same ones."""
     return np.random.default_rng([seed, worker_id]).integers(0, 1 << 32, elements, np.uint32)
 
 
 def expected(elements: int, seed: int, workers: int) -> NDArray[np.uint32]:
-    """The sum of all workers' words, modulo 2**32."""
+    """Return the sum of all workers' words, modulo 2**32."""
     total = np.zeros(elements, np.uint64)
     for worker_id in range(workers):
         total += words_of(elements, seed, worker_id)
@@ -37,7 +37,7 @@ def expected(elements: int, seed: int, workers: int) -> NDArray[np.uint32]:
 
 
 def run(seat: Mapping[str, Any], *, elements: int, seed: int) -> None:
-    """Take the seat; a line for every sum, and the endpoint's counts when there is no more to sum."""
+    """Join the job of `seat`; print a line for every sum, and the endpoint's counters at the end."""
     with plug_in(seat) as summation:
         words = words_of(elements, seed, summation.worker_id)
         right = expected(elements, seed, summation.workers)
@@ -52,7 +52,7 @@ def run(seat: Mapping[str, Any], *, elements: int, seed: int) -> None:
 
 
 def main() -> None:
-    """The process: its only argument is a JSON object of `run`'s arguments."""
+    """Run the process; its only argument is a JSON object of `run`'s arguments."""
     arguments = json.loads(sys.argv[1])
     told_of_compiling(child=True)
     with reported(TransportError):

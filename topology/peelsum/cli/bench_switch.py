@@ -1,6 +1,6 @@
-"""`peelsum bench switch`: rate and latency of the same compiled pipeline, embedded and on BMv2.
+"""`peelsum bench switch`: measure rate and latency of one compiled pipeline, on the softswitch and on BMv2.
 
-Owns what is measured and how it is shown. Every measurement runs in processes of its own.
+Every measurement runs in separate processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from peelsum.topology import bmv2, rates
 from peelsum.topology.errors import TopologyError
 from peelsum.wire import COMPILED_LANES
 
-#: From importing the target to the first packet's way out of the pipeline, in a new process.
+#: Measures, in a new process, the time from importing the softswitch to the first packet's output.
 _FIRST_PACKET = """
 import sys, time
 started = time.perf_counter()
@@ -39,32 +39,34 @@ print(time.perf_counter() - started)
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement of a switch with `workers` + 1 ports.
-
-    packets_per_s: contributions that went into complete sums; sums and results travel beside them.
-    latency_p50_us, latency_p99_us: from a chunk's last contribution in to its sum out, one chunk at a time;
-    slots_timed: how many chunks that was measured on.
-    bmv2: "measured", or why not; then the ratios are None.
-    rate_to_bmv2: packets_per_s over BMv2's with as many lanes and workers; latency_to_bmv2: p50 over BMv2's.
-    first_packet_cold_s, first_packet_cached_s: from importing the target to the first packet's way out,
-        with nothing compiled yet and with the compiled code on disk.
-    lost_chunks: given up by the load after a silence.
-    """
+    """One measurement of a switch with `workers` + 1 ports."""
 
     target: str
+    """The switch: "embedded" for the softswitch, or "bmv2"."""
     ports: str
+    """What its ports are: "memory", "udp" or "veth"."""
     lanes: int
     workers: int
     packets_per_s: float
+    """Contributions per second that went into complete sums; sums and results are not counted."""
     latency_p50_us: float
+    """Median time from a chunk's last contribution in to its sum out, one chunk at a time."""
     latency_p99_us: float
+    """99th percentile of the same time."""
     slots_timed: int
+    """Number of chunks whose latency was measured."""
     bmv2: str = "measured"
+    """"measured", or the reason why BMv2 was not; the ratios are then None."""
     rate_to_bmv2: float | None = None
+    """`packets_per_s` over BMv2's with as many lanes and workers."""
     latency_to_bmv2: float | None = None
+    """`latency_p50_us` over BMv2's."""
     first_packet_cold_s: float | None = None
+    """Seconds from importing the softswitch to the first packet's output, without compiled code on disk."""
     first_packet_cached_s: float | None = None
+    """Seconds from importing the softswitch to the first packet's output, with compiled code on disk."""
     lost_chunks: int = 0
+    """Chunks that the load gave up after a silence."""
 
 
 def bench_switch(
@@ -74,10 +76,10 @@ def bench_switch(
     workers: Sequence[int] = (4,),
     seconds: float = 3.0,
 ) -> list[Row]:
-    """Measure every target, and print a table or, with `json`, a list of objects.
+    """Measure every switch, and print a table or, with `json`, a list of objects.
 
-    BMv2 is left out, and every row says why, where it is missing or may not have its interfaces.
-    seconds: how long each row's rate is measured, and its latency for as long again.
+    If BMv2 is missing or cannot have its interfaces, it is left out, and every row says why. `seconds` is the
+    duration of each row's rate measurement, and of its latency measurement.
     """
     rows = [row for count in lanes for row in _rows(count, workers, seconds)]
     if json:
@@ -88,14 +90,14 @@ def bench_switch(
 
 
 def _rows(lanes: int, workers: Sequence[int], seconds: float) -> list[Row]:
-    """The rows of one number of lanes; the first tells how long the first packet takes."""
+    """Return the rows of one number of lanes; the first has the first packet's times."""
     cold, cached = _first_packet_seconds(lanes)
     rows = [row for count in workers for row in _compared(lanes, count, seconds)]
     return [replace(rows[0], first_packet_cold_s=cold, first_packet_cached_s=cached), *rows[1:]]
 
 
 def _compared(lanes: int, workers: int, seconds: float) -> list[Row]:
-    """Every target with as many lanes and workers, beside BMv2 or with the reason why it is not there."""
+    """Return a row for every switch, compared with BMv2, or with the reason why BMv2 is missing."""
     rows = [_row(ports, lanes, workers, seconds) for ports in ("memory", "udp")]
     if not bmv2.available():
         return [replace(row, bmv2="not on PATH") for row in rows]
@@ -114,7 +116,7 @@ def _compared(lanes: int, workers: int, seconds: float) -> list[Row]:
 
 
 def _row(ports: str, lanes: int, workers: int, seconds: float) -> Row:
-    """One measurement in a process of its own, which ends with what it set up."""
+    """Measure in a separate process, which takes its set-up with it when it ends."""
     measure = {"memory": rates.in_memory, "udp": rates.over_udp, "veth": rates.bmv2_over_veth}[ports]
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         with _deaf_children():
@@ -135,11 +137,11 @@ def _row(ports: str, lanes: int, workers: int, seconds: float) -> Row:
 
 @contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Ctrl-C reaches the whole terminal: what starts here never hears it, from its first moment on.
+    """Start processes in the body with SIGINT blocked, because Ctrl-C reaches every process of the terminal.
 
-    This process answers it, after the body if it comes within.
+    This process handles a SIGINT that arrives in the body after it.
     """
-    resource_tracker.ensure_running()  # as it starts, it lets signals through again
+    resource_tracker.ensure_running()  # its start would unblock signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -148,12 +150,12 @@ def _deaf_children() -> Iterator[None]:
 
 
 def _first_packet_seconds(lanes: int) -> tuple[float, float]:
-    """Without and with compiled code on disk."""
+    """Return the first packet's seconds without and with compiled code on disk."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "XDG_CACHE_HOME": cache, "NUMBA_CACHE_DIR": cache}
         command = [sys.executable, "-c", _FIRST_PACKET, str(lanes)]
         cold, cached = (
-            # In a process group of its own, which Ctrl-C does not reach; `run` ends it.
+            # In its own process group, which Ctrl-C does not reach; `run` ends it.
             subprocess.run(
                 command, env=environment, stdout=subprocess.PIPE, text=True, check=True, process_group=0
             ).stdout
@@ -163,7 +165,7 @@ def _first_packet_seconds(lanes: int) -> tuple[float, float]:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    """A table that fits 80 columns; what it takes to start stands below it."""
+    """Return a table that fits 80 columns, with the first packet's times below."""
     starts = (
         f"first packet, {row.lanes} lanes: {row.first_packet_cold_s:.2f} s with nothing compiled, "
         f"{row.first_packet_cached_s:.2f} s with compiled code on disk"

@@ -1,7 +1,7 @@
-"""`peelsum bench train`: what the switch buys a training iteration, beside dense sums and beside gloo.
+"""`peelsum bench train`: measure a training iteration with the switch, beside dense sums and gloo.
 
-Owns what is measured. Every worker is a process of its own. The switch is the embedded one, on loopback,
-whose ports have the rate; gloo's links are virtual Ethernet with token buckets of the rate.
+Every worker is a separate process. The switch is the softswitch, on loopback, with rate-limited ports. Gloo's
+links are virtual Ethernet, limited to the same rate by token buckets.
 """
 
 from __future__ import annotations
@@ -27,35 +27,41 @@ from peelsum.topology import Child, Seat, Star, TopologyError
 from peelsum.topology.namespaces import HOST_INTERFACE
 from peelsum.training import Density, ModelName, densities, make_task, overall
 
-#: How long a sum may wait for a worker, in seconds: at the published sizes, steps of a minute differ by many.
+#: Seconds that a sum waits for a worker. At the published sizes, steps take minutes and differ by as much.
 _TIMEOUT_SMALL_S, _TIMEOUT_FULL_S = 30.0, 600.0
-#: Between two looks at whether a worker has said something, in seconds.
+#: Seconds between two polls of the workers' output.
 _POLL_S = 0.05
-#: Of the table, in a terminal that is narrower or does not say how wide it is.
+#: Least width of the table, whatever the terminal's.
 _WIDTH = 100
-#: For how many workers the union's density is shown.
+#: Numbers of workers for which the union's density is shown.
 UNIONS = (2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is measured. path: of the data, None for any machine's. top_k: share that `switch` sends."""
+    """The options of the benchmark."""
 
     model: ModelName
     workers: int = 4
     gbps: tuple[float, ...] = (1.0, 10.0)
+    """Link rates to measure, in Gbit/s."""
     small: bool = True
+    """Whether to train the small model instead of the published size."""
     path: str | None = None
+    """Path of the data; None for data that every machine has."""
     steps: int = 10
+    """Timed steps."""
     warm_ups: int = 3
+    """Steps before them."""
     seed: int = 0
     top_k: float | None = None
+    """Share of elements that `switch` sends; None for all."""
 
 
 def bench_train(request: Request, *, json: bool = False) -> list[Row]:
-    """Measure each rate in turn; a table or, with `json`, a list of objects.
+    """Measure each rate in turn, and print a table or, with `json`, a list of objects.
 
-    Raises ProcessError if a process fails, SystemExit(1) if an average was not exact.
+    Raises ProcessError if a process fails, and SystemExit(1) if an average was not exact.
     """
     rows = compared(list(_rows(request)))
     if json:
@@ -71,7 +77,7 @@ def bench_train(request: Request, *, json: bool = False) -> list[Row]:
 
 
 def show_densities(request: Request, *, json: bool = False) -> list[Density]:
-    """How dense every parameter's gradient is, on a worker and on several, without summing anything."""
+    """Print and return every parameter's density: of one worker's gradient, and of several workers' union."""
     task = make_task(request.model, small=request.small, path=request.path, seed=request.seed)
     found = densities(task, UNIONS, seed=request.seed)
     found.append(overall(found))
@@ -89,7 +95,7 @@ def show_densities(request: Request, *, json: bool = False) -> list[Density]:
 
 
 class _Told:
-    """One line on a terminal that says what is measured; on stderr, gone at the end."""
+    """A progress line on stderr, if that is a terminal; removed at the end."""
 
     def __init__(self, stack: ExitStack, rows: int) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn())
@@ -101,13 +107,13 @@ class _Told:
         self._task = shown.add_task("", total=rows)
 
     def now(self, what: str, *, done: int = 0) -> None:
-        """Say what is measured from now on, and how many rows more are there."""
+        """Show what is measured now, and advance by `done` rows."""
         self._progress.update(self._task, description=what, advance=done)
 
 
 def _rows(request: Request) -> Iterator[Row]:
     with ExitStack() as stack:
-        lan = _lan(stack, request.workers)  # before anything starts threads
+        lan = _lan(stack, request.workers)  # namespaces must exist before this process starts threads
         told = _Told(stack, len(request.gbps) * len(FORMS) + (len(request.gbps) if lan else 1))
         yield from _by_switch(request, told)
         yield from _by_gloo(request, lan, told)
@@ -117,7 +123,7 @@ def _lan(stack: ExitStack, workers: int) -> ShapedLan | None:
     try:
         return stack.enter_context(ShapedLan(workers))
     except TopologyError as error:
-        print(f"peelsum: gloo runs over loopback, at no set rate: {error}", file=sys.stderr)
+        print(f"peelsum: gloo runs over loopback, without a rate limit: {error}", file=sys.stderr)
         return None
 
 
@@ -149,7 +155,7 @@ def _by_gloo(request: Request, lan: ShapedLan | None, told: _Told) -> Iterator[R
 
 
 def _crew(stack: ExitStack, request: Request, lan: ShapedLan | None) -> list[Child]:
-    """The workers, ready to be told how to sum."""
+    """Start the workers; return them when all are ready for commands."""
     store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))) / "gloo"
     options = {name: getattr(request, name) for name in asdict(request) if name != "gbps"}
     options |= {"store": str(store), "interface": HOST_INTERFACE if lan else "lo"}
@@ -174,7 +180,7 @@ def _asked(
 
 
 def _answers(children: Sequence[Child]) -> list[dict[str, Any]]:
-    """What every worker says next. Of those that fail, the first is named: others fail for lack of it."""
+    """Return every worker's next line. If workers fail, the error names the first, which made others fail."""
     lines: dict[str, dict[str, Any]] = {}
     while silent := [child for child in children if child.name not in lines]:
         for child in silent:

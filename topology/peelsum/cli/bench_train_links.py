@@ -1,6 +1,6 @@
-"""A local network for gloo: a namespace for each worker, behind links of a rate, by token buckets.
+"""A local network for gloo: a namespace for each worker, behind links whose rate token buckets limit.
 
-Needs root. The namespaces have no names, and go with the processes that hold them.
+Needs root. The namespaces are anonymous, and end with the processes that hold them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from peelsum.topology.namespaces import HOST_INTERFACE, hold_namespace, inside
 
 _TOOLS = ("ip", "tc", "nsenter")
 _MTU = 9000
-#: What a bucket holds besides a millisecond's worth: the largest segment that the kernel hands over.
+#: Size of a bucket beyond a millisecond of the rate: the largest segment that the kernel sends at once.
 _LARGEST_BYTES = 1 << 16
-#: What may wait for its turn, in milliseconds of the rate.
+#: Length of a bucket's queue, in milliseconds of the rate.
 _QUEUE_MS = 50
 
 
 class ShapedLan:
-    """`workers` namespaces, joined by a bridge in another. Raises TopologyError if not permitted."""
+    """`workers` namespaces, joined by a bridge in another one.
+
+    Entering it raises TopologyError if a tool is missing or the process lacks permission.
+    """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -45,11 +48,11 @@ class ShapedLan:
         self._stack.close()
 
     def prefix(self, worker: int) -> list[str]:
-        """What a worker's command begins with; it then has HOST_INTERFACE."""
+        """Return the prefix of a worker's command that runs it in its namespace, with HOST_INTERFACE."""
         return inside(self._pids[worker])
 
     def shape(self, gbps: float) -> None:
-        """Have every link, each way, carry `gbps` Gbit/s from now on."""
+        """Limit every link to `gbps` Gbit/s in each direction."""
         rate_bit = int(gbps * 1e9)
         burst = str(_LARGEST_BYTES + rate_bit // 8000)
         bucket = ["tbf", "rate", f"{rate_bit}bit", "burst", burst, "latency", f"{_QUEUE_MS}ms"]

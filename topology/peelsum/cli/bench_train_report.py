@@ -1,4 +1,4 @@
-"""The rows of `peelsum bench train`: what they say, how they compare, and the table that shows them."""
+"""The rows of `peelsum bench train`, their comparison, and the tables that show them."""
 
 from __future__ import annotations
 
@@ -9,58 +9,72 @@ from typing import Literal
 from rich import box
 from rich.table import Table
 
-#: LHC's paper at best (arXiv 2402.07529): how many times quicker an iteration is, and an aggregation.
+#: The best speedups in LHC's paper (arXiv 2402.07529): of an iteration, and of an aggregation.
 PAPER_ITERATION, PAPER_AGGREGATION = 3.74, 6.33
 
 
 @dataclass(frozen=True)
 class Row:
-    """A training iteration of `workers` workers whose gradients are summed one way.
+    """A training iteration with one backend at one rate.
 
-    gbps: of every link, each way; None where links could not be shaped. shaped_by: what holds them to it:
-    "switch ports", by token buckets in the embedded switch, or "namespaces", by those of virtual Ethernet.
-    path: switch, switch-dense (all of every gradient, through the same switch), gloo. form: what gradients
-    were sent as. density_worker, density_union: share of all gradients' elements that are not zero on a
-    worker, on any. With top-k both are of what is sent. bytes_per_step: what a worker sends; for gloo, a
-    ring's. Times are the slowest worker's medians of steps: iteration_ms, with its quickest and slowest step;
-    compute_ms (forward, backward, optimizer, with no sums); encode_ms, network_ms and decode_ms of threads
-    that run beside the rest, gloo's network being what is left. aggregation_ms: all of a step's gradients
-    summed, with nothing computed meanwhile; aggregation_gbps: the gradients' 32 bits an element in that time.
-    exact: every average equals that of the workers' integers; None if not compared, as for gloo, which adds
-    floats, and for top-k.
+    Times are the slowest worker's; unless stated otherwise, they are medians over steps.
     """
 
     model: str
     workers: int
     gbps: float | None
+    """Rate of every link in each direction, in Gbit/s; None if links could not be shaped."""
     shaped_by: Literal["switch ports", "namespaces"] | None
+    """What limits the rate: token buckets in the softswitch's ports, or those of virtual Ethernet."""
     path: str
+    """The backend: "switch", "switch-dense" (the same switch, all gradients dense), or "gloo"."""
     form: str
+    """Forms in which gradients were sent."""
     density_worker: float
+    """Share of all gradients' elements that are non-zero on one worker; with top-k, of what is sent."""
     density_union: float
+    """Share of all gradients' elements that are non-zero on any worker; with top-k, of what is sent."""
     bytes_per_step: int
+    """Bytes that a worker sends per step; for gloo, calculated for a ring."""
     iteration_ms: float
+    """Time of an iteration."""
     iteration_least_ms: float
+    """Time of the fastest iteration."""
     iteration_most_ms: float
+    """Time of the slowest iteration."""
     compute_ms: float
+    """Time of forward, backward and optimizer, without sums."""
     encode_ms: float
+    """Encoding time of the summing threads, which run in parallel to the computation."""
     network_ms: float
+    """Network time of the summing threads; for gloo, the iteration's time beyond `compute_ms`."""
     decode_ms: float
+    """Decoding time of the summing threads."""
     aggregation_ms: float
+    """Time to sum all gradients of a step without any computation."""
     aggregation_gbps: float
+    """Gigabits of gradients, 32 bits per element, per second of `aggregation_ms`."""
     exact: bool | None
+    """Whether every average equals that of the workers' integers.
+
+    None if not compared: for gloo, which adds floats, and for top-k.
+    """
     speedup_over_dense: float | None = None
+    """`iteration_ms` of "switch-dense" over that of this row."""
     speedup_over_gloo: float | None = None
+    """`iteration_ms` of "gloo" over that of this row."""
     aggregation_over_dense: float | None = None
+    """`aggregation_ms` of "switch-dense" over that of this row."""
     aggregation_over_gloo: float | None = None
+    """`aggregation_ms` of "gloo" over that of this row."""
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """The rows by rate, with how many times faster they are than those they are compared with."""
+    """Return the rows sorted by rate, with their speedups."""
     by_path = {(row.path, row.gbps): row for row in rows}
 
     def other(row: Row, path: str) -> Row | None:
-        # Where gloo's links could not be shaped, there is one row of it for all rates.
+        # If gloo's links could not be shaped, its only row serves all rates.
         return by_path.get((path, row.gbps)) or (by_path.get((path, None)) if path == "gloo" else None)
 
     def against(row: Row) -> Row:
@@ -81,10 +95,10 @@ def _ratio(slow: Row | None, quick: Row, key: str) -> float | None:
 
 
 def tables(title: str, rows: Sequence[Row]) -> Iterator[Table]:
-    """Of iterations, and of sums with nothing computed meanwhile; a line each for every row."""
+    """Yield a table of iterations, and one of sums without computation; each has a line for every row."""
     times = ("ms", "least", "most", "compute", "encode", "network", "decode")
     speedups = ("over dense", "over gloo")
-    shown = _table(f"{title}\nan iteration", "MB", *times, *speedups, "exact")
+    shown = _table(f"{title}\niterations", "MB", *times, *speedups, "exact")
     for row in rows:
         parts = (row.iteration_ms, row.iteration_least_ms, row.iteration_most_ms, row.compute_ms)
         shown.add_row(
@@ -95,7 +109,7 @@ def tables(title: str, rows: Sequence[Row]) -> Iterator[Table]:
             {True: "yes", False: "NO", None: "-"}[row.exact],
         )
     yield shown
-    shown = _table("its sums alone", "ms", "Gbit/s of gradients", *speedups)
+    shown = _table("sums alone", "ms", "Gbit/s of gradients", *speedups)
     for row in rows:
         ratios = map(_times, (row.aggregation_over_dense, row.aggregation_over_gloo))
         shown.add_row(*_which(row), f"{row.aggregation_ms:.0f}", f"{row.aggregation_gbps:.2f}", *ratios)
@@ -120,12 +134,12 @@ def _times(speedup: float | None) -> str:
 
 
 def beside_the_paper(rows: Sequence[Row]) -> str:
-    """The best of this run, and what LHC's paper has."""
+    """Return a sentence with the best speedups of this run, and those of LHC's paper."""
     ours = [row for row in rows if row.path == "switch"]
     best = max(ours, key=lambda row: row.speedup_over_dense or 0)
     sums = max(row.aggregation_over_dense or 0 for row in ours)
     return (
-        f"Best here: {best.speedup_over_dense:.2f} times an iteration, at {best.gbps:g} Gbit/s, and "
-        f"{sums:.2f} times the aggregation throughput, over dense through this switch. LHC's paper: up "
-        f"to {PAPER_ITERATION} and {PAPER_AGGREGATION}, on GPUs, over baselines of its own."
+        f"Best speedup over dense sums through this switch: {best.speedup_over_dense:.2f} for an iteration, "
+        f"at {best.gbps:g} Gbit/s, and {sums:.2f} for aggregation. LHC's paper: up to {PAPER_ITERATION} and "
+        f"{PAPER_AGGREGATION}, on GPUs, over its own baselines."
     )

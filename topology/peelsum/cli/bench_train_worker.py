@@ -1,7 +1,7 @@
-"""One worker of `peelsum bench train`: trains the model by DDP each way that it is told, timed and checked.
+"""One worker of `peelsum bench train`: train the model with DDP on each requested backend, timed and checked.
 
-Run as a process of its own by `peelsum.cli.bench_train`. The check is int64 arithmetic over gloo, which
-shares no code with the codec or the switch.
+`peelsum.cli.bench_train` runs it as a separate process. The check is int64 arithmetic over gloo, which shares
+no code with the codec or the switch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
 from peelsum.training import Batch, ModelName, Task, TrainingDataError, make_task
 from peelsum.transport import TransportError
 
-#: How each way to sum through the switch sends gradients.
+#: The form in which each backend that uses the switch sends gradients.
 FORMS: dict[str, RequestedForm] = {"switch": "auto", "switch-dense": "dense"}
 _INT32 = 2**31 - 1
 _FLOAT_BYTES = 4
@@ -42,15 +42,18 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker trains. `path`: of the data; `store`: a file by which gloo's processes meet."""
+    """The options of one worker."""
 
     model: ModelName
     small: bool
     path: str | None
+    """Path of the data; None for data that every machine has."""
     rank: int
     workers: int
     store: str
+    """Path of the file through which gloo's processes find each other."""
     interface: str
+    """Network interface for gloo."""
     steps: int
     warm_ups: int
     seed: int
@@ -59,46 +62,55 @@ class Job:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One worker's view of one way to sum; seconds are a step's, medians over steps, bytes a mean.
-
-    iteration_least_s, iteration_most_s: of the quickest and the slowest step. compute_s: forward and backward
-    of a step that sums nothing, and the optimizer. encode_s, decode_s: of the threads that sum; network_s:
-    what their sums took, or, of gloo, what an iteration takes beyond computing. aggregation_s: a step's
-    buckets summed all at once, with nothing computed meanwhile. elements: of all gradients. wrong: elements
-    of the last step's averages that differ from exact ones; None if not compared.
-    """
+    """One worker's measurement of one backend; seconds are per step, medians over steps."""
 
     path: str
+    """The backend."""
     form: str
     elements: int
+    """Elements of all gradients."""
     density_worker: float
     density_union: float
     bytes_sent: float
+    """Bytes per step, the mean."""
     iteration_s: float
     iteration_least_s: float
+    """Seconds of the fastest step."""
     iteration_most_s: float
+    """Seconds of the slowest step."""
     compute_s: float
+    """Seconds of forward and backward without sums, and of the optimizer."""
     encode_s: float
+    """Encoding seconds of the summing threads."""
     network_s: float
+    """Seconds of the threads' sums; for gloo, the iteration's time beyond `compute_s`."""
     decode_s: float
+    """Decoding seconds of the summing threads."""
     aggregation_s: float
+    """Seconds to sum a step's buckets all at once, without any computation."""
     wrong: int | None
+    """Elements of the last step's averages that differ from exact ones; None if not compared."""
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds of one: all of it, the optimizer's, and what it added to those of the threads that sum."""
+    """Seconds of one iteration."""
 
     all: float
+    """The whole iteration."""
     optimizer: float
+    """The optimizer's step."""
     encode: float
+    """Encoding, in the summing threads."""
     network: float
+    """Waiting for sums, in the summing threads."""
     decode: float
+    """Decoding, in the summing threads."""
 
 
 @dataclass
 class Recorder:
-    """A communication hook that keeps a copy of this worker's own gradients while `on`, bucket by bucket."""
+    """A communication hook that, while `on`, keeps a copy of this worker's own gradients, by bucket."""
 
     sum: Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
     on: bool = False
@@ -111,7 +123,7 @@ class Recorder:
         return self.sum(bucket)
 
     def own(self) -> dict[torch.Tensor, torch.Tensor]:
-        """The gradients by parameter."""
+        """Return the recorded gradients by parameter."""
         found: dict[torch.Tensor, torch.Tensor] = {}
         for buffer, parameters in self.buckets:
             parts = torch.split(buffer, [parameter.numel() for parameter in parameters])
@@ -120,7 +132,7 @@ class Recorder:
 
 
 class TimedSums:
-    """A way to sum that counts the seconds its sums take."""
+    """A backend that measures the seconds of another backend's sums."""
 
     def __init__(self, summation: Summation) -> None:
         self._summation = summation
@@ -136,10 +148,10 @@ class TimedSums:
 
 
 class Trainer:
-    """A fresh replica of the task's model, its gradients averaged over workers one way."""
+    """A new replica of the task's model, whose gradients one backend averages."""
 
     def __init__(self, task: Task, job: Job, path: str, sums: TimedSums | None) -> None:
-        torch.manual_seed(job.seed + job.rank)  # dropout; the parameters are rank 0's
+        torch.manual_seed(job.seed + job.rank)  # for dropout; DDP copies rank 0's parameters to all
         self._job, self._path = job, path
         self._model = DistributedDataParallel(copy.deepcopy(task.model))
         self._optimizer = task.optimizer(self._model.parameters())
@@ -153,11 +165,11 @@ class Trainer:
                 over=sums, names=names, forms=FORMS[path], sparsifier=sparsifier
             )
         self._recorder = Recorder(self._sum)
-        # DDP looks at a hook's annotations, which an object has not.
+        # DDP reads a hook's annotations, which an object lacks.
         self._model.register_comm_hook(None, lambda state, bucket: self._recorder(state, bucket))
 
     def measure(self) -> Measurement:
-        """Steps that count for nothing, that only compute, timed ones, one that is checked; sums alone."""
+        """Run steps to warm up, steps without sums, timed steps, a checked one, and sums alone."""
         steps = self._job.steps
         self._iterations(self._job.warm_ups)
         gradients_s = median(one.all for one in self._iterations(steps, summed=False))
@@ -191,7 +203,7 @@ class Trainer:
         )
 
     def close(self) -> None:
-        """Leave the way to sum to the next trainer."""
+        """Release the backend for the next trainer."""
         if self._state is not None:
             self._state.close()
 
@@ -208,7 +220,7 @@ class Trainer:
         return f"top {self._job.top_k:.2%}, {forms}" if self._sparse else forms
 
     def _densities(self, stats: HookStats, own: Mapping[torch.Tensor, torch.Tensor]) -> dict[str, float]:
-        """Of gradients as they are or, if only some of them is sent, of what is sent."""
+        """Return the densities of the gradients, or, if they are sparsified, of what is sent."""
         if not self._sparse:
             return {"density_worker": _density(own), "density_union": _density(own, union=True)}
         sent = stats.tensors.values()
@@ -219,7 +231,10 @@ class Trainer:
         }
 
     def _wrong(self, own: Mapping[torch.Tensor, torch.Tensor]) -> int | None:
-        """None for gloo, which adds floats, and for top-k, where only the hook knows what was sent."""
+        """Count wrong elements.
+
+        Return None for gloo, which adds floats, and for top-k, as only the hook knows what was sent.
+        """
         if self._state is None or self._sparse:
             return None
         return sum(_wrong(parameter, gradient) for parameter, gradient in own.items())
@@ -228,7 +243,7 @@ class Trainer:
         return HookStats() if self._state is None else self._state.stats()
 
     def _iterations(self, steps: int, *, summed: bool = True) -> list[Iteration]:
-        """So many, all workers beginning together."""
+        """Run and measure `steps` iterations; all workers begin together."""
         batches: Iterator[Batch] = islice(self._batches, steps)
         dist.barrier()
         return [self._iteration(batch, summed) for batch in batches]
@@ -253,7 +268,7 @@ class Trainer:
         )
 
     def _sums_alone(self, steps: int) -> Iterator[float]:
-        """Seconds in which the recorded buckets are summed, handed over all at once."""
+        """Sum all recorded buckets at once, `steps` times; yield the seconds of each."""
         for _ in range(steps):
             buckets = [(buffer.clone(), parameters) for buffer, parameters in self._recorder.buckets]
             dist.barrier()
@@ -273,7 +288,7 @@ class Trainer:
 
 
 def _density(gradients: Mapping[torch.Tensor, torch.Tensor], *, union: bool = False) -> float:
-    """Share of elements that are not zero on this worker, or on any; over all gradients."""
+    """Return the share of all gradients' elements that are non-zero on this worker; with `union`, on any."""
     occupied = 0
     for gradient in gradients.values():
         here = (gradient != 0).to(torch.uint8)
@@ -284,9 +299,9 @@ def _density(gradients: Mapping[torch.Tensor, torch.Tensor], *, union: bool = Fa
 
 
 def _wrong(parameter: torch.Tensor, own: torch.Tensor) -> int:
-    """Elements of the parameter's averaged gradient that differ in a bit from the exact average of `own`.
+    """Count the elements of the parameter's averaged gradient that differ from the exact average of `own`.
 
-    Exact: by the largest power of two for which the sum of all workers' integers fits int32.
+    The exact average uses the largest power of two for which the sum of all workers' integers fits int32.
     """
     workers, largest = dist.get_world_size(), own.abs().max().double()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -302,7 +317,7 @@ def _wrong(parameter: torch.Tensor, own: torch.Tensor) -> int:
 
 
 def run(job: Job) -> None:
-    """Train each way that this process is told, and say what was measured, until there is nothing more."""
+    """Train on each requested backend and print its measurement, until there are no more requests."""
     os.environ["GLOO_SOCKET_IFNAME"] = job.interface
     torch.set_num_threads(1)
     task = make_task(job.model, small=job.small, path=job.path, seed=job.seed)
@@ -320,7 +335,7 @@ def run(job: Job) -> None:
 
 
 def main() -> None:
-    """The process: its only argument is a JSON object of a `Job`'s fields."""
+    """Run the process; its only argument is a JSON object of a `Job`'s fields."""
     told_of_compiling(child=True)
     with reported(AllreduceError, TransportError, HookError, TrainingDataError):
         run(Job(**json.loads(sys.argv[1])))

@@ -1,7 +1,7 @@
-"""Several jobs at one switch whose ports have a rate: what each gets of it, and how deep the queues become.
+"""Scenes of several jobs at one switch with rate-limited ports, and each job's share of the rate.
 
-Every job has worker ports of its own; one port leads to the servers of all, and there they compete. Owns what
-is played and what is told of it; `fairness_virtual` and `fairness_udp` play it.
+Every job has its own worker ports. One port leads to the servers of all jobs, which compete for it.
+`fairness_virtual` and `fairness_udp` run a scene.
 """
 
 from __future__ import annotations
@@ -24,30 +24,34 @@ _STALL_S = 30.0
 
 @dataclass(frozen=True)
 class Scene:
-    """What is played: `jobs` with `workers` each, which always have more to sum.
-
-    mbit: at which every port sends. mark_from: packets that may wait at one before those behind are marked.
-    chunks: of one sum. settle_s: how long they run before `seconds` of measuring begin.
-    """
+    """A scene: jobs that always have more to sum."""
 
     jobs: int
+    """Number of jobs."""
     workers: int = 2
+    """Workers per job."""
     lanes: int = 256
     mbit: float = 20.0
+    """Rate of every port in Mbit/s."""
     mark_from: int = 64
+    """Packets in a port's queue from which on it sets ECN marks."""
     queue_limit: int = QUEUE_LIMIT
+    """Packets that a port's queue holds."""
     window: int = 512
     chunks: int = 1000
+    """Chunks per sum."""
     settle_s: float = 0.5
+    """Seconds before the measurement."""
     seconds: float = 2.0
+    """Duration of the measurement."""
 
     @property
     def server_port(self) -> int:
-        """The port behind the workers'."""
+        """The servers' port, after the workers' ports."""
         return self.jobs * self.workers + 1
 
     def worker_ports(self, job: int) -> range:
-        """The ports of one job's workers, in order; jobs count from 0."""
+        """Return the ports of one job's workers, in order; jobs are numbered from 0."""
         return range(job * self.workers + 1, (job + 1) * self.workers + 1)
 
     @property
@@ -56,43 +60,43 @@ class Scene:
         return 8 * (FRAME_HEADER_BYTES + packet_bytes(self.lanes)) / (self.mbit * 1e6)
 
     def words(self) -> NDArray[np.uint32]:
-        """What each worker of every job sums, uint32[workers, chunks * lanes]; seeded."""
+        """Return each worker's words, uint32[workers, chunks * lanes]; seeded, and the same for every job."""
         shape = (self.workers, self.chunks * self.lanes)
         return np.random.default_rng(self.jobs).integers(0, 1 << 32, shape, np.uint32)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What the jobs got while it was measured.
-
-    chunks_per_s: summed, by job. fairness: Jain's index of these, 1 where all are equal, 1/n where one has
-    all. used: share of what the servers' port could have sent. wrong: sums with a wrong bit, and queue: of
-    the servers' port, both from the beginning on.
-    """
+    """The measurement of a scene."""
 
     chunks_per_s: tuple[float, ...]
+    """Chunks summed per second, by job."""
     fairness: float
+    """Jain's index of `chunks_per_s`: 1 if all are equal, 1/n if one of n jobs has everything."""
     used: float
+    """Share of the servers' port's capacity that was used."""
     wrong: int
+    """Sums with a wrong bit, since the start of the scene."""
     queue: QueueCounts
+    """Counters of the servers' port, since the start of the scene."""
 
     @classmethod
     def of(
         cls, scene: Scene, before: Sequence[float], after: Sequence[float], wrong: int, queue: QueueCounts
     ) -> Shares:
-        """From how many chunks each job had summed at the beginning and at the end of measuring."""
+        """Compute shares from each job's summed chunks at the beginning and end of the measurement."""
         rates = tuple((b - a) / scene.seconds for a, b in zip(before, after, strict=True))
         return cls(rates, jain(rates), sum(rates) * scene.frame_s, wrong, queue)
 
 
 def jain(rates: Sequence[float]) -> float:
-    """Jain's index of fairness (DEC-TR-301); 0 where nobody got anything."""
+    """Return Jain's index of fairness (DEC-TR-301); 0 if all rates are 0."""
     squares = sum(rate * rate for rate in rates)
     return sum(rates) ** 2 / (len(rates) * squares) if squares else 0.0
 
 
 def admit(address: str, scene: Scene) -> list[JobConfig]:
-    """Load the pipeline into the switch whose P4Runtime is at `address`, and let the jobs in."""
+    """Load the pipeline into the switch at P4Runtime address `address`, and admit the scene's jobs."""
     compiled = pipeline(scene.lanes)
     try:
         with Controller.connect(address) as controller:

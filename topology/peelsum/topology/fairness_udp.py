@@ -1,7 +1,4 @@
-"""Jobs that share a switch over UDP: the embedded switch as a process, workers and servers as threads.
-
-Owns the processes, the threads and the wall clock.
-"""
+"""Run a scene over UDP: the softswitch as a process, workers and servers as threads."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ Words = NDArray[np.uint32]
 
 
 def over_udp(scene: Scene) -> Shares:
-    """Play a scene over loopback. Raises TopologyError when a part of it fails."""
+    """Run a scene over loopback. Raises TopologyError if a component fails."""
     options = ("--ports", str(scene.server_port), "--p4runtime", "127.0.0.1:0")
     rates = ("--port-rate", str(scene.mbit), "--port-queue", str(scene.queue_limit))
     switch = Child.peelsum("switch", "switch", "run", *options, *rates, "--json", "--child")
@@ -44,7 +41,7 @@ def over_udp(scene: Scene) -> Shares:
 def _played(
     scene: Scene, configs: Sequence[JobConfig], ports: Mapping[int, Address]
 ) -> tuple[list[float], list[float], int]:
-    """Chunks that each job had summed when measuring began, and when it ended; how many sums were wrong."""
+    """Return each job's summed chunks when the measurement began and ended, and the number of wrong sums."""
     with ExitStack() as stack:
         stack.enter_context(_served(configs, ports[scene.server_port]))
         jobs = [
@@ -65,7 +62,7 @@ def _played(
 
 @contextmanager
 def _served(configs: Sequence[JobConfig], address: Address) -> Iterator[None]:
-    """The servers of all jobs, behind one port, while the body runs."""
+    """Run the servers of all jobs, behind one port, during the body."""
     with AggregationService(configs, address) as service:
         thread = threading.Thread(target=service.run)
         thread.start()
@@ -78,7 +75,7 @@ def _served(configs: Sequence[JobConfig], address: Address) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Part:
-    """Words to add up."""
+    """Words to add."""
 
     words: Words
     op: Op = "add"
@@ -86,7 +83,7 @@ class _Part:
 
 
 class _Job:
-    """The workers of one job, a thread each, which sum over and over while the body of `with` runs."""
+    """The workers of one job, a thread each, which sum repeatedly during the body of `with`."""
 
     def __init__(self, scene: Scene, config: JobConfig, addresses: Sequence[Address]) -> None:
         self.config = config
@@ -114,11 +111,11 @@ class _Job:
             thread.join()
 
     def end_soon(self) -> None:
-        """Begin no more sums."""
+        """Let the workers finish their sums, and begin no others."""
         self._ending = True
 
     def summed(self) -> float:
-        """How many chunks have been summed, the mean of the workers."""
+        """Return the number of chunks summed so far, the mean over workers."""
         return sum(one.stats().results for one in self._summations) / len(self._threads)
 
     def _work(self, worker: int, address: Address) -> None:
@@ -134,7 +131,7 @@ class _Job:
             self.errors.append(error)
 
     def _may_begin(self, rounds: int) -> bool:
-        """Whether there is another sum after so many: all workers get the same answer."""
+        """Return whether another sum follows `rounds` sums; the answer is the same for all workers."""
         with self._lock:
             if not self._ending:
                 self._rounds = max(self._rounds, rounds + 1)

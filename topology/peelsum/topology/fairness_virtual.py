@@ -1,8 +1,6 @@
-"""Jobs that share a switch in virtual time: the embedded switch with its queues, workers and servers without
-sockets, joined by a list of events.
+"""Run a scene in virtual time: the softswitch with its queues, and workers and servers without sockets.
 
-Owns time, and how long packets take between hosts and switch. Two runs of a scene are the same, event by
-event.
+A list of events connects them. Two runs of a scene are identical, event by event.
 """
 
 from __future__ import annotations
@@ -24,15 +22,15 @@ from peelsum.topology.fairness import Scene, Shares, admit
 from peelsum.transport import AggregationServer, Event, JobConfig, TensorCompleted, WorkerEndpoint
 from peelsum.wire import FRAME_HEADER_BYTES, Batch, fields_of, packet_bytes
 
-#: How long a link takes, beside its rate.
+#: Delay of a link in seconds, in addition to its rate.
 HOP_S = 10e-6
-#: Packets that a host sends, or gets, in one go.
+#: Packets that a host sends or receives at once.
 BURST = 8
 _FOREVER = float("inf")
 
 
 def simulated(scene: Scene) -> Shares:
-    """Play a scene in virtual time."""
+    """Run a scene in virtual time."""
     network = VirtualNetwork(scene)
     network.run_until(scene.settle_s)
     before = network.summed()
@@ -43,27 +41,30 @@ def simulated(scene: Scene) -> Shares:
 
 @dataclass(eq=False)
 class _Host:
-    """What is behind a port: one worker, or all jobs' servers, and an interface with the port's rate."""
+    """The host behind a port, with an interface of the port's rate."""
 
     port: int
     machines: Sequence[WorkerEndpoint | AggregationServer]
+    """One worker, or the servers of all jobs."""
     wire_free_at: float = 0.0
+    """Time at which the wire will have sent all packets."""
     wakes_at: float = _FOREVER
+    """Time of the next timer."""
 
 
 @dataclass(eq=False)
 class _Depths:
-    """What was waiting at the servers' port, by time: after each batch that came to it."""
+    """The queue of the servers' port in packets, after each batch that arrived, with the batch's time."""
 
     times: list[float] = field(default_factory=list)
     packets: list[float] = field(default_factory=list)
 
 
 class VirtualNetwork:
-    """A switch, its hosts and a clock that only events move. `depths` is of the servers' port."""
+    """A switch, its hosts, and a clock that only events advance. `depths` records the servers' port."""
 
     def __init__(self, scene: Scene, starts_s: Sequence[float] | None = None) -> None:
-        """starts_s: when each job begins; all at once if left out."""
+        """Set up the scene. `starts_s` are the jobs' start times; by default, all start at once."""
         self.scene = scene
         self.now = 0.0
         self.wrong = 0
@@ -86,19 +87,19 @@ class VirtualNetwork:
                 self._at(start, partial(self._start, host))
 
     def run_until(self, time: float) -> None:
-        """Let everything happen that happens until a time."""
+        """Process all events up to `time`."""
         while self._events and self._events[0][0] <= time:
             self.now, _, action = heapq.heappop(self._events)
             action()
         self.now = time
 
     def summed(self) -> list[float]:
-        """How many chunks each job has summed, the mean of its workers."""
+        """Return the number of chunks that each job has summed, the mean over its workers."""
         stats = [[_worker(host).stats() for host in job] for job in self._workers]
         return [sum(one.results for one in job) / len(job) for job in stats]
 
     def windows(self) -> list[int]:
-        """The window of each job's first worker."""
+        """Return the window of each job's first worker."""
         return [_worker(job[0]).stats().window for job in self._workers]
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
@@ -106,14 +107,14 @@ class VirtualNetwork:
         heapq.heappush(self._events, (time, self._numbered, action))
 
     def _start(self, host: _Host) -> None:
-        """Two sums at once, so that there is always one to go on with."""
+        """Submit two sums, so that one is always pending when the other ends."""
         worker = _worker(host)
         for _ in range(2):
             worker.submit(self._words[worker.worker_id], "add")
         self._send(host)
 
     def _send(self, host: _Host) -> None:
-        """Put all that a host has to send on its wire, and see to its next timer."""
+        """Send all of a host's pending packets on its wire, and schedule its next timer."""
         for machine in host.machines:
             while len(batch := machine.to_send(self.now, limit=BURST)):
                 frames = self._frames(host.port, batch)
@@ -142,7 +143,7 @@ class VirtualNetwork:
         return Frames(data, np.full(len(batch), data.shape[1], np.int32), np.full(len(batch), port, np.int32))
 
     def _at_switch(self, frames: Frames) -> None:
-        """Through the switch; what leaves arrives when its burst has left the queue."""
+        """Process frames in the switch; schedule each outgoing burst's arrival after its queueing delay."""
         now_us = int(self.now * 1e6)
         out = self._switch.process(frames, now_us)
         assert out.leave is not None
@@ -179,7 +180,7 @@ def _worker(host: _Host) -> WorkerEndpoint:
 
 
 def _admitted(scene: Scene, queues: Queues) -> tuple[Switch, list[JobConfig]]:
-    """A switch with the jobs in its tables; nobody reaches it any more but its caller."""
+    """Return a switch with the jobs in its tables, without a P4Runtime server, and their configurations."""
     device = Device(queues=queues)
     try:
         server = serve(device, "127.0.0.1:0")
@@ -188,7 +189,7 @@ def _admitted(scene: Scene, queues: Queues) -> tuple[Switch, list[JobConfig]]:
         finally:
             server.stop()
         if device.switch is None:
-            raise TopologyError("switch: runs no pipeline after one was loaded; see its log")
+            raise TopologyError("switch: has no pipeline after one was loaded; see its log")
         return device.switch, configs
     finally:
         device.close()

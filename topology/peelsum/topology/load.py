@@ -1,7 +1,6 @@
-"""A closed loop of contributions and results that keeps a switch busy, and checks what it sums.
+"""A closed loop of contributions and results that keeps a switch busy and checks its sums.
 
-Owns what is sent, how much of it is under way, and whether a sum is right. Refuses to know what carries the
-packets: sockets, interfaces and clocks are the caller's `Hosts`.
+The caller's `Hosts` carry the packets.
 """
 
 from __future__ import annotations
@@ -20,58 +19,60 @@ class Hosts(Protocol):
     """A job's workers and its server, each behind a port of the switch."""
 
     def send(self, worker: int, batch: Batch) -> None:
-        """Packets from worker `worker` into the switch."""
+        """Send packets from worker `worker` into the switch."""
 
     def send_results(self, batch: Batch) -> None:
-        """Packets from the server into the switch."""
+        """Send packets from the server into the switch."""
 
     def receive_sums(self, timeout: float) -> Batch | None:
-        """What the server got, waiting up to `timeout` seconds; None if nothing. May be overwritten."""
+        """Return the server's received packets, or None after `timeout` seconds of silence.
+
+        The next call may overwrite them.
+        """
 
     def receive_results(self, expected: int, timeout: float) -> int:
-        """Take in what the workers got until they have `expected` packets, or `timeout` seconds of silence.
+        """Receive the workers' packets until there are `expected`, or after `timeout` seconds of silence.
 
-        Returns how many came. With `expected` 0, what has come already.
+        Return their number. With `expected` 0, take only those that have arrived already.
         """
 
 
 class WrongSumError(AssertionError):
-    """The switch returned something else than the sum of what was sent."""
+    """The switch returned something other than the sum of the contributions."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a job of `workers` sends: chunk c carries row c mod `window` of each worker's lanes.
-
-    lanes: uint32[workers, window, lanes]; sums: uint32[window, lanes], their total modulo 2**32.
-    """
+    """The packets of one job: chunk c carries row c mod `window` of each worker's lanes."""
 
     job_id: int
     generation: int
     lanes: NDArray[np.uint32]
+    """uint32[workers, window, lanes]."""
     sums: NDArray[np.uint32]
+    """uint32[window, lanes]: the sum over workers, modulo 2**32."""
 
     @classmethod
     def random(
         cls, *, workers: int, window: int, lanes: int, job_id: int = 1, generation: int, seed: int = 0
     ) -> Load:
-        """Uniform 32-bit lanes, so that sums wrap."""
+        """Return a load of uniformly distributed 32-bit lanes, whose sums wrap."""
         values = np.random.default_rng(seed).integers(0, 1 << 32, (workers, window, lanes), np.uint32)
         return cls(job_id, generation, values, values.sum(axis=0, dtype=np.uint32))
 
     @property
     def workers(self) -> int:
-        """How many workers contribute to each chunk."""
+        """Number of workers that contribute to each chunk."""
         return len(self.lanes)
 
     @property
     def window(self) -> int:
-        """Chunks that may be under way at once."""
+        """Number of chunks that may be outstanding at once."""
         return int(self.lanes.shape[1])
 
     @property
     def packet_bytes(self) -> int:
-        """Length of each packet."""
+        """Length of each packet in bytes."""
         return packet_bytes(self.lanes.shape[2])
 
     @property
@@ -80,7 +81,7 @@ class Load:
         return (1 << self.workers) - 1
 
     def contributions(self, worker: int) -> Batch:
-        """Worker `worker`'s packets for chunks 0 to `window` - 1."""
+        """Return worker `worker`'s packets for chunks 0 to `window` - 1."""
         return pack(
             self.lanes[worker],
             kind=Kind.CONTRIBUTION,
@@ -92,7 +93,7 @@ class Load:
         )
 
     def results(self) -> Batch:
-        """The server's packets for chunks 0 to `window` - 1."""
+        """Return the server's packets for chunks 0 to `window` - 1."""
         return pack(
             self.sums,
             kind=Kind.RESULT,
@@ -114,11 +115,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Driven:
-    """What a closed loop did: chunks summed in the switch, the time it took, chunks given up as lost."""
+    """The result of a closed loop."""
 
     chunks: int
+    """Chunks summed in the switch."""
     seconds: float
+    """Duration of the loop."""
     lost: int
+    """Chunks given up as lost."""
 
 
 def drive(
@@ -131,13 +135,13 @@ def drive(
     first_within: float = 0.0,
     chunks_checked: int = 2048,
 ) -> Driven:
-    """Send contributions as sums come back, for `seconds`; turn every complete sum into its result.
+    """Send contributions as sums come back, for `seconds`; return every complete sum as its result.
 
-    Where nothing has come back by then, it goes on until something has, for `first_within` seconds at most.
+    If nothing has come back by then, the loop continues until something has, up to `first_within` seconds.
 
-    Half a window of chunks is sent whenever as many have come back. Chunks that have not come back after
-    `patience` seconds of silence are given up and counted, and others sent instead.
-    Raises WrongSumError where one of the first sums is wrong.
+    Half a window of chunks is sent whenever as many have come back. After `patience` seconds of silence, the
+    outstanding chunks are given up as lost, and others are sent. Raises WrongSumError if one of the first
+    `chunks_checked` sums is wrong.
     """
     half = load.window // 2
     packets = [load.contributions(worker) for worker in range(load.workers)]
@@ -162,13 +166,12 @@ def drive(
 
 @dataclass(frozen=True)
 class Timed:
-    """One slot's life again and again, alone in the switch: microseconds[n] each time, and what was lost.
-
-    sum_us: from the last worker's contribution on its way in to the sum at the server.
-    """
+    """Latencies of chunks that are alone in the switch."""
 
     sum_us: NDArray[np.float64]
+    """Microseconds[n] from sending the last worker's contribution to receiving the sum at the server."""
     lost: int
+    """Chunks that did not come back."""
 
 
 def time_slots(
@@ -180,11 +183,11 @@ def time_slots(
     patience: float = 0.2,
     first_within: float = 0.0,
 ) -> Timed:
-    """Batches of one, for `seconds`: a packet of each worker, the sum, its result; then the next chunk.
+    """Time single chunks for `seconds`: a packet from each worker, the sum, its result; then the next chunk.
 
-    Each worker's packet is handed over by itself, as soon as the one before it was taken; time counts from
-    the last one. Chunks that do not come back within `patience` seconds are counted as lost. `first_within`
-    is as for `drive`. Raises WrongSumError where a sum is wrong.
+    Workers' packets are sent one by one; time counts from the last. Chunks that do not come back within
+    `patience` seconds are counted as lost. `first_within` is as for `drive`. Raises WrongSumError if a sum is
+    wrong.
     """
     packets = [load.contributions(worker) for worker in range(load.workers)]
     chunk, lost = 0, 0
@@ -218,7 +221,7 @@ def _send_half(load: Load, hosts: Hosts, packets: list[Batch], first: int, half:
 
 
 def _complete(load: Load, sums: Batch) -> Batch:
-    """The packets that hold a whole sum; the rest passed the switch on their own."""
+    """Return the packets that hold a complete sum; the others passed the switch without being summed."""
     whole = fields_of(sums, load.lanes.shape[2])["bitmap"] == load.expected_mask
     return sums if whole.all() else sums[whole]
 

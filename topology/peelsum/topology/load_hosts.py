@@ -1,7 +1,4 @@
-"""The hosts of a load: workers and server behind UDP ports of the embedded switch, or on raw interfaces.
-
-Owns sockets and frame headers. Refuses to know what the packets say.
-"""
+"""The hosts of a load: workers and server behind UDP ports of the softswitch, or on raw interfaces."""
 
 from __future__ import annotations
 
@@ -20,15 +17,15 @@ from peelsum.wire.datagrams import BatchSocket
 
 _HELLOS = 50
 _HELLO_WAIT_S = 0.1
-#: How long sums on raw interfaces are gathered, to be handled together: it spares the switch's processor.
+#: Seconds during which sums on raw interfaces are collected for one batch, to leave more CPU to the switch.
 _GATHER_S = 0.001
 
 
 class UdpHosts:
-    """Workers behind switch ports 1 to n and the server behind the next, all over UDP."""
+    """Workers behind switch ports 1 to n, and the server behind port n + 1, all over UDP."""
 
     def __init__(self, host: str, udp_ports: Mapping[int, int], workers: int, packet_bytes: int) -> None:
-        """Say hello on every port. Raises TopologyError where no switch answers."""
+        """Send a hello on every port. Raises TopologyError if no switch answers."""
         self._sockets: list[BatchSocket] = []
         try:
             for port in range(1, workers + 2):
@@ -47,26 +44,26 @@ class UdpHosts:
         self.close()
 
     def close(self) -> None:
-        """Release the sockets."""
+        """Close the sockets."""
         for sock in self._sockets:
             sock.close()
 
     def send(self, worker: int, batch: Batch) -> None:
-        """Packets from a worker; what does not fit the kernel's buffer is lost."""
+        """See `Hosts.send`. Packets that do not fit the kernel's buffer are lost."""
         self._sockets[worker].send(batch)
 
     def send_results(self, batch: Batch) -> None:
-        """Packets from the server."""
+        """See `Hosts.send_results`."""
         self._sockets[-1].send(batch)
 
     def receive_sums(self, timeout: float) -> Batch | None:
-        """What the server got."""
+        """See `Hosts.receive_sums`."""
         select.select([self._sockets[-1]], [], [], timeout)
         burst = self._sockets[-1].receive()
         return None if burst is None else burst.packets
 
     def receive_results(self, expected: int, timeout: float) -> int:
-        """What the workers got."""
+        """See `Hosts.receive_results`."""
         workers, count = self._sockets[:-1], 0
         while True:
             for sock in workers:
@@ -85,19 +82,19 @@ def _greet(sock: BatchSocket, udp_port: int) -> None:
 
 
 class RawHosts:
-    """Workers and server at the host ends of wires: worker w at port w + 1, the server at the next port."""
+    """Workers and server at the host ends of wires: worker w at port w + 1, the server at the last port."""
 
     def __init__(
         self, interfaces: Mapping[int, str], workers: int, packet_bytes: int, *, one_by_one: bool = False
     ) -> None:
-        """interfaces: names of the host ends by switch port.
+        """Open the host ends of wires, given by switch port in `interfaces`.
 
-        one_by_one: for chunks that go alone: sums are not gathered, and the workers take their results.
+        `one_by_one` is for single chunks: sums are not collected into batches, and workers receive results.
         """
         self._size = packet_bytes
         self._gather_s = 0.0 if one_by_one else _GATHER_S
         self._headers = [frame_header(port, packet_bytes) for port in range(1, workers + 2)]
-        # Under load nobody reads the workers' copies: not queueing them leaves the processor to the switch.
+        # Under load the workers' results are not read; not queueing them leaves more CPU to the switch.
         self._raw = [
             RawInterface(interfaces[port], receives=one_by_one or port == workers + 1)
             for port in range(1, workers + 2)
@@ -113,15 +110,15 @@ class RawHosts:
             raw.close()
 
     def send(self, worker: int, batch: Batch) -> None:
-        """Packets from a worker."""
+        """See `Hosts.send`."""
         self._send(worker, batch)
 
     def send_results(self, batch: Batch) -> None:
-        """Packets from the server."""
+        """See `Hosts.send_results`."""
         self._send(-1, batch)
 
     def receive_sums(self, timeout: float) -> Batch | None:
-        """What the server got, without the frames' headers."""
+        """See `Hosts.receive_sums`. Frame headers are removed."""
         count, wait, deadline = 0, timeout, 0.0
         while count < len(self._received) and select.select([self._raw[-1]], [], [], wait)[0]:
             count += self._raw[-1].receive_into(self._received[count:])
@@ -131,7 +128,7 @@ class RawHosts:
         return np.ascontiguousarray(self._received[:count, FRAME_HEADER_BYTES:]) if count else None
 
     def receive_results(self, expected: int, timeout: float) -> int:
-        """What the workers got, where they take it; else nothing."""
+        """See `Hosts.receive_results`. Returns 0 unless `one_by_one`."""
         workers, count = self._raw[:-1], 0
         while count < expected and select.select(workers, [], [], timeout)[0]:
             count += sum(raw.receive_into(self._spare) for raw in workers)

@@ -1,8 +1,8 @@
-"""Links that lose packets: a share of them at random, each way, by nftables.
+"""Drop a random share of a link's packets in each direction, with nftables.
 
-A lossy link is two pairs with a bridge between them, and what enters the bridge is thinned out there. Where a
-host sends, one drop would take a whole burst with it, or be told to the sender; where a switch receives, it
-has seen the packet before nftables does.
+A lossy link is two veth pairs joined by a bridge, and packets are dropped on entering the bridge. A drop at
+the sending host could lose a whole burst or be reported to the sender. A drop at the receiving switch would
+be too late: the switch reads packets before nftables sees them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _PARTS = 1_000_000_000
 
 
 def lose(share: float, *interfaces: str) -> None:
-    """Drop a `share` (0 to 1) of the packets that come in by each interface of this namespace.
+    """Drop a `share` (0 to 1) of the packets that enter each interface of this namespace.
 
-    Raises TopologyError where nftables or the kernel cannot, with the reason.
+    Raises TopologyError, with the reason, if nftables is missing or fails.
     """
     chains = "\n".join(
         f'chain c{number} {{ type filter hook ingress device "{name}" priority 0; policy accept;\n'
@@ -31,4 +31,4 @@ def lose(share: float, *interfaces: str) -> None:
         raise TopologyError(f"loss {share:g}: nft: not found on PATH; install nftables") from None
     if done.returncode:
         reason = done.stderr.strip().splitlines()[0] if done.stderr.strip() else f"status {done.returncode}"
-        raise TopologyError(f"loss {share:g}: refused by nftables: {reason}; leave it out")
+        raise TopologyError(f"loss {share:g}: nftables failed: {reason}; run without loss")

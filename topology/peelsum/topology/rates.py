@@ -1,7 +1,6 @@
-"""How many packets a second a switch sums and how soon, by target and by what its ports are made of.
+"""Measure rate and latency of a switch, by the kind of switch and of its ports.
 
-Owns the set-up of one switch and one load per measurement. Each function takes the process it runs in for
-itself: run it in a fresh one.
+Each function sets up one switch and one load. It changes its process, so call it in a new one.
 """
 
 from __future__ import annotations
@@ -31,43 +30,42 @@ from peelsum.topology.load import Hosts, Load, Timed, WrongSumError, drive, time
 from peelsum.topology.load_hosts import RawHosts, UdpHosts
 from peelsum.wire import FRAME_HEADER_BYTES, Batch, packet_bytes
 
-#: Chunks of one batch in memory: with its results, five times as many frames.
+#: Chunks per batch in memory; with 4 workers and the results, it has five times as many frames.
 _MEMORY_CHUNKS = 256
 _UDP_WINDOW = 512
-#: BMv2's queues hold 64 packets a port by default; more under way would be dropped there.
+#: BMv2's queues hold 64 packets per port by default; it would drop more outstanding ones.
 _BMV2_WINDOW = 64
-#: Short, so that chunks given up by the load soon leave their slots to others.
+#: Short, so that the slots of lost chunks are soon free for others.
 _AGE_LIMIT_MS = 100.0
-#: How long a switch may take for the first chunk, however short the measurement: it may be on a slow machine.
+#: Seconds that a switch may take for the first chunk, even in a short measurement, on a slow machine.
 _FIRST_CHUNK_S = 30.0
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What one switch did for one job.
-
-    packets_per_s: contributions that went into complete sums, under a load that keeps the switch busy.
-    lost_chunks: given up as lost under that load.
-    latency_p50_us, latency_p99_us: from a chunk's last contribution in to its sum out, one chunk at a time.
-    slots_timed: how many chunks that was measured on.
-    """
+    """Rate and latency of one switch for one job."""
 
     packets_per_s: float
+    """Contributions per second that went into complete sums, under a load that keeps the switch busy."""
     lost_chunks: int
+    """Chunks given up as lost under that load."""
     latency_p50_us: float
+    """Median time from a chunk's last contribution in to its sum out, one chunk at a time."""
     latency_p99_us: float
+    """99th percentile of the same time."""
     slots_timed: int
+    """Number of chunks whose latency was measured."""
 
 
 def in_memory(lanes: int, workers: int, seconds: float) -> Rate:
-    """The embedded switch alone: the same batch of contributions and results, over and over."""
+    """Measure the softswitch alone, with the same batch of contributions and results repeated."""
     device = Device()
     server = serve(device, "127.0.0.1:0")
     try:
         generation = _admit(server.address, lanes, workers)
         load = Load.random(workers=workers, window=_MEMORY_CHUNKS, lanes=lanes, generation=generation)
         if device.switch is None:
-            raise TopologyError("switch: runs no pipeline after one was loaded; see its log")
+            raise TopologyError("switch: has no pipeline after one was loaded; see its log")
         timed = _replay_one_by_one(device.switch, load, seconds)
         return _rate(timed, _replay(device.switch, load, seconds), 0)
     finally:
@@ -76,7 +74,7 @@ def in_memory(lanes: int, workers: int, seconds: float) -> Rate:
 
 
 def over_udp(lanes: int, workers: int, seconds: float) -> Rate:
-    """The embedded switch as a process of its own; this process is all the hosts behind its UDP ports."""
+    """Measure the softswitch in a separate process; this process plays all hosts behind its UDP ports."""
     with _switch_process(workers) as at:
         generation = _admit(f"{at.host}:{at.grpc_port}", lanes, workers)
         load = Load.random(workers=workers, window=_UDP_WINDOW, lanes=lanes, generation=generation)
@@ -86,7 +84,7 @@ def over_udp(lanes: int, workers: int, seconds: float) -> Rate:
 
 
 def bmv2_over_veth(lanes: int, workers: int, seconds: float) -> Rate:
-    """BMv2 on virtual Ethernet pairs, with this process as all the hosts at their other ends."""
+    """Measure BMv2 on virtual Ethernet pairs; this process plays all hosts at their other ends."""
     veth.enter_own_namespace()
     ports = _ports(workers)
     for port in ports:
@@ -102,7 +100,7 @@ def bmv2_over_veth(lanes: int, workers: int, seconds: float) -> Rate:
 
 
 def _ports(workers: int) -> range:
-    """Workers behind ports 1 to n, the server behind the next."""
+    """Return the ports: workers behind ports 1 to n, the server behind port n + 1."""
     return range(1, workers + 2)
 
 
@@ -125,7 +123,10 @@ def _rate(timed: Timed, packets_per_s: float, lost: int) -> Rate:
 
 
 def _replay(switch: Switch, load: Load, seconds: float) -> float:
-    """Contributions a second. Results free the slots: the same batch is new to the switch every time."""
+    """Return contributions per second.
+
+    The batch's results free the slots, so the switch accepts the same batch again.
+    """
     batch = _one_batch(load)
     _check_batch(load, switch.process(batch, 0))
     rounds, started = 0, time.perf_counter()
@@ -136,7 +137,7 @@ def _replay(switch: Switch, load: Load, seconds: float) -> float:
 
 
 def _replay_one_by_one(switch: Switch, load: Load, seconds: float) -> Timed:
-    """The same frames, each in a call of its own, chunk by chunk; the last contribution's call is timed."""
+    """Process the same frames one per call, chunk by chunk; time the call of the last contribution."""
     batch, taken = _one_batch(load), []
     singles = [
         Frames(batch.data[i : i + 1], batch.length[i : i + 1], batch.port[i : i + 1])
@@ -157,7 +158,7 @@ def _replay_one_by_one(switch: Switch, load: Load, seconds: float) -> Timed:
 
 
 def _one_batch(load: Load) -> Frames:
-    """All contributions and results of a window, worker by worker, as frames."""
+    """Return all contributions and results of a window as frames, worker by worker."""
     packets = [load.contributions(worker) for worker in range(load.workers)] + [load.results()]
     size = packets[0].shape[1]
     data = np.concatenate(
@@ -171,10 +172,10 @@ def _one_batch(load: Load) -> Frames:
 
 
 def _check_batch(load: Load, out: Frames) -> None:
-    """Every chunk's sum must have left to the server, and a copy of its result to each worker."""
+    """Raise WrongSumError unless each chunk's sum left to the server, and its result to every worker."""
     leaving = np.bincount(out.port, minlength=load.workers + 2)[1:]
     if (leaving != load.window).any():
-        raise WrongSumError(f"frames that left by port: {leaving.tolist()}, not {load.window} for each")
+        raise WrongSumError(f"frames sent by port: {leaving.tolist()} instead of {load.window} each")
     load.check(_packets(load, out))
 
 
@@ -183,7 +184,7 @@ def _packets(load: Load, frames: Frames) -> Batch:
 
 
 def _admit(address: str, lanes: int, workers: int) -> int:
-    """Load the pipeline and admit the load's job; its generation."""
+    """Load the pipeline and admit the load's job; return its generation."""
     compiled = pipeline(lanes)
     job = JobDescription.model_validate(
         {
@@ -202,7 +203,7 @@ def _admit(address: str, lanes: int, workers: int) -> int:
 
 @contextmanager
 def _switch_process(workers: int) -> Iterator[Listening]:
-    """A switch in a process of its own; ended at exit."""
+    """Run a switch in a separate process during the body."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_be_switch, args=(theirs, workers + 1), daemon=True)

@@ -1,7 +1,6 @@
-"""The four models whose training LHC's paper measures, each with its data, at the published size and small.
+"""The four models whose training LHC's paper measures, with their data, at the published size and small.
 
-A task is a model that is called with a batch and returns its loss, and where its batches come from. How
-workers sum gradients is not known here. Needs torch.
+A task is a model, which returns the loss of a batch, and the source of its batches. Needs torch.
 """
 
 from peelsum.training.density import Density, densities, overall

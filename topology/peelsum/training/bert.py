@@ -1,7 +1,7 @@
-"""BERT (Devlin et al., arXiv 1810.04805) that finds the stretch of a passage that answers a question.
+"""BERT (Devlin et al., arXiv 1810.04805), trained to find the span of a passage that answers a question.
 
-Reads SQuAD's JSON. Words are whole words, the most frequent ones of the data, not WordPiece: no vocabulary
-has to be downloaded, and nothing here starts from pretrained weights.
+The data are SQuAD's JSON. The vocabulary is the data's most frequent words, not WordPiece, so that it need
+not be downloaded. Training starts from random weights.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from peelsum.training.text import Text, standard_library
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _BEGIN, _SEPARATOR, _PADDING = "[CLS]", "[SEP]", "[PAD]"
-#: Words of a made passage, of its answers, and on each side of the answer in its question.
+#: Words in a synthetic passage, at most in its answer, and in its question on each side of the answer.
 _PASSAGE, _ANSWER, _AROUND = 48, 3, 3
 
 
 @dataclass(frozen=True)
 class Size:
-    """The paper's hyper-parameters; length: words of question and passage together."""
+    """The paper's hyper-parameters."""
 
     layers: int
     width: int
@@ -38,17 +38,18 @@ class Size:
     vocabulary: int
     positions: int
     length: int
+    """Words of question and passage together."""
     batch: int
 
 
-#: BERT-base, uncased, and the smallest of Turc et al. (arXiv 1908.08962).
+#: BERT-base, uncased, and the smallest model of Turc et al. (arXiv 1908.08962).
 FULL = Size(12, 768, 12, vocabulary=30_522, positions=512, length=384, batch=8)
 SMALL = Size(2, 128, 2, vocabulary=10_000, positions=512, length=64, batch=8)
 _DROPOUT = 0.1
 
 
 class Bert(nn.Module):
-    """The encoder, and a linear layer that scores every word as an answer's first and as its last."""
+    """The encoder, and a linear layer that scores every word as the first and the last of the answer."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -69,9 +70,9 @@ class Bert(nn.Module):
     def forward(
         self, words: torch.Tensor, segments: torch.Tensor, padding: torch.Tensor, answers: torch.Tensor
     ) -> torch.Tensor:
-        """Mean cross-entropy of the `answers`' first and last place, int64[n, 2].
+        """Return the mean cross-entropy of the first and last word of `answers`, int64[n, 2].
 
-        words, segments: int64[n, length]; padding: bool[n, length], whether there is no word.
+        `words` and `segments` are int64[n, length]; `padding` is bool[n, length], True after the last word.
         """
         places = torch.arange(words.shape[1], device=words.device)
         embedded = self.words(words) + self.positions(places) + self.segments(segments)
@@ -82,15 +83,16 @@ class Bert(nn.Module):
 
 @dataclass(frozen=True)
 class Question:
-    """answer: the places of its first and last word in the passage."""
+    """A question about a passage, and its answer."""
 
     question: tuple[str, ...]
     passage: tuple[str, ...]
     answer: tuple[int, int]
+    """Indices of the answer's first and last word in the passage."""
 
 
 def quotations(words: Sequence[str], seed: int = 0) -> list[Question]:
-    """Questions about a text that need no reader: what stands between these words before and those after?"""
+    """Return synthetic questions about a text: which words stand between these and those?"""
     rng = np.random.default_rng(seed)
     words = [word for word in words if word != "\n"]
     made = []
@@ -104,7 +106,10 @@ def quotations(words: Sequence[str], seed: int = 0) -> list[Question]:
 
 
 def squad(path: Path) -> list[Question]:
-    """The answerable questions of a file of SQuAD's form, 1.1 or 2.0, or of the folder's `train*.json`."""
+    """Read the answerable questions from a file in SQuAD's format, 1.1 or 2.0, or a folder's `train*.json`.
+
+    Raises TrainingDataError if there are none.
+    """
     files = sorted(path.glob("train*.json")) if path.is_dir() else [path]
     try:
         articles = json.loads(files[0].read_text(encoding="utf-8"))["data"]
@@ -112,10 +117,10 @@ def squad(path: Path) -> list[Question]:
         made = [question for paragraph in paragraphs for question in _questions(paragraph)]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise TrainingDataError(
-            f"{path}: {type(error).__name__} {error}; pass a file of SQuAD's form, such as train-v1.1.json"
+            f"{path}: {type(error).__name__} {error}; pass a file in SQuAD's format, e.g. train-v1.1.json"
         ) from error
     if not made:
-        raise TrainingDataError(f"{path}: holds no question with an answer; pass SQuAD's train-v1.1.json")
+        raise TrainingDataError(f"{path}: has no question with an answer; pass SQuAD's train-v1.1.json")
     return made
 
 
@@ -133,12 +138,14 @@ def _questions(paragraph: dict[str, Any]) -> Iterator[Question]:
 
 
 class Encoded:
-    """Questions as arrays: words, segments, padding, places of answers. Too long ones are left out."""
+    """Questions as arrays: words, segments, padding, answers. Questions that are too long are dropped."""
 
     def __init__(self, questions: Sequence[Question], size: Size) -> None:
         fitting = [one for one in questions if len(one.question) + len(one.passage) + 3 <= size.length]
         if not fitting:
-            raise TrainingDataError(f"questions: none of {len(questions)} fits {size.length} words")
+            raise TrainingDataError(
+                f"questions: none of {len(questions)} fits {size.length} words; pass shorter ones"
+            )
         rows = [(_BEGIN, *one.question, _SEPARATOR, *one.passage, _SEPARATOR) for one in fitting]
         padded = [word for row in rows for word in (*row, *[_PADDING] * (size.length - len(row)))]
         ids = Text.of(padded, size.vocabulary).ids
@@ -151,13 +158,13 @@ class Encoded:
         self.answers = np.array([one.answer for one in fitting], np.int64) + passage[:, None]
 
     def at(self, numbers: NDArray[np.int64]) -> Batch:
-        """What the model is called with."""
+        """Return the batch of the questions with these numbers."""
         arrays = (self.words, self.segments, self.padding, self.answers)
         return tuple(torch.from_numpy(array[numbers]) for array in arrays)
 
 
 def make(size: Size, path: Path | None) -> Task:
-    """BERT on the questions at `path`, or on quotations of Python's standard library."""
+    """Return BERT on the questions at `path`, or on quotations of Python's standard library."""
     data = Encoded(quotations(standard_library()) if path is None else squad(path), size)
 
     def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
@@ -171,7 +178,9 @@ def _batches(data: Encoded, batch: int, rank: int, workers: int, seed: int) -> I
     rng = np.random.default_rng([seed, rank])
     own = np.arange(len(data.words))[rank::workers]
     if not own.size:
-        raise TrainingDataError(f"questions: {len(data.words)} are too few for {workers} workers")
+        raise TrainingDataError(
+            f"questions: {len(data.words)} are too few for {workers} workers; pass {workers} or more"
+        )
     while True:
         yield data.at(rng.choice(own, batch))
 

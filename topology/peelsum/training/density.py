@@ -1,4 +1,4 @@
-"""How dense gradients are by nature: on a worker, and together on two, four, eight."""
+"""Measure the density of gradients, on one worker and in the union of several."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from peelsum.training.task import Task
 
 @dataclass(frozen=True)
 class Density:
-    """A parameter's gradient: shares of its elements that are not zero.
-
-    worker: on one worker, the mean over all. union: on any of the first so many workers, by their number.
-    """
+    """The share of non-zero elements in a parameter's gradient."""
 
     tensor: str
+    """Name of the parameter."""
     elements: int
+    """Number of elements."""
     worker: float
+    """Share on one worker, the mean over all."""
     union: dict[int, float]
+    """For each number of workers n, the share that is non-zero on any of the first n."""
 
 
 def densities(task: Task, workers: Sequence[int], *, steps: int = 5, seed: int = 0) -> list[Density]:
-    """By parameter, all workers' shares of the data being that of the largest of `workers`.
+    """Return the density of each parameter's gradient, for each number in `workers`.
 
-    Trains `task`'s model first, for so many `steps` on one worker's batches. No sum is needed: every worker
-    has the same parameters.
+    The data are divided among max(workers) workers. `task`'s model is first trained for `steps` steps, on one
+    worker's batches. All workers have the same parameters, so no sum is needed.
     """
     most = max(workers)
     optimizer = task.optimizer(task.model.parameters())
@@ -55,7 +56,7 @@ def densities(task: Task, workers: Sequence[int], *, steps: int = 5, seed: int =
 
 
 def overall(found: Sequence[Density], name: str = "all") -> Density:
-    """Of all parameters together."""
+    """Return the density of all parameters together."""
     elements = sum(one.elements for one in found)
 
     def mean(shares: Sequence[float]) -> float:

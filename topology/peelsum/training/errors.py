@@ -1,5 +1,5 @@
-"""What can be wrong with training data."""
+"""The error for training data."""
 
 
 class TrainingDataError(ValueError):
-    """Data that is missing, or not what the model reads. Says the path, what is wrong and what to pass."""
+    """Data that are missing or in the wrong format. The message names path, fault and what to pass."""

@@ -1,8 +1,8 @@
-"""A word-level LSTM language model, on a text of Penn Treebank's or WikiText's form.
+"""A word-level LSTM language model, on a text in the format of Penn Treebank or WikiText.
 
-The full size is the large model of Zaremba et al. (arXiv 1409.2329). For vocabularies larger than a sample
-the softmax is a sampled one, as usual for large vocabularies (Jozefowicz et al., arXiv 1602.02410): then the
-gradients of both word tables have a row for each word of the batch or the sample, and zeros elsewhere.
+The full size is the large model of Zaremba et al. (arXiv 1409.2329). If the vocabulary is larger than the
+sample, the softmax is sampled, as usual for large vocabularies (Jozefowicz et al., arXiv 1602.02410). The
+gradients of both embeddings then have non-zero rows only for words of the batch or the sample.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from peelsum.training.text import Text, standard_library, words_in
 
 @dataclass(frozen=True)
 class Size:
-    """samples: words, drawn for each batch, that the right ones compete with."""
+    """The model's hyper-parameters."""
 
     width: int
     layers: int
     dropout: float
     batch: int
     length: int
+    """Words per sequence."""
     samples: int
+    """Negative samples of the softmax, drawn for each batch."""
     vocabulary: int
 
 
@@ -39,7 +41,7 @@ SMALL = Size(128, 1, 0.0, batch=8, length=20, samples=256, vocabulary=10_000)
 
 
 class LanguageModel(nn.Module):
-    """Embedding, LSTM, softmax over the vocabulary or over a sample of it."""
+    """An embedding, an LSTM, and a softmax over the vocabulary or over a sample of it."""
 
     def __init__(self, vocabulary: int, size: Size) -> None:
         super().__init__()
@@ -53,9 +55,10 @@ class LanguageModel(nn.Module):
         nn.init.zeros_(self.bias.weight)
 
     def forward(self, words: torch.Tensor, following: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy, in nats a word, of `following` int64[batch, length] after `words`.
+        """Return the mean cross-entropy, in nats per word, of `following` int64[batch, length] after `words`.
 
-        `sample` int64[k]: the words to tell it from, drawn by `draw`; empty: the whole vocabulary.
+        `sample` int64[k] holds the negative samples from `draw`; if empty, the softmax is over the
+        vocabulary.
         """
         hidden, _ = self.lstm(self.dropout(self.embedding(words)))
         hidden, target = self.dropout(hidden).flatten(0, 1), following.flatten()
@@ -64,7 +67,7 @@ class LanguageModel(nn.Module):
             return nn.functional.cross_entropy(scores, target)
         right = (hidden * self.softmax(target)).sum(1) + self.bias(target).squeeze(1)
         others = hidden @ self.softmax(sample).T + self.bias(sample).T
-        # Each counts for all that it was drawn for: on average the sum is the whole vocabulary's.
+        # Divide by the expected number of draws: the sum's expectation is then the whole vocabulary's.
         others = others - self._log_expected(sample, len(sample))
         others = others.masked_fill(target[:, None] == sample, -torch.inf)
         scores = torch.cat((right[:, None], others), 1)
@@ -77,7 +80,10 @@ class LanguageModel(nn.Module):
 
 
 def draw(rng: np.random.Generator, vocabulary: int, samples: int) -> torch.Tensor:
-    """Words int64[samples] by Zipf's law: a word's chance is log((i + 2) / (i + 1)) / log(vocabulary + 1)."""
+    """Draw words int64[samples] by Zipf's law; none if there are as many samples as words.
+
+    Word i has probability log((i + 2) / (i + 1)) / log(vocabulary + 1).
+    """
     if samples >= vocabulary:
         return torch.empty(0, dtype=torch.int64)
     drawn = np.exp(rng.random(samples) * np.log(vocabulary + 1)).astype(np.int64) - 1
@@ -85,7 +91,7 @@ def draw(rng: np.random.Generator, vocabulary: int, samples: int) -> torch.Tenso
 
 
 def make(size: Size, path: Path | None) -> Task:
-    """The language model on the text at `path`, or on Python's standard library."""
+    """Return the language model on the text at `path`, or on Python's standard library."""
     text = Text.of(standard_library() if path is None else words_in(path), size.vocabulary)
 
     def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
@@ -96,7 +102,7 @@ def make(size: Size, path: Path | None) -> Task:
 
 
 def _batches(text: Text, size: Size, rank: int, workers: int, seed: int) -> Iterator[Batch]:
-    """This worker's share of the text, as `batch` streams side by side, again and again."""
+    """Yield batches of this worker's share of the text, as `batch` parallel streams, in an endless loop."""
     rng = np.random.default_rng([seed, rank])
     share = text.ids.size // workers
     stream = share // size.batch

@@ -1,7 +1,7 @@
-"""Neural collaborative filtering: who likes what, from MovieLens' ratings or from a power law.
+"""Neural collaborative filtering on MovieLens' ratings, or on ratings drawn from a power law.
 
-The model is NeuMF (He et al., WWW'17, arXiv 1708.05031). An embedding has a row for each user and each item,
-and a batch touches few of them.
+The model is NeuMF (He et al., WWW'17, arXiv 1708.05031). Its embeddings have a row for each user or item, of
+which a batch touches few.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ from torch import nn
 from peelsum.training.errors import TrainingDataError
 from peelsum.training.task import Batch, Task
 
-#: Pairs that are not in the data, for each that is.
+#: Negative samples per pair of the data.
 NEGATIVES = 4
-#: Of the power law.
+#: Parameters of the power law.
 _RATINGS_OF_A_USER = 40
 _EXPONENT = 0.8
-#: Users and items fall into so many tastes; a user stays within its own this often.
+#: Number of tastes among users and items; share of ratings in which a user keeps to its own taste.
 _TASTES, _FAITHFUL = 8, 0.7
 
 
 @dataclass(frozen=True)
 class Size:
-    """factors: of the matrix factorisation; layers: widths of the perceptron, its two embeddings first.
-
-    users, items: of the power law.
-    """
+    """The model's hyper-parameters, and the size of the power law's data."""
 
     factors: int
+    """Factors of the matrix factorization."""
     layers: tuple[int, ...]
+    """Widths of the perceptron's layers; the first is that of its two embeddings together."""
     batch: int
     users: int
+    """Users of the power law."""
     items: int
+    """Items of the power law."""
 
 
-#: MLPerf Training v0.5's, with as many users and items as MovieLens' ml-20m; and with as many as ml-1m.
+#: MLPerf Training v0.5's model, for as many users and items as MovieLens' ml-20m; a small one, as ml-1m.
 FULL = Size(64, (256, 256, 128, 64), 2048, 138_493, 26_744)
 SMALL = Size(16, (64, 32, 16), 256, 6040, 3706)
 
 
 class NeuMF(nn.Module):
-    """Matrix factorisation and a perceptron side by side, each with embeddings of its own."""
+    """A matrix factorization and a perceptron in parallel, each with its own embeddings."""
 
     def __init__(self, users: int, items: int, size: Size) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class NeuMF(nn.Module):
                 nn.init.normal_(module.weight, std=0.1)
 
     def forward(self, user: torch.Tensor, item: torch.Tensor, likes: torch.Tensor) -> torch.Tensor:
-        """Binary cross-entropy of pairs `user`, `item` int64[n], against `likes` float32[n] of 0 and 1."""
+        """Return the binary cross-entropy of pairs `user`, `item` int64[n] and `likes` float32[n], 0 or 1."""
         product = self.users(user) * self.items(item)
         mixed = self.perceptron(torch.cat((self.perceptron_users(user), self.perceptron_items(item)), 1))
         score = self.score(torch.cat((product, mixed), 1)).squeeze(1)
@@ -72,16 +73,20 @@ class NeuMF(nn.Module):
 
 @dataclass(frozen=True)
 class Ratings:
-    """Who rated what, int64[n] each, numbered from 0."""
+    """Pairs of a user and an item that the user rated."""
 
     user: NDArray[np.int64]
+    """int64[n], numbered from 0."""
     item: NDArray[np.int64]
+    """int64[n], numbered from 0."""
     users: int
+    """Number of users."""
     items: int
+    """Number of items."""
 
 
 def power_law(users: int, items: int, seed: int = 0) -> Ratings:
-    """Ratings whose items' popularity falls with a power of their rank; users prefer a taste."""
+    """Draw ratings: an item's popularity falls with a power of its rank, and users prefer one taste."""
     rng = np.random.default_rng(seed)
     popularity = np.arange(1, items + 1) ** -_EXPONENT
     user = rng.integers(0, users, users * _RATINGS_OF_A_USER)
@@ -92,7 +97,10 @@ def power_law(users: int, items: int, seed: int = 0) -> Ratings:
 
 
 def movielens(path: Path) -> Ratings:
-    """Ratings of MovieLens (ml-20m, ml-latest): `ratings.csv`, or the folder that holds it."""
+    """Read MovieLens' ratings (ml-20m, ml-latest) from `ratings.csv`, or from the folder that contains it.
+
+    Raises TrainingDataError if the file cannot be read.
+    """
     file = path / "ratings.csv" if path.is_dir() else path
     try:
         columns = np.loadtxt(file, np.int64, delimiter=",", skiprows=1, usecols=(0, 1), ndmin=2)
@@ -106,7 +114,7 @@ def movielens(path: Path) -> Ratings:
 
 
 def make(size: Size, path: Path | None) -> Task:
-    """NeuMF on the ratings at `path`, or on a power law."""
+    """Return NeuMF on the ratings at `path`, or on a power law."""
     ratings = power_law(size.users, size.items) if path is None else movielens(path)
 
     def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
@@ -118,11 +126,13 @@ def make(size: Size, path: Path | None) -> Task:
 
 
 def _batches(ratings: Ratings, batch: int, rank: int, workers: int, seed: int) -> Iterator[Batch]:
-    """Pairs of this worker's share, each with items drawn by chance, which are taken for disliked."""
+    """Yield batches of this worker's pairs, each with random items as negative samples."""
     rng = np.random.default_rng([seed, rank])
     user, item = ratings.user[rank::workers], ratings.item[rank::workers]
     if not user.size:
-        raise TrainingDataError(f"ratings: {ratings.user.size} are too few for {workers} workers")
+        raise TrainingDataError(
+            f"ratings: {ratings.user.size} are too few for {workers} workers; pass {workers} or more"
+        )
     while True:
         drawn = rng.integers(0, user.size, batch)
         others = rng.integers(0, ratings.items, batch * NEGATIVES)

@@ -1,4 +1,4 @@
-"""What is trained: a model, its data, its optimizer; and how workers share the data."""
+"""A training task: a model, its data, and its optimizer."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-#: What the model is called with, but for the model itself.
+#: The arguments of one call of the model.
 Batch = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A model and all that training it takes, the same on every worker.
-
-    data: what is trained on, in words. model: called with a batch, it returns the mean loss, so that a
-    wrapper like DDP sees the whole of it. batches(rank, workers, seed): that worker's batches, without end,
-    of its own share of the data, the same for the same numbers. optimizer: of the model's parameters.
-    """
+    """A model and everything needed to train it, the same on every worker."""
 
     name: str
+    """The model's name."""
     data: str
+    """Description of the data, for humans."""
     model: nn.Module
+    """Returns the mean loss of a batch, so that a wrapper such as DDP covers the whole computation."""
     batches: Callable[[int, int, int], Iterator[Batch]]
+    """batches(rank, workers, seed) yields batches of that worker's share of the data, endlessly.
+
+    Equal arguments give equal batches.
+    """
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    """Returns the optimizer of the model's parameters."""

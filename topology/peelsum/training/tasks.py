@@ -1,4 +1,4 @@
-"""The tasks by name."""
+"""Make training tasks by name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from peelsum.training.task import Task
 
 ModelName = Literal["ncf", "lstm", "vgg19", "bert"]
 MODELS: tuple[ModelName, ...] = get_args(ModelName)
-#: What each model's data may be, and how it is made, small and at the published size.
+#: The data that each model accepts.
 DATA: dict[ModelName, str] = {
     "ncf": "MovieLens' ratings.csv, or its folder",
-    "lstm": "a text of Penn Treebank's or WikiText's form, or its folder",
+    "lstm": "a text in the format of Penn Treebank or WikiText, or its folder",
     "vgg19": "the folder of CIFAR-10's binary version, or one with a folder of images for each class",
     "bert": "SQuAD's train-v1.1.json, or its folder",
 }
+#: The function that makes each model's task, small (True) and at the published size.
 _MAKERS: dict[ModelName, dict[bool, Callable[[Path | None], Task]]] = {
     "ncf": {True: partial(ncf.make, ncf.SMALL), False: partial(ncf.make, ncf.FULL)},
     "lstm": {True: partial(lstm.make, lstm.SMALL), False: partial(lstm.make, lstm.FULL)},
@@ -31,9 +32,10 @@ _MAKERS: dict[ModelName, dict[bool, Callable[[Path | None], Task]]] = {
 
 
 def make_task(name: ModelName, *, small: bool = True, path: str | Path | None = None, seed: int = 0) -> Task:
-    """A model, its parameters drawn by `seed`, with its data: that at `path`, or some that any machine has.
+    """Return the task of a model, with parameters drawn from `seed`.
 
-    small: in place of the published size. Raises TrainingDataError.
+    The data are those at `path`, or if None, some that every machine has. `small` selects a small model
+    instead of the published size. Raises TrainingDataError if the data are missing or in the wrong format.
     """
     torch.manual_seed(seed)
     if path is not None and not Path(path).exists():

@@ -1,4 +1,4 @@
-"""Texts as word numbers: a user's own, or Python's standard library, which is wherever this runs."""
+"""Read texts as word numbers: the user's, or that of Python's standard library, which is always present."""
 
 from __future__ import annotations
 
@@ -17,46 +17,51 @@ from peelsum.training.errors import TrainingDataError
 
 UNKNOWN = 0
 END_OF_LINE = "<eos>"
-#: Of the standard library's text, in words: enough for a vocabulary of 10,000.
+#: Words taken from the standard library: enough for a vocabulary of 10,000.
 _MOST_WORDS = 600_000
 _WORD = re.compile(r"\w+|[^\w\s]|\n")
 
 
 @dataclass(frozen=True)
 class Text:
-    """Word numbers int64[n]; `UNKNOWN` for every word that is not in `words`, most frequent first."""
+    """A text as numbers of words."""
 
     ids: NDArray[np.int64]
+    """int64[n]: each word's index in `words`, or `UNKNOWN`."""
     words: tuple[str, ...]
+    """The vocabulary: `<unk>`, then the most frequent words, in descending order."""
 
     @classmethod
     def of(cls, words: Sequence[str], vocabulary: int) -> Text:
-        """Number the `vocabulary` - 1 most frequent words from 1."""
+        """Number the `vocabulary` - 1 most frequent words from 1, and return the text."""
         frequent = ("<unk>", *(word for word, _ in Counter(words).most_common(vocabulary - 1)))
         number = {word: i for i, word in enumerate(frequent) if i != UNKNOWN}
         return cls(np.array([number.get(word, UNKNOWN) for word in words], np.int64), frequent)
 
 
 def standard_library() -> list[str]:
-    """The text of Python's standard library, file by file in alphabetical order, cut into words."""
+    """Return the words of Python's standard library, file by file in alphabetical order."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     texts = (file.read_text(encoding="utf-8", errors="replace") for file in files)
     return list(islice((word for text in texts for word in _WORD.findall(text)), _MOST_WORDS))
 
 
 def words_in(path: Path) -> list[str]:
-    """Words of a text, cut at spaces as Penn Treebank's and WikiText's files are; `<eos>` ends a line.
+    """Return a text's words, split at spaces as in Penn Treebank and WikiText; `<eos>` ends each line.
 
-    `path`: the file, or a folder that holds one whose name has `train` in it. Raises TrainingDataError.
+    `path` is the file, or a folder with a file whose name contains `train`. Raises TrainingDataError if there
+    is no such file, or if it is not UTF-8.
     """
     file = path
     if path.is_dir():
         found = sorted(path.glob("*train*"))
         if not found:
-            raise TrainingDataError(f"{path}: holds no file *train*; pass the text file itself")
+            raise TrainingDataError(f"{path}: has no file named *train*; pass the text file itself")
         file = found[0]
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise TrainingDataError(f"{file}: {error}; pass a text in UTF-8, its words cut by spaces") from error
+        raise TrainingDataError(
+            f"{file}: {error}; pass a UTF-8 text with words separated by spaces"
+        ) from error
     return [word for line in lines for word in (*line.split(), END_OF_LINE)]

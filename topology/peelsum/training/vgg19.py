@@ -1,4 +1,4 @@
-"""VGG19 (configuration E of Simonyan and Zisserman, arXiv 1409.1556) on CIFAR-10, image folders or digits."""
+"""VGG19 (Simonyan and Zisserman's configuration E, arXiv 1409.1556) on CIFAR-10, image folders or digits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import nn
 from peelsum.training.errors import TrainingDataError
 from peelsum.training.task import Batch, Task
 
-#: Channels of each convolution; 0 for a pooling.
+#: Channels of each convolution; 0 for a pooling layer.
 CONFIGURATION = (64, 64, 0, 128, 128, 0, *[256] * 4, 0, *[512] * 4, 0, *[512] * 4, 0)
-#: What five poolings make of the smallest image is one pixel.
+#: Factor by which the pooling layers reduce an image's side; the smallest image becomes one pixel.
 _REDUCTION = 2 ** CONFIGURATION.count(0)
 _CIFAR_SIDE = 32
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp")
@@ -25,10 +25,12 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp")
 
 @dataclass(frozen=True)
 class Size:
-    """side: pixels of an image's side; narrower: by what all widths are divided."""
+    """The model's hyper-parameters."""
 
     side: int
+    """Side of an image in pixels."""
     narrower: int
+    """Divisor of all layers' widths."""
     batch: int
 
 
@@ -70,7 +72,7 @@ class Vgg19(nn.Module):
         nn.init.normal_(last.weight, std=0.01)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of `images` float32[n, 3, side, side] against `labels` int64[n].
+        """Return the mean cross-entropy of `images` float32[n, 3, side, side] against `labels` int64[n].
 
         Images of another size are scaled first.
         """
@@ -81,17 +83,19 @@ class Vgg19(nn.Module):
 
 
 class Images(Protocol):
-    """Labelled images, taken by number."""
+    """Labelled images, numbered from 0."""
 
     labels: NDArray[np.int64]
+    """int64[n]."""
     classes: int
+    """Number of classes."""
 
     def at(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """float32[n, 3, height, width], about -1 to 1."""
+        """Return the images with these numbers, float32[n, 3, height, width], from -1 to 1."""
 
 
 class ArrayImages:
-    """Images that are in memory: uint8[n, 3, height, width]."""
+    """Images in memory: uint8[n, 3, height, width]."""
 
     def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[np.int64], classes: int) -> None:
         self._pixels, self.labels, self.classes = pixels, labels, classes
@@ -102,7 +106,7 @@ class ArrayImages:
 
 
 class FolderImages:
-    """Image files in a folder for each class, opened when asked for, scaled to `side`. Needs Pillow."""
+    """Image files in a folder for each class, read on demand and scaled to `side`. Needs Pillow."""
 
     def __init__(self, path: Path, side: int) -> None:
         folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
@@ -131,13 +135,16 @@ class FolderImages:
 
 
 def digits() -> ArrayImages:
-    """scikit-learn's handwritten digits, 8 x 8 pixels, four times as large."""
+    """Return scikit-learn's handwritten digits of 8 x 8 pixels, enlarged four times.
+
+    Raises TrainingDataError if scikit-learn is missing.
+    """
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise TrainingDataError(
             "scikit-learn's digits: scikit-learn is not installed; pip install 'peelsum[training]', or pass "
-            "the folder of other images"
+            "a folder of images"
         ) from None
     found = load_digits()
     pixels = (found.images * (255 / 16)).astype(np.uint8).repeat(4, 1).repeat(4, 2)
@@ -145,7 +152,10 @@ def digits() -> ArrayImages:
 
 
 def images_in(path: Path, side: int) -> Images:
-    """CIFAR-10's binary version (`data_batch_1.bin` and so on), or a folder with a folder for each class."""
+    """Open CIFAR-10's binary version (`data_batch_1.bin` etc.), or a folder with a folder for each class.
+
+    Raises TrainingDataError if `path` is neither.
+    """
     binary = sorted(path.glob("data_batch_*.bin"))
     if binary:
         return _cifar(binary)
@@ -154,24 +164,26 @@ def images_in(path: Path, side: int) -> Images:
         if found.labels.size:
             return found
     raise TrainingDataError(
-        f"{path}: holds neither CIFAR-10's binary version (data_batch_1.bin) nor a folder of images per class"
+        f"{path}: has no CIFAR-10 files (data_batch_1.bin) and no folder of images; pass a folder with either"
     )
 
 
 def _cifar(files: list[Path]) -> ArrayImages:
-    """Records of a byte for the label and 3 x 32 x 32 for the image."""
+    """Read records of one byte for the label and 3 x 32 x 32 bytes for the image."""
     record = 1 + 3 * _CIFAR_SIDE**2
     parts = [np.fromfile(file, np.uint8) for file in files]
     for file, part in zip(files, parts, strict=True):
         if part.size == 0 or part.size % record or part[::record].max() > 9:
-            raise TrainingDataError(f"{file}: is not CIFAR-10's binary version, records of {record} bytes")
+            raise TrainingDataError(
+                f"{file}: does not consist of records of {record} bytes; pass CIFAR-10's binary version"
+            )
     records = np.concatenate(parts).reshape(-1, record)
     pixels = records[:, 1:].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE)
     return ArrayImages(pixels, records[:, 0].astype(np.int64), 10)
 
 
 def make(size: Size, path: Path | None) -> Task:
-    """VGG19 on the images at `path`, or on scikit-learn's digits."""
+    """Return VGG19 on the images at `path`, or on scikit-learn's digits."""
     images: Images = digits() if path is None else images_in(path, size.side)
 
     def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
@@ -185,7 +197,9 @@ def _batches(images: Images, batch: int, rank: int, workers: int, seed: int) -> 
     rng = np.random.default_rng([seed, rank])
     own = np.random.default_rng(seed).permutation(images.labels.size)[rank::workers]
     if not own.size:
-        raise TrainingDataError(f"images: {images.labels.size} are too few for {workers} workers")
+        raise TrainingDataError(
+            f"images: {images.labels.size} are too few for {workers} workers; pass {workers} or more"
+        )
     while True:
         numbers = rng.choice(own, batch)
         yield torch.from_numpy(images.at(numbers)), torch.from_numpy(images.labels[numbers])
