@@ -91,7 +91,7 @@ class Allreduce:
     `seed` and `cells_per_candidate` determine the layout of sketches. `limbs` is 1, or 2 for twice the words
     and about 30 more bits of precision. `average` divides results by the number of workers. `estimate` is for
     experiments only: the left-over of peeling is estimated, at a coarser scale, instead of exchanged, so
-    results are not exact. `clock` returns seconds. `span` returns a context manager, such as a profiler's, that
+    results are not exact. `clock` returns seconds. `span` returns a context manager, such as a profiler, that
     is entered around work of the phase "encode", "exchange" or "decode".
 
     All settings, and the tensors' names, shapes, dtypes and order, must be the same on every worker;
