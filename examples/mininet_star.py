@@ -89,7 +89,7 @@ class Star(Topo):
 
 def without_offloads(node, python, interface):
     """What an offload would leave merged or unfinished, no switch process could use."""
-    node.cmd(python, "-c", f"'from peelsum.target.packets import without_offloads as o; o(\"{interface}\")'")
+    node.cmd(python, "-c", f"'from peelsum.softswitch.ports.interfaces import without_offloads as o; o(\"{interface}\")'")
 
 
 def free_port():

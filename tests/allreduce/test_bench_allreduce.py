@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from peelsum.allreduce import LocalSummation, Part
-from peelsum.cli.bench_allreduce import BenchError, bench_allreduce, parse_size
-from peelsum.cli.bench_allreduce_worker import Case, Measurement, expected, measure, tensor_of
+from peelsum.bench.allreduce.rows import BenchError, bench_allreduce, parse_size
+from peelsum.bench.allreduce.worker import Case, Measurement, expected, measure, tensor_of
 from peelsum.wire import packet_bytes
 
 CASES = [

@@ -14,8 +14,8 @@ from rigs import EmbeddedRig
 from virtual_network import Actor, Faults, VirtualNetwork
 
 from peelsum.spec import NEVER, SpecSwitch
-from peelsum.target import load
-from peelsum.target.artifacts import pipeline
+from peelsum.softswitch import load
+from peelsum.pipelines.artifacts import pipeline
 from peelsum.transport import AggregationServer, JobConfig, Timers
 from peelsum.wire import EVERYONE, Kind, fields_of
 

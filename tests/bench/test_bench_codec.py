@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from peelsum.allreduce.costs import lower_bound_bits
-from peelsum.bench import NotEnoughMemoryError, Support, memory, require_memory, tensor
-from peelsum.cli import bench_codec as bench
+from peelsum.bench.codec import NotEnoughMemoryError, Support, require_memory, tensor
+from peelsum.bench.codec import memory
+from peelsum.bench.codec import rows as bench
 from peelsum.cli.bench import codec
 
 KEYS = {

@@ -13,9 +13,10 @@ import pytest
 import torch
 from gpu_device import DEVICE, REAL, bits, on_device
 
-from peelsum.bench import Device, LhcLayout, NoDeviceError, lhc_step, tensor, timing
-from peelsum.bench.lhc_gpu import DeviceLhc
-from peelsum.cli import bench_codec as bench
+from peelsum.bench.codec import Device, LhcLayout, NoDeviceError, lhc_step, tensor
+from peelsum.bench.codec import timing
+from peelsum.bench.codec.lhc_gpu import DeviceLhc
+from peelsum.bench.codec import rows as bench
 from peelsum.codec import fixed_point
 
 FIXED = fixed_point(130, 1)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peelsum.bench import LARGEST_FAN_IN, Device, LhcLayout, lhc_step, peel, smallest_lhc, tensor
-from peelsum.bench.timing import NotExactError
+from peelsum.bench.codec import LARGEST_FAN_IN, Device, LhcLayout, lhc_step, peel, smallest_lhc, tensor
+from peelsum.bench.codec.timing import NotExactError
 from peelsum.codec import FixedPoint, fixed_point, kernels
 
 

@@ -10,8 +10,8 @@ from command_line import peelsum
 
 from peelsum.allreduce import InvalidRequestError, Network, Settings
 from peelsum.allreduce.forms import FormChooser
-from peelsum.bench import seen
-from peelsum.cli.plan_ways import Request, show
+from peelsum.bench.codec import seen
+from peelsum.bench.plan import Request, show
 
 SLOW = Request(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform", False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from peelsum.bench import SUPPORTS, Support, seen, tensor
+from peelsum.bench.codec import SUPPORTS, Support, seen, tensor
 from peelsum.codec import kernels
 
 N = 1 << 20

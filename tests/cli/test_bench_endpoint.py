@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from peelsum.cli import bench_endpoint_rates as rates
-from peelsum.cli.bench_endpoint import bench_endpoint
-from peelsum.cli.bench_endpoint_rates import WrongSumError
+from peelsum.bench.endpoint import rates as rates
+from peelsum.bench.endpoint.rows import bench_endpoint
+from peelsum.bench.endpoint.rates import WrongSumError
 from peelsum.wire import Batch
 
 KEYS = {"way", "lanes", "packets_per_core_s", "packets_per_s", "share_of_bare"}

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from peelsum.cli import bench_loss as bench
-from peelsum.cli.bench_loss import bench_loss
-from peelsum.cli.bench_loss_worker import expected, words_of
+from peelsum.bench.loss import rows as bench
+from peelsum.bench.loss.rows import bench_loss
+from peelsum.bench.loss.worker import expected, words_of
 
 SHAPE = {"workers": 2, "lanes": 32, "elements": 5000, "seed": 3}
 

@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 
 from typer.testing import CliRunner
 
-from peelsum.cli import bench_train as bench
+from peelsum.bench.train import rows as bench
 from peelsum.cli.app import app
-from peelsum.cli.bench_train_links import ShapedLan
+from peelsum.bench.train.links import ShapedLan
 from peelsum.topology import TopologyError
 
 KEYS = {

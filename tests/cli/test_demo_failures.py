@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.cli.demo import command, crew
 from peelsum.cli.demo.worker import GlooCheck, GlooError, InexactSumError
-from peelsum.cli.interrupts import Interruption
+from peelsum.topology.interrupts import Interruption
 from peelsum.topology import Child, ProcessError, Star
 
 #: A worker whose gloo gets one bit wrong.

@@ -13,7 +13,7 @@ import pytest
 from command_line import peelsum as run
 from patience import PATIENCE_S
 
-from peelsum.target import artifacts
+from peelsum.pipelines import artifacts
 from peelsum.transport import TransportConfigError, job_config
 
 DEVICE_ID = "--device-id: {} is out of range; use 0 to 18446744073709551615"

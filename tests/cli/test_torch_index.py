@@ -24,7 +24,7 @@ def test_pages_are_looked_at():
 
 
 def test_commands_that_need_torch_name_it_too():
-    for path in (ROOT / "topology/peelsum/cli").rglob("*.py"):
+    for path in (ROOT / "cli/peelsum/cli").rglob("*.py"):
         if path.name != "options.py":
             assert not re.search(r"peelsum\[(torch|demo|training)\]", path.read_text(encoding="utf-8")), path
     assert "pip install 'peelsum[demo]'" in without_torch("demo")

@@ -16,8 +16,8 @@ from peelsum_packets import Job
 from rigs import EmbeddedRig
 
 from peelsum.spec import TICK_US, Level
-from peelsum.target import Frames, load
-from peelsum.target.artifacts import pipeline
+from peelsum.softswitch import Frames, load
+from peelsum.pipelines.artifacts import pipeline
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, Timers, WorkerEndpoint
 from peelsum.wire import (
     CPU_PORT,

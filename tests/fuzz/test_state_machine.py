@@ -27,8 +27,8 @@ from restarts import (
 from virtual_network import Faults
 
 from peelsum.spec import NEVER
-from peelsum.target import Program, load
-from peelsum.target.artifacts import pipeline
+from peelsum.softswitch import Program, load
+from peelsum.pipelines.artifacts import pipeline
 from peelsum.transport import JobConfig
 from peelsum.wire import Kind
 

@@ -10,8 +10,8 @@ from finsy.p4entity import P4TableMatch as Match
 from finsy.proto import p4d, p4i, p4r, rpc_code
 from p4runtime_client import forward, outcomes, update
 
-from peelsum.target.p4runtime.info import PipelineInfo
-from peelsum.target.p4runtime.values import to_bytes
+from peelsum.softswitch.p4runtime.info import PipelineInfo
+from peelsum.softswitch.p4runtime.values import to_bytes
 
 ETHERNET = bytes.fromhex("020000000001 020000000002")
 FRAME = ETHERNET + b"\x88\xb5payload"

@@ -4,8 +4,8 @@ import grpc
 import pytest
 from finsy.proto import U128, p4r, rpc_code
 
-from peelsum.target.p4runtime.arbitration import Arbiter
-from peelsum.target.p4runtime.status import RequestError
+from peelsum.softswitch.p4runtime.arbitration import Arbiter
+from peelsum.softswitch.p4runtime.status import RequestError
 
 PRIMARY, BACKUP, NOBODY = rpc_code.OK, rpc_code.ALREADY_EXISTS, rpc_code.NOT_FOUND
 

@@ -18,14 +18,14 @@ from finsy.p4schema import P4Schema
 from finsy.proto import p4r, rpc_code
 from p4runtime_client import WAIT_S, Client, outcomes, process, update
 
-from peelsum.target.artifacts import pipeline
-from peelsum.target.p4runtime.pipeline import Pipeline
-from peelsum.target.p4runtime.status import BatchError, RequestError
+from peelsum.pipelines.artifacts import pipeline
+from peelsum.softswitch.p4runtime.pipeline import Pipeline
+from peelsum.softswitch.p4runtime.status import BatchError, RequestError
 
 P4 = Path(__file__).parent / "p4"
 FRAME = bytes.fromhex("020000000001 020000000002 88b5") + b"payload"
 SWITCH = """
-from peelsum.target.runner import run
+from peelsum.softswitch.process import run
 show = lambda at: print(at.grpc_port, flush=True)
 print(sorted(run(2, grpc_address="127.0.0.1:0", mode="python", announce=show).ports))
 """

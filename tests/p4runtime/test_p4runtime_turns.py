@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from peelsum.target.p4runtime.status import Code, RequestError
-from peelsum.target.p4runtime.turns import Turns
+from peelsum.softswitch.p4runtime.status import Code, RequestError
+from peelsum.softswitch.p4runtime.turns import Turns
 
 WAIT_S = 20
 
@@ -75,7 +75,7 @@ def test_a_short_batch_passes_a_long_one_that_waits():
 
 def test_a_long_batch_is_passed_for_as_long_as_it_takes_and_no_longer(monkeypatch):
     clock = iter([0.0, 0.0, 0.4, 0.6])
-    monkeypatch.setattr("peelsum.target.p4runtime.turns.monotonic", lambda: next(clock))
+    monkeypatch.setattr("peelsum.softswitch.p4runtime.turns.monotonic", lambda: next(clock))
     turns, order = Turns(), []
     with turns.turn(Call()):
         requests = [Waiting(turns, name, order, n) for name, n in (("long", 1000), ("soon", 1), ("late", 1))]

@@ -4,11 +4,11 @@ import grpc
 import pytest
 from finsy.proto import p4r
 
-from peelsum.target.p4runtime.info import PacketFieldInfo, PipelineInfo
-from peelsum.target.p4runtime.packets import to_frame, to_packet_in
-from peelsum.target.p4runtime.status import RequestError
-from peelsum.target.p4runtime.stream import ControllerStream
-from peelsum.target.p4runtime.values import to_bytes, to_int
+from peelsum.softswitch.p4runtime.info import PacketFieldInfo, PipelineInfo
+from peelsum.softswitch.p4runtime.packets import to_frame, to_packet_in
+from peelsum.softswitch.p4runtime.status import RequestError
+from peelsum.softswitch.p4runtime.stream import ControllerStream
+from peelsum.softswitch.p4runtime.values import to_bytes, to_int
 
 # Values
 

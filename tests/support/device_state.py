@@ -9,7 +9,7 @@ import numpy as np
 from frames import frame, payload_of
 from p4runtime_client import process
 
-from peelsum.target import Frames
+from peelsum.softswitch import Frames
 
 
 def tables(device):

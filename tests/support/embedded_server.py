@@ -2,8 +2,8 @@
 
 import pytest
 
-from peelsum.target.device import Device
-from peelsum.target.p4runtime import serve
+from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.p4runtime import serve
 
 
 @pytest.fixture

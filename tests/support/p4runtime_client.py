@@ -9,7 +9,7 @@ import numpy as np
 from finsy.proto import U128, p4r, p4r_grpc, rpc_status
 from patience import PATIENCE_S as WAIT_S
 
-from peelsum.target import Frames
+from peelsum.softswitch import Frames
 from peelsum.wire import CPU_PORT
 
 

@@ -8,8 +8,8 @@ import shutil
 import pytest
 from rigs import EmbeddedRig, SpecRig
 
-from peelsum.target import load
-from peelsum.target.artifacts import pipeline
+from peelsum.softswitch import load
+from peelsum.pipelines.artifacts import pipeline
 
 LANES = 32
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from peelsum.cli.bench_fairness import Row, bench_fairness
-from peelsum.topology.fairness import Scene, jain
-from peelsum.topology.fairness_udp import over_udp
-from peelsum.topology.fairness_virtual import VirtualNetwork, simulated
+from peelsum.bench.fairness.rows import Row, bench_fairness
+from peelsum.bench.fairness.scene import Scene, jain
+from peelsum.bench.fairness.udp import over_udp
+from peelsum.bench.fairness.virtual import VirtualNetwork, simulated
 
 SCENE = Scene(2, lanes=32, mbit=200.0, mark_from=64, settle_s=0.04, seconds=0.1)
 FAIR = 1 / 2

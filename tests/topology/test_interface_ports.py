@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.target import Frames
-from peelsum.target.pacing import Pacer
-from peelsum.target.packets import InterfacePorts
-from peelsum.target.queues import Queues
-from peelsum.target.runner import StartError, run
+from peelsum.softswitch import Frames
+from peelsum.softswitch.ports.pacing import Pacer
+from peelsum.softswitch.ports.interfaces import InterfacePorts
+from peelsum.softswitch.runtime.queues import Queues
+from peelsum.softswitch.process import StartError, run
 from peelsum.topology import TopologyError, veth
 
 FRAME_BYTES = 1082

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from peelsum.spec import SpecSwitch
-from peelsum.topology.load import Load, Timed, WrongSumError, drive, time_slots
+from peelsum.bench.switch.load import Load, Timed, WrongSumError, drive, time_slots
 from peelsum.wire import Batch, fields_of
 
 WORKERS, LANES, WINDOW = 3, 4, 16

@@ -8,7 +8,7 @@ import numpy as np
 from patience import PATIENCE_S
 
 from peelsum.allreduce import Allreduce
-from peelsum.target.udp import FRAME_HEADER_BYTES
+from peelsum.softswitch.ports.udp import FRAME_HEADER_BYTES
 from peelsum.topology.description import parse
 from peelsum.topology.network import SEAT, UdpNetwork
 from peelsum.topology.seats import plug_in

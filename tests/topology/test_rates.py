@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from peelsum.cli import bench_switch
-from peelsum.cli.bench_switch import Row
-from peelsum.topology import TopologyError, bmv2, rates
+from peelsum.bench.switch import rows as bench_switch
+from peelsum.bench.switch.rows import Row
+from peelsum.topology import TopologyError, bmv2
+from peelsum.bench.switch import rates
 
 
 def test_contributions_in_memory_are_counted() -> None:

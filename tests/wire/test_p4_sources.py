@@ -6,7 +6,7 @@ import shutil
 import pytest
 from p4_programs import program_in
 
-from peelsum.target import artifacts
+from peelsum.pipelines import artifacts
 from peelsum.wire import COMPILED_LANES
 from peelsum.wire.p4 import sources
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from peelsum.target.packets import without_offloads
+from peelsum.softswitch.ports.interfaces import without_offloads
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.processes import die_with_parent
 

@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 
-from peelsum.target.packets import without_offloads
+from peelsum.softswitch.ports.interfaces import without_offloads
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.namespaces import quieten
 from peelsum.wire import Batch

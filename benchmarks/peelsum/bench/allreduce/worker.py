@@ -1,0 +1,141 @@
+"""One worker of `peelsum bench allreduce`: seeded tensors, a timed loop of sums, and a check.
+
+`peelsum.bench.allreduce.rows` runs it as a separate process. It prints a line of JSON per case. The check
+shares no code with the codec.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, TensorResult
+from peelsum.topology.user_errors import reported
+from peelsum.topology.telling import told_of_compiling
+from peelsum.codec import warm_up
+from peelsum.topology import end_with_parent, say
+from peelsum.transport import TransportError
+
+#: Share of the union's positions that a worker holds, besides those assigned to it.
+_SHARED = 0.5
+_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tensor to sum."""
+
+    elements: int
+    density: float
+    """Share of elements that are non-zero on some worker."""
+    form: Form
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One worker's measurement of a case; seconds are per step."""
+
+    time_s: float
+    encode_s: float
+    network_s: float
+    decode_s: float
+    wire_bytes: int
+    """Bytes that this worker sent in the last step, without retransmissions."""
+    density: float
+    """Share of elements that are non-zero on some worker, as measured."""
+    wrong: int | None
+    """Elements that differ from an independent sum; None if not checked."""
+
+
+def tensor_of(case: Case, worker_id: int, workers: int) -> NDArray[np.float32]:
+    """Return worker `worker_id`'s tensor float32[elements]; every process computes the same one."""
+    shared = np.random.default_rng([case.seed, case.elements])
+    own = np.random.default_rng([case.seed, case.elements, 1 + worker_id])
+    tensor = own.standard_normal(case.elements, np.float32)
+    if case.density >= 1:
+        return tensor
+    union = np.flatnonzero(shared.random(case.elements, np.float32) < case.density)
+    held = own.random(union.size) < _SHARED
+    held[worker_id::workers] = True
+    sparse = np.zeros(case.elements, np.float32)
+    sparse[union[held]] = tensor[union[held]]
+    return sparse
+
+
+def expected(case: Case, workers: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return the exact sum of all workers' quantized tensors, and its floats, by plain NumPy in 64 bits."""
+    tensors = [tensor_of(case, worker_id, workers) for worker_id in range(workers)]
+    largest = max((float(np.abs(tensor).max(initial=0)) for tensor in tensors), default=0.0)
+    scale = 0
+    if largest:
+        exponent = int(np.frexp(largest)[1])
+        scale = next(s for s in range(300, -300, -1) if workers * 2.0 ** (exponent + s) <= _INT32)
+    total = np.zeros(case.elements, np.int64)
+    for tensor in tensors:
+        total += np.rint(tensor * np.float64(2.0**scale)).astype(np.int64)
+    return total.astype(np.int32), (total * 2.0**-scale).astype(np.float32)
+
+
+def measure(summation: Summation, case: Case, *, iterations: int, warmups: int, check: bool) -> Measurement:
+    """Sum the case's tensor `iterations` times back to back, after `warmups` sums that align the workers."""
+    reduce = Allreduce(summation, forms=case.form, seed=case.seed)
+    tensors = {"gradient": tensor_of(case, summation.worker_id, summation.workers)}
+    for _ in range(warmups):
+        reduce.sum(tensors)
+    spent = np.zeros(3)
+    started = time.perf_counter()
+    for _ in range(iterations):
+        step = reduce.sum(tensors)
+        spent += (step.encode_s, step.network_s, step.decode_s)
+    elapsed = time.perf_counter() - started
+    encode_s, network_s, decode_s = (spent / iterations).tolist()
+    last = step["gradient"]
+    return Measurement(
+        time_s=elapsed / iterations,
+        encode_s=encode_s,
+        network_s=network_s,
+        decode_s=decode_s,
+        wire_bytes=step.wire_bytes,
+        density=last.density,
+        wrong=_wrong(last, case, summation.workers) if check else None,
+    )
+
+
+def _wrong(result: TensorResult, case: Case, workers: int) -> int:
+    total, floats = expected(case, workers)
+    return int(np.count_nonzero((result.total != total) | (result.values != floats)))
+
+
+def run(
+    seat: Mapping[str, Any], cases: Iterable[Case], *, iterations: int, warmups: int, check: bool
+) -> None:
+    """Join the job of `seat`, measure the cases in order, and print each measurement."""
+    from peelsum.topology.seats import plug_in
+
+    with plug_in(seat) as summation:
+        say(ready=True)
+        for case in cases:
+            say(**asdict(measure(summation, case, iterations=iterations, warmups=warmups, check=check)))
+
+
+def main() -> None:
+    """Run the process; its only argument is a JSON object of `run`'s arguments."""
+    end_with_parent()
+    arguments = json.loads(sys.argv[1])
+    cases = [Case(**case) for case in arguments.pop("cases")]
+    told_of_compiling(child=True)
+    warm_up()
+    with reported(AllreduceError, TransportError):
+        run(arguments.pop("seat"), cases, **arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The devices on which the codec is measured: kernels, memory, and LHC's layout for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.bench.codec.lhc import LhcLayout
+from peelsum.codec import CodecError, Kernels, Memory, kernels, memory, warm_up
+
+DeviceName = Literal["cpu", "cuda"]
+DEVICES: tuple[DeviceName, ...] = ("cpu", "cuda")
+
+
+class NoDeviceError(ValueError):
+    """The codec cannot be measured on the requested device. The message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device on which to measure the codec."""
+
+    name: DeviceName
+    ops: Kernels
+    """The codec's kernels."""
+    memory: Memory
+    """The kernels' memory."""
+    place: Callable[[NDArray[np.float32]], Any]
+    """Converts the host's float32[n] to what the kernels take."""
+    lhc: Callable[[LhcLayout], Any]
+    """Returns LHC's `index`, `encode` and `decode` for arrays on the device."""
+
+    @classmethod
+    def of(cls, name: str) -> Device:
+        """Return the device of that name, its kernels compiled. Raises NoDeviceError if it is missing."""
+        if name == "cpu":
+            warm_up()
+            return cls("cpu", kernels(), memory(), lambda values: values, lambda layout: layout)
+        if name != "cuda":
+            raise NoDeviceError(f"--device: {name!r} is unknown; use one of {', '.join(DEVICES)}")
+        try:
+            ops = kernels("gpu")
+        except CodecError as error:
+            raise NoDeviceError(f"--device: 'cuda' is not available; use cpu: {error}") from None
+        return cls._cuda(ops)
+
+    @classmethod
+    def _cuda(cls, ops: Kernels) -> Device:
+        import torch
+
+        from peelsum.bench.codec.lhc_gpu import DeviceLhc
+
+        # Without a GPU, Triton's interpreter runs the kernels on the CPU.
+        there = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        warm_up("gpu")
+        return cls("cuda", ops, memory("gpu"), lambda values: torch.from_numpy(values).to(there), DeviceLhc)

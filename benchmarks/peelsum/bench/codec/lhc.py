@@ -1,0 +1,137 @@
+"""LHC's published layout (arXiv 2402.07529), for comparison: our implementation, in integers, on all cores.
+
+A block of 1024 elements is added to three rows of one table, each element in its own lane, with a sign per
+row. Neither a second table nor a rotation mixes the lanes. The index has four bits per element and is summed,
+so more than LARGEST_FAN_IN workers overflow it. Every pass of encoding and every peel round visits all
+elements.
+
+It differs from the published program in three ways: values are int32, so that sums are exact; the hash is
+this codec's; and peeling works in place. Encoding divides the blocks among cores. Peeling divides the lanes,
+which are independent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.bench.codec import lhc_loops as loops
+from peelsum.bench.codec.peeling import Peeled, peel
+from peelsum.codec import FixedPoint
+from peelsum.codec.threads import each
+
+#: Elements per block, and cells per row.
+LHC_LANES = 1024
+#: The largest number of workers whose sum fits the index's four bits.
+LARGEST_FAN_IN = 15
+#: Granularity in which lanes are divided among cores: two words of the index, whole cache lines of cells.
+_STRIP = 16
+_INDEX_BITS = 4
+_ROWS_STEP = 1.05
+
+
+@dataclass(frozen=True)
+class LhcLayout:
+    """One table of `rows` rows of `lanes` cells, for tensors of n elements.
+
+    The index is uint32[index_words(n)], four bits per element in whole blocks; the sketch is uint32[cells].
+    """
+
+    rows: int
+    seed: int = 0
+    lanes: int = LHC_LANES
+    """A power of 2, 16 to 8192."""
+
+    @property
+    def cells(self) -> int:
+        """Cells of the table."""
+        return self.rows * self.lanes
+
+    def index_words(self, elements: int) -> int:
+        """Return the words of the index of `elements` elements, padded to whole blocks."""
+        return -(-elements // self.lanes) * self.lanes * _INDEX_BITS // 32
+
+    def words(self, elements: int) -> int:
+        """Return the number of words that a worker sends for `elements` elements."""
+        return -(-elements * _INDEX_BITS // 32) + self.cells
+
+    def index(self, values: NDArray[np.float32]) -> NDArray[np.uint32]:
+        """Return the index, with 1 in the four bits of every non-zero; to be added over workers."""
+        out = np.empty(self.index_words(values.size), np.uint32)
+        out[values.size // 8 :] = 0
+        bits = values.view(np.uint32)
+        each(values.size, lambda a, b: loops.index(bits[a:b], out[a // 8 :]))
+        return out
+
+    def encode(
+        self, values: NDArray[np.float32], fixed: FixedPoint, index: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+        """Return the sketch, to be added over workers, and each cell's candidates, modulo 2**8.
+
+        The candidates follow from `index`, which is summed already.
+        """
+        factor = np.ldexp(1.0, fixed.scale)
+
+        def work(begin: int, end: int) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+            sketch, counts = np.zeros(self.cells, np.uint32), np.zeros(self.cells, np.uint8)
+            part = values[begin:end]
+            loops.add(*self._arguments, begin, part, factor, index[begin // 8 :], sketch, counts)
+            return sketch, counts
+
+        (sketch, counts), *others = each(values.size, work)
+        for other_sketch, other_counts in others:
+            sketch += other_sketch
+            counts += other_counts
+        return sketch, counts
+
+    def decode(
+        self,
+        sketch: NDArray[np.uint32],
+        counts: NDArray[np.uint8],
+        index: NDArray[np.uint32],
+        fixed: FixedPoint,
+        elements: int,
+    ) -> tuple[NDArray[np.float32], int]:
+        """Peel; return float32[elements] and the number of left-over non-zeros. Overwrites its arguments."""
+        out = np.zeros(elements, np.float32)
+        factor = np.ldexp(1.0, -fixed.scale)
+
+        def work(begin: int, end: int) -> int:
+            low, high = self._strip(begin, elements), self._strip(end, elements)
+            return int(loops.peel(*self._arguments, low, high, sketch, counts, index, factor, out))
+
+        return out, sum(each(elements, work))
+
+    def peeled(self, positions: NDArray[np.int64]) -> Peeled:
+        """Return the result of peeling these candidates, without values."""
+        places = np.empty((positions.size, 3), np.int64)
+        loops.place(*self._arguments, positions, places)
+        return peel(places, self.cells)
+
+    def heaviest_lane(self, positions: NDArray[np.int64]) -> int:
+        """Return the largest number of candidates in one lane, which needs at least as many rows."""
+        return int(np.bincount(positions % self.lanes, minlength=1).max())
+
+    @property
+    def _arguments(self) -> tuple[int, int, np.uint64]:
+        return self.lanes, self.rows, np.uint64(self.seed)
+
+    def _strip(self, element: int, elements: int) -> int:
+        """Return the lane that divides the lanes as `element` divides `elements`."""
+        return self.lanes // _STRIP * element // max(elements, 1) * _STRIP
+
+
+def smallest_lhc(positions: NDArray[np.int64], elements: int, seed: int = 0) -> LhcLayout | None:
+    """Return the smallest layout, in steps of 5 %, that recovers all non-zeros, or None.
+
+    The search begins with as many rows as the heaviest lane has candidates, and ends at one cell per element.
+    """
+    layout = LhcLayout(1, seed)
+    rows = max(layout.heaviest_lane(positions), 1)
+    while (layout := LhcLayout(rows, seed)).cells <= max(elements, LHC_LANES):
+        if not layout.peeled(positions).left:
+            return layout
+        rows = max(rows + 1, int(rows * _ROWS_STEP))
+    return None

@@ -1,0 +1,107 @@
+"""Triton kernels for `peelsum.bench.codec.lhc_gpu`: one pass over all elements each, as in LHC's program.
+
+Each program handles one block. Counts are bytes, four to an int32, added atomically; as in LHC's program, a
+count that wraps carries into its neighbour. A peel round takes two launches instead of one: pure cells are
+found before anything is subtracted, because a cell's sum and count do not change together.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from peelsum.codec.gpu_sketch_kernels import mixed
+
+#: Adding and then subtracting this rounds a float64 below 2**51 to an integer, half to even.
+_ROUNDING = tl.constexpr(1.5 * 2.0**52)
+
+
+@triton.jit
+def lhc_index_kernel(values, index, n, words, WORDS: tl.constexpr):
+    """Write four bits for each of values[n], given as bit patterns, into index[words]."""
+    word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    element = word[:, None] * 8 + tl.arange(0, 8)[None, :]
+    used = (tl.load(values + element, mask=element < n, other=0) & 0x7FFFFFFF) != 0
+    tl.store(
+        index + word, tl.sum(used.to(tl.int32) << (tl.arange(0, 8) * 4)[None, :], axis=1), mask=word < words
+    )
+
+
+@triton.jit
+def _elements(LANES: tl.constexpr):
+    """Return this program's block, its lanes, and its elements' numbers."""
+    block = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, LANES)
+    return block, lane, block * LANES + lane
+
+
+@triton.jit
+def _used(index, element):
+    """Return whether the elements' bits in the index are not 0."""
+    return ((tl.load(index + element // 8) >> (element % 8 * 4).to(tl.int32)) & 15) != 0
+
+
+@triton.jit
+def _cells(block, lane, j, seed, rows, LANES: tl.constexpr):
+    """Return the lanes' cells in the block's j-th row, the sign (1 or -1), and word and shift of a count."""
+    value = mixed(block * 3 + j, seed)
+    cell = (((value >> 32) * rows) >> 32).to(tl.int64) * LANES + lane
+    sign = 1 - 2 * ((value >> 31) & 1).to(tl.int32)
+    return cell, sign, cell // 4, (cell % 4 * 8).to(tl.int32)
+
+
+@triton.jit
+def lhc_add_kernel(values, index, sketch, counts, seed, factor, n, rows, LANES: tl.constexpr):
+    """Add values[n], given as bit patterns, times `factor` to the sketch, and candidates to the counts."""
+    block, lane, element = _elements(LANES)
+    value = tl.load(values + element, mask=element < n, other=0).to(tl.float32, bitcast=True)
+    scaled = value.to(tl.float64) * tl.load(factor)
+    number = ((scaled + _ROUNDING) - _ROUNDING).to(tl.int64).to(tl.int32)
+    used = _used(index, element).to(tl.int32)
+    for j in tl.static_range(3):
+        cell, sign, at, shift = _cells(block, lane, j, tl.load(seed), rows, LANES)
+        tl.atomic_add(sketch + cell, sign * number, mask=number != 0, sem="relaxed")
+        tl.atomic_add(counts + at, used << shift, mask=used != 0, sem="relaxed")
+
+
+@triton.jit
+def lhc_find_kernel(index, counts, chosen, progress, seed, rows, LANES: tl.constexpr):
+    """Write the row by which each candidate can be peeled, 1 to 3, or 0, into chosen[elements].
+
+    `chosen` covers whole blocks. Add the number of candidates that can be peeled, and of all candidates, to
+    progress[2].
+    """
+    block, lane, element = _elements(LANES)
+    used = _used(index, element)
+    choice = tl.zeros((LANES,), tl.int32)
+    for j in tl.static_range(3):
+        _, _, at, shift = _cells(block, lane, j, tl.load(seed), rows, LANES)
+        count = (tl.load(counts + at, mask=used, other=0) >> shift) & 255
+        choice = tl.where(used & (count == 1) & (choice == 0), j + 1, choice)
+    tl.store(chosen + element, choice.to(tl.int8))
+    tl.atomic_add(progress, tl.sum((choice != 0).to(tl.int64), axis=0), sem="relaxed")
+    tl.atomic_add(progress + 1, tl.sum(used.to(tl.int64), axis=0), sem="relaxed")
+
+
+@triton.jit
+def lhc_peel_kernel(index, counts, sketch, chosen, out, seed, factor, n, rows, LANES: tl.constexpr):
+    """Remove the chosen candidates from sketch, counts and index; write their values to out[n].
+
+    Values are multiplied by `factor`. Only its own candidate reads or changes a pure cell, so there is no
+    race.
+    """
+    block, lane, element = _elements(LANES)
+    choice = tl.load(chosen + element).to(tl.int32)
+    peeled = choice != 0
+    number = tl.zeros((LANES,), tl.int32)
+    for j in tl.static_range(3):
+        cell, sign, _, _ = _cells(block, lane, j, tl.load(seed), rows, LANES)
+        number += sign * tl.load(sketch + cell, mask=choice == j + 1, other=0)
+    value = (number.to(tl.float64) * tl.load(factor)).to(tl.float32)
+    tl.store(out + element, value, mask=peeled & (element < n))
+    for j in tl.static_range(3):
+        cell, sign, at, shift = _cells(block, lane, j, tl.load(seed), rows, LANES)
+        tl.atomic_add(sketch + cell, 0 - sign * number, mask=peeled, sem="relaxed")
+        tl.atomic_add(counts + at, 0 - (tl.full((LANES,), 1, tl.int32) << shift), mask=peeled, sem="relaxed")
+    cleared = (tl.full((LANES,), 15, tl.int32) << (element % 8 * 4).to(tl.int32)) ^ -1
+    tl.atomic_and(index + element // 8, cleared, mask=peeled, sem="relaxed")

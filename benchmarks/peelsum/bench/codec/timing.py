@@ -1,0 +1,148 @@
+"""Time one worker's step through the codec: encode, sum over this worker alone, decode, and check.
+
+The check uses NumPy's arithmetic on the tensor. Time between encoding and decoding does not count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Choice, Settings
+from peelsum.allreduce.exchange import Setting, TensorExchange
+from peelsum.allreduce.staging import Round, Sums
+from peelsum.allreduce.summation import Words
+from peelsum.bench.codec.device import Device
+from peelsum.bench.codec.lhc import LhcLayout
+from peelsum.codec import FixedPoint, Memory
+
+#: Number of runs of a measurement, unless they reach _ENOUGH_S seconds before.
+REPEATS = 5
+_ENOUGH_S = 2.0
+_CHECKED_AT_A_TIME = 2**22
+
+
+class NotExactError(Exception):
+    """A decoded tensor differs from the encoded one. The message names the element."""
+
+
+class Measured(NamedTuple):
+    """The measurement of one step."""
+
+    words: int
+    """32-bit words sent."""
+    encode_s: float
+    """Seconds of encoding."""
+    decode_s: float
+    """Seconds of decoding."""
+    candidates: NDArray[np.int64] | None
+    """Elements int64[k] that were decoded; None means all, or LHC's layout."""
+    left: int
+    """Number of candidates that peeling did not recover."""
+
+    @property
+    def codec_s(self) -> float:
+        """Seconds of encoding and decoding together."""
+        return self.encode_s + self.decode_s
+
+
+def one_step(
+    device: Device, choice: Choice, values: NDArray[np.float32], settings: Settings, lanes: int, seed: int
+) -> Measured:
+    """Measure all rounds of values[n] with `choice`; copying them to the device does not count.
+
+    Raises NotExactError if a decoded element is wrong.
+    """
+    clock, memory, there = time.perf_counter, device.memory, device.place(values)
+    started = clock()
+    exchange = TensorExchange(choice, there, Setting(device.ops, 1, lanes, settings, seed, memory))
+    rounds = exchange.rounds()
+    asked: Round | None = next(rounds)
+    encode_s, decode_s = clock() - started, 0.0
+    words, left, sketched = 0, 0, False
+    while asked is not None:
+        started = clock()
+        ored, added = memory.traveling(asked.or_words), memory.traveling(asked.add_words)
+        asked.write(ored, added)
+        exchange.settle()
+        encode_s += clock() - started
+        words += ored.size + added.size
+        # Words added after the sketch are those of the left-over.
+        left += added.size // settings.limbs if sketched else 0
+        sketched = sketched or (choice.form == "sketch" and added.size > 0)
+        sums = Sums(ored.copy(), added.copy())
+        started = clock()
+        try:
+            asked = rounds.send(sums)
+        except StopIteration:
+            asked = None
+        decode_s += clock() - started
+    started = clock()
+    decoded = exchange.floats(1)
+    exchange.settle()
+    decode_s += clock() - started
+    _require_exact(values, memory.on_host(decoded), exchange.fixed or FixedPoint(0))
+    positions = None if exchange.positions is None else memory.on_host(exchange.positions)
+    return Measured(words, encode_s, decode_s, positions, left)
+
+
+def fastest(run: Callable[[int], Measured]) -> Measured:
+    """Return the fastest of run(0), run(1), ...: REPEATS runs, or fewer if they take long."""
+    runs: list[Measured] = []
+    while len(runs) < REPEATS and sum(one.codec_s for one in runs) < _ENOUGH_S:
+        runs.append(run(len(runs)))
+    return min(runs, key=lambda one: one.codec_s)
+
+
+def lhc_step(device: Device, layout: LhcLayout, values: NDArray[np.float32], fixed: FixedPoint) -> Measured:
+    """Measure the same step with LHC's layout, which is given the scale, `fixed`.
+
+    Raises NotExactError if all non-zeros are recovered and an element is wrong.
+    """
+    clock, memory, there = time.perf_counter, device.memory, device.place(values)
+    lhc = device.lhc(layout)
+    started = clock()
+    sent = _sent(lhc.index(there), memory)
+    encode_s = clock() - started
+    arrived = sent.copy()
+    started = clock()
+    summed = memory.receive(arrived)
+    sketch, counts = lhc.encode(there, fixed, summed)
+    sent = _sent(sketch, memory)
+    encode_s += clock() - started
+    arrived = sent.copy()
+    started = clock()
+    decoded, left = lhc.decode(memory.receive(arrived), counts, summed, fixed, values.size)
+    memory.settle()
+    decode_s = clock() - started
+    if not left:
+        _require_exact(values, memory.on_host(decoded), fixed)
+    return Measured(layout.words(values.size), encode_s, decode_s, None, left)
+
+
+def _sent(words: Any, memory: Memory) -> Words:
+    """Return words in the host's memory, ready to be sent."""
+    if memory.direct:
+        return cast(Words, words)
+    out = memory.traveling(len(words))
+    memory.send(words, out)
+    memory.settle()
+    return out
+
+
+def _require_exact(values: NDArray[np.float32], decoded: NDArray[np.float32], fixed: FixedPoint) -> None:
+    factor = np.ldexp(1.0, fixed.scale)
+    for start in range(0, values.size, _CHECKED_AT_A_TIME):
+        part = values[start : start + _CHECKED_AT_A_TIME]
+        wanted = (np.rint(part.astype(np.float64) * factor) / factor).astype(np.float32)
+        wrong = np.flatnonzero(wanted != decoded[start : start + part.size])
+        if wrong.size:
+            i = int(wrong[0])
+            raise NotExactError(
+                f"element {start + i}: {decoded[start + i]} was decoded instead of {wanted[i]}; this is a "
+                "bug in the codec, please report it with your command"
+            )

@@ -1,0 +1,105 @@
+"""Measure how well a switch port keeps to its rate: `python benchmarks/port_rate.py 100@256`, MBIT@LANES.
+
+It floods one port of a switch process with more than the rate, over loopback, and counts what arrives.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import select
+import sys
+import time
+from multiprocessing.synchronize import Event
+
+import numpy as np
+
+from peelsum.softswitch.ports.udp import FRAME_HEADER_BYTES
+from peelsum.topology import Child
+from peelsum.bench.fairness.scene import Scene, admit
+from peelsum.transport import JobConfig
+from peelsum.wire import Kind, pack, packet_bytes
+from peelsum.wire.datagrams import Address, BatchSocket
+
+SETTLE_S, SECONDS = 0.5, 3.0
+#: Sent packets over what the port's rate allows.
+EXCESS = 1.3
+BURST = 64
+
+
+def flood(address: Address, job: JobConfig, packets_per_s: float, ended: Event) -> None:
+    """Send packets that bypass the switch's slots to the server's port, until `ended` is set."""
+    batch = pack(
+        np.zeros((BURST, job.lanes), np.uint32),
+        kind=Kind.BYPASS,
+        chunk_id=range(BURST),
+        job_id=job.job_id,
+        generation=job.generation,
+        sender=0,
+        bitmap=1,
+    )
+    with BatchSocket.bind(("127.0.0.1", 0), batch.shape[1]) as sock:
+        sock.connect(address)
+        sock.send_hello()
+        sent, started = 0, time.perf_counter()
+        while not ended.is_set():
+            if sent < (time.perf_counter() - started) * packets_per_s:
+                sent += sock.send(batch)
+            else:
+                time.sleep(1e-4)
+
+
+def arrivals(sock: BatchSocket) -> tuple[np.ndarray, np.ndarray]:
+    """Return the arrival times of bursts, in seconds, and their numbers of packets."""
+    times, counts = [], []
+    started = time.perf_counter()
+    while (now := time.perf_counter() - started) < SETTLE_S + SECONDS:
+        select.select([sock], [], [], 0.1)
+        burst = sock.receive()
+        if burst is not None and now >= SETTLE_S:
+            times.append(now - SETTLE_S)
+            counts.append(len(burst.packets))
+    return np.array(times), np.array(counts)
+
+
+def measure(mbit: float, lanes: int) -> dict[str, float]:
+    """Measure one rate: what arrived, its spread over windows of 10 ms, and what the switch dropped."""
+    scene = Scene(1, lanes=lanes, mbit=mbit)
+    rate = ("--port-rate", f"{scene.server_port}@{mbit}", "--json", "--child")
+    switch = Child.peelsum("switch", "switch", "run", "--ports", "3", "--p4runtime", "127.0.0.1:0", *rate)
+    context = multiprocessing.get_context("spawn")
+    ended = context.Event()
+    try:
+        at = switch.ready()
+        (job,) = admit(f"{at['host']}:{at['grpc_port']}", scene)
+        ports = {int(port): (at["host"], udp) for port, udp in at["udp_ports"].items()}
+        given = (ports[1], job, EXCESS / scene.frame_s, ended)
+        with BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes)) as sock:
+            sock.connect(ports[scene.server_port])
+            sock.send_hello()
+            source = context.Process(target=flood, args=given)
+            source.start()
+            while (burst := sock.receive()) is None or burst.hello:
+                select.select([sock], [], [], 1.0)
+            times, counts = arrivals(sock)
+            ended.set()
+            source.join()
+    finally:
+        told = switch.stop()
+    frame_mbit = 8e-6 * (FRAME_HEADER_BYTES + packet_bytes(lanes))
+    windows = np.bincount((times / 0.01).astype(int), weights=counts)[:-1] * frame_mbit / 0.01
+    queue = told["queues"][str(scene.server_port)]
+    return {
+        "mbit": mbit,
+        "lanes": lanes,
+        "got_mbit": round(float(counts.sum() * frame_mbit / SECONDS), 2),
+        "least_10ms_mbit": round(float(np.percentile(windows, 5)), 1),
+        "most_10ms_mbit": round(float(np.percentile(windows, 95)), 1),
+        "dropped": queue["dropped"],
+    }
+
+
+if __name__ == "__main__":
+    for asked in sys.argv[1:] or ["100@256", "1000@256", "1000@32"]:
+        rate, _, lanes = asked.partition("@")
+        print(json.dumps(measure(float(rate), int(lanes))), flush=True)

@@ -1,0 +1,141 @@
+"""The hosts of a load: workers and server behind UDP ports of the softswitch, or on raw interfaces."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Mapping
+from typing import Self
+
+import numpy as np
+
+from peelsum.softswitch.ports.udp import frame_header
+from peelsum.topology.errors import TopologyError
+from peelsum.topology.veth import RawInterface
+from peelsum.wire import FRAME_HEADER_BYTES, Batch
+from peelsum.wire.datagrams import BatchSocket
+
+_HELLOS = 50
+_HELLO_WAIT_S = 0.1
+#: Seconds during which sums on raw interfaces are collected for one batch, to leave more CPU to the switch.
+_GATHER_S = 0.001
+
+
+class UdpHosts:
+    """Workers behind switch ports 1 to n, and the server behind port n + 1, all over UDP."""
+
+    def __init__(self, host: str, udp_ports: Mapping[int, int], workers: int, packet_bytes: int) -> None:
+        """Send a hello on every port. Raises TopologyError if no switch answers."""
+        self._sockets: list[BatchSocket] = []
+        try:
+            for port in range(1, workers + 2):
+                sock = BatchSocket.bind(("127.0.0.1", 0), packet_bytes)
+                self._sockets.append(sock)
+                sock.connect((host, udp_ports[port]))
+                _greet(sock, udp_ports[port])
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for sock in self._sockets:
+            sock.close()
+
+    def send(self, worker: int, batch: Batch) -> None:
+        """See `Hosts.send`. Packets that do not fit the kernel's buffer are lost."""
+        self._sockets[worker].send(batch)
+
+    def send_results(self, batch: Batch) -> None:
+        """See `Hosts.send_results`."""
+        self._sockets[-1].send(batch)
+
+    def receive_sums(self, timeout: float) -> Batch | None:
+        """See `Hosts.receive_sums`."""
+        select.select([self._sockets[-1]], [], [], timeout)
+        burst = self._sockets[-1].receive()
+        return None if burst is None else burst.packets
+
+    def receive_results(self, expected: int, timeout: float) -> int:
+        """See `Hosts.receive_results`."""
+        workers, count = self._sockets[:-1], 0
+        while True:
+            for sock in workers:
+                while (burst := sock.receive()) is not None:
+                    count += len(burst.packets)
+            if count >= expected or not select.select(workers, [], [], timeout)[0]:
+                return count
+
+
+def _greet(sock: BatchSocket, udp_port: int) -> None:
+    for _ in range(_HELLOS):
+        sock.send_hello()
+        if select.select([sock], [], [], _HELLO_WAIT_S)[0] and (burst := sock.receive()) and burst.hello:
+            return
+    raise TopologyError(f"udp port {udp_port}: no switch answers; is it running?")
+
+
+class RawHosts:
+    """Workers and server at the host ends of wires: worker w at port w + 1, the server at the last port."""
+
+    def __init__(
+        self, interfaces: Mapping[int, str], workers: int, packet_bytes: int, *, one_by_one: bool = False
+    ) -> None:
+        """Open the host ends of wires, given by switch port in `interfaces`.
+
+        `one_by_one` is for single chunks: sums are not collected into batches, and workers receive results.
+        """
+        self._size = packet_bytes
+        self._gather_s = 0.0 if one_by_one else _GATHER_S
+        self._headers = [frame_header(port, packet_bytes) for port in range(1, workers + 2)]
+        # Under load the workers' results are not read; not queueing them leaves more CPU to the switch.
+        self._raw = [
+            RawInterface(interfaces[port], receives=one_by_one or port == workers + 1)
+            for port in range(1, workers + 2)
+        ]
+        self._received = np.empty((256, FRAME_HEADER_BYTES + packet_bytes), np.uint8)
+        self._spare = np.empty((1, FRAME_HEADER_BYTES + packet_bytes), np.uint8)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for raw in self._raw:
+            raw.close()
+
+    def send(self, worker: int, batch: Batch) -> None:
+        """See `Hosts.send`."""
+        self._send(worker, batch)
+
+    def send_results(self, batch: Batch) -> None:
+        """See `Hosts.send_results`."""
+        self._send(-1, batch)
+
+    def receive_sums(self, timeout: float) -> Batch | None:
+        """See `Hosts.receive_sums`. Frame headers are removed."""
+        count, wait, deadline = 0, timeout, 0.0
+        while count < len(self._received) and select.select([self._raw[-1]], [], [], wait)[0]:
+            count += self._raw[-1].receive_into(self._received[count:])
+            now = time.perf_counter()
+            deadline = deadline or now + self._gather_s
+            wait = max(0.0, deadline - now)
+        return np.ascontiguousarray(self._received[:count, FRAME_HEADER_BYTES:]) if count else None
+
+    def receive_results(self, expected: int, timeout: float) -> int:
+        """See `Hosts.receive_results`. Returns 0 unless `one_by_one`."""
+        workers, count = self._raw[:-1], 0
+        while count < expected and select.select(workers, [], [], timeout)[0]:
+            count += sum(raw.receive_into(self._spare) for raw in workers)
+        return count
+
+    def _send(self, host: int, batch: Batch) -> None:
+        frames = np.empty((len(batch), FRAME_HEADER_BYTES + self._size), np.uint8)
+        frames[:, :FRAME_HEADER_BYTES] = self._headers[host]
+        frames[:, FRAME_HEADER_BYTES:] = batch
+        self._raw[host].send(frames)

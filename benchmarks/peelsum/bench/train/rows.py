@@ -1,0 +1,231 @@
+"""`peelsum bench train`: measure a training iteration with the switch, beside dense sums and gloo.
+
+Every worker is a separate process. The switch is the softswitch, on loopback, with rate-limited ports. Gloo's
+links are virtual Ethernet, limited to the same rate by token buckets.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from peelsum.bench.train.links import ShapedLan
+from peelsum.bench.train.report import Row, beside_the_paper, compared, tables
+from peelsum.bench.train.worker import FORMS, Job, Measurement
+from peelsum.topology import Child, Seat, Star, TopologyError
+from peelsum.topology.namespaces import HOST_INTERFACE
+from peelsum.training import Density, ModelName, densities, make_task, overall
+
+#: Seconds that a sum waits for a worker. At the published sizes, steps take minutes and differ by as much.
+_TIMEOUT_SMALL_S, _TIMEOUT_FULL_S = 30.0, 600.0
+#: Seconds between two polls of the workers' output.
+_POLL_S = 0.05
+#: Least width of the table, whatever the terminal's.
+_WIDTH = 100
+#: Numbers of workers for which the union's density is shown.
+UNIONS = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of the benchmark."""
+
+    model: ModelName
+    workers: int = 4
+    gbps: tuple[float, ...] = (1.0, 10.0)
+    """Link rates to measure, in Gbit/s."""
+    small: bool = True
+    """Whether to train the small model instead of the published size."""
+    path: str | None = None
+    """Path of the data; None for data that every machine has."""
+    steps: int = 10
+    """Timed steps."""
+    warm_ups: int = 3
+    """Steps before them."""
+    seed: int = 0
+    top_k: float | None = None
+    """Share of elements that `switch` sends; None for all."""
+
+
+def bench_train(request: Request, *, json: bool = False) -> list[Row]:
+    """Measure each rate in turn, and print a table or, with `json`, a list of objects.
+
+    Raises ProcessError if a process fails, and SystemExit(1) if an average was not exact.
+    """
+    rows = compared(list(_rows(request)))
+    if json:
+        sys.stdout.write(json_format.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    else:
+        console = Console()
+        console.width = max(console.width, _WIDTH)
+        console.print(*tables(_title(request, rows), rows))
+        console.print(beside_the_paper(rows))
+    if any(row.exact is False for row in rows):
+        raise SystemExit(1)
+    return rows
+
+
+def show_densities(request: Request, *, json: bool = False) -> list[Density]:
+    """Print and return every parameter's density: of one worker's gradient, and of several workers' union."""
+    task = make_task(request.model, small=request.small, path=request.path, seed=request.seed)
+    found = densities(task, UNIONS, seed=request.seed)
+    found.append(overall(found))
+    if json:
+        sys.stdout.write(json_format.dumps([asdict(one) for one in found], indent=2) + "\n")
+        return found
+    title = f"{request.model} on {task.data}: share of elements that are not zero"
+    unions = (f"any of {count}" for count in UNIONS)
+    table = Table("tensor", "elements", "a worker", *unions, title=title, box=box.SIMPLE)
+    for one in found:
+        shares = (one.worker, *one.union.values())
+        table.add_row(one.tensor, f"{one.elements:,}", *(f"{share:.2%}" for share in shares))
+    Console().print(table)
+    return found
+
+
+class _Told:
+    """A progress line on stderr, if that is a terminal; removed at the end."""
+
+    def __init__(self, stack: ExitStack, rows: int) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn())
+        console = Console(stderr=True)
+        shown = Progress(
+            *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
+        )
+        self._progress = stack.enter_context(shown)
+        self._task = shown.add_task("", total=rows)
+
+    def now(self, what: str, *, done: int = 0) -> None:
+        """Show what is measured now, and advance by `done` rows."""
+        self._progress.update(self._task, description=what, advance=done)
+
+
+def _rows(request: Request) -> Iterator[Row]:
+    with ExitStack() as stack:
+        lan = _lan(stack, request.workers)  # namespaces must exist before this process starts threads
+        told = _Told(stack, len(request.gbps) * len(FORMS) + (len(request.gbps) if lan else 1))
+        yield from _by_switch(request, told)
+        yield from _by_gloo(request, lan, told)
+
+
+def _lan(stack: ExitStack, workers: int) -> ShapedLan | None:
+    try:
+        return stack.enter_context(ShapedLan(workers))
+    except TopologyError as error:
+        print(f"peelsum: gloo runs over loopback, without a rate limit: {error}", file=sys.stderr)
+        return None
+
+
+def _by_switch(request: Request, told: _Told) -> Iterator[Row]:
+    timeout_s = _TIMEOUT_SMALL_S if request.small else _TIMEOUT_FULL_S
+    with ExitStack() as stack:
+        told.now(f"{request.model}: starting {request.workers} workers")
+        children = _crew(stack, request, None)
+        for gbps in request.gbps:
+            with Star(request.workers, rate_mbit=1000 * gbps, timeout_s=timeout_s) as star:
+                told.now(f"{request.model}: switch at {gbps:g} Gbit/s")
+                for row in _asked(children, request, list(FORMS), star.seats):
+                    star.check()
+                    told.now(f"{request.model}: all of every gradient, switch at {gbps:g} Gbit/s", done=1)
+                    yield replace(row, gbps=gbps, shaped_by="switch ports")
+
+
+def _by_gloo(request: Request, lan: ShapedLan | None, told: _Told) -> Iterator[Row]:
+    with ExitStack() as stack:
+        told.now(f"{request.model}: starting {request.workers} workers again")
+        children = _crew(stack, request, lan)
+        for gbps in request.gbps if lan else [None]:
+            if lan and gbps:
+                lan.shape(gbps)
+            told.now(f"{request.model}: gloo at {gbps:g} Gbit/s" if gbps else f"{request.model}: gloo")
+            for row in _asked(children, request, ["gloo"], None):
+                told.now("", done=1)
+                yield replace(row, gbps=gbps, shaped_by="namespaces" if lan else None)
+
+
+def _crew(stack: ExitStack, request: Request, lan: ShapedLan | None) -> list[Child]:
+    """Start the workers; return them when all are ready for commands."""
+    store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))) / "gloo"
+    options = {name: getattr(request, name) for name in asdict(request) if name != "gbps"}
+    options |= {"store": str(store), "interface": HOST_INTERFACE if lan else "lo"}
+    children = []
+    for rank in range(request.workers):
+        job = Job(rank=rank, **options)
+        command = [sys.executable, "-m", "peelsum.bench.train.worker", json_format.dumps(asdict(job))]
+        child = Child(f"worker {rank}", [*(lan.prefix(rank) if lan else []), *command])
+        stack.callback(child.stop)
+        children.append(child)
+    _answers(children)
+    return children
+
+
+def _asked(
+    children: Sequence[Child], request: Request, paths: list[str], seats: Sequence[Seat] | None
+) -> Iterator[Row]:
+    for rank, child in enumerate(children):
+        child.tell(paths=paths, seat=None if seats is None else asdict(seats[rank]))
+    for _ in paths:
+        yield _row(request, [Measurement(**line) for line in _answers(children)])
+
+
+def _answers(children: Sequence[Child]) -> list[dict[str, Any]]:
+    """Return every worker's next line. If workers fail, the error names the first, which made others fail."""
+    lines: dict[str, dict[str, Any]] = {}
+    while silent := [child for child in children if child.name not in lines]:
+        for child in silent:
+            if child.has_line(_POLL_S / len(silent)):
+                line = child.next_line(0)
+                if line is None:
+                    raise TopologyError(f"{child.name}: ended early; run again, it may have been stopped")
+                lines[child.name] = line
+    return [lines[child.name] for child in children]
+
+
+def _row(request: Request, measured: Sequence[Measurement]) -> Row:
+    def slowest(name: str) -> float:
+        seconds: list[float] = [getattr(one, name) for one in measured]
+        return round(1e3 * max(seconds), 2)
+
+    wrong = [one.wrong for one in measured if one.wrong is not None]
+    elements, aggregation_s = measured[0].elements, max(one.aggregation_s for one in measured)
+    return Row(
+        model=request.model,
+        workers=request.workers,
+        gbps=None,
+        shaped_by=None,
+        path=measured[0].path,
+        form=measured[0].form,
+        density_worker=round(sum(one.density_worker for one in measured) / len(measured), 5),
+        density_union=round(measured[0].density_union, 5),
+        bytes_per_step=round(max(one.bytes_sent for one in measured)),
+        iteration_ms=slowest("iteration_s"),
+        iteration_least_ms=slowest("iteration_least_s"),
+        iteration_most_ms=slowest("iteration_most_s"),
+        compute_ms=slowest("compute_s"),
+        encode_ms=slowest("encode_s"),
+        network_ms=slowest("network_s"),
+        decode_ms=slowest("decode_s"),
+        aggregation_ms=slowest("aggregation_s"),
+        aggregation_gbps=round(32 * elements / aggregation_s / 1e9, 4),
+        exact=not any(wrong) if wrong else None,
+    )
+
+
+def _title(request: Request, rows: Sequence[Row]) -> str:
+    ours = next(row for row in rows if row.path == "switch")
+    size = "small" if request.small else "published size"
+    return (
+        f"{request.model}, {size}, {request.workers} workers: {ours.density_worker:.1%} dense, "
+        f"{ours.density_union:.1%} over all, sent as {ours.form}"
+    )

@@ -1,0 +1,345 @@
+"""One worker of `peelsum bench train`: train the model with DDP on each requested backend, timed and checked.
+
+`peelsum.bench.train.rows` runs it as a separate process. The check is int64 arithmetic over gloo, which shares
+no code with the codec or the switch.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not exported, but documented
+from torch.nn.parallel import DistributedDataParallel
+
+from peelsum.allreduce import AllreduceError, Part, RequestedForm, Summation
+from peelsum.allreduce.summation import Words
+from peelsum.topology.user_errors import reported
+from peelsum.topology.telling import told_of_compiling
+from peelsum.topology import hear, say
+from peelsum.topology.seats import plug_in
+from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
+from peelsum.training import Batch, ModelName, Task, TrainingDataError, make_task
+from peelsum.transport import TransportError
+
+#: The form in which each backend that uses the switch sends gradients.
+FORMS: dict[str, RequestedForm] = {"switch": "auto", "switch-dense": "dense"}
+_INT32 = 2**31 - 1
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Job:
+    """The options of one worker."""
+
+    model: ModelName
+    small: bool
+    path: str | None
+    """Path of the data; None for data that every machine has."""
+    rank: int
+    workers: int
+    store: str
+    """Path of the file through which gloo's processes find each other."""
+    interface: str
+    """Network interface for gloo."""
+    steps: int
+    warm_ups: int
+    seed: int
+    top_k: float | None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One worker's measurement of one backend; seconds are per step, medians over steps."""
+
+    path: str
+    """The backend."""
+    form: str
+    elements: int
+    """Elements of all gradients."""
+    density_worker: float
+    density_union: float
+    bytes_sent: float
+    """Bytes per step, the mean."""
+    iteration_s: float
+    iteration_least_s: float
+    """Seconds of the fastest step."""
+    iteration_most_s: float
+    """Seconds of the slowest step."""
+    compute_s: float
+    """Seconds of forward and backward without sums, and of the optimizer."""
+    encode_s: float
+    """Encoding seconds of the summing threads."""
+    network_s: float
+    """Seconds of the threads' sums; for gloo, the iteration's time beyond `compute_s`."""
+    decode_s: float
+    """Decoding seconds of the summing threads."""
+    aggregation_s: float
+    """Seconds to sum a step's buckets all at once, without any computation."""
+    wrong: int | None
+    """Elements of the last step's averages that differ from exact ones; None if not compared."""
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Seconds of one iteration."""
+
+    all: float
+    """The whole iteration."""
+    optimizer: float
+    """The optimizer's step."""
+    encode: float
+    """Encoding, in the summing threads."""
+    network: float
+    """Waiting for sums, in the summing threads."""
+    decode: float
+    """Decoding, in the summing threads."""
+
+
+@dataclass
+class Recorder:
+    """A communication hook that, while `on`, keeps a copy of this worker's own gradients, by bucket."""
+
+    sum: Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
+    on: bool = False
+    buckets: list[tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
+
+    def __call__(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """See `DistributedDataParallel.register_comm_hook`."""
+        if self.on:
+            self.buckets.append((bucket.buffer().clone(), bucket.parameters()))
+        return self.sum(bucket)
+
+    def own(self) -> dict[torch.Tensor, torch.Tensor]:
+        """Return the recorded gradients by parameter."""
+        found: dict[torch.Tensor, torch.Tensor] = {}
+        for buffer, parameters in self.buckets:
+            parts = torch.split(buffer, [parameter.numel() for parameter in parameters])
+            found |= {one: part.view_as(one) for one, part in zip(parameters, parts, strict=True)}
+        return found
+
+
+class TimedSums:
+    """A backend that measures the seconds of another backend's sums."""
+
+    def __init__(self, summation: Summation) -> None:
+        self._summation = summation
+        self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
+        self.seconds = 0.0
+
+    def sum(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum`."""
+        started = time.perf_counter()
+        results = self._summation.sum(parts)
+        self.seconds += time.perf_counter() - started
+        return results
+
+
+class Trainer:
+    """A new replica of the task's model, whose gradients one backend averages."""
+
+    def __init__(self, task: Task, job: Job, path: str, sums: TimedSums | None) -> None:
+        torch.manual_seed(job.seed + job.rank)  # for dropout; DDP copies rank 0's parameters to all
+        self._job, self._path = job, path
+        self._model = DistributedDataParallel(copy.deepcopy(task.model))
+        self._optimizer = task.optimizer(self._model.parameters())
+        self._batches = task.batches(job.rank, job.workers, job.seed)
+        self._state: SwitchAllreduceState | None = None
+        self._sums, self._sparse = sums, path == "switch" and job.top_k is not None
+        if sums is not None:
+            names = self._model.module.named_parameters()
+            sparsifier = TopK(job.top_k) if self._sparse and job.top_k else None
+            self._state = SwitchAllreduceState(
+                over=sums, names=names, forms=FORMS[path], sparsifier=sparsifier
+            )
+        self._recorder = Recorder(self._sum)
+        # DDP reads a hook's annotations, which an object lacks.
+        self._model.register_comm_hook(None, lambda state, bucket: self._recorder(state, bucket))
+
+    def measure(self) -> Measurement:
+        """Run steps to warm up, steps without sums, timed steps, a checked one, and sums alone."""
+        steps = self._job.steps
+        self._iterations(self._job.warm_ups)
+        gradients_s = median(one.all for one in self._iterations(steps, summed=False))
+        self._iterations(1)
+        before = self._stats().wire_bytes
+        timed = self._iterations(steps)
+        after = self._stats()
+        iteration_s = median(one.all for one in timed)
+        compute_s = gradients_s + median(one.optimizer for one in timed)
+        network_s = median(one.network for one in timed)
+        self._recorder.on = True
+        self._iterations(1)
+        own = self._recorder.own()
+        elements = sum(gradient.numel() for gradient in own.values())
+        ring_bytes = 2 * (self._job.workers - 1) / self._job.workers * _FLOAT_BYTES * elements
+        return Measurement(
+            path=self._path,
+            form=self._form(after),
+            elements=elements,
+            **self._densities(after, own),
+            bytes_sent=(after.wire_bytes - before) / steps if self._state else ring_bytes,
+            iteration_s=iteration_s,
+            iteration_least_s=min(one.all for one in timed),
+            iteration_most_s=max(one.all for one in timed),
+            compute_s=compute_s,
+            encode_s=median(one.encode for one in timed),
+            network_s=network_s if self._state else max(0.0, iteration_s - compute_s),
+            decode_s=median(one.decode for one in timed),
+            wrong=self._wrong(own),
+            aggregation_s=median(self._sums_alone(steps)),
+        )
+
+    def close(self) -> None:
+        """Release the backend for the next trainer."""
+        if self._state is not None:
+            self._state.close()
+
+    def _sum(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return self._by_gloo(bucket.buffer()) if self._state is None else hook(self._state, bucket)
+
+    def _by_gloo(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        work = dist.all_reduce(buffer, async_op=True)
+        future: torch.futures.Future[Any] = work.get_future()
+        return future.then(lambda done: done.value()[0].div_(self._job.workers))
+
+    def _form(self, stats: HookStats) -> str:
+        forms = "+".join(sorted({one.form for one in stats.tensors.values()})) or "float32"
+        return f"top {self._job.top_k:.2%}, {forms}" if self._sparse else forms
+
+    def _densities(self, stats: HookStats, own: Mapping[torch.Tensor, torch.Tensor]) -> dict[str, float]:
+        """Return the densities of the gradients, or, if they are sparsified, of what is sent."""
+        if not self._sparse:
+            return {"density_worker": _density(own), "density_union": _density(own, union=True)}
+        sent = stats.tensors.values()
+        elements = sum(one.elements for one in sent)
+        return {
+            "density_worker": sum(one.density_worker * one.elements for one in sent) / elements,
+            "density_union": sum(one.density * one.elements for one in sent) / elements,
+        }
+
+    def _wrong(self, own: Mapping[torch.Tensor, torch.Tensor]) -> int | None:
+        """Count wrong elements.
+
+        Return None for gloo, which adds floats, and for top-k, as only the hook knows what was sent.
+        """
+        if self._state is None or self._sparse:
+            return None
+        return sum(_wrong(parameter, gradient) for parameter, gradient in own.items())
+
+    def _stats(self) -> HookStats:
+        return HookStats() if self._state is None else self._state.stats()
+
+    def _iterations(self, steps: int, *, summed: bool = True) -> list[Iteration]:
+        """Run and measure `steps` iterations; all workers begin together."""
+        batches: Iterator[Batch] = islice(self._batches, steps)
+        dist.barrier()
+        return [self._iteration(batch, summed) for batch in batches]
+
+    def _iteration(self, batch: Batch, summed: bool) -> Iteration:
+        before, network_s = self._stats(), self._network_s
+        started = time.perf_counter()
+        self._optimizer.zero_grad()
+        with nullcontext() if summed else self._model.no_sync():
+            self._model(*batch).backward()
+        computed = time.perf_counter()
+        if summed:
+            self._optimizer.step()
+        ended = time.perf_counter()
+        after = self._stats()
+        return Iteration(
+            ended - started,
+            ended - computed,
+            after.encode_s - before.encode_s,
+            self._network_s - network_s,
+            after.decode_s - before.decode_s,
+        )
+
+    def _sums_alone(self, steps: int) -> Iterator[float]:
+        """Sum all recorded buckets at once, `steps` times; yield the seconds of each."""
+        for _ in range(steps):
+            buckets = [(buffer.clone(), parameters) for buffer, parameters in self._recorder.buckets]
+            dist.barrier()
+            started = time.perf_counter()
+            sums = [
+                self._by_gloo(buffer) if self._state is None else self._state.submit(buffer, parameters)
+                for buffer, parameters in buckets
+            ]
+            torch.futures.wait_all(sums)
+            yield time.perf_counter() - started
+            if self._state is not None:
+                self._state.end_step()
+
+    @property
+    def _network_s(self) -> float:
+        return 0.0 if self._sums is None else self._sums.seconds
+
+
+def _density(gradients: Mapping[torch.Tensor, torch.Tensor], *, union: bool = False) -> float:
+    """Return the share of all gradients' elements that are non-zero on this worker; with `union`, on any."""
+    occupied = 0
+    for gradient in gradients.values():
+        here = (gradient != 0).to(torch.uint8)
+        if union:
+            dist.all_reduce(here, dist.ReduceOp.MAX)
+        occupied += int(here.count_nonzero())
+    return occupied / max(1, sum(gradient.numel() for gradient in gradients.values()))
+
+
+def _wrong(parameter: torch.Tensor, own: torch.Tensor) -> int:
+    """Count the elements of the parameter's averaged gradient that differ from the exact average of `own`.
+
+    The exact average uses the largest power of two for which the sum of all workers' integers fits int32.
+    """
+    workers, largest = dist.get_world_size(), own.abs().max().double()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    assert parameter.grad is not None
+    if not largest:
+        return int(parameter.grad.count_nonzero())
+    exponent = math.frexp(float(largest))[1]
+    scale = next(s for s in range(300, -300, -1) if workers * 2.0 ** (exponent + s) <= _INT32)
+    total = (own.double() * 2.0**scale).round().long()
+    dist.all_reduce(total)
+    exact = (total.double() * 2.0**-scale / workers).float()
+    return int((parameter.grad != exact).count_nonzero())
+
+
+def run(job: Job) -> None:
+    """Train on each requested backend and print its measurement, until there are no more requests."""
+    os.environ["GLOO_SOCKET_IFNAME"] = job.interface
+    torch.set_num_threads(1)
+    task = make_task(job.model, small=job.small, path=job.path, seed=job.seed)
+    dist.init_process_group("gloo", init_method=f"file://{job.store}", rank=job.rank, world_size=job.workers)
+    say(ready=True)
+    while paths := (asked := hear())["paths"]:
+        with ExitStack() as stack:
+            seat = asked["seat"]
+            sums = None if seat is None else TimedSums(stack.enter_context(plug_in(seat)))
+            for path in paths:
+                trainer = Trainer(task, job, path, sums)
+                say(**asdict(trainer.measure()))
+                trainer.close()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Run the process; its only argument is a JSON object of a `Job`'s fields."""
+    told_of_compiling(child=True)
+    with reported(AllreduceError, TransportError, HookError, TrainingDataError):
+        run(Job(**json.loads(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The groups of the `peelsum` command, and what becomes of mistakes in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from peelsum.cli import bench, demo, job, network, plan, server, switch
+from peelsum.cli.caches import keep_compiled
+from peelsum.topology.user_errors import INTERRUPTED, USER_ERROR, delivered
+
+app = typer.Typer(
+    name="peelsum",
+    help="Exact in-network aggregation of sparse gradients.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(switch.app, name="switch")
+app.add_typer(job.app, name="job")
+app.add_typer(server.app, name="server")
+app.add_typer(bench.app, name="bench")
+app.command("demo")(demo.command)
+app.command("demo-worker", hidden=True)(demo.worker_command)
+app.command("status")(job.status)
+app.command("plan")(plan.plan)
+app.command("up")(network.up)
+app.command("exec", context_settings={"allow_interspersed_args": False})(network.exec_)
+app.command("readmit")(network.readmit)
+app.command("down")(network.down)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"peelsum {version('peelsum')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Exact in-network aggregation of sparse gradients."""
+
+
+def run() -> None:
+    """Run the command line. A mistake in it is one line on stderr and exit status 2."""
+    # gRPC writes its own lines to stderr about what we report as an error already.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    keep_compiled()
+    with delivered():
+        _run()
+
+
+def _run() -> None:
+    try:
+        sys.exit(app(prog_name="peelsum", standalone_mode=False))
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        # Typer brings its own copy of Click's exceptions, which it does not name in public.
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+        elif hasattr(error, "format_message"):
+            message = " ".join(error.format_message().split()).removeprefix("Invalid value: ")
+            print(f"peelsum: {message}", file=sys.stderr)
+        else:
+            raise
+        sys.exit(USER_ERROR)

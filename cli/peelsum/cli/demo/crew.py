@@ -1,0 +1,85 @@
+"""The demo's processes: the star and the workers, started together and heard in step.
+
+Knows what reports are, not what is in them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from peelsum.topology.interrupts import Interruption
+from peelsum.topology import Child, ProcessError, Star
+
+Reports = list[dict[str, Any]]
+_POLL_S = 0.05
+
+
+class Crew:
+    """`workers` training processes at a star. `stack` ends all of them; `patience_s` is for every answer."""
+
+    def __init__(self, stack: ExitStack, interruption: Interruption, patience_s: float) -> None:
+        self._stack, self._interruption, self._patience_s = stack, interruption, patience_s
+        self._workers: list[Child] = []
+        self._star: Star | None = None
+
+    def start(self, workers: int, steps: int, loss: float, seed: int) -> Star:
+        """Start everything; the star, once every worker is ready for its first step."""
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))
+        options = {"workers": workers, "steps": steps, "seed": seed, "store": Path(folder) / "gloo"}
+        arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        for worker in range(workers):  # they get their models ready while the star starts
+            self.hire(worker, *arguments)
+        self._star = self._stack.enter_context(Star(workers, loss=loss, seed=seed))
+        self.gather()
+        for child, seat in zip(self._workers, self._star.seats, strict=True):
+            child.tell(**asdict(seat))
+        self.gather()
+        return self._star
+
+    def hire(self, worker_id: int, *arguments: str) -> None:
+        """Start one worker, without a seat yet."""
+        name = f"worker {worker_id}"
+        child = Child.peelsum(name, "demo-worker", "--worker-id", str(worker_id), *arguments)
+        self._workers.append(child)
+        self._stack.callback(child.stop)
+
+    def gather(self) -> Reports:
+        """The next report of every worker.
+
+        Raises ProcessError as soon as any process has failed, or naming the workers without an answer when
+        none has given a sign of life for too long; Interrupted if a signal has come, even one that was lost.
+        """
+        reports: dict[str, dict[str, Any]] = {}
+        asked_at = time.monotonic()
+        while silent := [child for child in self._workers if child.name not in reports]:
+            self._interruption.check()
+            if self._star is not None:
+                self._star.check()
+            # All wait for one that compiles.
+            heard_at = max(asked_at, *(child.heard_at for child in self._workers))
+            if time.monotonic() > heard_at + self._patience_s:
+                raise ProcessError(self._complaint(silent))
+            for child in silent:
+                if child.has_line(_POLL_S):
+                    reports[child.name] = _next_report(child)
+        return [reports[child.name] for child in self._workers]
+
+    def _complaint(self, silent: Sequence[Child]) -> str:
+        names = ", ".join(child.name + child.busy_with() for child in silent)
+        return (
+            f"{names}: no answer within {self._patience_s:g} s; see whether it is stopped, or give this "
+            "machine fewer --workers"
+        )
+
+
+def _next_report(child: Child) -> dict[str, Any]:
+    line = child.next_line(0)
+    if line is None:
+        raise ProcessError(f"{child.name}: ended early")
+    return line

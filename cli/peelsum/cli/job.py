@@ -1,0 +1,154 @@
+"""`peelsum job` and `peelsum status`: what an operator does with a switch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peelsum.topology.user_errors import reported
+from peelsum.cli.job_serve import serve
+from peelsum.cli.options import ChildOf, Json, require_device_id
+from peelsum.topology.telling import told
+from peelsum.topology import Signalled, end_with_parent, say
+from peelsum.topology.progress import taking_time
+
+if TYPE_CHECKING:
+    from peelsum.control import AdmittedJob, Fabric, SwitchStatus, Watch
+    from peelsum.wire import Verdict
+
+app = typer.Typer(help="Jobs of a switch.", no_args_is_help=True)
+app.command()(serve)
+
+_LOOK_EVERY_S = 1.0
+_LOADING = "loading the pipeline, which a switch that has not run it before compiles"
+#: How long another controller may be in charge: one that admits a job, or puts one back.
+_PATIENCE_S = 10.0
+
+P4Runtime = Annotated[str, typer.Option(help="The switch's P4Runtime address.")]
+DeviceId = Annotated[int, typer.Option(help="P4Runtime's device_id.")]
+
+
+@app.command()
+def admit(
+    description: Annotated[Path, typer.Argument(help="The job's description, TOML.")],
+    hold: Annotated[
+        bool,
+        typer.Option(
+            help="Stay until Ctrl-C, give restarted switches their tables again, then evict the job."
+        ),
+    ] = False,
+    json: Json = False,
+    child: ChildOf = False,
+) -> None:
+    """Load the pipeline where a switch does not run it yet, and let a job in, in a new generation."""
+    from peelsum.control import ControlError, Fabric, Watch, read_description
+    from peelsum.softswitch import SoftswitchError
+    from peelsum.pipelines.artifacts import pipeline
+
+    if child:
+        end_with_parent()
+    tell = told(json=json, child=child)
+    with reported(ControlError, SoftswitchError):
+        job = read_description(description)
+        compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
+        with Fabric.connect(job, patience_s=_PATIENCE_S) as fabric:
+            with taking_time(_LOADING, tell):
+                fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
+            with taking_time("freeing the job's slots, filling tables", tell):
+                admission = fabric.admit()
+            fabric.stand_back()
+            values = {**asdict(admission), "timeout_s": job.job.timeout_s}
+            if json:
+                say(**values)
+            else:
+                print("\n".join(f"{name} = {value}" for name, value in values.items()), flush=True)
+            if hold:
+                watch = Watch(fabric, admission.generation, compiled.json_path, compiled.p4info_path)
+                _look_after(watch, json)
+                _leave(fabric, json)
+
+
+def _look_after(watch: Watch, json: bool) -> None:
+    """Keep the job on its switches until told to end, and say what had to be done for it."""
+    ended = Signalled(SIGINT, SIGTERM)
+    while not ended.wait(_LOOK_EVERY_S):
+        for event in watch.look():
+            if json:
+                say(event=str(event))
+            else:
+                print(event, flush=True)
+
+
+def _leave(fabric: Fabric, json: bool) -> None:
+    total: Counter[Verdict] = Counter()
+    for verdicts in fabric.verdicts():
+        total.update(verdicts)
+    fabric.evict()
+    if json:
+        say(verdicts=_named(total))
+
+
+@app.command()
+def evict(
+    job_id: Annotated[int, typer.Argument(help="The job's number.")],
+    p4runtime: P4Runtime = "127.0.0.1:9559",
+    device_id: DeviceId = 1,
+) -> None:
+    """Let a job's packets in no more."""
+    from peelsum.control import ControlError, Controller
+
+    require_device_id(device_id)
+    with (
+        reported(ControlError),
+        Controller.connect(p4runtime, device_id, patience_s=_PATIENCE_S) as controller,
+    ):
+        controller.evict(job_id)
+
+
+def status(p4runtime: P4Runtime = "127.0.0.1:9559", device_id: DeviceId = 1, json: Json = False) -> None:
+    """Show a switch's jobs, and what became of the packets that it met."""
+    from peelsum.control import ControlError, Controller
+
+    require_device_id(device_id)
+    with reported(ControlError), Controller.observe(p4runtime, device_id) as controller:
+        seen = controller.status()
+    if json:
+        say(**{**asdict(seen), "verdicts": _named(seen.verdicts)})
+    else:
+        _print_status(seen)
+
+
+def _print_status(seen: SwitchStatus) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    in_use = "" if seen.slots_in_use is None else f", {sum(seen.slots_in_use.values())} in use"
+    console.print(f"{seen.address}: {seen.lanes} lanes, {seen.slots} slots{in_use}")
+    jobs = Table("job", "generation", "members", "their ports", "port upwards", "slots in use")
+    for job in seen.jobs:
+        used = "unknown" if seen.slots_in_use is None else str(seen.slots_in_use.get(job.job_id, 0))
+        below = job.worker_ports or job.rack_ports
+        ports = ", ".join(map(str, below.values()))
+        jobs.add_row(str(job.job_id), str(job.generation), _members(job), ports, str(job.server_port), used)
+    console.print(jobs if seen.jobs else "no jobs")
+    packets = Table("verdict", "packets")
+    for verdict, count in _named(seen.verdicts).items():
+        packets.add_row(verdict, f"{count:,}")
+    console.print(packets if packets.row_count else "no packets yet")
+
+
+def _members(job: AdmittedJob) -> str:
+    """Who takes part at this switch: `4 of 4 workers`, or at a spine `2 of 2 racks`."""
+    below = job.worker_ports or job.rack_ports
+    return f"{len(below)} of {job.expected_mask.bit_count()} {'racks' if job.rack_ports else 'workers'}"
+
+
+def _named(verdicts: Mapping[Verdict, int]) -> dict[str, int]:
+    return {verdict.name.lower(): count for verdict, count in verdicts.items() if count}

@@ -1,0 +1,222 @@
+"""`peelsum job serve`: a job that is admitted anew whenever its workers start, over one switch or racks.
+
+Rank 0 of a start asks for it (`job_requests` has the rule of who may), and is answered with one JSON object:
+`admission` and `switch`, the addresses of the workers' ports in order, once the job is admitted in a new
+generation and its server runs; or `error`.
+"""
+
+from __future__ import annotations
+
+import json as json_
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, getsignal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from peelsum.topology.user_errors import reported
+from peelsum.cli.options import ChildOf, Json, address
+from peelsum.topology.telling import told
+from peelsum.topology import Child, ProcessError, Signalled, end_with_parent, say
+from peelsum.topology.parts import Part
+from peelsum.topology.progress import taking_time
+
+if TYPE_CHECKING:
+    from peelsum.cli.job_requests import Requests
+    from peelsum.control import Fabric, JobDescription, RacksDescription, Watch
+    from peelsum.pipelines.artifacts import Pipeline
+
+_LOOK_EVERY_S = 1.0
+#: How long another controller may be in charge: one that admits a job, or puts one back.
+_PATIENCE_S = 10.0
+
+
+class ServeError(Exception):
+    """What was asked for cannot be served."""
+
+
+def serve(
+    description: Annotated[Path, typer.Argument(help="The job's description, TOML.")],
+    udp: Annotated[
+        list[str],
+        typer.Option(
+            help="host:port of the switch as its port 0 would be: --udp-base. With racks once for each "
+            "switch: the spine, then the racks in order."
+        ),
+    ],
+    listen: Annotated[str, typer.Option(help="Where workers ask, host:port (TCP).")] = "127.0.0.1:9560",
+    json: Json = False,
+    child: ChildOf = False,
+) -> None:
+    """Admit a job anew, with a new aggregation server, for all workers that start; until Ctrl-C."""
+    from peelsum.cli.job_requests import Requests
+    from peelsum.control import ControlError, Fabric, read_description
+    from peelsum.softswitch import SoftswitchError
+    from peelsum.pipelines.artifacts import pipeline
+
+    if child:
+        end_with_parent()
+    tell = told(json=json, child=child)
+    bases, place = [address(one, "the switch") for one in udp], address(listen, "the address to listen at")
+    with reported(ControlError, SoftswitchError, ServeError), ExitStack() as stack:
+        job = read_description(description)
+        if len(bases) != len(job.plans()):
+            raise ServeError(f"udp: {len(bases)} for {len(job.plans())} switches; give --udp once for each")
+        compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
+        with (
+            taking_time("loading the pipeline, which a switch that has not run it before compiles", tell),
+            Fabric.connect(job, patience_s=_PATIENCE_S) as fabric,  # what is wrong is said before one asks
+        ):
+            fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
+        listening = stack.enter_context(_listening(place))
+        requests = stack.enter_context(Requests(listening, f"job {job.job.id}"))
+        runs = stack.enter_context(_Runs(job, compiled, bases, _say_event if json else _print))
+        outlives_terminal = getsignal(SIGHUP) is SIG_IGN  # as by nohup
+        ended = Signalled(SIGINT, SIGTERM, *(() if outlives_terminal else (SIGHUP,)))
+        host, port = listening.getsockname()[:2]
+        if json:
+            say(host=host, port=port)
+        else:
+            print(f"job {job.job.id}: asked for at {host}:{port}", flush=True)
+        _answer(requests, runs, ended)
+
+
+def _say_event(news: object) -> None:
+    say(event=str(news))
+
+
+def _print(news: object) -> None:
+    print(news, flush=True)
+
+
+class _Runs:
+    """One run of the job after the other: its admission, held on the switches, and its server."""
+
+    def __init__(
+        self,
+        job: JobDescription | RacksDescription,
+        compiled: Pipeline,
+        bases: list[tuple[str, int]],
+        tell: Callable[[object], None],
+    ) -> None:
+        """tell: is told what comes about."""
+        self._job, self._bases, self.tell = job, bases, tell
+        self._files = (compiled.json_path, compiled.p4info_path)
+        self._run = ExitStack()
+        self._watch: Watch | None = None
+        self._server: Part | None = None
+
+    def __enter__(self) -> _Runs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def start(self) -> dict[str, Any]:
+        """End the run before, start another; what its workers must know.
+
+        Raises ControlError or ProcessError; then there is no run, and nothing is left of one.
+        """
+        from peelsum.control import Fabric, Watch
+
+        self.end()
+        with ExitStack() as run:
+            # Connected anew for each run: switches may have been restarted since the last.
+            fabric = run.enter_context(Fabric.connect(self._job, patience_s=_PATIENCE_S))
+            fabric.load_pipeline(*self._files)
+            admitted = fabric.admit()
+            run.callback(self._evict, fabric, admitted.generation)
+            fabric.stand_back()  # others may admit jobs beside this one
+            admission = {**asdict(admitted), "timeout_s": self._job.job.timeout_s}
+            server = Part(self._serving(admission), lambda: self._serving(admission))
+            run.callback(server.stop)
+            self._watch, self._server = Watch(fabric, admitted.generation, *self._files), server
+            self._run = run.pop_all()
+        return {"admission": admission, "switch": self._seats()}
+
+    def end(self) -> None:
+        """End the run, if there is one: its server, then its admission."""
+        self._watch = self._server = None
+        self._run.close()
+
+    def look(self) -> None:
+        """Put back what has gone of the run by itself, tables or server; end a run that cannot go on."""
+        from peelsum.control import ControlError
+
+        if self._watch is None or self._server is None:
+            return
+        try:
+            for event in self._watch.look():
+                self.tell(event)
+            if self._server.child.status:
+                self.tell(self._server.restart())
+        except (ControlError, ProcessError) as error:
+            self.tell(error)
+            self.end()
+
+    def _evict(self, fabric: Fabric, generation: int) -> None:
+        """Leave nothing of a generation on its switches. What somebody else has admitted since stays."""
+        from peelsum.control import ControlError, SwitchError
+
+        try:
+            if any(fabric.holds(switch, generation) for switch in range(len(fabric.switches))):
+                fabric.evict()
+        except SwitchError as error:
+            self.tell(error)
+        except ControlError:  # another generation is there
+            pass
+
+    def _serving(self, admission: dict[str, Any]) -> Child:
+        at, said = _port(self._bases[0], self._job.server_port), json_.dumps(admission)
+        server = Child.peelsum(
+            "server", "server", "run", "--switch", at, "--admission", said, "--json", "--child"
+        )
+        try:
+            server.ready()
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    def _seats(self) -> list[str]:
+        """Where workers plug in, in order: all at the one switch, or each at its rack's."""
+        sizes = self._job.rack_sizes or (self._job.job.workers,)
+        racks = zip(self._bases[-len(sizes) :], sizes, strict=True)
+        bases = [base for base, size in racks for _ in range(size)]
+        return [_port(base, port) for base, port in zip(bases, self._job.worker_ports, strict=True)]
+
+
+def _port(base: tuple[str, int], port: int) -> str:
+    return f"{base[0]}:{base[1] + port}"
+
+
+def _listening(place: tuple[str, int]) -> socket.socket:
+    try:
+        return socket.create_server(place)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
+        raise ServeError(f"--listen: {place[0]}:{place[1]}: {reason}; choose another") from error
+
+
+def _answer(requests: Requests, runs: _Runs, ended: Signalled) -> None:
+    """Start a run for each one whose turn it is, until told to end."""
+    from peelsum.control import ControlError
+
+    looked = time.monotonic()
+    while not ended.wait(0):
+        if requests.next(time.monotonic(), _LOOK_EVERY_S):
+            try:
+                answer = runs.start()
+                runs.tell(f"generation {answer['admission']['generation']}: started for {requests.holder}")
+            except (ControlError, ProcessError) as error:
+                answer = {"error": str(error)}
+                runs.tell(error)
+            requests.tell(answer)
+        if time.monotonic() - looked >= _LOOK_EVERY_S:
+            runs.look()
+            looked = time.monotonic()

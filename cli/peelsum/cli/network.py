@@ -1,0 +1,238 @@
+"""`peelsum up`, `exec` and `down`: a network on this machine, commands in its hosts, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peelsum.cli.detached import start_detached
+from peelsum.topology.user_errors import reported
+from peelsum.topology.interrupts import Interrupted, Interruption
+from peelsum.cli.options import ChildOf, Json
+from peelsum.topology.telling import told
+from peelsum.topology import Signalled, TopologyError, end_with_parent, say
+
+if TYPE_CHECKING:
+    from peelsum.topology.network import Network
+    from peelsum.topology.records import Process, Record
+
+_CHECK_EVERY_S = 0.5
+#: What the line begins with that says that a network is up.
+READY = "run commands with"
+#: How long a readmission may take: processes start for it.
+_READMISSION_S = 60.0
+_POLL_S = 0.05
+#: How long `exec` waits for a network of which there is no trace, as one that was started just before.
+_APPEARANCE_S = 5.0
+#: How long `exec` waits in silence.
+_SILENT_S = 1.0
+
+
+class SwitchKind(StrEnum):
+    """What plays the switches."""
+
+    EMBEDDED = "embedded"
+    BMV2 = "bmv2"
+
+
+class LinkKind(StrEnum):
+    """What plays the links."""
+
+    UDP = "udp"
+    VETH = "veth"
+
+
+def up(
+    topology: Annotated[
+        str, typer.Argument(help="star, two_racks, or a .toml or .json file that describes a network.")
+    ],
+    switch: Annotated[SwitchKind, typer.Option(help="What plays the switches.")] = SwitchKind.EMBEDDED,
+    links: Annotated[
+        LinkKind, typer.Option(help="Loopback UDP, or veth between network namespaces (needs root).")
+    ] = LinkKind.UDP,
+    restart: Annotated[
+        bool, typer.Option(help="Start a switch or server that ends by itself again, instead of ending all.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return once the network is up; `peelsum down` ends it.")
+    ] = False,
+    json: Json = False,
+    child: ChildOf = False,
+) -> None:
+    """Have a network up until Ctrl-C or `peelsum down`. Then nothing of it is left."""
+    from peelsum.topology import description, records
+    from peelsum.topology.network import UdpNetwork, VethNetwork
+
+    if detach:
+        with reported(TopologyError):
+            raise SystemExit(start_detached([word for word in sys.argv[1:] if word != "--detach"], READY))
+    if child:
+        end_with_parent()
+    told(json=json, child=child)
+    with (
+        reported(TopologyError),
+        records.only_one(),
+        suppress(Interrupted),  # the way it is meant to end
+        Interruption() as interruption,
+    ):
+        kind = VethNetwork if links is LinkKind.VETH else UdpNetwork
+        network = kind(description.read(topology), switch.value, restart=restart)
+        left_over = records.Record.read()
+        if left_over is not None:
+            records.end(left_over)
+        myself = records.Process.of(os.getpid())
+        assert myself is not None
+        readmission = Signalled(signal.SIGUSR1)
+        # Before anything is started, so that whoever comes after a SIGKILL knows what to look for.
+        record = records.Record(network.name, myself)
+        record.write()
+        try:
+            with network:
+                record = _recorded(network, myself)
+                _announce(network, json)
+                while True:
+                    asked = readmission.wait(_CHECK_EVERY_S)
+                    interruption.check()
+                    news = network.check()
+                    if asked:
+                        news.append(f"job: {network.readmit()}")
+                    if news:
+                        record = _recorded(network, myself)
+                    for line in news:
+                        _tell(network, line, json)
+        finally:
+            records.end(record)
+
+
+def _recorded(network: Network, up: Process) -> Record:
+    """Write down what `exec` needs to know of a network as it stands."""
+    from peelsum.topology.records import Record
+
+    record = Record(network.name, up, network.places, str(network.seats_file or ""))
+    record.write()
+    return record
+
+
+def exec_(
+    host: Annotated[str, typer.Argument(help="A host of the network, or a switch.")],
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments.")],
+) -> None:
+    """Run a command as a host of the network: in its namespace if it has one, with its seat if it has one.
+
+    Wait until the network is up, and its job in a generation that no workers have finished.
+    """
+    from peelsum.topology.namespaces import inside
+    from peelsum.topology.network import SEAT
+
+    words = command[1:] if command[0] == "--" else command
+    with reported(TopologyError):
+        record = _usable_record()
+        place = record.places.get(host)
+        if place is None:
+            known = ", ".join(record.places)
+            raise TopologyError(f"exec: {host}: is no host of the network that is up; use one of {known}")
+        if place.namespace_of is not None:
+            words = inside(place.namespace_of.pid, *words)
+        try:
+            inherited = {name: value for name, value in os.environ.items() if name != SEAT}
+            os.execvpe(words[0], words, {**inherited, **place.environment})
+        except (OSError, IndexError) as error:
+            what = words[0] if words else "command"
+            reason = error.strerror if isinstance(error, OSError) else "is missing"
+            raise TopologyError(f"exec: {what}: {reason}; give a command") from None
+
+
+def _usable_record() -> Record:
+    """The network that is up, once commands can run in it. Raises TopologyError if there is none."""
+    from peelsum.topology.records import Record
+
+    started, told = time.monotonic(), False
+    while True:
+        record = Record.read()
+        running = record is not None and record.up.running
+        if record is not None and running and record.usable:
+            return record
+        waited = time.monotonic() - started
+        if not running and waited >= _APPEARANCE_S:
+            raise TopologyError("exec: no network is up; start one with `peelsum up`")
+        if not told and waited >= _SILENT_S:
+            told = True
+            print(f"exec: waiting {_awaited(record if running else None)}", file=sys.stderr, flush=True)
+        time.sleep(_POLL_S)
+
+
+def _awaited(record: Record | None) -> str:
+    if record is None:
+        return f"{_APPEARANCE_S:g} s for a network: none is up yet"
+    if not record.places:
+        return "until the network is up"
+    return "for the job's next generation: the workers of the last have finished"
+
+
+def readmit() -> None:
+    """Have the job of the network that is up admitted again, for workers that start again."""
+    from peelsum.topology.network import SEAT
+    from peelsum.topology.records import Record
+
+    with reported(TopologyError):
+        before = Record.read()
+        if before is None or not before.up.running:
+            raise TopologyError("readmit: no network is up; start one with `peelsum up`")
+        if not any(SEAT in place.environment for place in before.places.values()):
+            raise TopologyError("readmit: the network that is up has no job; describe one")
+        os.kill(before.up.pid, signal.SIGUSR1)
+        deadline = time.monotonic() + _READMISSION_S
+        while Record.read() == before and before.up.running and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if Record.read() == before or not before.up.running:
+            raise TopologyError("readmit: the job was not admitted; see what `peelsum up` says")
+
+
+def down() -> None:
+    """End the network that is up, with everything that runs in it; or what is left of one that was killed."""
+    from peelsum.topology import records
+
+    with reported(TopologyError):
+        try:
+            record = records.Record.read()
+        except records.UnreadableRecordError:
+            records.end_unreadable()
+            print(f"{records.file()} was no readable record: removed, with what was left of its network")
+            return
+        if record is None:
+            print("no network is up")
+            return
+        records.end(record)
+
+
+def _tell(network: Network, line: str, json: bool) -> None:
+    if json:
+        say(news=line, processes=network.processes)
+    else:
+        print(line, flush=True)
+
+
+def _announce(network: Network, json: bool) -> None:
+    if json:
+        say(
+            network=network.name,
+            hosts=list(network.topology.hosts),
+            p4runtime=network.p4runtime,
+            processes=network.processes,
+        )
+        return
+    for name, address in network.p4runtime.items():
+        print(f"{name}: {network.switch}, P4Runtime at {address}")
+    job = network.topology.job
+    if job is not None:
+        print(f"job {job.id}: workers {', '.join(job.workers)}; server {job.server}")
+    example = next(iter(network.topology.hosts), "HOST")
+    print(f"{READY} `peelsum exec {example} -- ...`, end with Ctrl-C or `peelsum down`")
+    sys.stdout.flush()

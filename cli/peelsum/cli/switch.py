@@ -1,0 +1,196 @@
+"""`peelsum switch`: run the embedded switch; rebuild its pipelines."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peelsum.topology.user_errors import reported
+from peelsum.cli.options import ChildOf, Json, address, require_device_id, within
+from peelsum.topology.telling import told_of_compiling
+from peelsum.topology import end_with_parent, say
+
+app = typer.Typer(help="The embedded switch.", no_args_is_help=True)
+#: How long calls to P4Runtime may take to notice that they are over.
+_LAST_CALLS_S = 0.5
+
+
+@app.command()
+def run(
+    ports: Annotated[int, typer.Option(help="Number of switch ports, numbered from 1.")] = 8,
+    p4runtime: Annotated[str, typer.Option(help="Where P4Runtime listens; port 0 takes a free one.")] = (
+        "127.0.0.1:9559"
+    ),
+    udp_base: Annotated[
+        int | None, typer.Option(help="Port p listens on UDP port udp_base + p; by default on free ones.")
+    ] = None,
+    udp_port: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PORT@UDP", help="The UDP port of one port, instead of udp_base; repeat it."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address of the UDP ports.")] = "127.0.0.1",
+    interface: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PORT@NAME", help="A port on a network interface, instead of UDP; repeat it."),
+    ] = None,
+    join: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PORT@HOST:UDP", help="A port joined to another switch's UDP port; repeat it."),
+    ] = None,
+    loss: Annotated[
+        float, typer.Option(help="Share of datagrams that each port loses, each way, from 0 to 1.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Which datagrams are lost.")] = 0,
+    port_rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PORT@]MBIT", help="Mbit/s at which every port sends, or one port; repeat it for others."
+        ),
+    ] = None,
+    port_queue: Annotated[
+        int | None,
+        typer.Option(
+            help="Packets that may wait at a port with a rate, 1024 if not given; more are dropped."
+        ),
+    ] = None,
+    capture: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write pcap files there: of every port, what comes and leaves."),
+    ] = None,
+    device_id: Annotated[int, typer.Option(help="P4Runtime's device_id.")] = 1,
+    json: Json = False,
+    child: ChildOf = False,
+) -> None:
+    """Run the embedded switch until Ctrl-C. A controller loads the pipeline: see `peelsum job admit`."""
+    from peelsum.softswitch import SoftswitchError
+    from peelsum.softswitch.runtime.queues import QUEUE_LIMIT
+    from peelsum.softswitch.process import Listening
+    from peelsum.softswitch.process import run as run_switch
+
+    def announce(listening: Listening) -> None:
+        if json:
+            say(**asdict(listening))
+            return
+        print(f"P4Runtime at {p4runtime.rpartition(':')[0]}:{listening.grpc_port}")
+        for port, udp in listening.udp_ports.items():
+            print(f"port {port} at {listening.host}:{udp} (UDP)")
+        for port, name in listening.interfaces.items():
+            print(f"port {port} at {name}")
+        sys.stdout.flush()
+
+    within("--seed", seed, 0, 2**63 - 1)
+    require_device_id(device_id)
+    if port_queue is not None and not port_rate:
+        raise typer.BadParameter(f"port-queue: {port_queue}: no port has a queue; give --port-rate too")
+    interfaces = _by_port("interface", interface or [], "eth0")
+    joined = _by_port("join", join or [], "127.0.0.1:7001")
+    joins = {port: address(text, "the other switch's port") for port, text in joined.items()}
+    if child:
+        end_with_parent()
+    told_of_compiling(json=json, child=child)
+    with reported(SoftswitchError):
+        counts = run_switch(
+            ports,
+            grpc_address=p4runtime,
+            udp_host=host,
+            udp_base=_udp_ports(udp_port) if udp_port else udp_base,
+            interfaces=interfaces,
+            joins=joins,
+            loss=loss,
+            seed=seed,
+            rates=_rates(port_rate or [], interfaces or range(1, ports + 1)),
+            queue_limit=QUEUE_LIMIT if port_queue is None else port_queue,
+            capture=capture,
+            device_id=device_id,
+            announce=announce,
+        )
+    if json:
+        say(**asdict(counts))
+    _leave()
+
+
+def _leave() -> None:
+    """End the process at once where a pipeline is still being compiled: nothing can interrupt that."""
+    from peelsum.softswitch.p4runtime import THREAD_PREFIX
+
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
+    for thread in threads:
+        thread.join(_LAST_CALLS_S)
+    if any(thread.is_alive() for thread in threads):
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def _udp_ports(given: list[str]) -> dict[int, int]:
+    """UDP ports by switch port."""
+    found = _by_port("udp-port", given, "41001")
+    for port, udp in found.items():
+        if not udp.isdecimal() or not 0 < int(udp) <= 0xFFFF:
+            raise typer.BadParameter(f"udp-port: {port}@{udp}: {udp} is no UDP port; give 1 to 65535")
+    return {port: int(udp) for port, udp in found.items()}
+
+
+def _rates(given: list[str], ports: Iterable[int]) -> dict[int, float]:
+    """Rates by port: of all ports first, then of those that were named."""
+    rates: dict[int, float] = {}
+    for text in sorted(given, key=lambda text: "@" in text):
+        port, _, mbit = text.rpartition("@")
+        if port and not port.isdecimal():
+            raise typer.BadParameter(f"port-rate: {text}: {port} is no port; give a number, as 1@1000")
+        rates |= dict.fromkeys([int(port)] if port else ports, _mbit(mbit))
+    return rates
+
+
+def _mbit(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"port-rate: {text!r}: is no number; give Mbit/s, as 1000 or 1@1000"
+        ) from None
+
+
+def _by_port(option: str, given: list[str], example: str) -> dict[int, str]:
+    """What was given as PORT@VALUE, by switch port."""
+    found: dict[int, str] = {}
+    for text in given:
+        port, _, value = text.partition("@")
+        if not port.isdecimal() or not value:
+            raise typer.BadParameter(f"{option}: {text}: give it with its port, for example 1@{example}")
+        if int(port) in found or value in found.values():
+            raise typer.BadParameter(f"{option}: {text}: is used twice; give every port its own")
+        found[int(port)] = value
+    return found
+
+
+@app.command("compile")
+def compile_(
+    tofino: Annotated[
+        bool, typer.Option("--tofino", help="Compile for Tofino 1 and 2 instead, and rewrite the reports.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="With --tofino: keep what the compiler makes, in a folder per device.")
+    ] = None,
+) -> None:
+    """Rebuild what is committed compiled from switch/p4: with p4c-bm2-ss, or with p4c-barefoot and bfas."""
+    from peelsum.pipelines.artifacts import PipelineError, compile_pipelines
+    from peelsum.pipelines.tofino import ARCHITECTURES, compile_for, report_path
+
+    if out is not None and not tofino:
+        raise typer.BadParameter(f"out: {out}: nothing else is kept; give --tofino too")
+    with reported(PipelineError, OSError):
+        if not tofino:
+            for built in compile_pipelines():
+                print(f"{built.lanes} lanes: {built.json_path}")
+            return
+        for device in ARCHITECTURES:
+            report = compile_for(device, out / device if out else None)
+            report_path(device).write_text(report)
+            print(f"{report.splitlines()[0]}; see {report_path(device)}")

@@ -1,0 +1,156 @@
+"""The compiled pipelines that come with peelsum: where they are, whether current, how to rebuild them.
+
+It knows files and the compiler's command line, not what is in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peelsum.softswitch.errors import SoftswitchError
+from peelsum.wire import COMPILED_LANES
+from peelsum.wire.p4 import sources as generated_sources
+
+COMPILER = "p4c-bm2-ss"
+MANIFEST = "manifest.json"
+
+
+class PipelineError(SoftswitchError):
+    """A compiled pipeline is missing or stale, or cannot be rebuilt."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One compiled pipeline: BMv2 JSON and P4Info (protobuf text)."""
+
+    lanes: int
+    json_path: Path
+    p4info_path: Path
+
+
+def _beside_or_in_checkout(name: str) -> Path:
+    """A folder that a wheel carries inside this package and a checkout keeps in switch/."""
+    packaged = Path(__file__).parent / name
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / name
+
+
+ARTIFACTS = _beside_or_in_checkout("artifacts")
+P4_SOURCES = _beside_or_in_checkout("p4")
+
+
+def pipeline(lanes: int, artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> Pipeline:
+    """The committed pipeline of `lanes` lanes. Raises PipelineError where there is none or it is stale."""
+    if lanes not in COMPILED_LANES:
+        have = ", ".join(map(str, COMPILED_LANES))
+        raise PipelineError(f"lanes: {lanes} is not compiled; choose one of {have}")
+    found = Pipeline(lanes, artifacts / f"peelsum_{lanes}.json", artifacts / f"peelsum_{lanes}.p4info.txtpb")
+    reason = staleness(artifacts, p4)
+    if reason:
+        raise PipelineError(f"pipeline: {reason}; run `peelsum switch compile` (it needs {COMPILER})")
+    return found
+
+
+def staleness(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> str | None:
+    """Why the pipelines in `artifacts` do not come from the sources in `p4`; None if they do."""
+    try:
+        manifest = json.loads((artifacts / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return f"{artifacts / MANIFEST} is missing or unreadable"
+    current = _sources(p4)
+    recorded: dict[str, str] = manifest["sources"]
+    changed = sorted(name for name in current.keys() | recorded if current.get(name) != recorded.get(name))
+    if changed:
+        return f"{changed[0]} changed after the pipelines were compiled"
+    built = digests(artifacts, "peelsum_*")
+    foreign = sorted(
+        name
+        for name in built.keys() | manifest["artifacts"]
+        if built.get(name) != manifest["artifacts"].get(name)
+    )
+    return f"{foreign[0]} is not the one that was compiled" if foreign else None
+
+
+def digests(folder: Path, pattern: str) -> dict[str, str]:
+    """SHA-256 of every file below `folder` that matches, by POSIX path relative to it."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.glob(pattern))
+    }
+
+
+def _sources(p4: Path) -> dict[str, str]:
+    """Digests of what these pipelines are made of: not of what only the Tofino's programs are."""
+    return {
+        name: digest
+        for name, digest in digests(p4, "**/*.p4").items()
+        if not (name.startswith("tofino/") or name.endswith("/tofino_lanes.p4"))
+    }
+
+
+def write_generated(p4: Path = P4_SOURCES) -> None:
+    """Write the P4 files that derive from `peelsum.wire` below p4/generated."""
+    for name, text in generated_sources().items():
+        path = p4 / "generated" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def compile_pipelines(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> list[Pipeline]:
+    """Rebuild generated sources, every pipeline and the manifest.
+
+    Raises PipelineError where the compiler is missing or refuses.
+    """
+    if shutil.which(COMPILER) is None:
+        raise PipelineError(f"{COMPILER}: not found on PATH; install p4c, or keep the committed pipelines")
+    write_generated(p4)
+    artifacts.mkdir(parents=True, exist_ok=True)
+    built = [_compile(lanes, artifacts, p4) for lanes in COMPILED_LANES]
+    manifest = {
+        "compiler": _version(),
+        "sources": _sources(p4),
+        "artifacts": digests(artifacts, "peelsum_*"),
+    }
+    (artifacts / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    return built
+
+
+def _compile(lanes: int, artifacts: Path, p4: Path) -> Pipeline:
+    built = Pipeline(lanes, artifacts / f"peelsum_{lanes}.json", artifacts / f"peelsum_{lanes}.p4info.txtpb")
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "raw.json"
+        # Run from the sources' folder: the compiler writes the paths it was given into its output.
+        command = [COMPILER, "--std", "p4-16", "-I", f"generated/lanes_{lanes}", "-o", str(raw)]
+        _run([*command, "--p4runtime-files", str(built.p4info_path), "v1model/peelsum.p4"], p4)
+        program = _without_source_info(json.loads(raw.read_text()))
+    program["program"] = "v1model/peelsum.p4i"
+    built.json_path.write_text(json.dumps(program, separators=(",", ":")) + "\n")
+    return built
+
+
+def _version() -> str:
+    """The compiler's name and version. It says them on one stream or the other, by version."""
+    done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=False)
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def _run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PipelineError(f"{command[0]}: exit status {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _without_source_info(node: Any) -> Any:
+    """The same JSON without the positions in source files, which are two thirds of it."""
+    if isinstance(node, dict):
+        return {key: _without_source_info(value) for key, value in node.items() if key != "source_info"}
+    if isinstance(node, list):
+        return [_without_source_info(value) for value in node]
+    return node

@@ -1,0 +1,184 @@
+"""What the program costs on a Tofino: runs p4c's Tofino back end and puts its account into one page of text.
+
+It knows the compiler's command line and its JSON reports. Nothing here talks to a switch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from peelsum.pipelines.artifacts import ARTIFACTS, P4_SOURCES, PipelineError, digests, write_generated
+from peelsum.wire import TOFINO_LANES
+
+COMPILER, ASSEMBLER = "p4c-barefoot", "bfas"
+_GENERATED = ("lanes_h", "tofino_lanes")
+ARCHITECTURES = {"tofino": "tna", "tofino2": "t2na"}
+#: Column of a report -> where the compiler's resource report lists what a stage uses of it, and the key.
+_PER_STAGE = {
+    "tables": ("logical_tables", "ids"),
+    "gateways": ("gateways", "gateways"),
+    "SALUs": ("meter_alus", "meters"),
+    "SRAMs": ("rams", "srams"),
+    "map RAMs": ("map_rams", "maprams"),
+    "TCAMs": ("tcams", "tcams"),
+    "VLIW": ("vliw", "instructions"),
+    "crossbar B": ("xbar_bytes", "bytes"),
+}
+
+
+def report_path(device: str, artifacts: Path = ARTIFACTS) -> Path:
+    """Where the report for a device is committed."""
+    return artifacts / f"{device}_{TOFINO_LANES[device]}.txt"
+
+
+def fingerprint(lanes: int, p4: Path = P4_SOURCES) -> str:
+    """A digest of the P4 files that a pipeline of `lanes` lanes for a Tofino is made of."""
+    generated = [f"generated/{name}" for name in ("wire.p4", *(f"lanes_{lanes}/{n}.p4" for n in _GENERATED))]
+    found = {
+        name: sha
+        for part in ("core/*.p4", "tofino/*.p4", *generated)
+        for name, sha in digests(p4, part).items()
+    }
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def compile_for(device: str, out: Path | None = None, p4: Path = P4_SOURCES) -> str:
+    """Compile and assemble for `tofino` or `tofino2`; return the report. `out` keeps what the compiler made.
+
+    Raises PipelineError where the compiler is missing, refuses, or needs more stages than the device has.
+    """
+    for tool in (COMPILER, ASSEMBLER):
+        if shutil.which(tool) is None:
+            raise PipelineError(f"{tool}: not found on PATH; build p4c with its Tofino back end")
+    lanes = TOFINO_LANES[device]
+    write_generated(p4)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        return _compile(device, lanes, out, p4)
+    with tempfile.TemporaryDirectory() as folder:
+        return _compile(device, lanes, Path(folder), p4)
+
+
+def _compile(device: str, lanes: int, out: Path, p4: Path) -> str:
+    folders = [f"-Igenerated/lanes_{lanes}"]
+    told = ["-g", "--verbose", "-Ttable_summary:1", "-o", str(out)]
+    target = ["--std", "p4-16", "--target", device, "--arch", ARCHITECTURES[device]]
+    _run([COMPILER, *target, *folders, *told, "tofino/peelsum.p4"], p4)
+    pipe = out / "pipe"
+    _run([ASSEMBLER, "--target", device, "-o", str(pipe), str(pipe / "peelsum.bfa")], p4)
+    return report(device, lanes, pipe, fingerprint(lanes, p4))
+
+
+def report(device: str, lanes: int, pipe: Path, sources: str) -> str:
+    """The page: stages and what each uses, PHV containers, and which table went where.
+
+    `pipe` is the compiler's folder of that name, `sources` says what was compiled. Raises PipelineError where
+    stages are too many.
+    """
+    resources = json.loads((pipe / "logs" / "resources.json").read_text())
+    phv = json.loads((pipe / "logs" / "phv.json").read_text())
+    summary = (pipe / "logs" / "table_summary.log").read_text()
+    stages = resources["resources"]["mau"]["mau_stages"]
+    used = sum(1 for stage in stages if stage["logical_tables"]["ids"])
+    if used > phv["nStages"]:
+        raise PipelineError(
+            f"{device}: {lanes} lanes take {used} stages of {phv['nStages']}; use fewer lanes"
+        )
+    return "\n".join(
+        [
+            f"peelsum for {device}, {lanes} lanes: {used} of {phv['nStages']} stages",
+            f"{COMPILER} {resources['compiler_version']}, sources {sources}",
+            "",
+            *_stage_table(stages),
+            "",
+            "PHV containers:",
+            *_containers(phv),
+            "",
+            "Where each table went (ingress and egress share the stages):",
+            *_placements(summary),
+            "",
+        ]
+    )
+
+
+def _stage_table(stages: list[dict[str, Any]]) -> list[str]:
+    rows = [
+        [stage["stage_number"], *(len(stage[part][key]) for part, key in _PER_STAGE.values())]
+        for stage in stages
+    ]
+    totals = ["sum", *(sum(row[i + 1] for row in rows) for i in range(len(_PER_STAGE)))]
+    return _aligned([["stage", *_PER_STAGE], *rows, totals, ["a stage has", *_available(stages[0])]])
+
+
+def _available(stage: dict[str, Any]) -> list[str]:
+    """How much of each column's resource one stage has."""
+    size = {name: stage[part] for name, (part, _) in _PER_STAGE.items()}
+    grid = {
+        name: size[name][f"n{rows}"] * size[name][f"n{units}"]
+        for name, rows, units in (
+            ("gateways", "Rows", "Units"),
+            ("SRAMs", "Rows", "Columns"),
+            ("map RAMs", "Rows", "Units"),
+            ("TCAMs", "Rows", "Columns"),
+        )
+    }
+    grid["SALUs"] = size["SALUs"]["nAlus"]
+    return [f"{grid.get(name) or size[name]['size']}" for name in _PER_STAGE]
+
+
+def _containers(phv: dict[str, Any]) -> list[str]:
+    used = Counter((c["bit_width"], c["container_type"]) for c in phv["containers"] if c["slices"])
+    there = Counter[int]()
+    for group in phv["resources"]:
+        if group["group_type"] == "mau":
+            there[group["bit_width"]] += group["num_containers"]
+    rows = []
+    for bits, of in sorted(there.items()):
+        kinds = {kind: n for (width, kind), n in sorted(used.items()) if width == bits}
+        rows.append([bits, sum(kinds.values()), of, ", ".join(f"{n} {kind}" for kind, n in kinds.items())])
+    return _aligned([["bits", "used", "of", "kinds"], *rows])
+
+
+def _placements(summary: str) -> list[str]:
+    """Table names by stage, from the last placement that the compiler tried. Lanes are told as a range."""
+    last = summary[summary.rindex("Number of stages in table allocation") :]
+    tables: dict[int, list[str]] = {}
+    for stage, name in re.findall(r"^\|\s+(\d+)\s+\|.*\|\s+(\S+)\s+\|$", last, re.MULTILINE):
+        tables.setdefault(int(stage), []).append(name)
+    return [f"  {stage:2}  {', '.join(_named(names))}" for stage, names in sorted(tables.items())]
+
+
+def _named(names: Iterable[str]) -> list[str]:
+    """Tables as the program calls them; compiler-made ones are counted."""
+    ours, lanes, made = [], 0, 0
+    for name in names:
+        if re.search(r"lane_\d+\.operations$", name):
+            lanes += 1
+        elif name.startswith(("Ingress.", "Egress.")):
+            ours.append(name.replace("Ingress.aggregation.", "").replace("Egress.", "egress "))
+        else:
+            made += 1
+    return [*sorted(ours), *([f"{lanes} lanes"] if lanes else []), *([f"{made} conditions"] if made else [])]
+
+
+def _aligned(rows: list[list[Any]]) -> list[str]:
+    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+    ]
+
+
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip())
+        raise PipelineError(f"{command[0]}: exit status {done.returncode}: {complaint}")

@@ -1,0 +1,36 @@
+"""The embedded target: a compiled P4 program (BMv2 JSON) run inside Python, with control over its state."""
+
+from peelsum.softswitch.errors import (
+    BadProgram,
+    DuplicateEntry,
+    InvalidEntry,
+    NoSuchEntry,
+    TableFull,
+    SoftswitchError,
+    UnsupportedConstruct,
+)
+from peelsum.softswitch.runtime.frames import Frames
+from peelsum.softswitch.program.loader import load
+from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.runtime.state import Counter, Groups, Register
+from peelsum.softswitch.runtime.switch import Switch
+from peelsum.softswitch.runtime.tables import Entry, Table
+
+__all__ = [
+    "BadProgram",
+    "Counter",
+    "DuplicateEntry",
+    "Entry",
+    "Frames",
+    "Groups",
+    "InvalidEntry",
+    "NoSuchEntry",
+    "Program",
+    "Register",
+    "Switch",
+    "Table",
+    "TableFull",
+    "SoftswitchError",
+    "UnsupportedConstruct",
+    "load",
+]

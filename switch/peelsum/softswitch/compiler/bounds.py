@@ -1,0 +1,77 @@
+"""How large the program's own metadata can get: the largest value that anything ever assigns to each field.
+
+Lets generated code leave out checks that always pass, above all those of register indices that the program
+has masked already. Looks at what is assigned, not at when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peelsum.softswitch.compiler.emit_expressions import Value
+from peelsum.softswitch.compiler.emitter import Emitter
+from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.compiler.flow import Block, walk
+from peelsum.softswitch.compiler.layout import TablePlan
+from peelsum.softswitch.program.operations import Assign, CopyHeader, FieldRef, Hash, Param, ReadRegister
+from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.compiler.storage import Storage
+
+#: Each round can pass a bound on through one more assignment.
+_ROUNDS = 2
+
+
+def largest_values(
+    program: Program, storage: Storage, plans: dict[str, TablePlan], blocks: Sequence[Block]
+) -> dict[FieldRef, int]:
+    """The largest value of every metadata field for which it is less than its width allows."""
+    nodes = [node for block in blocks for node in walk(block)]
+    copied = {name for node in nodes if isinstance(node, CopyHeader) for name in (node.target, node.source)}
+    elsewhere = {node.target for node in nodes if isinstance(node, (Hash, ReadRegister))}
+    assigned: dict[FieldRef, list[Assign]] = {}
+    for node in nodes:
+        if isinstance(node, Assign) and isinstance(node.target, FieldRef) and node.target not in elsewhere:
+            assigned.setdefault(node.target, []).append(node)
+    own = {
+        ref: steps
+        for ref, steps in assigned.items()
+        if _is_own(program, ref) and ref.header not in copied and storage.array(ref) is None
+    }
+    known: dict[FieldRef, int] = {}
+    for _ in range(_ROUNDS):
+        emit = Emitter(program, storage, plans, known)
+        known = {ref: top for ref, steps in own.items() if (top := _top(emit, ref, steps)) is not None}
+    return known
+
+
+def _is_own(program: Program, ref: FieldRef) -> bool:
+    """Whether only the program assigns to a field, and in 64 bits without sign."""
+    header = program.headers[ref.header]
+    declared = header.field(ref.field)
+    architecture = header.name == "standard_metadata" or ref in program.aliases.values()
+    return (
+        header.metadata
+        and not architecture
+        and declared is not None
+        and declared.bits <= 64
+        and not declared.signed
+    )
+
+
+def _top(emit: Emitter, ref: FieldRef, steps: Sequence[Assign]) -> int | None:
+    """The largest value that some assignments give; None if the width is no more than that."""
+    limit = (1 << emit.bits(ref)) - 1
+    tops = []
+    for step in steps:
+        value = _value(emit, step)
+        tops.append(value.high if value is not None and value.low >= 0 else limit)
+    return max(tops) if max(tops) < limit else None
+
+
+def _value(emit: Emitter, step: Assign) -> Value | None:
+    if isinstance(step.value, Param) and step.value.bits > 64:
+        return None
+    try:
+        return emit.expressions.value(step.value)
+    except UnsupportedConstruct:
+        return None  # writing the statement will say so, with its place

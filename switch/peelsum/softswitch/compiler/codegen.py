@@ -1,0 +1,92 @@
+"""Program -> the source text of one Python function that takes a batch of frames through it.
+
+The same text runs as it is (`plain`) and through Numba (`native`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from peelsum.softswitch.compiler.bounds import largest_values
+from peelsum.softswitch.compiler.emit_again import MOST_ITEMS, AgainWriter, goes_again
+from peelsum.softswitch.compiler.emit_statements import Places
+from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter, architecture_fields
+from peelsum.softswitch.compiler.emitter import Emitter
+from peelsum.softswitch.compiler.flow import parser_block, pipeline_block, walk
+from peelsum.softswitch.runtime.hashes import HASHES
+from peelsum.softswitch.compiler.lane_temporaries import see_through
+from peelsum.softswitch.compiler.layout import TablePlan, plan_counters, plan_registers, plan_tables
+from peelsum.softswitch.program.operations import AddHeader, CopyHeader, CopyStack, Push, Recirculate
+from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.compiler.reroll import Roller
+from peelsum.softswitch.compiler.storage import Storage
+
+#: Names that generated code takes from `plain` or `native`.
+RUNTIME = (
+    *("K", "number", "array8", "array16", "array32", "array64", "clamp", "copy", "shl", "shr"),
+    *("find_exact", "find_exact1", "find_first", "find_first1", "enqueue", "waiting_time", "leave"),
+    *(f"hash_{name}" for name in HASHES),
+    *("load8", "load16", "load32", "load64", "store8", "store16", "store32", "store64"),
+)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A program's source text, and where the state that it works on lies.
+
+    A packet grows by `growth` bytes at most on its way through. `again` is 0, or how many words packets need
+    that go through the switch more than once; `recirculates` is whether their bytes need room, too.
+    """
+
+    source: str
+    tables: dict[str, TablePlan]
+    places: Places
+    growth: int
+    again: int = 0
+    recirculates: bool = False
+
+
+@lru_cache(maxsize=8)
+def generate(program: Program, roll: bool = True, queued: bool = False) -> Generated:
+    """Source text for a program; `roll` makes loops of runs that differ by lane, `queued` heeds queues.
+
+    Raises UnsupportedConstruct for what cannot be written as such a function.
+    """
+    roller = Roller(program)
+    made = Blocks(
+        parser_block(program.parser),
+        pipeline_block(program, program.ingress),
+        pipeline_block(program, program.egress),
+    )
+    blocks = Blocks(*see_through(program, [roller.roll(block) for block in made.all()])) if roll else made
+    spans = roller.spans()
+    registers = list(program.registers)
+    banks = [registers[low : high + 1] for low, high in spans.ranges.get("", ())]
+    counters = plan_counters(program)
+    direct = {item.table: counters[name] for name, item in program.counters.items() if item.table is not None}
+    places = Places(plan_registers(program, banks), counters, direct)
+    tables = plan_tables(program)
+    storage = Storage(program, blocks.all(), spans, architecture_fields(program))
+    largest = largest_values(program, storage, tables, blocks.all())
+    emit = Emitter(program, storage, tables, largest)
+    growth = _growth(program, blocks)
+    if not goes_again(blocks.all()):
+        return Generated(SwitchWriter(emit, places, blocks, queued).source(), tables, places, growth)
+    writer = AgainWriter(emit, places, blocks, queued)
+    recirculates = any(isinstance(node, Recirculate) for node in walk(blocks.egress))
+    growth *= MOST_ITEMS + 1 if recirculates else 1
+    return Generated(writer.source(), tables, places, growth, writer.words(), recirculates)
+
+
+def _growth(program: Program, blocks: Blocks) -> int:
+    added: set[str] = set()
+    for node in (node for block in blocks.all() for node in walk(block)):
+        match node:
+            case AddHeader(header):
+                added.add(header)
+            case CopyHeader(target, _):
+                added.add(target)
+            case Push(stack, _) | CopyStack(stack, _):
+                added.update(program.stacks[stack])
+    return sum(program.headers[header].bits // 8 for header in added)

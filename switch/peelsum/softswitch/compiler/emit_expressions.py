@@ -1,0 +1,266 @@
+"""Expressions -> source text, with the range of values that each can have.
+
+BMv2 computes with integers of any size, generated code with 64 bits that wrap. The two agree on sums,
+products and bits modulo 2**64; where an operator needs the value itself (comparisons, shifts right), its
+range must fit, and if it does not the program is refused. So code never has to ask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.program.operations import (
+    Binary,
+    Bool,
+    Const,
+    Element,
+    Expr,
+    FieldRef,
+    Hit,
+    IsValid,
+    Lookahead,
+    Param,
+    StackCount,
+    Ternary,
+    Unary,
+)
+
+if TYPE_CHECKING:
+    from peelsum.softswitch.compiler.emitter import Emitter
+
+_TOP = 1 << 64
+_HALF = 1 << 63
+_COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Source text of a number, equal modulo 2**64 to a value in low..high."""
+
+    text: str
+    low: int
+    high: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether the text gives the value itself."""
+        return self.low >= 0 and self.high < _TOP
+
+    @property
+    def signed(self) -> bool:
+        """Whether the text gives the value in two's complement."""
+        return self.low >= -_HALF and self.high < _HALF
+
+
+def unsigned(text: str, bits: int) -> Value:
+    """A number of `bits` bits."""
+    return Value(text, 0, (1 << bits) - 1)
+
+
+class Expressions:
+    """Writes expressions for one emitter, which knows variables and constants."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self._emit = emitter
+
+    # --- truth values -----------------------------------------------------------------------------
+
+    def condition(self, expr: Expr) -> str:
+        """Source text of a truth value."""
+        match expr:
+            case Bool(value):
+                return str(value)
+            case IsValid(header):
+                return self._emit.validity(header)
+            case Hit(table):
+                return self._emit.hit(table)
+            case Unary("not", operand):
+                return f"(not {self.condition(operand)})"
+            case Unary("d2b", Unary("b2d", operand)):
+                return self.condition(operand)
+            case Unary("d2b", operand):
+                return self._compare("!=", self.value(operand), self.constant(0))
+            case Binary("and" | "or" as op, left, right):
+                return f"({self.condition(left)} {op} {self.condition(right)})"
+            case Binary(op, left, right) if op in _COMPARISONS:
+                if _is_truth(left) and _is_truth(right):
+                    return f"({self.condition(left)} {op} {self.condition(right)})"
+                return self._comparison(op, left, right)
+            case Ternary(condition, left, right):
+                texts = (self.condition(part) for part in (left, condition, right))
+                return "({} if {} else {})".format(*texts)
+        raise UnsupportedConstruct(
+            f"{_shown(expr)} as a truth value: this target cannot; compare it with a number"
+        )
+
+    def _comparison(self, op: str, left: Expr, right: Expr) -> str:
+        for one, other in ((left, right), (right, left)):
+            if isinstance(one, Unary) and one.op == "b2d" and isinstance(other, Const) and op in ("==", "!="):
+                # Validity compared with 0 or 1, as p4c writes it.
+                wanted = (other.value == 1) == (op == "==")
+                if other.value in (0, 1):
+                    text = self.condition(one.operand)
+                    return text if wanted else f"(not {text})"
+        return self._compare(op, self.value(left), self.value(right))
+
+    def _compare(self, op: str, left: Value, right: Value) -> str:
+        if left.exact and right.exact:
+            return f"({left.text} {op} {right.text})"
+        if left.signed and right.signed:
+            bias, whole = self._emit.constant(_HALF), self._emit.constant(_TOP - 1)
+            sides = (f"(({side.text} + {bias}) & {whole})" for side in (left, right))
+            return f"({next(sides)} {op} {next(sides)})"
+        raise UnsupportedConstruct(
+            f"operator {op}: on numbers that do not fit 64 bits; cast them to fewer bits"
+        )
+
+    # --- numbers ----------------------------------------------------------------------------------
+
+    def constant(self, value: int) -> Value:
+        """A number written in the program."""
+        return Value(self._emit.constant(value), value, value)
+
+    def exact(self, expr: Expr, what: str) -> Value:
+        """An expression whose text must give the value itself, `what` for."""
+        value = self.value(expr)
+        if not value.exact:
+            raise UnsupportedConstruct(
+                f"{what}: may be negative or past 64 bits; cast it to an unsigned type"
+            )
+        return value
+
+    def value(self, expr: Expr) -> Value:
+        """Source text of a number."""
+        match expr:
+            case Const(number):
+                return self.constant(number)
+            case FieldRef() | Element():
+                return self._emit.read(expr)
+            case Param():
+                return unsigned(self._emit.param(expr), expr.bits)
+            case Lookahead(offset, bits):
+                return unsigned(self._emit.peek(offset, bits), bits)
+            case StackCount(stack):
+                return Value(self._emit.stack_count(stack), 0, len(self._emit.program.stacks[stack]))
+            case Unary("b2d", operand):
+                texts = self._emit.constant(1), self.condition(operand), self._emit.constant(0)
+                return Value("({} if {} else {})".format(*texts), 0, 1)
+            case Unary("~", operand):
+                inner = self.value(operand)
+                return Value(f"(~{inner.text})", -inner.high - 1, -inner.low - 1)
+            case Ternary(condition, left, right):
+                one, other = self.value(left), self.value(right)
+                text = f"({one.text} if {self.condition(condition)} else {other.text})"
+                return Value(text, min(one.low, other.low), max(one.high, other.high))
+            case Binary(op, left, right):
+                return self._binary(op, left, right)
+        raise UnsupportedConstruct(
+            f"{_shown(expr)} as a number: this target cannot; leave it out of the program"
+        )
+
+    def _binary(self, op: str, left: Expr, right: Expr) -> Value:
+        match op:
+            case "+" | "-" | "*":
+                return _arithmetic(op, self.value(left), self.value(right))
+            case "&" | "|" | "^":
+                return _bitwise(op, self.value(left), self.value(right))
+            case "<<":
+                return self._shifted_left(self.value(left), right)
+            case ">>":
+                return self._shifted_right(self.exact(left, "operator >>"), right)
+            case "two_comp_mod" | "usat_cast" | "sat_cast":
+                return self._cast(op, self.value(left), _width(op, right))
+        raise UnsupportedConstruct(
+            f"operator {op} as a number: this target cannot; leave it out of the program"
+        )
+
+    def _shifted_left(self, value: Value, by: Expr) -> Value:
+        if isinstance(by, Const) and 0 <= by.value < 64:
+            text = f"({value.text} << {self._emit.constant(by.value)})"
+            return Value(text, value.low << by.value, value.high << by.value)
+        count = self.exact(by, "operator <<")
+        if value.low < 0:
+            raise UnsupportedConstruct(
+                "operator <<: a negative number by a variable amount; cast it to unsigned"
+            )
+        return Value(f"shl({value.text}, {count.text})", 0, value.high << min(count.high, 4096))
+
+    def _shifted_right(self, value: Value, by: Expr) -> Value:
+        if isinstance(by, Const) and 0 <= by.value < 64:
+            return Value(f"({value.text} >> {self._emit.constant(by.value)})", 0, value.high >> by.value)
+        return Value(f"shr({value.text}, {self.exact(by, 'operator >>').text})", 0, value.high)
+
+    def _cast(self, op: str, value: Value, bits: int) -> Value:
+        half = 1 << bits - 1
+        if op == "two_comp_mod":
+            return self.sign_extended(self._cut(value, bits).text, bits)
+        low, high = (0, 2 * half - 1) if op == "usat_cast" else (-half, half - 1)
+        if low <= value.low and value.high <= high:
+            return value
+        if not value.signed or not Value("", low, high).signed:
+            raise UnsupportedConstruct(
+                f"operator {op}: on numbers that do not fit 63 bits; cast them to fewer bits"
+            )
+        ends = ", ".join(self._emit.constant(end) for end in (low, high))
+        return Value(
+            f"clamp({value.text}, {ends})", max(low, min(value.low, high)), min(high, max(value.high, low))
+        )
+
+    def sign_extended(self, text: str, bits: int) -> Value:
+        """The signed value of `bits` bits that `text` gives as unsigned."""
+        half = self._emit.constant(1 << bits - 1)
+        return Value(f"(({text} ^ {half}) - {half})", -(1 << bits - 1), (1 << bits - 1) - 1)
+
+    def _cut(self, value: Value, bits: int) -> Value:
+        if value.low >= 0 and value.high < 1 << bits:
+            return value
+        return unsigned(f"({value.text} & {self._emit.constant((1 << bits) - 1)})", bits)
+
+    def stored(self, expr: Expr, bits: int) -> str:
+        """Source text of an expression cut to the `bits` (64 at most) of where it goes."""
+        return self._cut(self.value(expr), bits).text
+
+
+def _is_truth(expr: Expr) -> bool:
+    match expr:
+        case Bool() | IsValid() | Hit() | Unary("not" | "d2b", _):
+            return True
+        case Binary(op, _, _):
+            return op in _COMPARISONS or op in ("and", "or")
+        case Ternary(_, left, _):
+            return _is_truth(left)
+    return False
+
+
+def _arithmetic(op: str, left: Value, right: Value) -> Value:
+    text = f"({left.text} {op} {right.text})"
+    if op == "+":
+        return Value(text, left.low + right.low, left.high + right.high)
+    if op == "-":
+        return Value(text, left.low - right.high, left.high - right.low)
+    ends = [one * other for one in (left.low, left.high) for other in (right.low, right.high)]
+    return Value(text, min(ends), max(ends))
+
+
+def _bitwise(op: str, left: Value, right: Value) -> Value:
+    text = f"({left.text} {op} {right.text})"
+    if op == "&":
+        bounds = [side.high for side in (left, right) if side.low >= 0]
+        if bounds:
+            return Value(text, 0, min(bounds))
+    elif left.low >= 0 and right.low >= 0:
+        return Value(text, 0, (1 << max(left.high, right.high).bit_length()) - 1)
+    bits = max(abs(end).bit_length() for side in (left, right) for end in (side.low, side.high))
+    return Value(text, -(1 << bits), (1 << bits) - 1)
+
+
+def _width(op: str, expr: Expr) -> int:
+    if not isinstance(expr, Const) or not 1 <= expr.value <= 64:
+        raise UnsupportedConstruct(f"operator {op}: to more than 64 bits; this target has up to 64")
+    return expr.value
+
+
+def _shown(expr: Expr) -> str:
+    return f"operator {expr.op}" if isinstance(expr, (Unary, Binary)) else type(expr).__name__

@@ -1,0 +1,61 @@
+"""Header stacks and unions in source text.
+
+A stack's elements are headers like any other. What it adds is the number of those filled, one variable a
+stack; which element is `next` is asked when a packet is there, so that parsers may loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peelsum.softswitch.compiler.emit_packets import copy_fields, extract, stop_parser
+
+if TYPE_CHECKING:
+    from peelsum.softswitch.compiler.emitter import Emitter
+
+
+def extract_next(emit: Emitter, stack: str) -> None:
+    """Take a stack's next element off the packet."""
+    elements = emit.program.stacks[stack]
+    count = emit.stack_count(stack)
+    stop_parser(emit, f"{count} == {emit.constant(len(elements))}", "StackOutOfBounds")
+    for number, header in enumerate(elements):
+        with emit.block(f"{'elif' if number else 'if'} {count} == {emit.constant(number)}:"):
+            extract(emit, header)
+    emit.line(f"{count} = {count} + {emit.constant(1)}")
+
+
+def push(emit: Emitter, stack: str, places: int) -> None:
+    """Move a stack's elements up; what leaves at the end is lost."""
+    elements = emit.program.stacks[stack]
+    for number in range(len(elements) - 1, places - 1, -1):
+        _move(emit, elements[number], elements[number - places])
+    for header in elements[:places]:
+        emit.line(f"{emit.validity(header)} = False")
+    count, size = emit.stack_count(stack), emit.constant(len(elements))
+    moved = f"{count} + {emit.constant(places)}"
+    emit.line(f"{count} = {moved} if {moved} < {size} else {size}")
+
+
+def pop(emit: Emitter, stack: str, places: int) -> None:
+    """Move a stack's elements down; the first ones are lost."""
+    elements = emit.program.stacks[stack]
+    kept = max(len(elements) - places, 0)
+    for number in range(kept):
+        _move(emit, elements[number], elements[number + places])
+    for header in elements[kept:]:
+        emit.line(f"{emit.validity(header)} = False")
+    count, gone = emit.stack_count(stack), emit.constant(places)
+    emit.line(f"{count} = {count} - {gone} if {count} > {gone} else {emit.constant(0)}")
+
+
+def copy_stack(emit: Emitter, target: str, source: str) -> None:
+    """Make a stack like another."""
+    for to, header in zip(emit.program.stacks[target], emit.program.stacks[source], strict=True):
+        _move(emit, to, header)
+    emit.line(f"{emit.stack_count(target)} = {emit.stack_count(source)}")
+
+
+def _move(emit: Emitter, target: str, source: str) -> None:
+    copy_fields(emit, target, source)
+    emit.line(f"{emit.validity(target)} = {emit.validity(source)}")

@@ -1,0 +1,336 @@
+"""What happens to a packet between the program's own parts, in source text.
+
+This is v1model as BMv2's simple_switch does it: intrinsic metadata, what goes before what at the end of
+ingress, copies for multicast, checksums, deparsing. The program's statements come from `emit_statements`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peelsum.softswitch.compiler.emit_hashes import hashed_bytes
+from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse
+from peelsum.softswitch.compiler.emit_statements import DROP_PORT, Places, Statements
+from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
+from peelsum.softswitch.compiler.flow import Block, walk
+from peelsum.softswitch.program.operations import (
+    AddHeader,
+    Assign,
+    AssignChosen,
+    CopyHeader,
+    CopyStack,
+    Exit,
+    FieldRef,
+    Hash,
+    Hit,
+    MarkToDrop,
+    Pop,
+    Push,
+    ReadRegister,
+    RemoveHeader,
+    Target,
+)
+from peelsum.softswitch.program.model import Checksum, Program
+from peelsum.softswitch.runtime.queues import FULL
+from peelsum.softswitch.compiler.storage import Variable
+
+_HEAD = (
+    "def run(data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, out_leave, "
+    "room, copies, memory, regs, wide, counts, groups, queues):"
+)
+EGRESS_SPEC = FieldRef("standard_metadata", "egress_spec")
+#: standard_metadata.instance_type of a multicast copy.
+REPLICA = 5
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """All code of a program."""
+
+    parser: Block
+    ingress: Block
+    egress: Block
+
+    def all(self) -> tuple[Block, Block, Block]:
+        """The three in the order in which a packet meets them."""
+        return self.parser, self.ingress, self.egress
+
+
+def architecture_fields(program: Program) -> list[FieldRef]:
+    """Fields that the architecture needs, whether or not the program looks at them."""
+    group = program.intrinsic("intrinsic_metadata.mcast_grp")
+    return [EGRESS_SPEC, *([] if group is None else [group])]
+
+
+class SwitchWriter:
+    """Writes the function of one program; `queued` is whether any port has a queue."""
+
+    def __init__(self, emit: Emitter, places: Places, blocks: Blocks, queued: bool) -> None:
+        self._program = program = emit.program
+        self._storage = emit.storage
+        self._blocks = blocks
+        self._queued = queued
+        self._emit = emit
+        self._statements = Statements(emit, places)
+        self._packet_headers = [header.name for header in program.headers.values() if not header.metadata]
+        # Which tables' hits are asked for must be known before code that applies them is written.
+        for block in blocks.all():
+            for node in walk(block):
+                if isinstance(node, Hit):
+                    self._emit.hit(node.table)
+
+    def source(self) -> str:
+        """The whole text: constants, then the function."""
+        emit = self._emit
+        with emit.block(_HEAD):
+            self._start()
+            with emit.block("while frame < end:"):
+                with emit.block("if sent + copies > room:"):
+                    emit.line("break")
+                self._packet()
+                emit.line(f"frame = frame + {emit.constant(1)}")
+            emit.line("return frame, sent")
+        return self._text()
+
+    def _text(self) -> str:
+        return "\n".join([*self._emit.constants(), "", "", *self._emit.lines, ""])
+
+    # --- once per call ----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        emit = self._emit
+        zero = emit.constant(0)
+        words = max((len(plan.words) + len(plan.ranges) for plan in emit.plans.values()), default=0)
+        emit.line(f"keys = array64({emit.constant(max(words, 1))})")
+        for array in self._storage.arrays():
+            size = next(size for size in (8, 16, 32, 64) if array.bits <= size)
+            emit.line(f"{array.name} = array{size}({emit.constant(array.count)})")
+            if array.name in self._copied_names():
+                emit.line(f"e_{array.name} = array{size}({emit.constant(array.count)})")
+        hashes = [node for block in self._blocks.all() for node in walk(block) if isinstance(node, Hash)]
+        if hashes:
+            emit.line(f"hashed = array8({emit.constant(max(1, *map(hashed_bytes, hashes), 1))})")
+        emit.line("frame = first")
+        emit.line(f"sent = {zero}")
+
+    # --- once per packet --------------------------------------------------------------------------
+
+    def _packet(self) -> None:
+        emit = self._emit
+        zero = emit.constant(0)
+        emit.line("size = number(length[frame])")
+        emit.line(f"{CURRENT_SIZE} = size")
+        emit.line("base = frame * stride")
+        emit.line(f"off = {zero}")
+        emit.line("left = size")
+        emit.line(f"parser_error = {zero}")
+        self._clear()
+        self._set_intrinsic("standard_metadata.ingress_port", "number(port[frame])", mask=True)
+        self._set_intrinsic("standard_metadata.packet_length", "size")
+        self._set_intrinsic("intrinsic_metadata.ingress_global_timestamp", "now", mask=True)
+        self._once(self._blocks.parser, "while True:")
+        self._clear_unparsed()
+        self._verify_checksums()
+        self._set_intrinsic("standard_metadata.parser_error", "parser_error", mask=True)
+        self._once(self._blocks.ingress, "while True:" if self._exits(self._blocks.ingress) else None)
+        self._replicate()
+
+    def _clear(self) -> None:
+        """Metadata and headers start as 0, headers as invalid."""
+        emit = self._emit
+        for header in self._program.headers.values():
+            if not header.metadata:
+                emit.line(f"{emit.validity(header.name)} = False")
+            chunks = self._storage.chunks[header.name]
+            clear_chunks(emit, [part for part in chunks if header.metadata or isinstance(part, Variable)])
+        for hit in emit.hits.values():
+            emit.line(f"{hit} = False")
+        for stack in self._program.stacks:
+            emit.line(f"{emit.stack_count(stack)} = {emit.constant(0)}")
+
+    def _clear_unparsed(self) -> None:
+        """Arrays of headers that were not extracted; extracting fills them, so this is rare work."""
+        emit = self._emit
+        for header in self._packet_headers:
+            arrays = [part for part in self._storage.chunks[header] if not isinstance(part, Variable)]
+            if arrays:
+                with emit.block(f"if not {emit.validity(header)}:"):
+                    clear_chunks(emit, arrays)
+
+    def _once(self, block: Block, head: str | None) -> None:
+        """A block that may be left early by `break`."""
+        if not block:
+            return
+        if head is None:
+            self._statements.block(block)
+            return
+        self._emit.line("leaving = False")
+        with self._emit.block(head):
+            self._statements.block(block)
+            self._emit.line("break")
+
+    @staticmethod
+    def _exits(block: Block) -> bool:
+        return any(isinstance(node, Exit) for node in walk(block))
+
+    def _set_intrinsic(self, name: str, text: str, mask: bool = False) -> None:
+        """Give a field of the architecture's its value, if the program looks at it."""
+        ref = self._program.intrinsic(name)
+        if ref is None or not self._storage.has(ref):
+            return
+        if mask:
+            text = f"({text}) & {self._emit.constant((1 << self._emit.bits(ref)) - 1)}"
+        self._emit.line(f"{self._emit.place(ref)} = {text}")
+
+    def _verify_checksums(self) -> None:
+        emit = self._emit
+        for item in self._program.checksums:
+            if item.verify:
+                with emit.block(self._checksum_head(item)):
+                    checksum(emit, item)
+                    with emit.block(f"if folded != {emit.place(item.target)}:"):
+                        self._set_intrinsic("standard_metadata.checksum_error", emit.constant(1))
+
+    def _checksum_head(self, item: Checksum) -> str:
+        condition = "True" if item.condition is None else self._emit.expressions.condition(item.condition)
+        return f"if {self._emit.validity(item.target.header)} and {condition}:"
+
+    # --- once per copy ----------------------------------------------------------------------------
+
+    def _replicate(self) -> None:
+        emit = self._emit
+        self._choose()
+        self._drop_by_priority()
+        emit.line(f"unicast_port = {emit.place(EGRESS_SPEC)}")
+        with emit.block("for _ in range(replicas):"):
+            self._copy()
+
+    def _choose(self) -> None:
+        """Multicast goes before unicast, unicast before nothing, as in simple_switch."""
+        emit = self._emit
+        zero, one, two = map(emit.constant, (0, 1, 2))
+        spec = emit.place(EGRESS_SPEC)
+        group_ref = self._program.intrinsic("intrinsic_metadata.mcast_grp")
+        group = emit.place(group_ref) if group_ref is not None else zero
+        emit.line(f"group = {group} & {emit.constant(0xFFFF)}")
+        with emit.block(f"if group != {zero}:"):
+            emit.line(f"replica = groups[{two} * group]")
+            emit.line(f"replicas = groups[{two} * group + {one}]")
+        with emit.block("else:"):
+            emit.line(f"replica = {zero}")
+            emit.line(f"replicas = {zero} if {spec} == {emit.constant(DROP_PORT)} else {one}")
+
+    def _drop_by_priority(self) -> None:
+        """simple_switch has one queue per port unless told otherwise, and drops what asks for another."""
+        ref = self._program.intrinsic("intrinsic_metadata.priority")
+        writes = (node for block in self._blocks.all() for node in walk(block) if isinstance(node, Assign))
+        if ref is not None and any(node.target == ref for node in writes):
+            with self._emit.block(f"if {self._emit.place(ref)} != {self._emit.constant(0)}:"):
+                self._emit.line(f"replicas = {self._emit.constant(0)}")
+
+    def _copy(self) -> None:
+        emit = self._emit
+        zero, one, two = map(emit.constant, (0, 1, 2))
+        with emit.block(f"if group != {zero}:"):
+            emit.line(f"egress_port = groups[replica] & {emit.constant(0x1FF)}")
+            emit.line(f"egress_rid = groups[replica + {one}]")
+            emit.line(f"replica = replica + {two}")
+            emit.line(f"instance = {emit.constant(REPLICA)}")
+        with emit.block("else:"):
+            emit.line("egress_port = unicast_port")
+            emit.line(f"egress_rid = {self._kept_rid()}")
+            emit.line(f"instance = {zero}")
+        if self._queued:
+            emit.line("depth = enqueue(queues, egress_port, now)")
+            with emit.block(f"if depth == {emit.constant(FULL)}:"):
+                emit.line("continue")
+        emit.copied = self._copied_names()
+        self._take_copies()
+        self._egress_intrinsics()
+        self._once(self._blocks.egress, "while True:" if self._exits(self._blocks.egress) else None)
+        with emit.block(f"if {emit.place(EGRESS_SPEC)} != {emit.constant(DROP_PORT)}:"):
+            self._send()
+        emit.copied = frozenset()
+
+    def _kept_rid(self) -> str:
+        rid = self._program.intrinsic("intrinsic_metadata.egress_rid")
+        known = rid is not None and self._storage.has(rid)
+        return self._emit.place(rid) if rid is not None and known else self._emit.constant(0)
+
+    def _egress_intrinsics(self) -> None:
+        self._set_intrinsic("standard_metadata.egress_port", "egress_port")
+        self._set_intrinsic("standard_metadata.egress_spec", self._emit.constant(0))
+        self._set_intrinsic("standard_metadata.instance_type", "instance")
+        self._set_intrinsic("standard_metadata.packet_length", self._emit.name(CURRENT_SIZE))
+        self._set_intrinsic("intrinsic_metadata.egress_rid", "egress_rid")
+        zero = self._emit.constant(0)
+        waited = "waiting_time(queues, egress_port, now)" if self._queued else zero
+        self._set_intrinsic("intrinsic_metadata.egress_global_timestamp", f"now + {waited}", mask=True)
+        self._set_intrinsic("queueing_metadata.enq_timestamp", "now", mask=True)
+        self._set_intrinsic("queueing_metadata.deq_timedelta", waited, mask=True)
+        # Egress runs when a packet queues up: how many will be behind it when it leaves, nobody knows yet.
+        for name in ("enq_qdepth", "deq_qdepth"):
+            self._set_intrinsic(f"queueing_metadata.{name}", "depth" if self._queued else zero)
+
+    def _copied_names(self) -> frozenset[str]:
+        """Variables that egress changes: each copy of a packet starts from what ingress left."""
+        targets: list[Target] = [item.target for item in self._program.checksums if item.update]
+        headers: list[str] = []
+        stacks: list[str] = []
+        for node in walk(self._blocks.egress):
+            if isinstance(node, (Assign, Hash, ReadRegister)):
+                targets.append(node.target)
+            elif isinstance(node, AssignChosen):
+                targets += node.targets
+            elif isinstance(node, MarkToDrop):
+                targets += architecture_fields(self._program)
+            elif isinstance(node, (AddHeader, RemoveHeader)):
+                headers.append(node.header)
+            elif isinstance(node, CopyHeader):
+                headers.append(node.target)
+            elif isinstance(node, (Push, Pop, CopyStack)):
+                changed = node.target if isinstance(node, CopyStack) else node.stack
+                headers += self._program.stacks[changed]
+                stacks.append(changed)
+        names = {CURRENT_SIZE, *(name for target in targets for name in self._storage.names(target))}
+        names.update(map(self._emit.stack_variable, stacks))
+        for header in headers:
+            names.update(map(self._emit.validity_variable, (header, *self._emit.rivals(header))))
+            names.update(chunk.name for chunk in self._storage.chunks[header])
+        return frozenset(names)
+
+    def _take_copies(self) -> None:
+        emit = self._emit
+        arrays = {array.name: array for array in self._storage.arrays()}
+        for name in sorted(emit.copied):
+            if name not in arrays:
+                emit.line(f"{emit.name(name)} = {name}")
+                continue
+            with emit.block(f"for k in range({emit.constant(arrays[name].count)}):"):
+                emit.line(f"{emit.name(name)}[k] = {name}[k]")
+
+    def _send(self) -> None:
+        self._write_out()
+        self._leave()
+
+    def _write_out(self) -> None:
+        """Bring checksums up to date and write the packet out, `to` being where its headers end."""
+        emit = self._emit
+        for item in self._program.checksums:
+            if item.update:
+                with emit.block(self._checksum_head(item)):
+                    checksum(emit, item)
+                    emit.line(f"{emit.place(item.target)} = folded")
+        emit.line("to = sent * out_stride")
+        for header in self._program.deparser:
+            deparse(emit, header)
+        emit.line("copy(out, to, data, base + off, left)")
+
+    def _leave(self) -> None:
+        """Have the packet that was written out leave."""
+        emit = self._emit
+        emit.line("out_length[sent] = to + left - sent * out_stride")
+        emit.line("out_port[sent] = egress_port")
+        if self._queued:
+            emit.line("out_leave[sent] = leave(queues, egress_port, now, number(out_length[sent]))")
+        emit.line(f"sent = sent + {emit.constant(1)}")

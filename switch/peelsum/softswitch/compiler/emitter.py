@@ -1,0 +1,188 @@
+"""The page that generated code is written on: lines, constants, and the program's names as they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from peelsum.softswitch.compiler.emit_expressions import Expressions, Value, unsigned
+from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.compiler.layout import TablePlan
+from peelsum.softswitch.program.operations import Element, FieldRef, Param, Target
+from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.compiler.storage import Array, Storage
+
+#: Python takes 100 levels of indentation.
+_DEPTH_LIMIT = 90
+#: The variable with the packet's length as add_header and remove_header change it.
+CURRENT_SIZE = "current_size"
+
+
+class Emitter:
+    """Collects source text. Where `copied` names variables, code uses copies: egress runs once per copy."""
+
+    def __init__(
+        self,
+        program: Program,
+        storage: Storage,
+        plans: dict[str, TablePlan],
+        largest: Mapping[FieldRef, int] | None = None,
+    ) -> None:
+        self.program = program
+        self.storage = storage
+        self.plans = plans
+        self.expressions = Expressions(self)
+        self.lines: list[str] = []
+        self.copied: frozenset[str] = frozenset()
+        self._largest = largest or {}
+        self._depth = 0
+        self._constants: dict[int, str] = {}
+        self._temporaries = 0
+        self.hits: dict[str, str] = {}
+        self._validities = _named("v_", (name for name, item in program.headers.items() if not item.metadata))
+        self._stack_counts = _named("n_", program.stacks)
+
+    # --- text -------------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        """One line at the current depth."""
+        self.lines.append("    " * self._depth + text)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """A head line and what is written inside, one level deeper; `pass` if that is nothing."""
+        self.line(head)
+        self._depth += 1
+        if self._depth > _DEPTH_LIMIT:
+            raise UnsupportedConstruct("control flow: branches nested too deeply; make tables of them")
+        before = len(self.lines)
+        yield
+        if len(self.lines) == before:
+            self.line("pass")
+        self._depth -= 1
+
+    def drop_lines(self, mark: int) -> None:
+        """Take back what was written since `len(lines)` was `mark`."""
+        del self.lines[mark:]
+
+    def constant(self, value: int) -> str:
+        """The name of a constant."""
+        if value not in self._constants:
+            self._constants[value] = f"k_{value:x}" if value >= 0 else f"k_minus_{-value:x}"
+        return self._constants[value]
+
+    def constants(self) -> list[str]:
+        """The lines that define the constants used."""
+        return [f"{name} = K({value:#x})" for value, name in sorted(self._constants.items())]
+
+    def temporary(self, hint: str) -> str:
+        """A name that nothing else has."""
+        self._temporaries += 1
+        return f"{hint}{self._temporaries}"
+
+    def name(self, variable: str) -> str:
+        """What a variable of the program is called here."""
+        return f"e_{variable}" if variable in self.copied else variable
+
+    # --- the program's names ----------------------------------------------------------------------
+
+    def validity(self, header: str) -> str:
+        """Whether a header is valid."""
+        if self.program.headers[header].metadata:
+            return "True"
+        return self.name(self.validity_variable(header))
+
+    def validity_variable(self, header: str) -> str:
+        """The variable that holds a header's validity."""
+        return self._validities[header]
+
+    def rivals(self, header: str) -> list[str]:
+        """The other headers of a header's union, if it is in one."""
+        unions = [members for members in self.program.unions.values() if header in members]
+        return [other for members in unions for other in members if other != header]
+
+    def stack_variable(self, stack: str) -> str:
+        """The variable that holds how many elements of a stack are filled."""
+        return self._stack_counts[stack]
+
+    def stack_count(self, stack: str) -> str:
+        """What that variable is called here."""
+        return self.name(self._stack_counts[stack])
+
+    def hit(self, table: str) -> str:
+        """Whether the last application of a table hit."""
+        return self.hits.setdefault(table, f"hit{len(self.hits) + 1}")
+
+    def param(self, param: Param, limb: int = 0) -> str:
+        """The variable of an action's parameter, or of one of its 64-bit limbs."""
+        return f"p{list(self.plans).index(param.table)}_{param.index}_{limb}"
+
+    def peek(self, offset: int, bits: int) -> str:
+        """Bits of the packet beyond what is parsed."""
+        from peelsum.softswitch.compiler.emit_packets import load_bits
+
+        if bits > 64:
+            raise UnsupportedConstruct(f"lookahead of {bits} bits: this target has up to 64; look at fewer")
+        return load_bits(self, "(base + off)", offset, bits)
+
+    def cell(self, array: Array, start: int, step: int = 0) -> str:
+        """An element of an array: a fixed one, or in a loop the one that turn `k` steps to."""
+        name = self.name(array.name)
+        if not step:
+            return f"{name}[{self.constant(start)}]"
+        turn = "k" if abs(step) == 1 else f"k * {self.constant(abs(step))}"
+        if step < 0:
+            return f"{name}[{self.constant(start)} - {turn}]"
+        return f"{name}[{turn}]" if start == 0 else f"{name}[{self.constant(start)} + {turn}]"
+
+    def bits(self, target: Target) -> int:
+        """Width of a field."""
+        header = self.program.headers[target.header]
+        if isinstance(target, Element):
+            return header.fields[target.first].bits
+        return next(part.bits for part in header.fields if part.name == target.field)
+
+    def place(self, target: Target) -> str:
+        """The variable or array element of a field of up to 64 bits."""
+        if isinstance(target, Element):
+            return self.cell(*self.storage.element(target), target.step)
+        found = self.storage.array(target)
+        if found is not None:
+            return self.cell(*found)
+        if self.bits(target) > 64:
+            raise UnsupportedConstruct(
+                f"field {target.header}.{target.field}: computing with {self.bits(target)} bits; "
+                "this target copies and matches such fields only"
+            )
+        return self.name(self.storage.variables(target)[0].name)
+
+    def limb_places(self, target: FieldRef) -> list[str]:
+        """The variables of a field of any width, most significant first."""
+        if self.storage.array(target) is not None:
+            return [self.place(target)]
+        return [self.name(part.name) for part in self.storage.variables(target)]
+
+    def read(self, target: Target) -> Value:
+        """A field's value."""
+        bits = self.bits(target)
+        value = unsigned(self.place(target), bits)
+        header = self.program.headers[target.header]
+        if isinstance(target, Element):
+            signed = header.fields[target.first].signed
+        else:
+            declared = header.field(target.field)
+            signed = declared is not None and declared.signed
+        if signed:
+            return self.expressions.sign_extended(value.text, bits)
+        if isinstance(target, FieldRef) and target in self._largest:
+            return Value(value.text, 0, self._largest[target])
+        return value
+
+
+def _named(prefix: str, things: Iterable[str]) -> dict[str, str]:
+    """A variable name for each thing, made from its own."""
+    made: dict[str, str] = {}
+    for thing in things:
+        name = prefix + "".join(letter if letter.isalnum() else "_" for letter in thing)
+        made[thing] = f"{name}_{len(made)}" if name in made.values() else name
+    return made

@@ -1,0 +1,395 @@
+"""Control flow graphs -> nested statements: pipelines, parsers and the jumps inside actions become ifs.
+
+BMv2 JSON says where control goes next; compiled code wants blocks. Pipelines and actions must be acyclic:
+what loops is refused. A parser may loop, as header stacks make it, and then stays a machine of states.
+Nothing here knows how a statement is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeAlias
+
+from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.program.operations import (
+    Action,
+    AddHeader,
+    Assign,
+    AssignChosen,
+    Binary,
+    Bool,
+    Const,
+    CopyHeader,
+    CopyStack,
+    Element,
+    Exit,
+    Expr,
+    FieldRef,
+    Hash,
+    Hit,
+    Jump,
+    JumpIfZero,
+    Lookahead,
+    MarkToDrop,
+    Param,
+    Pop,
+    Push,
+    ReadRegister,
+    RemoveHeader,
+    Target,
+    Unary,
+)
+from peelsum.softswitch.program.model import (
+    Conditional,
+    Parser,
+    ParserOp,
+    Pipeline,
+    Program,
+    Table,
+    successors,
+)
+from peelsum.softswitch.program.model import ParserState as State
+
+# --- statements -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    """Run `then` where `condition` holds, else `orelse`."""
+
+    condition: Expr
+    then: Block
+    orelse: Block = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Look a packet up in `table`, then run the arm of the action found. Arms: action number, statements."""
+
+    table: str
+    arms: tuple[tuple[int, Block], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """End the pipeline if the packet met an `Exit`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Run `body` `count` times; element references in it move on by their step each time."""
+
+    count: int
+    body: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Run `states[0]`, then the state that each one's `Goto` names, until one leads nowhere."""
+
+    states: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Goto:
+    """In a machine: go on with state number `state`; None ends it."""
+
+    state: int | None
+
+
+Statement: TypeAlias = If | Apply | Leave | Repeat | Machine | Goto | ParserOp
+Block: TypeAlias = tuple[Statement, ...]
+
+#: A graph this much larger once written as blocks is refused: its branches share too much.
+_GROWTH_LIMIT = 20
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+
+class _Loop(UnsupportedConstruct):
+    """A graph that leads back to one of its nodes."""
+
+
+class _Graph:
+    """An acyclic graph of nodes; `None` is the end. Finds where branches meet again."""
+
+    def __init__(self, name: str, start: Any, after: Callable[[Any], Sequence[Any]]) -> None:
+        self.name = name
+        self.after = after
+        order = list(self._postorder(start))
+        self._depth: dict[Any, int] = {None: 0}
+        self._meet: dict[Any, Any] = {}
+        for node in order:  # successors come before the node itself
+            nexts = after(node)
+            joined = nexts[0]
+            for other in nexts[1:]:
+                joined = self._common(joined, other)
+            self._meet[node] = joined
+            self._depth[node] = self._depth[joined] + 1
+        self._room = _GROWTH_LIMIT * len(order) + 100
+
+    def _postorder(self, start: Any) -> Iterator[Any]:
+        if start is None:
+            return
+        open_nodes, done = {start}, set()
+        stack = [(start, iter(self.after(start)))]
+        while stack:
+            node, successors = stack[-1]
+            for follower in successors:
+                if follower in open_nodes:
+                    raise _Loop(f"{self.name}: {follower} leads back to itself; loops are not run")
+                if follower is not None and follower not in done:
+                    open_nodes.add(follower)
+                    stack.append((follower, iter(self.after(follower))))
+                    break
+            else:
+                stack.pop()
+                open_nodes.discard(node)
+                done.add(node)
+                yield node
+
+    def _common(self, one: Any, other: Any) -> Any:
+        while one != other:
+            if self._depth[one] >= self._depth[other]:
+                one = self._meet[one]
+            else:
+                other = self._meet[other]
+        return one
+
+    def block(self, node: Any, stop: Any, write: Callable[[Any, Callable[[Any], Block]], Block]) -> Block:
+        """Statements from `node` up to `stop`: `write(node, arm)` gives a node's, `arm(next)` an arm's."""
+        out: list[Statement] = []
+        while node is not None and node != stop:
+            self._room -= 1
+            if self._room < 0:
+                raise UnsupportedConstruct(
+                    f"{self.name}: control flow is too entangled; simplify its branches"
+                )
+            meet = self._meet[node]
+            out += write(node, lambda first, meet=meet: self.block(first, meet, write))  # type: ignore[misc]
+            node = meet
+        return tuple(out)
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+def inline(program: Program, table: Table, number: int) -> Block:
+    """An action's statements for `table`: jumps turned into ifs, parameters bound."""
+    action = program.actions[number]
+    block = _unjumped(action)
+    if _never_changes(table):
+        bound: dict[int, int] = dict(enumerate(table.default_params))
+        block = _with_params(block, lambda param: Const(bound[param.index]))
+    else:
+        block = _with_params(block, lambda param: replace(param, table=table.name))
+    return (*block, Leave()) if any(isinstance(part, Exit) for part in walk(block)) else block
+
+
+def _never_changes(table: Table) -> bool:
+    return not table.keys and table.const_default
+
+
+def _unjumped(action: Action) -> Block:
+    body = action.body
+
+    def place(number: int) -> int | None:
+        return number if number < len(body) else None
+
+    def after(number: int) -> list[int | None]:
+        step = body[number]
+        if isinstance(step, Jump):
+            return [place(step.to)]
+        if isinstance(step, JumpIfZero):
+            return [place(number + 1), place(step.to)]
+        return [place(number + 1)]
+
+    def write(number: int, arm: Callable[[Any], Block]) -> Block:
+        step = body[number]
+        if isinstance(step, Jump):
+            return ()
+        if isinstance(step, JumpIfZero):
+            then, orelse = (arm(follower) for follower in after(number))
+            return (If(Unary("d2b", step.condition), then, orelse),)
+        return (step,)
+
+    graph = _Graph(f"action {action.name}", place(0), after)
+    return graph.block(place(0), None, write)
+
+
+def _with_params(block: Block, bind: Callable[[Param], Expr]) -> Block:
+    return tuple(
+        rebuilt(part, lambda node: bind(node) if isinstance(node, Param) else None) for part in block
+    )
+
+
+def rebuilt(node: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy of a statement or expression in which `change` has replaced nodes; it gives None to keep one."""
+    changed = change(node)
+    if changed is not None:
+        return changed
+    if isinstance(node, tuple):
+        return tuple(rebuilt(part, change) for part in node)
+    if not is_dataclass(node) or isinstance(node, type):
+        return node
+    parts = {part.name: getattr(node, part.name) for part in fields(node)}
+    return type(node)(**{name: rebuilt(value, change) for name, value in parts.items()})
+
+
+def walk(node: Any) -> Iterator[Any]:
+    """Every statement, expression and reference in a block, outermost first."""
+    if isinstance(node, tuple):
+        for part in node:
+            yield from walk(part)
+    elif is_dataclass(node):
+        yield node
+        for part in fields(node):
+            yield from walk(getattr(node, part.name))
+
+
+# --- pipelines ------------------------------------------------------------------------------------
+
+
+def pipeline_block(program: Program, pipeline: Pipeline) -> Block:
+    """A pipeline as nested statements. Raises UnsupportedConstruct for loops."""
+
+    def write(name: str, arm: Callable[[Any], Block]) -> Block:
+        node = pipeline.nodes[name]
+        if isinstance(node, Conditional):
+            return _if(node.condition, arm(node.if_true), arm(node.if_false))
+        return _table_block(program, node, arm)
+
+    graph = _Graph(f"pipeline {pipeline.name}", pipeline.start, lambda name: successors(pipeline.nodes[name]))
+    return graph.block(pipeline.start, None, write)
+
+
+def _if(condition: Expr, then: Block, orelse: Block) -> Block:
+    if not then and not orelse:
+        return ()
+    if not then:
+        return (If(Unary("not", condition), orelse),)
+    return (If(condition, then, orelse),)
+
+
+def _table_block(program: Program, table: Table, arm: Callable[[Any], Block]) -> Block:
+    number = table.default_action
+    if _never_changes(table):
+        after = table.next_by_hit[1] if table.next_by_hit else table.next_by_action.get(number)
+        return (*inline(program, table, number), *arm(after))
+    numbers = [*table.actions, *([] if number in table.actions else [number])]
+    if table.next_by_hit is None:
+        arms = tuple((n, (*inline(program, table, n), *arm(table.next_by_action.get(n)))) for n in numbers)
+        return (Apply(table.name, arms),)
+    applied = Apply(table.name, tuple((n, inline(program, table, n)) for n in numbers))
+    return (applied, *_if(Hit(table.name), arm(table.next_by_hit[0]), arm(table.next_by_hit[1])))
+
+
+# --- parsers --------------------------------------------------------------------------------------
+
+
+def parser_block(parser: Parser) -> Block:
+    """A parser as nested statements, or as a machine if it loops; operations on a packet may end it early."""
+
+    def after(name: str) -> list[str | None]:
+        transitions = parser.states[name].transitions
+        followers = [part.next_state for part in transitions]
+        return followers if transitions and transitions[-1].values is None else [*followers, None]
+
+    def write(name: str, arm: Callable[[Any], Block]) -> Block:
+        state = parser.states[name]
+        return (*state.ops, *_select(state, arm))
+
+    try:
+        graph = _Graph("parser", parser.start, after)
+    except _Loop:
+        return (_machine(parser),)
+    return graph.block(parser.start, None, write)
+
+
+def _machine(parser: Parser) -> Machine:
+    names = [parser.start, *(name for name in parser.states if name != parser.start)]
+    number = {name: position for position, name in enumerate(names)}
+
+    def state(name: str) -> Block:
+        found = parser.states[name]
+        selected = _select(found, lambda after: (Goto(None if after is None else number[after]),))
+        ends = found.transitions and found.transitions[-1].values is None
+        return (*found.ops, *(selected if ends else _or_end(selected)))
+
+    return Machine(tuple(state(name) for name in names))
+
+
+def _or_end(block: Block) -> Block:
+    """The statements of a selection, which ends the machine where nothing is selected."""
+    if not block:
+        return (Goto(None),)
+    (part,) = block
+    return (If(part.condition, part.then, _or_end(part.orelse)),) if isinstance(part, If) else block
+
+
+def _select(state: State, arm: Callable[[Any], Block]) -> Block:
+    chain: Block = ()
+    for transition in reversed(state.transitions):
+        then = arm(transition.next_state)
+        if transition.values is None:
+            chain = then
+            continue
+        condition = _matches(state.key, transition.values, transition.masks)
+        if isinstance(condition, Bool):
+            chain = then if condition.value else chain
+        elif then or chain:
+            chain = (If(condition, then, chain),)
+    return chain
+
+
+def _matches(key: Sequence[Expr], values: Sequence[int], masks: Sequence[int] | None) -> Expr:
+    condition: Expr = Bool(True)
+    for number, (part, value) in enumerate(zip(key, values, strict=True)):
+        left: Expr = part
+        if masks is not None:
+            if masks[number] == 0:
+                continue
+            left, value = Binary("&", part, Const(masks[number])), value & masks[number]
+        test = Binary("==", left, Const(value))
+        condition = test if isinstance(condition, Bool) else Binary("and", condition, test)
+    return condition
+
+
+# --- loops -----------------------------------------------------------------------------------------
+
+
+def written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | None:
+    """The (header, field number) pairs that a loop changes on any turn; None if that cannot be told."""
+    places: set[tuple[str, int]] = set()
+    for node in walk(loop.body):
+        if isinstance(node, (AddHeader, RemoveHeader, CopyHeader, Push, Pop, CopyStack, MarkToDrop)):
+            return None
+        if isinstance(node, AssignChosen):
+            for target in node.targets:
+                places |= places_of(program, target, loop.count)
+        if isinstance(node, (Assign, Hash, ReadRegister)):
+            places |= places_of(program, node.target, loop.count)
+    return places
+
+
+def places_of(program: Program, target: Target, count: int) -> set[tuple[str, int]]:
+    """The (header, field number) pairs that a field or an element is over `count` turns."""
+    if isinstance(target, Element):
+        return {(target.header, target.first + target.step * turn) for turn in range(count)}
+    fields = program.headers[target.header].fields
+    return {(target.header, number) for number, part in enumerate(fields) if part.name == target.field}
+
+
+def is_steady(program: Program, value: Expr, loop: Repeat) -> bool:
+    """Whether an expression is the same on every turn of a loop."""
+    written = written_places(program, loop)
+    if written is None:
+        return False
+    for node in walk(value):
+        if isinstance(node, (Element, Lookahead)):
+            return False
+        if isinstance(node, FieldRef) and written & places_of(program, node, 1):
+            return False
+    return True

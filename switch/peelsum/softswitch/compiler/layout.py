@@ -1,0 +1,176 @@
+"""Where tables, registers, counters and groups lie in the flat arrays that compiled code and control share.
+
+Compiled code takes these offsets as constants; control writes the arrays. Nothing here moves after loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.program.model import Program, Table, TableKey
+
+#: Words of a row before its parameters: action + 1 (0: nothing here), and the entry's number.
+ROW_ACTION, ROW_ENTRY, ROW_PARAMS = 0, 1, 2
+#: More words of table memory than this are refused: 2 GiB.
+WORDS_LIMIT = 1 << 28
+
+
+def words_of(bits: int) -> int:
+    """How many 64-bit words hold `bits` bits."""
+    return max(1, -(-bits // 64))
+
+
+def limbs(value: int, bits: int) -> list[int]:
+    """`value` cut into 64-bit words, most significant first."""
+    count = words_of(bits)
+    return [value >> 64 * (count - 1 - i) & (1 << 64) - 1 for i in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPart:
+    """Bits `shift` and up of one key word: limb `limb` of key `key`, counted from the top."""
+
+    key: int
+    limb: int
+    shift: int
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """One table's place in the table memory.
+
+    `default_row` is a row without key. From `region` on, an exact table is a hash table of `capacity` rows,
+    open addressing; any other holds a count and then rows in the order they are tried. A row is `row_words`
+    long: action, entry number, parameters, key. The key of an exact row is one word per entry of `words`;
+    else it is value and mask for each of `words`, then low and high for each of `ranges`.
+    """
+
+    table: Table
+    param_words: int
+    words: tuple[tuple[KeyPart, ...], ...]
+    ranges: tuple[int, ...]
+    exact: bool
+    row_words: int
+    capacity: int
+    default_row: int
+    region: int
+    end: int
+
+    @property
+    def key_offset(self) -> int:
+        """Words from the start of a row to its key."""
+        return ROW_PARAMS + self.param_words
+
+    def key_words(self, values: Sequence[int]) -> list[int]:
+        """Key values, one per table key, packed as compiled code packs a packet's."""
+        packed = []
+        for parts in self.words:
+            word = 0
+            for part in parts:
+                bits = self.table.keys[part.key].bits
+                word |= limbs(values[part.key], bits)[part.limb] << part.shift
+            packed.append(word)
+        return packed
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterPlan:
+    """Cell i is element `base + i * step` of the array of 32-bit registers, or of the `wide` ones' (64)."""
+
+    size: int
+    bits: int
+    wide: bool
+    base: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class CounterPlan:
+    """Cell i of a counter is elements `base + 2 i` (packets) and `base + 2 i + 1` (bytes)."""
+
+    size: int
+    base: int
+
+
+def pack_keys(keys: Sequence[TableKey]) -> tuple[tuple[KeyPart, ...], ...]:
+    """Key fields put side by side into 64-bit words; fields wider than a word are cut into limbs."""
+    words: list[tuple[KeyPart, ...]] = []
+    current: list[KeyPart] = []
+    room = 64
+    for number, key in enumerate(keys):
+        if key.kind == "range":
+            continue
+        if key.bits > 64:
+            words += [(KeyPart(number, limb, 0),) for limb in range(words_of(key.bits))]
+            continue
+        if key.bits > room:
+            words.append(tuple(current))
+            current, room = [], 64
+        room -= key.bits
+        current.append(KeyPart(number, 0, room))
+    return (*words, tuple(current)) if current else tuple(words)
+
+
+def plan_tables(program: Program) -> dict[str, TablePlan]:
+    """A place for every table. Raises UnsupportedConstruct if the declared sizes are beyond reason."""
+    plans: dict[str, TablePlan] = {}
+    at = 0
+    for name, table in program.tables.items():
+        plans[name] = plan = _plan_table(program, table, at)
+        at = plan.end
+    if at > WORDS_LIMIT:
+        largest = max(plans.values(), key=lambda plan: plan.end - plan.default_row).table
+        raise UnsupportedConstruct(
+            f"table {largest.name}: size {largest.size} needs too much memory; declare less"
+        )
+    return plans
+
+
+def _plan_table(program: Program, table: Table, at: int) -> TablePlan:
+    actions = [program.actions[number] for number in {*table.actions, table.default_action}]
+    param_words = max(sum(words_of(param.bits) for param in action.params) for action in actions)
+    words = pack_keys(table.keys)
+    ranges = tuple(number for number, key in enumerate(table.keys) if key.kind == "range")
+    exact = all(key.kind == "exact" for key in table.keys)
+    key_words = len(words) if exact else 2 * len(words) + 2 * len(ranges)
+    row_words = ROW_PARAMS + param_words + key_words
+    size = len(table.const_entries) if table.const_entries is not None else table.size
+    region = at + ROW_PARAMS + param_words
+    if not table.keys:
+        capacity, length = 0, 0
+    elif exact:
+        capacity = 1 << max(1, (2 * size - 1).bit_length())
+        length = capacity * row_words
+    else:
+        capacity = size
+        length = 1 + size * row_words
+    return TablePlan(
+        table, param_words, words, ranges, exact, row_words, capacity, at, region, region + length
+    )
+
+
+def plan_registers(program: Program, banks: Iterable[Sequence[str]]) -> dict[str, RegisterPlan]:
+    """A place for every register. Registers of one bank lie side by side: cell i of all, then cell i + 1."""
+    plans: dict[str, RegisterPlan] = {}
+    ends = {False: 0, True: 0}
+    banked = [tuple(bank) for bank in banks]
+    single = [(name,) for name in program.registers if not any(name in bank for bank in banked)]
+    for bank in [*banked, *single]:
+        first = program.registers[bank[0]]
+        wide = first.bits > 32
+        for column, name in enumerate(bank):
+            plans[name] = RegisterPlan(first.size, first.bits, wide, ends[wide] + column, len(bank))
+        ends[wide] += first.size * len(bank)
+    return plans
+
+
+def plan_counters(program: Program) -> dict[str, CounterPlan]:
+    """A place for every counter."""
+    plans: dict[str, CounterPlan] = {}
+    at = 0
+    for name, counter in program.counters.items():
+        plans[name] = CounterPlan(counter.size, at)
+        at += 2 * counter.size
+    return plans

@@ -1,0 +1,231 @@
+"""Straight-line runs that differ only by lane -> loops.
+
+p4c writes an action over 256 lanes as 768 statements. Runs of statements of one shape, in which every field
+and register either stays or moves on by a constant number of places, become one `Repeat`. Turns run in the
+order of the run, so nothing is assumed about what the statements do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from peelsum.softswitch.compiler.flow import Apply, Block, If, Leave, Repeat, Statement
+from peelsum.softswitch.program.operations import (
+    Element,
+    Exit,
+    FieldRef,
+    Hit,
+    ReadRegister,
+    RegisterElement,
+    WriteRegister,
+)
+from peelsum.softswitch.program.model import Program
+
+#: A run pays from this many turns on.
+MIN_TURNS = 4
+#: Longest body of a loop that is looked for, in statements.
+MAX_PERIOD = 16
+
+#: A place that can move from turn to turn: (header, number of the field) or ("", number of the register).
+Place: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Which fields and registers some loop steps through: per header (or "" for registers), (first, last)."""
+
+    ranges: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+
+    def containing(self, place: Place) -> tuple[int, int] | None:
+        """The span that a place is in."""
+        return next((span for span in self.ranges.get(place[0], ()) if span[0] <= place[1] <= span[1]), None)
+
+
+class Roller:
+    """Rolls the blocks of one program and remembers what their loops step through."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._fields = {
+            (header.name, part.name): number
+            for header in program.headers.values()
+            for number, part in enumerate(header.fields)
+        }
+        self._registers = {name: number for number, name in enumerate(program.registers)}
+        self._register_list = list(program.registers.values())
+        self._touched: dict[str, list[tuple[int, int]]] = {}
+
+    def spans(self) -> Spans:
+        """What all loops so far step through, spans that overlap joined."""
+        return Spans({owner: _joined(spans) for owner, spans in self._touched.items()})
+
+    def roll(self, block: Block) -> Block:
+        """The block with its runs, inner ones too, as loops."""
+        inner = tuple(self._roll_inside(part) for part in block)
+        shaped = [self._shape(part) for part in inner]
+        numbers: dict[Hashable, int] = {}
+        shapes = [numbers.setdefault(shape, len(numbers)) for shape, _ in shaped]
+        places = [found for _, found in shaped]
+        out: list[Statement] = []
+        at = 0
+        while at < len(inner):
+            period, turns, steps = self._best_run(shapes, places, at)
+            if turns >= MIN_TURNS:
+                out.append(self._repeat(inner[at : at + period], turns, steps))
+                at += period * turns
+            else:
+                out.append(inner[at])
+                at += 1
+        return tuple(out)
+
+    def _roll_inside(self, part: Statement) -> Statement:
+        if isinstance(part, If):
+            return If(part.condition, self.roll(part.then), self.roll(part.orelse))
+        if isinstance(part, Apply):
+            return Apply(part.table, tuple((number, self.roll(arm)) for number, arm in part.arms))
+        return part
+
+    # --- finding runs -----------------------------------------------------------------------------
+
+    def _shape(self, part: Statement) -> tuple[Hashable, tuple[Place, ...]]:
+        """A statement without the places in it, and those places in order."""
+        places: list[Place] = []
+        shape = self._shape_of(part, places)
+        return shape, tuple(places)
+
+    def _shape_of(self, node: Any, places: list[Place]) -> Hashable:
+        if isinstance(node, FieldRef) and (node.header, node.field) in self._fields:
+            place = (node.header, self._fields[node.header, node.field])
+            places.append(place)
+            declared = self._program.headers[node.header].fields[place[1]]
+            return "field", declared.bits, declared.signed
+        if isinstance(node, (Apply, Leave, Exit, Hit, Repeat)):
+            return "unique", id(node)  # never like another: where control goes is not rolled
+        if isinstance(node, tuple):
+            return tuple(self._shape_of(part, places) for part in node)
+        if not is_dataclass(node):
+            return node  # type: ignore[no-any-return]
+        if isinstance(node, (ReadRegister, WriteRegister)) and isinstance(node.register, str):
+            number = self._registers[node.register]
+            places.append(("", number))
+            declared_as = self._register_list[number]
+            rest = [
+                self._shape_of(getattr(node, name), places) for name in _names(node) if name != "register"
+            ]
+            return type(node).__name__, declared_as.bits, declared_as.size, *rest
+        return type(node).__name__, *(self._shape_of(getattr(node, name), places) for name in _names(node))
+
+    def _best_run(
+        self, shapes: Sequence[int], places: Sequence[tuple[Place, ...]], at: int
+    ) -> tuple[int, int, list[int]]:
+        """The run from `at` on that covers most: its period, turns, and the step of every place."""
+        best: tuple[int, int, list[int]] = (1, 1, [])
+        for period in range(1, MAX_PERIOD + 1):
+            turns = 1
+            while _alike(shapes, at, period, turns):
+                turns += 1
+            if turns < MIN_TURNS or period * turns <= best[0] * best[1]:
+                continue
+            rows = [
+                [place for part in places[first : first + period] for place in part]
+                for first in range(at, at + period * turns, period)
+            ]
+            steady, steps = self._steady(rows)
+            if steady >= MIN_TURNS and period * steady > best[0] * best[1] and any(steps):
+                best = (period, steady, steps)
+        return best
+
+    def _steady(self, rows: Sequence[Sequence[Place]]) -> tuple[int, list[int]]:
+        """How many turns every place keeps its step, and the steps."""
+        if any(one[0] != other[0] for one, other in zip(rows[0], rows[1], strict=True)):
+            return 1, []
+        steps = [other[1] - one[1] for one, other in zip(rows[0], rows[1], strict=True)]
+        turns = 1
+        for before, after in pairwise(rows):
+            moved = zip(before, after, steps, strict=True)
+            if any((one[0], one[1] + step) != other for one, other, step in moved):
+                break
+            turns += 1
+        for (owner, first), step in zip(rows[0], steps, strict=True):
+            if step and not self._uniform(owner, first, first + step * (turns - 1)):
+                return 1, []
+        return turns, steps
+
+    def _uniform(self, owner: str, one: int, other: int) -> bool:
+        """Whether everything between two places is alike, so that it can be one array."""
+        low, high = min(one, other), max(one, other)
+        if owner == "":
+            kinds = {(part.bits, part.size) for part in self._register_list[low : high + 1]}
+            return len(kinds) == 1
+        header = self._program.headers[owner]
+        widths = {part.bits for part in header.fields[low : high + 1]}
+        whole = header.metadata or sum(part.bits for part in header.fields[:low]) % 8 == 0
+        return (
+            len(widths) == 1
+            and (header.metadata or widths <= {8, 16, 32, 64})
+            and max(widths) <= 64
+            and whole
+        )
+
+    # --- building loops ---------------------------------------------------------------------------
+
+    def _repeat(self, body: Block, turns: int, steps: Sequence[int]) -> Repeat:
+        remaining = iter(steps)
+        return Repeat(turns, tuple(self._stepping(part, turns, remaining) for part in body))
+
+    def _stepping(self, node: Any, turns: int, steps: Iterator[int]) -> Any:
+        """`node` with every place that moves made an element; takes the steps in the order of `_shape_of`."""
+        if isinstance(node, FieldRef) and (node.header, node.field) in self._fields:
+            number = self._fields[node.header, node.field]
+            step = self._touch((node.header, number), turns, next(steps))
+            return Element(node.header, number, step) if step else node
+        if isinstance(node, tuple):
+            return tuple(self._stepping(part, turns, steps) for part in node)
+        if not is_dataclass(node) or isinstance(node, type):
+            return node
+        values: dict[str, Any] = {}
+        if isinstance(node, (ReadRegister, WriteRegister)) and isinstance(node.register, str):
+            number = self._registers[node.register]
+            step = self._touch(("", number), turns, next(steps))
+            values["register"] = RegisterElement(number, step) if step else node.register
+        for name in _names(node):
+            if name not in values:
+                values[name] = self._stepping(getattr(node, name), turns, steps)
+        return type(node)(**values)
+
+    def _touch(self, place: Place, turns: int, step: int) -> int:
+        if step:
+            last = place[1] + step * (turns - 1)
+            self._touched.setdefault(place[0], []).append((min(place[1], last), max(place[1], last)))
+        return step
+
+
+def _alike(shapes: Sequence[int], at: int, period: int, turns: int) -> bool:
+    first = at + period * turns
+    return first + period <= len(shapes) and all(
+        shapes[at + offset] == shapes[first + offset] for offset in range(period)
+    )
+
+
+def _names(node: Any) -> Sequence[str]:
+    kind: Any = type(node)
+    return _names_of(kind)
+
+
+@cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(part.name for part in fields(kind))
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    for low, high in sorted(spans):
+        if out and low <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], high))
+        else:
+            out.append((low, high))
+    return out

@@ -1,0 +1,180 @@
+"""Where generated code keeps fields while a packet is under way: variables, or arrays that loops run over.
+
+Fields of packet headers that the program never looks at are kept together, as many as fit into one variable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from peelsum.softswitch.compiler.flow import walk
+from peelsum.softswitch.compiler.layout import words_of
+from peelsum.softswitch.program.operations import Element, FieldRef, Target
+from peelsum.softswitch.program.model import Header, Program
+from peelsum.softswitch.compiler.reroll import Spans
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """`bits` bits (64 at most), `offset` bits into the header, in the variable `name`."""
+
+    name: str
+    offset: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """`count` fields of `bits` bits, number `first` and up of a header, in the array `name`."""
+
+    name: str
+    offset: int
+    bits: int
+    first: int
+    count: int
+
+
+Chunk: TypeAlias = Variable | Array
+
+
+class Storage:
+    """The variables and arrays of one program. `blocks` is all its code."""
+
+    def __init__(
+        self, program: Program, blocks: Iterable[Any], spans: Spans, roots: Iterable[FieldRef]
+    ) -> None:
+        self._program = program
+        self._names: set[str] = set()
+        self._fields: dict[tuple[str, str], Sequence[Variable] | Array] = {}
+        self.chunks: dict[str, list[Chunk]] = {}
+        used = _used(program, blocks, roots)
+        by_type: dict[str, list[tuple[int, int]]] = {}
+        for owner, ranges in spans.ranges.items():
+            if owner:
+                by_type.setdefault(program.headers[owner].type_name, []).extend(ranges)
+        for header in program.headers.values():
+            self._lay_out(header, used, sorted(set(by_type.get(header.type_name, ()))))
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    def variables(self, ref: FieldRef) -> Sequence[Variable]:
+        """The variables of a field that is in no array, most significant first; one up to 64 bits."""
+        found = self._fields[ref.header, ref.field]
+        assert not isinstance(found, Array)
+        return found
+
+    def has(self, ref: FieldRef) -> bool:
+        """Whether the program looks at a field of metadata, or the field is one of a packet header."""
+        return (ref.header, ref.field) in self._fields
+
+    def names(self, target: Target) -> list[str]:
+        """The variables, or the array, that a field or element is in."""
+        if isinstance(target, Element):
+            return [self.element(target)[0].name]
+        found = self._fields[target.header, target.field]
+        return [found.name] if isinstance(found, Array) else [part.name for part in found]
+
+    def array(self, ref: FieldRef) -> tuple[Array, int] | None:
+        """The array that a field is in, and its place there; None if it is in variables."""
+        found = self._fields[ref.header, ref.field]
+        if not isinstance(found, Array):
+            return None
+        header = self._program.headers[ref.header]
+        number = next(n for n, part in enumerate(header.fields) if part.name == ref.field)
+        return found, number - found.first
+
+    def element(self, element: Element) -> tuple[Array, int]:
+        """The array that an element of a loop steps through, and where it starts."""
+        name = self._program.headers[element.header].fields[element.first].name
+        found = self._fields[element.header, name]
+        assert isinstance(found, Array)
+        return found, element.first - found.first
+
+    def arrays(self) -> list[Array]:
+        """Every array."""
+        return [part for chunks in self.chunks.values() for part in chunks if isinstance(part, Array)]
+
+    def name(self, *parts: str) -> str:
+        """A new variable name made from `parts`."""
+        wanted = re.sub(r"\W+", "_", "_".join(parts)).strip("_")
+        name, number = wanted, 1
+        while name in self._names:
+            number += 1
+            name = f"{wanted}_{number}"
+        self._names.add(name)
+        return name
+
+    # --- laying out -------------------------------------------------------------------------------
+
+    def _lay_out(self, header: Header, used: set[tuple[str, str]], spans: Sequence[tuple[int, int]]) -> None:
+        chunks: list[Chunk] = []
+        offset = number = 0
+        while number < len(header.fields):
+            span = next((part for part in spans if part[0] == number), None)
+            if span is not None:
+                chunk = self._array(header, span, offset)
+                chunks.append(chunk)
+                number, offset = span[1] + 1, offset + chunk.bits * chunk.count
+                continue
+            end = self._alone_or_merged(header, number, used, spans)
+            bits = sum(part.bits for part in header.fields[number:end])
+            name = header.fields[number].name
+            if not header.metadata or (header.type_name, name) in used:
+                made = self._variables(header, name, offset, bits)
+                chunks += made
+                self._fields[header.name, name] = made
+            number, offset = end, offset + bits
+        self.chunks[header.name] = chunks
+
+    def _alone_or_merged(
+        self, header: Header, number: int, used: set[tuple[str, str]], spans: Sequence[tuple[int, int]]
+    ) -> int:
+        """Where the group that starts with field `number` ends; unused packet fields go together."""
+
+        def apart(position: int) -> bool:
+            starts = any(part[0] == position for part in spans)
+            return starts or (header.type_name, header.fields[position].name) in used
+
+        end = number + 1
+        if header.metadata or apart(number):
+            return end
+        bits = header.fields[number].bits
+        while end < len(header.fields) and not apart(end) and bits + header.fields[end].bits <= 64:
+            bits += header.fields[end].bits
+            end += 1
+        return end
+
+    def _array(self, header: Header, span: tuple[int, int], offset: int) -> Array:
+        first, last = span
+        array = Array(self.name("a", header.name), offset, header.fields[first].bits, first, last - first + 1)
+        for part in header.fields[first : last + 1]:
+            self._fields[header.name, part.name] = array
+        return array
+
+    def _variables(self, header: Header, field: str, offset: int, bits: int) -> list[Variable]:
+        made = []
+        count = words_of(bits)
+        for limb in range(count):
+            width = bits - 64 * (count - 1) if limb == 0 else 64
+            made.append(Variable(self.name("f", header.name, field), offset, width))
+            offset += width
+        return made
+
+
+def _used(program: Program, blocks: Iterable[Any], roots: Iterable[FieldRef]) -> set[tuple[str, str]]:
+    """(type, field) of all fields that code names."""
+    refs = set(roots)
+    for block in blocks:
+        refs.update(node for node in walk(block) if isinstance(node, FieldRef))
+    for kept in program.field_lists.values():
+        refs.update(kept)
+    for table in program.tables.values():
+        refs.update(key.target for key in table.keys)
+    for checksum in program.checksums:
+        refs.add(checksum.target)
+        refs.update(ref for ref, _, _ in checksum.inputs if ref is not None)
+        refs.update(node for node in walk(checksum.condition) if isinstance(node, FieldRef))
+    return {(program.headers[ref.header].type_name, ref.field) for ref in refs}

@@ -1,0 +1,5 @@
+"""A P4Runtime server for the embedded target: what a controller talks to."""
+
+from peelsum.softswitch.p4runtime.server import THREAD_PREFIX, RunningServer, serve
+
+__all__ = ["THREAD_PREFIX", "RunningServer", "serve"]

@@ -1,0 +1,106 @@
+"""Multicast groups: the part of the packet replication engine that sends packets to several ports."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from finsy.proto import p4r
+
+from peelsum.softswitch import Switch
+from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, unimplemented
+from peelsum.softswitch.p4runtime.values import to_bytes, to_int
+
+_PORT_BITS = 32
+_GROUP_LIMIT = 1 << 16
+
+
+class Groups:
+    """The multicast groups of one pipeline, and the metadata controllers keep with them."""
+
+    def __init__(self, switch: Switch, ports: Collection[int] | None = None) -> None:
+        """ports: where copies may leave; None: anywhere."""
+        self._switch = switch
+        self._ports = ports
+        self._metadata: dict[int, bytes] = {}
+        # Groups written with the older `egress_port` are read back with it: a client sees what it wrote.
+        self._older_form: set[int] = set()
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.PacketReplicationEngineEntry) -> None:
+        """Insert, modify or delete a group. Raises RequestError; then nothing has changed."""
+        group = _multicast(entry)
+        number = group.multicast_group_id
+        if not 0 < number < _GROUP_LIMIT:
+            raise invalid(f"multicast_group_id: {number} is not between 1 and {_GROUP_LIMIT - 1}")
+        exists = number in self._switch.groups
+        if kind == p4r.Update.INSERT and exists:
+            raise RequestError(Code.ALREADY_EXISTS, f"multicast group {number} exists")
+        if kind != p4r.Update.INSERT and not exists:
+            raise RequestError(Code.NOT_FOUND, f"multicast group {number} does not exist")
+        if kind == p4r.Update.DELETE:
+            self._switch.groups.delete(number)
+            self._metadata.pop(number, None)
+            self._older_form.discard(number)
+            return
+        replicas = replicas_of(group.replicas, f"multicast group {number}")
+        check_ports(self._ports, (port for port, _ in replicas))
+        self._switch.groups.set(number, replicas)
+        self._metadata[number] = group.metadata
+        self._older_form.discard(number)
+        if any(replica.WhichOneof("port_kind") == "egress_port" for replica in group.replicas):
+            self._older_form.add(number)
+
+    def read(self, wanted: p4r.PacketReplicationEngineEntry) -> Iterator[p4r.PacketReplicationEngineEntry]:
+        """The group that `wanted` names, if it is there, or (id 0) all groups, as they are now."""
+        number = _multicast(wanted).multicast_group_id
+        groups = self._switch.groups
+        chosen = groups.ids() if number == 0 else [number] if number in groups else []
+        found = [self._encode(group) for group in chosen]
+        return (p4r.PacketReplicationEngineEntry(multicast_group_entry=group) for group in found)
+
+    def _encode(self, number: int) -> p4r.MulticastGroupEntry:
+        group = p4r.MulticastGroupEntry(multicast_group_id=number, metadata=self._metadata.get(number, b""))
+        replicas = self._switch.groups.get(number)
+        group.replicas.extend(encode_replicas(replicas, number in self._older_form))
+        return group
+
+
+def check_ports(known: Collection[int] | None, ports: Iterable[int]) -> None:
+    """Raise RequestError for a port that is not among those known (None: any may be there)."""
+    for port in ports:
+        if known is not None and port not in known:
+            shown = ", ".join(map(str, sorted(known)))
+            raise invalid(f"port {port} is none of this switch, which has {shown}")
+
+
+def encode_replicas(replicas: Sequence[tuple[int, int]], older_form: bool) -> Iterator[p4r.Replica]:
+    """Replicas as a client reads them; `older_form`: with `egress_port`."""
+    for port, instance in replicas:
+        if older_form:
+            yield p4r.Replica(egress_port=port, instance=instance)
+        else:
+            yield p4r.Replica(port=to_bytes(port), instance=instance)
+
+
+def _multicast(entry: p4r.PacketReplicationEngineEntry) -> p4r.MulticastGroupEntry:
+    kind = entry.WhichOneof("type")
+    if kind is None:
+        raise invalid("packet_replication_engine_entry: is empty")
+    if kind != "multicast_group_entry":
+        raise unimplemented(kind)
+    return entry.multicast_group_entry
+
+
+def replicas_of(given: Iterable[p4r.Replica], what: str) -> list[tuple[int, int]]:
+    """(port, instance) of each replica. Raises RequestError naming `what` they are of."""
+    replicas: dict[tuple[int, int], None] = {}
+    for replica in given:
+        if replica.backup_replicas:
+            raise unimplemented("backup replicas")
+        kind = replica.WhichOneof("port_kind")
+        if kind is None:
+            raise invalid(f"{what}: a replica has no port")
+        port = to_int(replica.port, _PORT_BITS, "port") if kind == "port" else replica.egress_port
+        if (port, replica.instance) in replicas:
+            raise invalid(f"{what}: port {port} instance {replica.instance} appears twice")
+        replicas[port, replica.instance] = None
+    return list(replicas)

@@ -1,0 +1,119 @@
+"""One pipeline as requests see it: the configuration a controller sent, and the switch built from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+
+from finsy.proto import p4r
+
+from peelsum.softswitch import Program, Switch
+from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.errors import SoftswitchError, UnsupportedConstruct
+from peelsum.softswitch.program.loader import parse
+from peelsum.softswitch.p4runtime.entities import Entities
+from peelsum.softswitch.p4runtime.info import PipelineInfo, TableInfo
+from peelsum.softswitch.p4runtime.status import BatchError, Code, RequestError, invalid, one_line
+
+_Get = p4r.GetForwardingPipelineConfigRequest
+_WITH_P4INFO = (_Get.ALL, _Get.P4INFO_AND_COOKIE)
+_WITH_DEVICE_CONFIG = (_Get.ALL, _Get.DEVICE_CONFIG_AND_COOKIE)
+
+
+class Pipeline:
+    """A verified configuration with a switch of its own, whether that switch is running or not."""
+
+    def __init__(
+        self,
+        config: p4r.ForwardingPipelineConfig,
+        info: PipelineInfo,
+        switch: Switch,
+        ports: Collection[int] | None = None,
+    ) -> None:
+        """ports: the switch's; None: not known."""
+        self.config = config
+        self.info = info
+        self.switch = switch
+        self.entities = Entities(info, switch, ports)
+
+    @classmethod
+    def build(cls, config: p4r.ForwardingPipelineConfig, device: Device) -> Pipeline:
+        """Verify a configuration and build its switch. Raises RequestError."""
+        info, program = verify(config)
+        return cls(config, info, device.build(program), device.ports)
+
+    def runs(self, config: p4r.ForwardingPipelineConfig) -> bool:
+        """Whether a configuration is this one, its cookie aside."""
+        return self.config.p4_device_config == config.p4_device_config and self.config.p4info == config.p4info
+
+    def described(self, response_type: int) -> p4r.ForwardingPipelineConfig:
+        """The configuration as GetForwardingPipelineConfig returns it. Raises RequestError."""
+        if response_type not in _Get.ResponseType.values():
+            raise invalid(f"response_type: {response_type} is none the specification knows")
+        answer = p4r.ForwardingPipelineConfig()
+        if self.config.HasField("cookie"):
+            answer.cookie.CopyFrom(self.config.cookie)
+        if response_type in _WITH_P4INFO:
+            answer.p4info.CopyFrom(self.config.p4info)
+        if response_type in _WITH_DEVICE_CONFIG:
+            answer.p4_device_config = self.config.p4_device_config
+        return answer
+
+    def take_over(self, other: Pipeline) -> None:
+        """Copy another pipeline's entries, default actions and groups; counters and registers start afresh.
+
+        Raises RequestError (INVALID_ARGUMENT) if something of it does not fit this pipeline.
+        """
+        try:
+            self.entities.write(other.entities.forwarding_state())
+        except BatchError as error:
+            raise invalid(f"config: the forwarding state cannot be kept: {error.message}") from error
+
+
+def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]:
+    """The P4Info and the program of a configuration, if this target can run them. Raises RequestError."""
+    info = PipelineInfo.of(config.p4info)
+    if not config.p4_device_config:
+        raise invalid("p4_device_config: is empty; send the compiler's BMv2 JSON")
+    try:
+        program = parse(json.loads(config.p4_device_config), "p4_device_config")
+    except UnsupportedConstruct as error:
+        raise RequestError(Code.UNIMPLEMENTED, f"p4_device_config: {one_line(error)}") from error
+    except SoftswitchError as error:
+        raise invalid(f"p4_device_config: {one_line(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"p4_device_config: is no BMv2 JSON ({one_line(error)})") from error
+    _agree(info, program)
+    return info, program
+
+
+def _agree(info: PipelineInfo, program: Program) -> None:
+    actions = {action.name: len(action.params) for action in program.actions.values()}
+    for action in info.actions.values():
+        # The compiler leaves out actions that no table uses in the end.
+        if actions.get(action.name, len(action.params)) != len(action.params):
+            raise _disagreement(f"action {action.name}")
+    for table in info.tables.values():
+        if not _same_key(table, program):
+            raise _disagreement(f"table {table.name}")
+    for kind, declared, built in (
+        ("counter", info.counters, program.counters),
+        ("register", info.registers, program.registers),
+    ):
+        for cells in declared.values():
+            found = built.get(cells.name)
+            if found is None or found.size != cells.size:
+                raise _disagreement(f"{kind} {cells.name}")
+
+
+def _same_key(table: TableInfo, program: Program) -> bool:
+    built = program.tables.get(table.name)
+    if built is None:
+        return False
+    # BMv2 has no optional matches: the compiler makes them ternary.
+    declared = [("ternary" if part.kind == "optional" else part.kind, part.bits) for part in table.fields]
+    return declared == [(key.kind, key.bits) for key in built.keys]
+
+
+def _disagreement(what: str) -> RequestError:
+    return invalid(f"config: p4info and p4_device_config differ in {what}; take both from one compilation")

@@ -1,0 +1,65 @@
+"""Where the P4Runtime service listens. Owns the gRPC server's options and its end."""
+
+from __future__ import annotations
+
+import errno
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from finsy.proto import p4r_grpc
+
+from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.p4runtime.service import MAX_STREAMS, P4RuntimeService
+
+#: Calls that wait for their turn hold a thread, too.
+_THREADS = MAX_STREAMS + 32
+_OPTIONS = (
+    # Without this a second server would share the port silently, and get every other connection.
+    ("grpc.so_reuseport", 0),
+    # Compiled pipelines are a few megabytes.
+    ("grpc.max_receive_message_length", 64 << 20),
+)
+_STOP_GRACE_S = 0.1
+#: How the names of the server's threads begin.
+THREAD_PREFIX = "p4runtime"
+
+
+class RunningServer:
+    """A P4Runtime server that answers until `stop`."""
+
+    def __init__(
+        self, device: Device, server: grpc.Server, threads: ThreadPoolExecutor, host: str, port: int
+    ) -> None:
+        self._device = device
+        self._server = server
+        self._threads = threads
+        self.port = port
+        self.address = f"{host}:{port}"
+
+    def stop(self) -> None:
+        """End every call and free the port. A pipeline that is being compiled goes on in its thread."""
+        self._device.on_packet_in(None)
+        self._server.stop(_STOP_GRACE_S).wait()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def serve(device: Device, address: str = "127.0.0.1:9559") -> RunningServer:
+    """Answer P4Runtime for a device at `address` (host:port; port 0 takes a free one).
+
+    Raises ValueError if the address is malformed, OSError if it cannot be listened on.
+    """
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 0xFFFF:
+        raise ValueError(f"grpc address: {address!r} is not host:port; try 127.0.0.1:9559")
+    threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
+    server = grpc.server(threads, options=_OPTIONS)
+    p4r_grpc.add_P4RuntimeServicer_to_server(P4RuntimeService(device), server)
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        reason = f"grpc address: cannot listen on {address}; free it or choose another"
+        raise OSError(errno.EADDRINUSE, reason)
+    server.start()
+    return RunningServer(device, server, threads, host, bound)

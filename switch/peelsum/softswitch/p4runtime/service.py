@@ -1,0 +1,270 @@
+"""The P4Runtime service of one device: each RPC, and which pipeline it works on.
+
+Owns arbitration's gate, the saved and the committed pipeline, and the translation of errors to gRPC
+statuses. What requests mean is the business of the modules it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from threading import BoundedSemaphore, Thread
+from typing import NoReturn
+
+import grpc
+from finsy.proto import p4r, p4r_grpc
+
+from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.errors import SoftswitchError
+from peelsum.softswitch.p4runtime.arbitration import Arbiter
+from peelsum.softswitch.p4runtime.packets import to_frame, to_packet_in
+from peelsum.softswitch.p4runtime.pipeline import Pipeline, verify
+from peelsum.softswitch.p4runtime.status import (
+    DETAILS_KEY,
+    ERROR_SPACE,
+    BatchError,
+    Code,
+    RequestError,
+    code_number,
+    from_bug,
+    from_target,
+    invalid,
+    unimplemented,
+)
+from peelsum.softswitch.p4runtime.stream import ControllerStream
+from peelsum.softswitch.p4runtime.turns import Turns
+
+API_VERSION = "1.4.0"
+#: Streams open at once; each holds a thread of the server.
+MAX_STREAMS = 16
+_ENTITIES_PER_RESPONSE = 256
+_LONGEST_MESSAGE = 1000
+_Set = p4r.SetForwardingPipelineConfigRequest
+_NO_PIPELINE = "No forwarding pipeline config set for this device; send SetForwardingPipelineConfig first"
+
+
+class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
+    """All RPCs. A request it cannot serve gets a status; none ends the server."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._arbiter = Arbiter(device.device_id)
+        self._turns = Turns()
+        self._configuring = Turns()
+        self._committed: Pipeline | None = None
+        self._saved: Pipeline | None = None
+        self._free_streams = BoundedSemaphore(MAX_STREAMS)
+        device.on_packet_in(self._packet_in)
+
+    # Unary RPCs
+
+    def Capabilities(  # noqa: N802 (gRPC's name)
+        self, request: p4r.CapabilitiesRequest, context: grpc.ServicerContext
+    ) -> p4r.CapabilitiesResponse:
+        """The version of the P4Runtime API."""
+        return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
+
+    def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:  # noqa: N802
+        """Every update of the batch, in order, whether or not others fail, until the call ends."""
+        try:
+            self._write(request, context)
+        except Exception as error:
+            _abort(context, error)
+        return p4r.WriteResponse()
+
+    def _write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> None:
+        self._check_device(request.device_id)
+        self._arbiter.require_primary(request.election_id, request.role)
+        if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
+            raise unimplemented("atomicity other than CONTINUE_ON_ERROR")
+        with self._turns.turn(context, len(request.updates)):
+            # The client may have lost the election while it waited.
+            self._arbiter.require_primary(request.election_id, request.role)
+            self._pipeline().entities.write(request.updates, context.is_active)
+
+    def Read(  # noqa: N802
+        self, request: p4r.ReadRequest, context: grpc.ServicerContext
+    ) -> Iterator[p4r.ReadResponse]:
+        """All entities that the request selects, some hundred per message."""
+        try:
+            self._check_device(request.device_id)
+            if request.role:
+                raise unimplemented(f"role {request.role}")
+            with self._turns.turn(context):
+                entities = self._pipeline().entities
+                found = chain.from_iterable([entities.read(wanted) for wanted in request.entities])
+            while chunk := list(islice(found, _ENTITIES_PER_RESPONSE)):
+                yield p4r.ReadResponse(entities=chunk)
+        except Exception as error:
+            _abort(context, error)
+
+    def SetForwardingPipelineConfig(  # noqa: N802
+        self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
+    ) -> p4r.SetForwardingPipelineConfigResponse:
+        """Verify, save or commit a pipeline. The running one forwards until the new one is ready."""
+        try:
+            self._set_pipeline(request, context)
+        except Exception as error:
+            _abort(context, error)
+        return p4r.SetForwardingPipelineConfigResponse()
+
+    def _set_pipeline(
+        self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
+    ) -> None:
+        self._check_device(request.device_id)
+        self._arbiter.require_primary(request.election_id, request.role)
+        if request.HasField("config") == (request.action == _Set.COMMIT):
+            raise invalid("config: COMMIT takes none, every other action needs one")
+        if request.action == _Set.VERIFY:
+            verify(request.config)
+            return
+        # Building takes seconds, in which the pipeline that runs is written and read as before.
+        with self._configuring.turn(context):
+            built = self._built(request)
+            with self._turns.turn(context):
+                self._arbiter.require_primary(request.election_id, request.role)
+                self._take(request, built)
+
+    def _built(self, request: p4r.SetForwardingPipelineConfigRequest) -> Pipeline | None:
+        """The pipeline that a request brings; None where it is there already."""
+        match request.action:
+            case _Set.COMMIT:
+                return None
+            case _Set.RECONCILE_AND_COMMIT if self._committed and self._committed.runs(request.config):
+                return None
+            case _Set.VERIFY_AND_SAVE | _Set.VERIFY_AND_COMMIT | _Set.RECONCILE_AND_COMMIT:
+                return Pipeline.build(request.config, self._device)
+            case other:
+                raise invalid(f"action: {other} is none the specification knows")
+
+    def _take(self, request: p4r.SetForwardingPipelineConfigRequest, built: Pipeline | None) -> None:
+        """Save or commit what was built, or what is there."""
+        committed = self._committed
+        match request.action, built:
+            case _Set.VERIFY_AND_SAVE, _:
+                self._saved = built
+            case _Set.COMMIT, _:
+                if self._saved is None:
+                    raise RequestError(Code.FAILED_PRECONDITION, "action: COMMIT needs a saved config")
+                self._commit(self._saved)
+            case _Set.RECONCILE_AND_COMMIT, None if committed is not None:
+                committed.config, self._saved = request.config, None
+            case action, Pipeline() as pipeline:
+                if action == _Set.RECONCILE_AND_COMMIT and committed is not None:
+                    pipeline.take_over(committed)
+                self._commit(pipeline)
+
+    def _commit(self, pipeline: Pipeline) -> None:
+        self._device.install(pipeline.switch)
+        self._committed, self._saved = pipeline, None
+
+    def GetForwardingPipelineConfig(  # noqa: N802
+        self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
+    ) -> p4r.GetForwardingPipelineConfigResponse:
+        """The configuration that reads and writes refer to."""
+        try:
+            self._check_device(request.device_id)
+            config = self._pipeline().described(request.response_type)
+        except Exception as error:
+            _abort(context, error)
+        return p4r.GetForwardingPipelineConfigResponse(config=config)
+
+    def _pipeline(self) -> Pipeline:
+        """What requests refer to: the saved pipeline if there is one, else the committed."""
+        pipeline = self._saved or self._committed
+        if pipeline is None:
+            raise RequestError(Code.FAILED_PRECONDITION, _NO_PIPELINE)
+        return pipeline
+
+    def _check_device(self, device_id: int) -> None:
+        if device_id != self._device.device_id:
+            raise RequestError(
+                Code.NOT_FOUND, f"device_id: no device {device_id}; this is device {self._device.device_id}"
+            )
+
+    # The stream
+
+    def StreamChannel(  # noqa: N802
+        self, request_iterator: Iterator[p4r.StreamMessageRequest], context: grpc.ServicerContext
+    ) -> Iterator[p4r.StreamMessageResponse]:
+        """Arbitration and packets, until the client or an arbitration error ends it."""
+        if not self._free_streams.acquire(blocking=False):
+            _abort(context, RequestError(Code.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} streams are open already"))
+        stream = ControllerStream()
+        self._arbiter.enter(stream)
+        try:
+            if not context.add_callback(stream.end):
+                return
+            Thread(target=self._listen, args=(stream, request_iterator), daemon=True).start()
+            yield from stream.responses()
+        except RequestError as error:
+            _abort(context, error)
+        finally:
+            self._arbiter.leave(stream)
+            self._free_streams.release()
+
+    def _listen(self, stream: ControllerStream, requests: Iterable[p4r.StreamMessageRequest]) -> None:
+        """Take a client's messages on a thread of their own."""
+        ending: RequestError | None = None
+        with suppress(grpc.RpcError):  # the client broke off: nobody hears how the stream ends
+            for request in requests:
+                try:
+                    self._message(stream, request)
+                except Exception as error:
+                    ending = error if isinstance(error, RequestError) else from_bug(error)
+                    break
+        stream.end(ending)
+
+    def _message(self, stream: ControllerStream, request: p4r.StreamMessageRequest) -> None:
+        match request.WhichOneof("update"):
+            case "arbitration":
+                self._arbiter.bid(stream, request.arbitration)
+            case "packet":
+                try:
+                    self._packet_out(stream, request.packet)
+                except RequestError as error:
+                    report = _stream_error(error)
+                    report.packet_out.packet_out.CopyFrom(request.packet)
+                    stream.send(p4r.StreamMessageResponse(error=report))
+            case "digest_ack":
+                report = _stream_error(unimplemented("digest_ack"))
+                report.digest_list_ack.digest_list_ack.CopyFrom(request.digest_ack)
+                stream.send(p4r.StreamMessageResponse(error=report))
+            case other:
+                report = _stream_error(unimplemented(f"stream message {other or 'without content'}"))
+                report.other.SetInParent()
+                stream.send(p4r.StreamMessageResponse(error=report))
+
+    def _packet_out(self, stream: ControllerStream, packet: p4r.PacketOut) -> None:
+        if self._arbiter.primary is not stream:
+            raise RequestError(Code.PERMISSION_DENIED, "packet_out: only the primary sends packets")
+        pipeline = self._committed
+        if pipeline is None:
+            raise RequestError(Code.FAILED_PRECONDITION, _NO_PIPELINE)
+        if not self._device.inject(to_frame(packet, pipeline.info)):
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED, "packet_out: too many wait for the data plane; send slower"
+            )
+
+    def _packet_in(self, frames: Sequence[bytes]) -> None:
+        """Frames that left on the CPU port, to the primary if there is one."""
+        stream, pipeline = self._arbiter.primary, self._committed
+        if isinstance(stream, ControllerStream) and pipeline is not None:
+            for frame in frames:
+                stream.send_packet(to_packet_in(frame, pipeline.info))
+
+
+def _stream_error(error: RequestError) -> p4r.StreamError:
+    return p4r.StreamError(canonical_code=code_number(error.code), message=error.message, space=ERROR_SPACE)
+
+
+def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
+    """End an RPC with the status that an error stands for."""
+    if isinstance(error, SoftswitchError):
+        error = from_target(error)
+    answer = error if isinstance(error, RequestError) else from_bug(error)
+    details = answer.details() if isinstance(answer, BatchError) else None
+    if details is not None:
+        context.set_trailing_metadata(((DETAILS_KEY, details),))
+    context.abort(answer.code, answer.message[:_LONGEST_MESSAGE])

@@ -1,0 +1,309 @@
+"""Table entries: P4Runtime's messages to the switch's tables and back.
+
+Owns what the switch does not keep: each entry's metadata. Entries themselves live in the switch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from finsy.proto import p4r
+
+from peelsum.softswitch import Entry, Switch
+from peelsum.softswitch.errors import NoSuchEntry
+from peelsum.softswitch.p4runtime.cells import counter_values
+from peelsum.softswitch.p4runtime.info import ActionInfo, PipelineInfo, TableInfo
+from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, unimplemented
+from peelsum.softswitch.p4runtime.values import KeyPart, decode_match, encode_match, to_bytes, to_int, wildcard
+
+Key = tuple[KeyPart, ...]
+
+
+class _Address(NamedTuple):
+    """What tells an entry from every other."""
+
+    table: str
+    key: Key
+    priority: int
+
+
+class _Metadata(NamedTuple):
+    """What a controller stores beside an entry, opaque to the switch."""
+
+    metadata: bytes = b""
+    controller_metadata: int = 0
+
+
+_NOTHING_KEPT = _Metadata()
+
+
+class _Row(NamedTuple):
+    """An entry as it was when it was read; `counted` is packets and bytes, if they were asked for."""
+
+    entry: Entry
+    kept: _Metadata
+    counted: tuple[int, int] | None
+
+
+class Tables:
+    """The tables of one pipeline."""
+
+    def __init__(self, info: PipelineInfo, switch: Switch) -> None:
+        self._info = info
+        self._switch = switch
+        self._actions = {action.name: action for action in info.actions.values()}
+        self._metadata: dict[_Address, _Metadata] = {}
+        self._initial_defaults = {
+            table.name: switch.tables[table.name].default for table in info.tables.values()
+        }
+
+    # Writing
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry) -> None:
+        """Insert, modify or delete. Raises RequestError or the target's own error, then nothing changed."""
+        table = self._table(entry.table_id)
+        _refuse_extras(entry, table)
+        if table.is_const:
+            raise RequestError(Code.PERMISSION_DENIED, f"table {table.name} is const: its entries are fixed")
+        if entry.is_default_action:
+            self._write_default(kind, entry, table)
+            return
+        address = self._address(entry, table)
+        state = self._switch.tables[table.name]
+        if kind == p4r.Update.DELETE:
+            state.delete(address.key, priority=address.priority)
+            self._metadata.pop(address, None)
+            return
+        action, params = self._action(entry, table, table.entry_actions, "an entry")
+        put = state.insert if kind == p4r.Update.INSERT else state.modify
+        put(address.key, action, params, priority=address.priority)
+        self._keep(address, entry)
+        if entry.HasField("counter_data"):
+            state.write_counter(
+                address.key, *counter_values(entry.counter_data, table.name), priority=address.priority
+            )
+
+    def _write_default(
+        self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry, table: TableInfo
+    ) -> None:
+        if kind != p4r.Update.MODIFY:
+            raise invalid(f"table {table.name}: a default action is only ever modified")
+        if entry.match or entry.priority:
+            raise invalid(f"table {table.name}: a default action has neither match nor priority")
+        if table.const_default:
+            raise RequestError(Code.PERMISSION_DENIED, f"table {table.name}: the default action is const")
+        state = self._switch.tables[table.name]
+        address = _Address(table.name, (), 0)
+        if entry.HasField("action"):
+            state.set_default(*self._action(entry, table, table.default_actions, "the default"))
+        else:
+            state.set_default(*self._initial_defaults[table.name])
+        self._keep(address, entry)
+
+    def _keep(self, address: _Address, entry: p4r.TableEntry) -> None:
+        """Keep what a controller wrote beside an entry, if anything."""
+        self._metadata.pop(address, None)
+        if entry.metadata or entry.controller_metadata:
+            self._metadata[address] = _Metadata(entry.metadata, entry.controller_metadata)
+
+    def _table(self, table_id: int) -> TableInfo:
+        table = self._info.tables.get(table_id)
+        if table is None:
+            raise invalid(f"table_id: no table {table_id:#x} in the P4Info")
+        return table
+
+    def _address(self, entry: p4r.TableEntry, table: TableInfo) -> _Address:
+        if table.needs_priority and entry.priority <= 0:
+            raise invalid(
+                f"table {table.name}: priority {entry.priority} must be positive; larger goes first"
+            )
+        if not table.needs_priority and entry.priority:
+            raise invalid(f"table {table.name}: entries cannot overlap, so priority must be 0")
+        return _Address(table.name, decode_key(entry.match, table), entry.priority)
+
+    def _action(
+        self, entry: p4r.TableEntry, table: TableInfo, allowed: frozenset[int], where: str
+    ) -> tuple[str, tuple[int, ...]]:
+        kind = entry.action.WhichOneof("type")
+        if kind != "action":
+            raise invalid(
+                f"table {table.name}: the action is {kind or 'missing'}; it must be a direct action"
+            )
+        action = self._info.actions.get(entry.action.action.action_id)
+        if action is None or action.id not in table.entry_actions | table.default_actions:
+            raise invalid(f"table {table.name}: has no action {entry.action.action.action_id:#x}")
+        if action.id not in allowed:
+            raise RequestError(
+                Code.PERMISSION_DENIED, f"table {table.name}: {action.name} cannot be {where}'s action"
+            )
+        return action.name, _decode_params(entry.action.action, action)
+
+    # Direct counters
+
+    def write_counter(self, kind: p4r.Update.Type.ValueType, entry: p4r.DirectCounterEntry) -> None:
+        """Set the counter of one entry. Raises RequestError or the target's own error."""
+        if kind != p4r.Update.MODIFY:
+            raise invalid("direct_counter_entry: is only ever modified; it comes and goes with its entry")
+        table = self._counted_table(entry.table_entry.table_id)
+        if not entry.HasField("data"):
+            raise invalid(f"table {table.name}: counter data is missing")
+        address = self._address(entry.table_entry, table)
+        packets, octets = counter_values(entry.data, table.name)
+        state = self._switch.tables[table.name]
+        state.write_counter(address.key, packets, octets, priority=address.priority)
+
+    def read_counters(self, wanted: p4r.DirectCounterEntry) -> Iterator[p4r.DirectCounterEntry]:
+        """The counters of the entries that `wanted.table_entry` selects now, in tables that count."""
+        chosen = wanted.table_entry
+        counted = [table for table in self._info.tables.values() if table.direct_counter is not None]
+        asked = p4r.TableEntry(counter_data=p4r.CounterData())
+        asked.MergeFrom(chosen)
+        tables = [self._counted_table(chosen.table_id)] if chosen.table_id else counted
+        return map(_direct_counter, self._entries(asked, tables))
+
+    def _counted_table(self, table_id: int) -> TableInfo:
+        table = self._table(table_id)
+        if table.direct_counter is None:
+            raise invalid(f"table {table.name}: has no direct counter")
+        return table
+
+    # Reading
+
+    def read(self, wanted: p4r.TableEntry) -> Iterator[p4r.TableEntry]:
+        """The entries, or the defaults, that `wanted` selects now: one, a table's, or (table_id 0) all."""
+        if wanted.HasField("time_since_last_hit"):
+            raise unimplemented("time_since_last_hit")
+        if wanted.match and not wanted.table_id:
+            raise invalid("match: is meaningless without table_id")
+        tables = [self._table(wanted.table_id)] if wanted.table_id else self._info.tables.values()
+        if wanted.is_default_action:
+            return iter([self._default(table) for table in tables])
+        return self._entries(wanted, tables)
+
+    def _entries(self, wanted: p4r.TableEntry, tables: Iterable[TableInfo]) -> Iterator[p4r.TableEntry]:
+        found = [(table, self._rows(wanted, table)) for table in tables]
+        entries = (self._entry(table, row) for table, rows in found for row in rows)
+        return (entry for entry in entries if _selects(wanted, entry))
+
+    def _rows(self, wanted: p4r.TableEntry, table: TableInfo) -> list[_Row]:
+        """The rows of a table that a request may select, as they are now."""
+        state = self._switch.tables[table.name]
+        counts = wanted.HasField("counter_data") and table.direct_counter is not None
+        if not wanted.match:
+            entries = state.entries()
+        else:
+            key = decode_key(wanted.match, table)
+            try:
+                entries = [state.entry(key, wanted.priority)]
+            except NoSuchEntry:
+                entries = []
+        return [
+            _Row(
+                entry,
+                self._metadata.get(_Address(table.name, entry.keys, entry.priority), _NOTHING_KEPT),
+                state.read_counter(entry.keys, entry.priority) if counts else None,
+            )
+            for entry in entries
+        ]
+
+    def _entry(self, table: TableInfo, row: _Row) -> p4r.TableEntry:
+        keys = zip(row.entry.keys, table.fields, strict=True)
+        matches = (encode_match(part, field) for part, field in keys)
+        entry = p4r.TableEntry(
+            table_id=table.id,
+            match=[match for match in matches if match is not None],
+            priority=row.entry.priority if table.needs_priority else 0,
+            action=self._encode_action(row.entry.action, row.entry.params),
+            is_const=table.is_const,
+            metadata=row.kept.metadata,
+            controller_metadata=row.kept.controller_metadata,
+        )
+        if row.counted is not None:
+            entry.counter_data.packet_count, entry.counter_data.byte_count = row.counted
+            entry.counter_data.SetInParent()
+        return entry
+
+    def _default(self, table: TableInfo) -> p4r.TableEntry:
+        kept = self._metadata.get(_Address(table.name, (), 0), _NOTHING_KEPT)
+        return p4r.TableEntry(
+            table_id=table.id,
+            is_default_action=True,
+            action=self._encode_action(*self._switch.tables[table.name].default),
+            is_const=table.const_default,
+            metadata=kept.metadata,
+            controller_metadata=kept.controller_metadata,
+        )
+
+    def _encode_action(self, name: str, params: Sequence[int]) -> p4r.TableAction:
+        action = self._actions[name]
+        values = [
+            p4r.Action.Param(param_id=param.id, value=to_bytes(value))
+            for param, value in zip(action.params, params, strict=True)
+        ]
+        return p4r.TableAction(action=p4r.Action(action_id=action.id, params=values))
+
+
+def decode_key(matches: Sequence[p4r.FieldMatch], table: TableInfo) -> Key:
+    """The switch's key for an entry's match fields, omitted ones as wildcards. Raises RequestError."""
+    given: dict[int, p4r.FieldMatch] = {}
+    for match in matches:
+        if match.field_id in given:
+            raise invalid(f"table {table.name}: match field {match.field_id} is given twice")
+        given[match.field_id] = match
+    parts: list[KeyPart] = []
+    for field in table.fields:
+        found = given.pop(field.id, None)
+        part = wildcard(field) if found is None else decode_match(found, field)
+        if part is None:
+            raise invalid(f"table {table.name}: exact field {field.name} is missing")
+        parts.append(part)
+    if given:
+        raise invalid(f"table {table.name}: has no match field {min(given)}")
+    return tuple(parts)
+
+
+def _decode_params(action: p4r.Action, declared: ActionInfo) -> tuple[int, ...]:
+    given = {param.param_id: param.value for param in action.params}
+    if len(given) != len(action.params):
+        raise invalid(f"action {declared.name}: a parameter is given twice")
+    values: list[int] = []
+    for param in declared.params:
+        if param.id not in given:
+            raise invalid(f"action {declared.name}: parameter {param.name} is missing")
+        values.append(to_int(given.pop(param.id), param.bits, f"{declared.name}.{param.name}"))
+    if given:
+        raise invalid(f"action {declared.name}: has no parameter {min(given)}")
+    return tuple(values)
+
+
+def _refuse_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
+    for extra in ("meter_config", "meter_counter_data"):
+        if entry.HasField(extra):
+            raise invalid(f"table {table.name}: has no direct meter for {extra}")
+    if entry.HasField("counter_data"):
+        if table.direct_counter is None or entry.is_default_action:
+            raise invalid(f"table {table.name}: has no direct counter for counter_data")
+        counter_values(entry.counter_data, table.name)
+    if entry.idle_timeout_ns or entry.HasField("time_since_last_hit"):
+        raise unimplemented(f"idle timeout of table {table.name}")
+
+
+def _direct_counter(entry: p4r.TableEntry) -> p4r.DirectCounterEntry:
+    """The counter of an entry that was read with its counter."""
+    data = p4r.CounterData()
+    data.CopyFrom(entry.counter_data)
+    entry.ClearField("counter_data")
+    return p4r.DirectCounterEntry(table_entry=entry, data=data)
+
+
+def _selects(wanted: p4r.TableEntry, entry: p4r.TableEntry) -> bool:
+    """Whether the fields of a read request besides table and match, where set, agree with the entry."""
+    if wanted.priority and wanted.priority != entry.priority:
+        return False
+    action_id = wanted.action.action.action_id
+    if action_id and action_id != entry.action.action.action_id:
+        return False
+    if wanted.metadata and wanted.metadata != entry.metadata:
+        return False
+    return not wanted.controller_metadata or wanted.controller_metadata == entry.controller_metadata

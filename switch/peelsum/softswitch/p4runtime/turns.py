@@ -1,0 +1,66 @@
+"""One request at a time on a pipeline's state, so that none sees another's batch half done.
+
+The specification asks for this: the outcome is as if every Write and Read had the switch to itself.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from threading import Condition
+from time import monotonic
+from typing import Protocol
+
+from peelsum.softswitch.p4runtime.status import Code, RequestError
+
+#: How much later a batch counts as having come, per update: a short one passes a long one that waits.
+_UPDATE_S = 0.5e-3
+
+
+class Call(Protocol):
+    """What is needed of a call under way: gRPC's ServicerContext."""
+
+    def is_active(self) -> bool:
+        """Whether the client still waits; False after its deadline, and when the server stops."""
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Call back when the call ends. False: it has ended already."""
+
+
+class Turns:
+    """Grants turns in the order of arrival, except that a short batch passes a long one that waits."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._waiting: list[tuple[float, int]] = []
+        self._serial = count()
+        self._taken = False
+
+    @contextmanager
+    def turn(self, call: Call, updates: int = 0) -> Iterator[None]:
+        """Hold a turn during the body. Raises RequestError (CANCELLED) if the call ends before it comes."""
+        call.add_callback(self._wake)
+        with self._changed:
+            place = (monotonic() + updates * _UPDATE_S, next(self._serial))
+            insort(self._waiting, place)
+            self._changed.wait_for(lambda: not call.is_active() or self._is_next(place))
+            self._waiting.remove(place)
+            if not call.is_active():
+                self._changed.notify_all()
+                raise RequestError(Code.CANCELLED, "the call ended before its turn; nothing was done")
+            self._taken = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken = False
+                self._changed.notify_all()
+
+    def _is_next(self, place: tuple[float, int]) -> bool:
+        return not self._taken and self._waiting[0] == place
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

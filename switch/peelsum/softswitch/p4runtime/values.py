@@ -1,0 +1,129 @@
+"""P4Runtime's byte strings and match fields, to and from integers, checked against the P4Info's widths.
+
+Owns the canonical forms of the specification. Knows nothing of tables' contents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from finsy.proto import p4i, p4r
+
+from peelsum.softswitch.p4runtime.status import invalid
+
+MatchKind = Literal["exact", "lpm", "ternary", "range", "optional"]
+#: One field of a key as the switch takes it: a value, or (value, mask | prefix length) or (low, high).
+KeyPart = int | tuple[int, int]
+
+MATCH_KINDS: dict[int, MatchKind] = {
+    p4i.MatchField.EXACT: "exact",
+    p4i.MatchField.LPM: "lpm",
+    p4i.MatchField.TERNARY: "ternary",
+    p4i.MatchField.RANGE: "range",
+    p4i.MatchField.OPTIONAL: "optional",
+}
+
+
+@dataclass(frozen=True)
+class FieldInfo:
+    """One key field of a table, as P4Info declares it."""
+
+    id: int
+    name: str
+    bits: int
+    kind: MatchKind
+
+    @property
+    def all_ones(self) -> int:
+        """The mask that looks at every bit."""
+        return (1 << self.bits) - 1
+
+
+def to_int(value: bytes, bits: int, what: str) -> int:
+    """An unsigned integer from a byte string. Leading zeros are fine, values wider than `bits` are not."""
+    if not value:
+        raise invalid(f"{what}: the byte string is empty; zero is written as one zero byte")
+    number = int.from_bytes(value, "big")
+    if number >> bits:
+        raise invalid(f"{what}: {number:#x} does not fit {bits} bits")
+    return number
+
+
+def to_bytes(number: int) -> bytes:
+    """The canonical byte string: the shortest one, at least one byte."""
+    return number.to_bytes(max(1, (number.bit_length() + 7) // 8), "big")
+
+
+def wildcard(field: FieldInfo) -> KeyPart | None:
+    """What an omitted field means; None where it must not be omitted."""
+    match field.kind:
+        case "exact":
+            return None
+        case "range":
+            return (0, field.all_ones)
+        case _:
+            return (0, 0)
+
+
+def decode_match(match: p4r.FieldMatch, field: FieldInfo) -> KeyPart:
+    """The key part of a FieldMatch. Refuses the wrong kind, a wildcard spelled out, and masked-off bits."""
+    if match.WhichOneof("field_match_type") != field.kind:
+        given = match.WhichOneof("field_match_type") or "none"
+        raise invalid(f"{field.name}: the match is of kind {given}; the table declares {field.kind}")
+    part = _decode(match, field)
+    if part == wildcard(field):
+        raise invalid(f"{field.name}: leave the field out to match anything")
+    return part
+
+
+def _decode(match: p4r.FieldMatch, field: FieldInfo) -> KeyPart:
+    name, bits = field.name, field.bits
+    match field.kind:
+        case "exact":
+            return to_int(match.exact.value, bits, name)
+        case "optional":
+            return (to_int(match.optional.value, bits, name), field.all_ones)
+        case "ternary":
+            value = to_int(match.ternary.value, bits, name)
+            mask = to_int(match.ternary.mask, bits, f"{name} (mask)")
+            return (_masked(value, mask, name), mask)
+        case "lpm":
+            length = match.lpm.prefix_len
+            if not 0 <= length <= bits:
+                raise invalid(f"{name}: prefix length {length} is not between 0 and {bits}")
+            mask = field.all_ones ^ ((1 << (bits - length)) - 1)
+            return (_masked(to_int(match.lpm.value, bits, name), mask, name), length)
+        case "range":
+            low = to_int(match.range.low, bits, f"{name} (low)")
+            high = to_int(match.range.high, bits, f"{name} (high)")
+            if low > high:
+                raise invalid(f"{name}: the range {low}..{high} is empty")
+            return (low, high)
+
+
+def _masked(value: int, mask: int, name: str) -> int:
+    if value & ~mask:
+        raise invalid(f"{name}: {value:#x} has bits set that the mask {mask:#x} ignores; clear them")
+    return value
+
+
+def encode_match(part: KeyPart, field: FieldInfo) -> p4r.FieldMatch | None:
+    """The FieldMatch of a key part; None where the canonical form leaves the field out."""
+    if part == wildcard(field):
+        return None
+    match = p4r.FieldMatch(field_id=field.id)
+    if isinstance(part, int):
+        match.exact.value = to_bytes(part)
+        return match
+    first, second = part
+    match field.kind:
+        case "optional":
+            match.optional.value = to_bytes(first)
+        case "lpm":
+            match.lpm.value, match.lpm.prefix_len = to_bytes(first), second
+        case "range":
+            match.range.low, match.range.high = to_bytes(first), to_bytes(second)
+        case _:
+            match.ternary.value, match.ternary.mask = to_bytes(first), to_bytes(second)
+    return match

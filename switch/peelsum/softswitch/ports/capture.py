@@ -1,0 +1,122 @@
+"""What passes a switch's ports, as pcap files: one a port and direction.
+
+Owns the file format (the classic one, with nanoseconds, of link type Ethernet: draft-ietf-opsawg-pcap). Knows
+neither what ports are made of nor what the frames hold.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from peelsum.softswitch.errors import SoftswitchError
+from peelsum.softswitch.runtime.frames import Frames
+
+if TYPE_CHECKING:
+    from peelsum.softswitch.process import Port, Ports
+
+#: Magic number, version 2.4, time zone and accuracy, longest frame, link type.
+_FILE_HEADER = np.array([0xA1B23C4D, 4 << 16 | 2, 0, 0, 1 << 18, 1], "<u4").tobytes()
+_RECORD_HEADER_BYTES = 16
+
+
+class CapturedPorts:
+    """The ports given, which also write what passes them to `portN_in.pcap` and `portN_out.pcap` in a folder.
+
+    A datagram that a port loses on purpose is not in its `_in`, but is in its `_out`. Once a file cannot be
+    written any more, capturing ends with a word on standard error, and the switch goes on.
+    """
+
+    def __init__(self, ports: Ports, folder: Path, *, clock: Callable[[], int] = time.time_ns) -> None:
+        """clock: nanoseconds since 1970. Raises SoftswitchError naming a file that is there or cannot be made."""
+        self._inner, self._clock = ports, clock
+        self._stack = ExitStack()
+        self._files: dict[tuple[int, str], BinaryIO] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for number in ports.ports:
+                for way in ("in", "out"):
+                    file = self._stack.enter_context((folder / f"port{number}_{way}.pcap").open("xb"))
+                    file.write(_FILE_HEADER)
+                    self._files[number, way] = file
+        except OSError as error:
+            self._stack.close()
+            raise SoftswitchError(
+                f"capture: {error.filename}: {error.strerror}; give a folder that is empty or not there yet"
+            ) from error
+
+    @property
+    def ports(self) -> Mapping[int, Port]:
+        """As those given."""
+        return self._inner.ports
+
+    @property
+    def listening(self) -> dict[int, int]:
+        """As those given."""
+        return self._inner.listening
+
+    def holding(self) -> list[int]:
+        """As those given."""
+        return self._inner.holding()
+
+    def resize(self, packet_bytes: int) -> None:
+        """As those given."""
+        self._inner.resize(packet_bytes)
+
+    def receive(self, ready: Sequence[int]) -> Frames:
+        """Frames of the ports that are ready, written down."""
+        frames = self._inner.receive(ready)
+        self._write("in", frames)
+        return frames
+
+    def send(self, frames: Frames) -> None:
+        """Write down and send frames by their ports."""
+        self._write("out", frames)
+        self._inner.send(frames)
+
+    def send_by(self, number: int, frames: Frames) -> None:
+        """Write down and send frames by one port."""
+        self._write("out", frames)
+        self._inner.send_by(number, frames)
+
+    def close(self) -> None:
+        """Close ports and files."""
+        self._inner.close()
+        try:
+            self._stack.close()
+        except OSError as error:
+            self._give_up(error)
+
+    def _write(self, way: str, frames: Frames) -> None:
+        if not self._files or not len(frames):
+            return
+        records = _records(frames, self._clock())
+        try:
+            for number in set(frames.port.tolist()) & self._inner.ports.keys():
+                rows = frames.port == number
+                lengths = frames.length[rows] + _RECORD_HEADER_BYTES
+                kept = np.arange(records.shape[1]) < lengths[:, None]
+                self._files[number, way].write(records[rows][kept].tobytes())
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._files.clear()
+        print(f"peelsum: capture: {error.strerror}; nothing is captured any more", file=sys.stderr)
+
+
+def _records(frames: Frames, now_ns: int) -> np.ndarray:
+    """Each frame behind its record header, uint8[n, 16 + stride]."""
+    rows = np.empty((len(frames), _RECORD_HEADER_BYTES + frames.data.shape[1]), np.uint8)
+    header = np.empty((len(frames), 4), "<u4")
+    header[:, 0], header[:, 1] = divmod(now_ns, 10**9)
+    header[:, 2:] = frames.length[:, None]
+    rows[:, :_RECORD_HEADER_BYTES] = header.view(np.uint8)
+    rows[:, _RECORD_HEADER_BYTES:] = frames.data
+    return rows

@@ -1,0 +1,322 @@
+"""The switch process: a data plane over its ports beside a P4Runtime server, from start to clean stop.
+
+Owns the loop that moves frames between ports, pipeline and controller, and the clock that the pipeline sees.
+Refuses to know what the pipeline does or what a controller writes into it.
+"""
+
+from __future__ import annotations
+
+import select
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, Self
+
+from peelsum.softswitch.ports.capture import CapturedPorts
+from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.errors import SoftswitchError
+from peelsum.softswitch.runtime.frames import Frames
+from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.ports.pacing import Pacer
+from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
+from peelsum.softswitch.runtime.switch import Switch
+from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
+from peelsum.wire import CPU_PORT, lanes_in, packet_bytes
+from peelsum.wire.datagrams import Address
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
+
+    from peelsum.softswitch.ports.interfaces import InterfaceCounts
+
+_CLOCK_MASK = (1 << 48) - 1
+_LAST_UDP_PORT = 0xFFFF
+
+
+class StartError(SoftswitchError):
+    """The switch cannot start as asked: an address is taken or a value is out of range."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a running switch is reached: P4Runtime's TCP port, and what each switch port is made of.
+
+    udp_ports: by switch port, where it listens on `host`; interfaces: by switch port. One of them is empty.
+    """
+
+    host: str
+    grpc_port: int
+    udp_ports: Mapping[int, int]
+    interfaces: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SwitchCounts:
+    """What a switch's ports did: each port, and the queue of each port that has one."""
+
+    ports: Mapping[int, PortCounts | InterfaceCounts]
+    queues: Mapping[int, QueueCounts]
+
+
+class Port(Protocol):
+    """One switch port, as the data plane sees it."""
+
+    @property
+    def socket(self) -> HasFileno: ...
+    @property
+    def counts(self) -> PortCounts | InterfaceCounts: ...
+
+
+class Ports(Protocol):
+    """All ports of a switch, whatever they are made of: `UdpPorts`, `InterfacePorts`."""
+
+    @property
+    def ports(self) -> Mapping[int, Port]: ...
+    @property
+    def listening(self) -> dict[int, int]: ...
+    def holding(self) -> list[int]: ...
+    def resize(self, packet_bytes: int) -> None: ...
+    def receive(self, ready: Sequence[int]) -> Frames: ...
+    def send(self, frames: Frames) -> None: ...
+    def send_by(self, number: int, frames: Frames) -> None: ...
+    def close(self) -> None: ...
+
+
+class DataPlane:
+    """Moves frames: from the ports through the pipeline to the ports, and to and from the controller.
+
+    Theory of operation: `turn` waits in one select for any port, for the device (a frame from the
+    controller, or a new pipeline) or for `stop`. Each ready port then gives up to its share of a batch, the
+    batch goes through the pipeline at one instant of the clock, and what comes out leaves before the next
+    batch comes in, or, by a port with a rate, when its time has come: no wait is longer than until then.
+    While no pipeline runs, hellos are answered and packets are dropped.
+    """
+
+    def __init__(self, device: Device, ports: Ports, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        """clock: nanoseconds since any time."""
+        self._device = device
+        self._ports = ports
+        self._pacer = self._new_pacer()
+        self._switch: Switch | None = None
+        self._clock, self._started = clock, clock()
+        self._stopping = False
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._selector.register(device, selectors.EVENT_READ, CPU_PORT)
+        for number, port in ports.ports.items():
+            self._selector.register(port.socket, selectors.EVENT_READ, number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def now_us(self) -> int:
+        """Microseconds since this data plane was made, 48 bits: the pipeline's clock."""
+        return (self._clock() - self._started) // 1000 & _CLOCK_MASK
+
+    def run(self) -> None:
+        """Move frames until `stop` is called."""
+        while not self._stopping:
+            self.turn()
+
+    def turn(self, timeout: float | None = None) -> None:
+        """One batch, waited for up to `timeout` seconds (None: as long as it takes)."""
+        ready = set(self._ports.holding())
+        events = self._wait(0 if ready else timeout)
+        ready.update(key.data for key, _ in events if key.data is not None)
+        if any(key.data is None for key, _ in events):
+            with suppress(OSError):
+                self._woken.recv(64)
+        self._follow_pipeline()
+        if CPU_PORT in ready:
+            ready.remove(CPU_PORT)
+            injected = self._device.take_injected()
+            if injected:
+                self._process(Frames.of([(CPU_PORT, frame) for frame in injected]))
+        arrived = self._ports.receive(sorted(ready))
+        if len(arrived):
+            self._process(arrived)
+
+    def stop(self) -> None:
+        """End `run` after the batch at hand. From any thread, or from a signal handler."""
+        self._stopping = True
+        with suppress(OSError):  # full: already readable; closed: already over
+            self._waker.send(b"\0")
+
+    @property
+    def waker(self) -> int:
+        """A descriptor that ends the wait when something is written to it."""
+        return self._waker.fileno()
+
+    def close(self) -> None:
+        """Release the descriptors; ports and device belong to the caller."""
+        self._selector.close()
+        self._woken.close()
+        self._waker.close()
+
+    def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        """What is ready, after up to `timeout` seconds; frames leave as soon as it is time."""
+        pacer = self._pacer
+        if pacer is None:
+            return self._selector.select(timeout)
+        pacer.release(now := self.now_us())
+        due = pacer.due_in(now)
+        if due is None:
+            return self._selector.select(timeout)
+        # The selector counts in milliseconds, in which some thousand frames may leave.
+        select.select([self._selector], [], [], due if timeout is None else min(due, timeout))
+        pacer.release(self.now_us())
+        return self._selector.select(0)
+
+    def _follow_pipeline(self) -> None:
+        switch = self._device.switch
+        if switch is not self._switch and switch is not None:
+            self._ports.resize(packet_bytes(lanes_in(switch.registers)))
+            self._pacer = self._new_pacer()
+        self._switch = switch
+
+    def _new_pacer(self) -> Pacer | None:
+        return Pacer(self._device.queues, self._ports.send_by) if self._device.queues else None
+
+    def _process(self, frames: Frames) -> None:
+        if self._switch is None:
+            return
+        now = self.now_us()
+        out = self._switch.process(frames, now)
+        to_cpu = out.port == CPU_PORT
+        if to_cpu.any():
+            self._device.deliver_to_cpu([frame for _, frame in out.at(to_cpu).pairs()])
+            out = out.at(~to_cpu)
+        if self._pacer is not None:
+            out = self._pacer.hold(out, now)
+        if len(out):
+            self._ports.send(out)
+
+
+def run(
+    ports: int,
+    *,
+    grpc_address: str = "127.0.0.1:9559",
+    udp_host: str = "127.0.0.1",
+    udp_base: int | Mapping[int, int] | None = None,
+    interfaces: Mapping[int, str] | None = None,
+    joins: Mapping[int, Address] | None = None,
+    loss: float = 0.0,
+    seed: int = 0,
+    rates: Mapping[int, float] | None = None,
+    queue_limit: int = QUEUE_LIMIT,
+    capture: Path | None = None,
+    device_id: int = 1,
+    mode: Literal["numba", "python"] = "numba",
+    announce: Callable[[Listening], None] = lambda listening: None,
+) -> SwitchCounts:
+    """Be a switch with ports 1 to `ports` until SIGINT or SIGTERM (or `Ctrl-C`); then free every address.
+
+    grpc_address: where P4Runtime listens, host:port; port 0 takes a free one.
+    udp_base: switch port p listens on UDP port udp_base + p, or udp_base[p]; else on any free one.
+    interfaces: names by switch port; be on these instead of UDP ports, and `ports` says nothing.
+    joins: by switch port, the UDP port of another switch that it is joined to.
+    loss: share of datagrams that each UDP port loses in each direction, decided by `seed`; 0 to 1.
+    rates: by switch port, Mbit/s at which it sends; the others send whatever comes, at once.
+    queue_limit: packets that may wait at a port with a rate; those that find no room are dropped.
+    capture: a folder for pcap files of what passes each port, `CapturedPorts`.
+    announce: called once everything listens.
+    Raises StartError naming what is out of range or taken.
+    """
+    with ExitStack() as stack:
+        try:
+            opened = (
+                _interface_ports(interfaces, loss)
+                if interfaces
+                else _udp_ports(ports, udp_host, udp_base, joins or {}, loss, seed)
+            )
+            stack.callback(opened.close)
+            if capture is not None:
+                opened = stack.enter_context(closing(CapturedPorts(opened, capture)))
+            queues = _queues(opened.ports, rates or {}, queue_limit)
+            device = Device(device_id, mode=mode, queues=queues, ports={*opened.ports, CPU_PORT})
+            stack.callback(device.close)
+            server = serve(device, grpc_address)
+            stack.callback(server.stop)
+        except (OSError, SoftswitchError, ValueError) as error:
+            raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
+        plane = stack.enter_context(DataPlane(device, opened))
+        with _stopped_by_signals(plane):
+            announce(Listening(udp_host, server.port, opened.listening, interfaces or {}))
+            plane.run()
+        counts = {number: port.counts for number, port in opened.ports.items()}
+        return SwitchCounts(counts, queues.counts() if queues else {})
+
+
+def _queues(ports: Iterable[int], rates: Mapping[int, float], limit: int) -> Queues | None:
+    """The queues of ports with a rate, None without any. Raises StartError for a port that is not there."""
+    known = set(ports)
+    for port in rates:
+        if port not in known:
+            raise StartError(
+                f"port rate: port {port} is not there; use one of {', '.join(map(str, sorted(known)))}"
+            )
+    return Queues(rates, limit) if rates else None
+
+
+def _udp_ports(
+    ports: int,
+    host: str,
+    base: int | Mapping[int, int] | None,
+    joins: Mapping[int, Address],
+    loss: float,
+    seed: int,
+) -> Ports:
+    if not 1 <= ports < CPU_PORT:
+        raise StartError(f"ports: {ports} is out of range; use 1 to {CPU_PORT - 1}")
+    if isinstance(base, int) and not 0 <= base <= _LAST_UDP_PORT - ports:
+        raise StartError(f"udp_base: {base} is out of range; use 0 to {_LAST_UDP_PORT - ports}")
+    for port in joins:
+        if not 1 <= port <= ports:
+            raise StartError(f"join: port {port} is out of range; use 1 to {ports}")
+    opened = UdpPorts(range(1, ports + 1), host=host, base=base, loss=loss, seed=seed)
+    for port, address in joins.items():
+        opened.ports[port].join(address)
+    return opened
+
+
+def _interface_ports(interfaces: Mapping[int, str], loss: float) -> Ports:
+    from peelsum.softswitch.ports.interfaces import InterfacePorts
+
+    if loss:
+        raise StartError(f"loss: {loss:g} is for UDP ports; lose packets on the link of an interface")
+    for port, name in interfaces.items():
+        if not 1 <= port < CPU_PORT:
+            raise StartError(
+                f"interface: {port}@{name}: port {port} is out of range; use 1 to {CPU_PORT - 1}"
+            )
+    return InterfacePorts(interfaces)
+
+
+@contextmanager
+def _stopped_by_signals(plane: DataPlane) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into `stop` while the body runs; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    # A signal that comes just before the wait begins, or to another thread, does not end it by itself.
+    woken_before = signal.set_wakeup_fd(plane.waker, warn_on_full_buffer=False)
+    before = [signal.signal(number, lambda *_: plane.stop()) for number in numbers]
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(woken_before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,244 @@
+"""Actions and parser states of BMv2 JSON -> their typed form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
+from peelsum.softswitch.runtime.hashes import HASHES
+from peelsum.softswitch.program.load_expressions import VALID, Scope
+from peelsum.softswitch.program.operations import (
+    Action,
+    ActionParam,
+    AddHeader,
+    Assign,
+    AssignChosen,
+    Clone,
+    Const,
+    CopyHeader,
+    CopyStack,
+    CopyUnion,
+    CountAt,
+    Exit,
+    Expr,
+    FieldRef,
+    Hash,
+    Jump,
+    JumpIfZero,
+    Lookahead,
+    MarkToDrop,
+    Pop,
+    Primitive,
+    Push,
+    ReadRegister,
+    Recirculate,
+    RemoveHeader,
+    Resubmit,
+    WriteRegister,
+)
+from peelsum.softswitch.program.model import (
+    Advance,
+    Extract,
+    ExtractNext,
+    Parser,
+    ParserOp,
+    ParserState,
+    Require,
+    Transition,
+    Verify,
+)
+
+_NOTHING = frozenset({"no_op", "log_msg"})
+
+
+def load_action(item: Mapping[str, Any], scope: Scope) -> Action:
+    """One action; primitives that do nothing stay as jumps to the next, so that jump targets hold."""
+    params = tuple(ActionParam(part["name"], int(part["bitwidth"])) for part in item["runtime_data"])
+    inside = scope.within(params)
+    body = tuple(
+        load_primitive(primitive, inside, f"action {item['name']}", number)
+        for number, primitive in enumerate(item["primitives"])
+    )
+    return Action(int(item["id"]), item["name"], params, body)
+
+
+def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: int = 0) -> Primitive:
+    """One primitive. Raises UnsupportedConstruct naming it and `where` it is used."""
+    op, args = item["op"], item["parameters"]
+    match op:
+        case "assign" | "modify_field":
+            return _assign(args[0], scope.expression(args[1]), scope, where)
+        case "register_read":
+            return ReadRegister(_target(args[0], scope, where), args[1]["value"], scope.expression(args[2]))
+        case "register_write":
+            return WriteRegister(args[0]["value"], scope.expression(args[1]), scope.expression(args[2]))
+        case "count":
+            return CountAt(args[0]["value"], scope.expression(args[1]))
+        case "add_header":
+            return AddHeader(_header(args[0], scope, where))
+        case "remove_header":
+            return RemoveHeader(_header(args[0], scope, where))
+        case "assign_header" | "copy_header":
+            return CopyHeader(_header(args[0], scope, where), _header(args[1], scope, where))
+        case "assign_union":
+            pairs = zip(*(scope.union(part["value"]) for part in args), strict=True)
+            return CopyUnion(tuple(CopyHeader(target, source) for target, source in pairs))
+        case "assign_header_stack":
+            return CopyStack(scope.stack(args[0]["value"]), scope.stack(args[1]["value"]))
+        case "push":
+            return Push(scope.stack(args[0]["value"]), _constant(args[1], where))
+        case "pop":
+            return Pop(scope.stack(args[0]["value"]), _constant(args[1], where))
+        case "clone_ingress_pkt_to_egress" | "clone_egress_pkt_to_egress":
+            return Clone(scope.expression(args[0]), _constant(args[1], where))
+        case "resubmit":
+            return Resubmit(_constant(args[0], where))
+        case "recirculate":
+            return Recirculate(_constant(args[0], where))
+        case "modify_field_with_hash_based_offset":
+            return _hash(args, scope, where)
+        case "mark_to_drop" | "drop":
+            return MarkToDrop()
+        case "exit":
+            return Exit()
+        case "_jump":
+            return Jump(_constant(args[0], where))
+        case "_jump_if_zero":
+            return JumpIfZero(scope.expression(args[0]), _constant(args[1], where))
+    if op in _NOTHING:
+        return Jump(number + 1)
+    raise UnsupportedConstruct(f"{where}: primitive {op}: this target has none; leave it out of the program")
+
+
+def _assign(item: Mapping[str, Any], value: Expr, scope: Scope, where: str) -> Primitive:
+    found = item
+    while found.get("type") == "expression":
+        found = found["value"]
+    if found.get("op") == "access_field":
+        targets, index = scope.element_fields(found)
+        return AssignChosen(targets, index, value)
+    return Assign(_target(item, scope, where), value)
+
+
+def _hash(args: Sequence[Mapping[str, Any]], scope: Scope, where: str) -> Hash:
+    calculation = scope.calculations[args[2]["value"]]
+    if calculation["algo"] not in HASHES:
+        raise UnsupportedConstruct(f"{where}: hash {calculation['algo']}; {', '.join(HASHES)} are run")
+    inputs = scope.inputs(calculation, f"{where}: hash")
+    base, size = scope.expression(args[1]), scope.expression(args[3])
+    return Hash(_target(args[0], scope, where), calculation["algo"], inputs, base, size)
+
+
+def _header(item: Mapping[str, Any], scope: Scope, where: str) -> str:
+    if item["type"] != "header":
+        raise UnsupportedConstruct(
+            f"{where}: a whole header chosen by {item['type']}; only a constant index is run"
+        )
+    return scope.header(item["value"])
+
+
+def _target(item: Mapping[str, Any], scope: Scope, where: str) -> FieldRef:
+    if item["type"] == "expression" and item["value"].get("type") == "field":
+        item = item["value"]
+    if item["type"] != "field":
+        raise UnsupportedConstruct(f"{where}: assigns to a {item['type']}; only to single fields is run")
+    if item["value"][1] == VALID:
+        raise UnsupportedConstruct(
+            f"{where}: assigns to {item['value'][0]}.{VALID}; use setValid or setInvalid"
+        )
+    return scope.field(item["value"])
+
+
+def _constant(item: Mapping[str, Any], where: str) -> int:
+    if item["type"] != "hexstr":
+        raise BadProgram(f"{where}: a {item['type']} where a number belongs; compile the program again")
+    return int(item["value"], 16)
+
+
+# --- parser ---------------------------------------------------------------------------------------
+
+
+def load_parser(item: Mapping[str, Any], scope: Scope) -> Parser:
+    """A parser with all its states."""
+    states = {state["name"]: _state(state, scope) for state in item["parse_states"]}
+    if item["init_state"] not in states:
+        raise BadProgram(f"parser {item['name']}: no state {item['init_state']}; compile the program again")
+    return Parser(item["init_state"], states)
+
+
+def _state(item: Mapping[str, Any], scope: Scope) -> ParserState:
+    where = f"parser state {item['name']}"
+    ops = [op for part in item["parser_ops"] for op in _parser_op(part, scope, where)]
+    key: list[Expr] = []
+    widths: list[int] = []
+    for part in item["transition_key"]:
+        if part["type"] == "field" and part["value"][1] != VALID:
+            key.append(scope.field(part["value"]))
+            widths.append(scope.bits(scope.field(part["value"])))
+        elif part["type"] == "stack_field":
+            stack, name = part["value"]
+            key.append(scope.last(stack, name))
+            widths.append(scope.bits(scope.field((scope.stacks[stack][0], name))))
+        elif part["type"] == "lookahead":
+            key.append(Lookahead(*map(int, part["value"])))
+            widths.append(int(part["value"][1]))
+        else:
+            raise UnsupportedConstruct(
+                f"{where}: selects on {part['type']} {part['value']}; only on fields is run"
+            )
+    ahead = max((part.offset + part.bits for part in key if isinstance(part, Lookahead)), default=0)
+    if ahead:
+        ops.append(Require(ahead))
+    transitions = tuple(_transition(part, widths, where) for part in item["transitions"])
+    return ParserState(item["name"], tuple(ops), tuple(key), transitions)
+
+
+def _transition(item: Mapping[str, Any], widths: Sequence[int], where: str) -> Transition:
+    following = item["next_state"]
+    if item["type"] == "default":
+        return Transition(None, None, following)
+    if item["type"] != "hexstr":
+        raise UnsupportedConstruct(f"{where}: transition on a {item['type']}; only on values is run")
+    mask = None if item.get("mask") is None else _split(int(item["mask"], 16), widths)
+    return Transition(_split(int(item["value"], 16), widths), mask, following)
+
+
+def _split(value: int, widths: Sequence[int]) -> tuple[int, ...]:
+    """A concatenation of byte-padded fields, taken apart."""
+    parts = []
+    for bits in reversed(widths):
+        padded = -(-bits // 8) * 8
+        parts.append(value & (1 << padded) - 1)
+        value >>= padded
+    return tuple(reversed(parts))
+
+
+def _parser_op(item: Mapping[str, Any], scope: Scope, where: str) -> list[ParserOp]:
+    args = item["parameters"]
+    match item["op"]:
+        case "extract" if args[0]["type"] == "regular":
+            return [Extract(scope.header(args[0]["value"]))]
+        case "extract" if args[0]["type"] == "stack":
+            return [ExtractNext(scope.stack(args[0]["value"]))]
+        case "set":
+            value = scope.expression(args[1])
+            needed = [Require(value.offset + value.bits)] if isinstance(value, Lookahead) else []
+            return [*needed, _assign(args[0], value, scope, where)]
+        case "verify":
+            return [Verify(scope.expression(args[0]), scope.expression(args[1]))]
+        case "shift":
+            return [Advance(int(args[0]))]
+        case "advance":
+            bits = scope.expression(args[0])
+            if not isinstance(bits, Const) or bits.value % 8:
+                raise UnsupportedConstruct(
+                    f"{where}: advances by a computed or odd number of bits; use whole bytes"
+                )
+            return [Advance(bits.value // 8)]
+        case "primitive":
+            return [load_primitive(args[0], scope, where)]
+    shown = args[0].get("type") if args and isinstance(args[0], dict) else ""
+    raise UnsupportedConstruct(
+        f"{where}: {item['op']} {shown}: this target has none; leave it out of the program"
+    )

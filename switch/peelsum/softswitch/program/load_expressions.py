@@ -1,0 +1,192 @@
+"""Type-value objects of BMv2 JSON -> expressions: fields, constants, operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
+from peelsum.softswitch.program.operations import (
+    ActionParam,
+    Binary,
+    Bool,
+    Const,
+    Expr,
+    FieldRef,
+    Inputs,
+    IsValid,
+    Lookahead,
+    Param,
+    StackCount,
+    Ternary,
+    Unary,
+)
+from peelsum.softswitch.program.model import Field, Header
+
+VALID = "$valid$"
+_UNARY = frozenset({"~", "not", "d2b", "b2d"})
+_BINARY = frozenset(
+    [
+        *("+", "-", "*", "&", "|", "^", "<<", ">>", "==", "!=", "<", "<=", ">", ">="),
+        *("and", "or", "two_comp_mod", "usat_cast", "sat_cast"),
+    ]
+)
+
+
+class Scope:
+    """What names mean in one program, and within an action what its parameters are."""
+
+    def __init__(
+        self,
+        headers: Mapping[str, Header],
+        stacks: Mapping[str, tuple[str, ...]],
+        unions: Mapping[str, tuple[str, ...]],
+        params: Sequence[ActionParam] = (),
+        calculations: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.headers = headers
+        self.stacks = stacks
+        self.unions = unions
+        self.params = params
+        self.calculations = calculations or {}
+
+    def within(self, params: Sequence[ActionParam]) -> Scope:
+        """The same names inside an action."""
+        return Scope(self.headers, self.stacks, self.unions, params, self.calculations)
+
+    def inputs(self, calculation: Mapping[str, Any], where: str) -> Inputs:
+        """What a calculation is over: fields and constants."""
+        inputs: list[tuple[FieldRef | None, int, int]] = []
+        for part in calculation["input"]:
+            if part["type"] == "field":
+                ref = self.field(part["value"])
+                inputs.append((ref, 0, self.bits(ref)))
+            elif part["type"] == "hexstr":
+                inputs.append((None, int(part["value"], 16), int(part["bitwidth"])))
+            else:
+                raise UnsupportedConstruct(f"{where}: input {part['type']}; only fields and constants")
+        return tuple(inputs)
+
+    def header(self, name: str) -> str:
+        """`name`, which must be a header instance."""
+        if name not in self.headers:
+            raise BadProgram(f"header {name}: is not declared; compile the program again")
+        return name
+
+    def stack(self, name: str) -> str:
+        """`name`, which must be a header stack."""
+        if name not in self.stacks:
+            raise BadProgram(f"header stack {name}: is not declared; compile the program again")
+        return name
+
+    def union(self, name: str) -> tuple[str, ...]:
+        """The headers of the union `name`."""
+        if name not in self.unions:
+            raise BadProgram(f"header union {name}: is not declared; compile the program again")
+        return self.unions[name]
+
+    def last(self, stack: str, field: str) -> Expr:
+        """A field of the element of a stack that was filled last."""
+        fields = [self.field((header, field)) for header in self.stacks[self.stack(stack)]]
+        return _chosen(StackCount(stack), 1, fields, Const(0))
+
+    def field(self, value: Sequence[str]) -> FieldRef:
+        """The field that a [header, field] pair names."""
+        header, name = value
+        if self.headers[self.header(header)].field(name) is None:
+            raise BadProgram(f"field {header}.{name}: is not declared; compile the program again")
+        return FieldRef(header, name)
+
+    def bits(self, ref: FieldRef) -> int:
+        """Width of a field."""
+        return self._declared(ref).bits
+
+    def _declared(self, ref: FieldRef) -> Field:
+        found = self.headers[ref.header].field(ref.field)
+        assert found is not None  # `field` checked
+        return found
+
+    def expression(self, item: Mapping[str, Any]) -> Expr:
+        """The expression that a type-value object stands for. Raises UnsupportedConstruct by its name."""
+        kind = item.get("type")
+        if kind is None and "op" in item:
+            return self._operation(item)
+        value = item["value"]
+        match kind:
+            case "expression":
+                return self.expression(value)
+            case "field":
+                if value[1] == VALID:
+                    return Unary("b2d", IsValid(self.header(value[0])))
+                return self.field(value)
+            case "stack_field":
+                return self.last(*value)
+            case "hexstr":
+                return Const(int(value, 16))
+            case "bool":
+                return Bool(bool(value))
+            case "runtime_data" | "local":
+                return Param(int(value), self.params[int(value)].bits)
+            case "lookahead":
+                return Lookahead(int(value[0]), int(value[1]))
+        raise UnsupportedConstruct(f"{kind} {value} in an expression: this target has none; leave it out")
+
+    def _operation(self, item: Mapping[str, Any]) -> Expr:
+        op = item["op"]
+        if op == "valid":
+            return self._validity(item["right"])
+        if op == "valid_union":
+            tests: list[Expr] = [IsValid(header) for header in self.union(item["right"]["value"])]
+            return reduce(lambda one, other: Binary("or", one, other), tests)
+        if op == "last_stack_index":
+            return Binary("-", StackCount(self.stack(item["right"]["value"])), Const(1))
+        if op == "size_stack":
+            return StackCount(self.stack(item["right"]["value"]))
+        if op == "access_field":
+            return self._element_field(item)
+        if op == "?":
+            branches = (self.expression(item["left"]), self.expression(item["right"]))
+            return Ternary(self.expression(item["cond"]), *branches)
+        if op in _UNARY:
+            return Unary(op, self.expression(item["right"]))
+        if op in _BINARY:
+            return Binary(op, self.expression(item["left"]), self.expression(item["right"]))
+        raise UnsupportedConstruct(f"operator {op}: this target has none; leave it out of the program")
+
+    def _validity(self, item: Mapping[str, Any]) -> Expr:
+        element = _dereference(item)
+        if element is None:
+            return IsValid(self.header(item["value"]))
+        tests = [IsValid(header) for header in self.stacks[self.stack(element["left"]["value"])]]
+        return _chosen(self.expression(element["right"]), 0, tests, Bool(False))
+
+    def _element_field(self, item: Mapping[str, Any]) -> Expr:
+        """A field of a stack's element whose number is known only when the program runs."""
+        refs, index = self.element_fields(item)
+        return _chosen(index, 0, refs, Const(0))
+
+    def element_fields(self, item: Mapping[str, Any]) -> tuple[tuple[FieldRef, ...], Expr]:
+        """The fields that an `access_field` chooses from, one an element, and the element's number."""
+        element = _dereference(item["left"])
+        if element is None:
+            raise UnsupportedConstruct("operator access_field: only on elements of header stacks is run")
+        headers = [self.headers[name] for name in self.stacks[self.stack(element["left"]["value"])]]
+        refs = tuple(FieldRef(header.name, header.fields[int(item["right"])].name) for header in headers)
+        return refs, self.expression(element["right"])
+
+
+def _dereference(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The operation that chooses an element of a header stack; None if `item` is something else."""
+    while item.get("type") == "expression":
+        item = item["value"]
+    found = item.get("op") in ("dereference_header_stack", "dereference_stack")
+    return item if found else None
+
+
+def _chosen(index: Expr, first: int, choices: Sequence[Expr], otherwise: Expr) -> Expr:
+    """Choice number `index` - `first`, or `otherwise` if there are fewer."""
+    chain = otherwise
+    for number in range(len(choices) - 1, -1, -1):
+        chain = Ternary(Binary("==", index, Const(first + number)), choices[number], chain)
+    return chain

@@ -1,0 +1,115 @@
+"""Pipelines of BMv2 JSON -> tables and conditionals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
+from peelsum.softswitch.program.load_expressions import VALID, Scope
+from peelsum.softswitch.program.operations import Action, FieldRef
+from peelsum.softswitch.program.model import Conditional, ConstEntry, KeyValue, Pipeline, Table, TableKey, successors
+
+_KINDS = ("exact", "lpm", "ternary", "range")
+
+
+def load_pipeline(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action]) -> Pipeline:
+    """One pipeline with everything in it."""
+    for call in item.get("action_calls", ()):
+        raise UnsupportedConstruct(
+            f"action call {call.get('name')}: this target runs tables only; recompile with p4c"
+        )
+    for profile in item.get("action_profiles", ()):
+        raise UnsupportedConstruct(
+            f"action profile {profile.get('name')}: this target has none; use a plain table"
+        )
+    nodes: dict[str, Table | Conditional] = {}
+    for part in item["tables"]:
+        nodes[part["name"]] = _table(part, scope, actions)
+    for part in item["conditionals"]:
+        condition = scope.expression(part["expression"])
+        nodes[part["name"]] = Conditional(part["name"], condition, part["true_next"], part["false_next"])
+    _check_links(item["name"], item["init_table"], nodes)
+    return Pipeline(item["name"], item["init_table"], nodes)
+
+
+def _check_links(name: str, start: str | None, nodes: Mapping[str, Table | Conditional]) -> None:
+    for target in [start, *(after for node in nodes.values() for after in successors(node))]:
+        if target is not None and target not in nodes:
+            raise BadProgram(
+                f"pipeline {name}: leads to {target}, which is not there; compile the program again"
+            )
+
+
+def _table(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action]) -> Table:
+    name = item["name"]
+    if item["type"] != "simple":
+        raise UnsupportedConstruct(
+            f"table {name}: of type {item['type']}; this target runs plain tables only"
+        )
+    if item.get("support_timeout"):
+        raise UnsupportedConstruct(f"table {name}: idle timeout: this target has none; leave it out")
+    if item.get("direct_meters") is not None:
+        raise UnsupportedConstruct(f"table {name}: direct meter: this target has none; leave it out")
+    keys = tuple(_key(part, scope, name) for part in item["key"])
+    default = item.get("default_entry")
+    if default is None:
+        raise BadProgram(f"table {name}: has no default entry; compile the program again")
+    numbers = tuple(int(number) for number in item["action_ids"])
+    given = item["next_tables"]
+    by_name = dict(zip(item["actions"], numbers, strict=True))
+    by_hit = None
+    if "__HIT__" in given or "__MISS__" in given:
+        base = item.get("base_default_next")
+        by_hit = (given.get("__HIT__", base), given.get("__MISS__", base))
+    entries = item.get("entries")
+    return Table(
+        name=name,
+        keys=keys,
+        size=int(item["max_size"]),
+        actions=numbers,
+        default_action=int(default["action_id"]),
+        default_params=tuple(int(value, 16) for value in default.get("action_data", ())),
+        const_default=bool(default.get("action_entry_const") or default.get("action_const")),
+        const_entries=None if entries is None else tuple(_entry(entry, keys) for entry in entries),
+        next_by_action={by_name[key]: value for key, value in given.items() if key in by_name},
+        next_by_hit=by_hit,
+    )
+
+
+def _key(item: Mapping[str, Any], scope: Scope, table: str) -> TableKey:
+    header, field_name = item["target"]
+    if item["match_type"] not in _KINDS:
+        raise UnsupportedConstruct(
+            f"table {table}: match kind {item['match_type']}; {', '.join(_KINDS)} are run"
+        )
+    mask = None if item.get("mask") is None else int(item["mask"], 16)
+    if field_name == VALID:
+        ref, bits = FieldRef(scope.header(header), VALID), 1
+    else:
+        ref = scope.field(item["target"])
+        bits = scope.bits(ref)
+    if item["match_type"] == "range" and bits > 64:
+        raise UnsupportedConstruct(f"table {table}: range match on {bits} bits; this target has up to 64")
+    return TableKey(item.get("name") or f"{header}.{field_name}", ref, item["match_type"], bits, mask)
+
+
+def _entry(item: Mapping[str, Any], keys: tuple[TableKey, ...]) -> ConstEntry:
+    values = tuple(_value(part, key) for part, key in zip(item["match_key"], keys, strict=True))
+    action = item["action_entry"]
+    params = tuple(int(value, 16) for value in action["action_data"])
+    return ConstEntry(values, int(action["action_id"]), params, int(item.get("priority", 0)))
+
+
+def _value(item: Mapping[str, Any], key: TableKey) -> KeyValue:
+    match item["match_type"]:
+        case "exact":
+            return int(item["key"], 16)
+        case "lpm":
+            length = int(item["prefix_length"])
+            kept = (1 << key.bits) - (1 << key.bits - length)
+            return int(item["key"], 16) & kept, length
+        case "ternary":
+            mask = int(item["mask"], 16)
+            return int(item["key"], 16) & mask, mask
+    return int(item["start"], 16), int(item["end"], 16)

@@ -1,0 +1,270 @@
+"""BMv2 JSON -> Program: headers, state, and the parts that other modules load.
+
+Format: behavioral-model's docs/JSON_format.md, version 2. Everything the embedded target does not run is
+refused here, or on the way to code right after, by the name that it has in the program.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from peelsum.softswitch.compiler.codegen import generate
+from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
+from peelsum.softswitch.compiler.flow import walk
+from peelsum.softswitch.program.load_actions import load_action, load_parser
+from peelsum.softswitch.program.load_expressions import Scope
+from peelsum.softswitch.program.load_tables import load_pipeline
+from peelsum.softswitch.program.operations import (
+    Clone,
+    CountAt,
+    FieldRef,
+    ReadRegister,
+    Recirculate,
+    Resubmit,
+    WriteRegister,
+)
+from peelsum.softswitch.program.model import (
+    Checksum,
+    CounterArray,
+    Field,
+    Header,
+    Parser,
+    Pipeline,
+    Program,
+    RegisterArray,
+)
+
+#: Sections that must be empty, and what P4 calls the things in them.
+_REFUSED = {
+    "header_union_stacks": "header union stack",
+    "parse_vsets": "parser value set",
+    "meter_arrays": "meter",
+    "learn_lists": "digest",
+    "extern_instances": "extern instance",
+}
+_CORE_ERRORS = (
+    *("NoError", "PacketTooShort", "NoMatch", "StackOutOfBounds"),
+    *("HeaderTooShort", "ParserTimeout", "ParserInvalidArgument"),
+)
+_STANDARD = "standard_metadata"
+_NEEDED = ("ingress_port", "egress_spec", "egress_port")
+
+
+def load(path: str | PathLike[str]) -> Program:
+    """The program in a BMv2 JSON file.
+
+    Raises BadProgram where the file is not such a program, UnsupportedConstruct where it uses something that
+    this target does not run; both name what and where.
+    """
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise BadProgram(f"{path}: {error.strerror}; give the JSON file that p4c-bm2-ss wrote") from None
+    except ValueError as error:
+        raise BadProgram(f"{path}: no JSON ({error}); give the file that p4c-bm2-ss wrote") from None
+    return parse(document, Path(path).stem)
+
+
+def parse(document: Any, name: str) -> Program:
+    """The program in a BMv2 JSON document; raises as `load` does."""
+    version = document.get("__meta__", {}).get("version", [2]) if isinstance(document, dict) else None
+    if version is not None and version[0] != 2:
+        raise UnsupportedConstruct(f"{name}: BMv2 JSON version {version}; this target reads version 2")
+    if not isinstance(document, dict) or "pipelines" not in document:
+        raise BadProgram(
+            f"{name}: has no pipelines, so it is no BMv2 JSON; compile the program with p4c-bm2-ss"
+        )
+    try:
+        program = _program(document, name)
+        generate(program)  # refuses what only the way to code finds out
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+        raise BadProgram(f"{name}: incomplete BMv2 JSON ({error!r}); compile the program again") from error
+    except RecursionError:
+        raise UnsupportedConstruct(f"{name}: branches nested too deeply; make tables of them") from None
+    return program
+
+
+def _program(document: Mapping[str, Any], name: str) -> Program:
+    for section, what in _REFUSED.items():
+        for item in document.get(section, ()):
+            shown = item.get("name", item) if isinstance(item, dict) else item
+            raise UnsupportedConstruct(f"{what} {shown}: this target has none; leave it out of the program")
+    headers = _headers(document)
+    calculations = {item["name"]: item for item in document.get("calculations", ())}
+    stacks, unions = _members(document, "header_stacks"), _members(document, "header_unions")
+    scope = Scope(headers, stacks, unions, calculations=calculations)
+    actions = {item["id"]: load_action(item, scope) for item in document["actions"]}
+    pipelines = {item["name"]: load_pipeline(item, scope, actions) for item in document["pipelines"]}
+    nothing = Pipeline("none", None, {})
+    program = Program(
+        name=name,
+        headers=headers,
+        parser=_parser(document, scope),
+        ingress=pipelines.get("ingress", nothing),
+        egress=pipelines.get("egress", nothing),
+        deparser=_deparser(document),
+        actions=actions,
+        registers=_registers(document),
+        counters=_counters(document),
+        checksums=_checksums(document, scope),
+        errors=_errors(document),
+        aliases={alias: FieldRef(*target) for alias, target in document.get("field_aliases", ())},
+        stacks=scope.stacks,
+        unions=scope.unions,
+        field_lists={int(item["id"]): _fields(item, scope) for item in document.get("field_lists", ())},
+    )
+    _check(program)
+    return program
+
+
+def _headers(document: Mapping[str, Any]) -> dict[str, Header]:
+    types: dict[str, tuple[Field, ...]] = {}
+    for item in document["header_types"]:
+        fields = []
+        for field_name, bits, *signed in item["fields"]:
+            if bits == "*":
+                raise UnsupportedConstruct(
+                    f"varbit {item['name']}.{field_name}: this target has fixed widths only; give it one"
+                )
+            fields.append(Field(field_name, int(bits), bool(signed and signed[0])))
+        types[item["name"]] = tuple(fields)
+    headers: dict[str, Header] = {}
+    for item in document["headers"]:
+        kind = item["header_type"]
+        headers[item["name"]] = Header(item["name"], kind, types[kind], bool(item["metadata"]))
+    return headers
+
+
+def _errors(document: Mapping[str, Any]) -> dict[str, int]:
+    """Numbers of errors; those of P4's core library are there, whether or not they were declared."""
+    errors = {str(key): int(value) for key, value in document.get("errors", ())}
+    for name in _CORE_ERRORS:
+        errors.setdefault(name, max(errors.values(), default=-1) + 1)
+    return errors
+
+
+def _members(document: Mapping[str, Any], section: str) -> dict[str, tuple[str, ...]]:
+    """Names of the headers that each stack or union consists of."""
+    names = {item["id"]: item["name"] for item in document["headers"]}
+    return {
+        item["name"]: tuple(names[number] for number in item["header_ids"])
+        for item in document.get(section, ())
+    }
+
+
+def _fields(item: Mapping[str, Any], scope: Scope) -> tuple[FieldRef, ...]:
+    """The metadata in a field list; copies of a packet parse its headers again, or keep them all."""
+    for part in item["elements"]:
+        if part["type"] != "field":
+            raise UnsupportedConstruct(
+                f"field list {item['name']}: holds a {part['type']}; only fields are kept"
+            )
+    refs = [scope.field(part["value"]) for part in item["elements"]]
+    return tuple(ref for ref in refs if scope.headers[ref.header].metadata)
+
+
+def _registers(document: Mapping[str, Any]) -> dict[str, RegisterArray]:
+    registers = {}
+    for item in document.get("register_arrays", ()):
+        if not 1 <= item["bitwidth"] <= 64:
+            raise UnsupportedConstruct(
+                f"register {item['name']}: cells of {item['bitwidth']} bits; this target has up to 64"
+            )
+        registers[item["name"]] = RegisterArray(item["name"], int(item["size"]), int(item["bitwidth"]))
+    return registers
+
+
+def _counters(document: Mapping[str, Any]) -> dict[str, CounterArray]:
+    counters = {}
+    sizes = {table["name"]: table for pipe in document["pipelines"] for table in pipe["tables"]}
+    for item in document.get("counter_arrays", ()):
+        if item["is_direct"]:
+            bound = sizes[item["binding"]]
+            size = max(int(bound["max_size"]), len(bound.get("entries", ())))
+            counters[item["name"]] = CounterArray(item["name"], size, item["binding"])
+        else:
+            counters[item["name"]] = CounterArray(item["name"], int(item["size"]), None)
+    return counters
+
+
+def _parser(document: Mapping[str, Any], scope: Scope) -> Parser:
+    parsers = document["parsers"]
+    if len(parsers) != 1:
+        raise UnsupportedConstruct(f"parsers: {len(parsers)} of them; this target runs programs with one")
+    return load_parser(parsers[0], scope)
+
+
+def _deparser(document: Mapping[str, Any]) -> tuple[str, ...]:
+    deparsers = document["deparsers"]
+    if len(deparsers) != 1:
+        raise UnsupportedConstruct(f"deparsers: {len(deparsers)} of them; this target runs programs with one")
+    for primitive in deparsers[0].get("primitives", ()):
+        raise UnsupportedConstruct(f"deparser: primitive {primitive.get('op')}; only emit is run there")
+    return tuple(deparsers[0]["order"])
+
+
+def _checksums(document: Mapping[str, Any], scope: Scope) -> tuple[Checksum, ...]:
+    return tuple(_checksum(item, scope) for item in document.get("checksums", ()))
+
+
+def _checksum(item: Mapping[str, Any], scope: Scope) -> Checksum:
+    calculation = scope.calculations[item["calculation"]]
+    if calculation["algo"] != "csum16":
+        raise UnsupportedConstruct(
+            f"checksum {item['name']}: algorithm {calculation['algo']}; only csum16 is run"
+        )
+    condition = item.get("if_cond")
+    return Checksum(
+        name=item["name"],
+        target=scope.field(item["target"]),
+        inputs=scope.inputs(calculation, f"checksum {item['name']}"),
+        condition=None if condition is None else scope.expression(condition),
+        verify=bool(item.get("verify", True)),
+        update=bool(item.get("update", True)),
+    )
+
+
+def _check(program: Program) -> None:
+    """What the architecture takes for granted, and names that refer to nothing."""
+    standard = program.headers.get(_STANDARD)
+    for field_name in _NEEDED:
+        if standard is None or standard.field(field_name) is None:
+            raise BadProgram(f"{program.name}: no {_STANDARD}.{field_name}; compile for v1model (p4c-bm2-ss)")
+    for name in program.deparser:
+        if name not in program.headers:
+            raise BadProgram(f"{program.name}: deparser emits {name}, which is no header; compile again")
+    for header in program.headers.values():
+        if not header.metadata and header.bits % 8:
+            raise UnsupportedConstruct(f"header {header.name}: {header.bits} bits are no whole bytes; pad it")
+    _check_state(program)
+    _check_tables(program)
+
+
+def _check_state(program: Program) -> None:
+    parser = tuple(op for state in program.parser.states.values() for op in state.ops)
+    for node in walk((parser, *(action.body for action in program.actions.values()))):
+        if isinstance(node, (ReadRegister, WriteRegister)) and node.register not in program.registers:
+            raise BadProgram(f"register {node.register}: is not declared; compile the program again")
+        if isinstance(node, CountAt) and node.counter not in program.counters:
+            raise BadProgram(f"counter {node.counter}: is not declared; compile the program again")
+        if isinstance(node, (Clone, Resubmit, Recirculate)) and node.fields not in program.field_lists:
+            raise BadProgram(f"field list {node.fields}: is not declared; compile the program again")
+
+
+def _check_tables(program: Program) -> None:
+    for name, table in program.tables.items():
+        used = [(table.default_action, table.default_params)]
+        used += [(entry.action, entry.params) for entry in table.const_entries or ()]
+        for number in (*table.actions, *(action for action, _ in used)):
+            if number not in program.actions:
+                raise BadProgram(f"table {name}: action {number} is not declared; compile the program again")
+        for number, params in used:
+            action = program.actions[number]
+            if len(params) != len(action.params):
+                raise BadProgram(
+                    f"table {name}: {len(params)} parameters for {action.name}; compile it again"
+                )

@@ -1,0 +1,118 @@
+"""Source text -> something to call: as it is, or through Numba with the machine code kept on disk.
+
+Owns the per-user cache: one module per program, named by everything that its machine code depends on. Where
+there can be no cache, code is compiled anew in every process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import pickle
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from peelsum.softswitch.compiler.codegen import RUNTIME, Generated
+
+_HERE = Path(__file__).parent
+_BUILT_ON = ("native.py", "lookups.py", "queues.py", "hashes.py")
+
+
+def as_it_is(generated: Generated) -> Callable[..., tuple[int, int]]:
+    """The function in plain Python, for looking into it."""
+    from peelsum.softswitch.runtime import plain
+
+    names: dict[str, Any] = {name: getattr(plain, name) for name in RUNTIME}
+    exec(compile(generated.source, "<generated>", "exec"), names)
+    return plain.main(names["run"])  # type: ignore[no-any-return]
+
+
+def through_numba(generated: Generated, cache: Path | None = None) -> Callable[..., tuple[int, int]]:
+    """The function as machine code; `cache` is a folder, by default one of the user's own."""
+    text = _module_text(generated)
+    folder = _usable(cache if cache is not None else _user_cache())
+    if folder is not None:
+        # A cache that is broken, full or cannot be locked costs time, nothing else.
+        with suppress(OSError, EOFError, ImportError, RuntimeError, pickle.UnpicklingError):
+            return _imported(_written(folder, text)).run  # type: ignore[no-any-return]
+    names: dict[str, Any] = {}
+    exec(compile(text.replace("CACHED = True", "CACHED = False"), "<generated>", "exec"), names)
+    return names["run"]  # type: ignore[no-any-return]
+
+
+def _module_text(generated: Generated) -> str:
+    wanted = ", ".join(RUNTIME)
+    options = "CACHED, again=True" if generated.again else "CACHED"
+    foot = f"CACHED = True\nrun = compiler({options})(run)\n"
+    return f"from peelsum.softswitch.runtime.native import {wanted}, compiler\n\n{generated.source}\n\n{foot}"
+
+
+def _user_cache() -> Path | None:
+    base = os.environ.get("XDG_CACHE_HOME")
+    if not base or not Path(base).is_absolute():
+        base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else None
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "peelsum" / "compiled"
+    except RuntimeError:  # nobody's home
+        return None
+
+
+def _usable(folder: Path | None) -> Path | None:
+    """The folder, made if need be; None unless it is ours alone to write: it holds code that we run."""
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+    except OSError:
+        return None
+    if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o022):
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def _written(folder: Path, text: str) -> Path:
+    """The module's file. Processes that start at once may all write it: it has one content and one time."""
+    import llvmlite
+    import numba
+    import numpy as np
+
+    parts = [text, sys.version, platform.machine(), numba.__version__, llvmlite.__version__, np.__version__]
+    parts += [hashlib.sha256((_HERE / name).read_bytes()).hexdigest() for name in _BUILT_ON]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    path = folder / f"peelsum_{key}.py"
+    if path.is_file() and path.read_text() == text:
+        return path
+    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
+        file.write(text)
+    os.utime(file.name, (0, 0))
+    try:
+        Path(file.name).replace(path)
+    except OSError:
+        with suppress(OSError):
+            Path(file.name).unlink()
+        raise
+    return path
+
+
+def _imported(path: Path) -> ModuleType:
+    if path.stem in sys.modules:
+        return sys.modules[path.stem]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module

@@ -1,0 +1,165 @@
+"""What generated code calls under Numba: unsigned 64-bit numbers, unaligned loads and stores.
+
+`peelsum.softswitch.runtime.plain` has the same names for running it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit
+from numba import types as numba_types
+from numba.core import cgutils as numba_cgutils
+from numba.extending import intrinsic
+
+from peelsum.softswitch.runtime.hashes import make_hashes
+from peelsum.softswitch.runtime.lookups import make_lookups
+from peelsum.softswitch.runtime.queues import make_queueing
+
+# Numba's own annotations are partial; what it gives back has no type that would help here.
+types: Any = numba_types
+cgutils: Any = numba_cgutils
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+_jit: Callable[[Any], Any] = njit(**_OPTIONS)
+
+
+def K(value: int) -> np.uint64:  # noqa: N802 - a constant's maker, written a thousand times in generated code
+    """A constant; negative ones in two's complement."""
+    return np.uint64(value & (1 << 64) - 1)
+
+
+find_exact1, find_exact, find_first1, find_first = (_jit(part) for part in make_lookups(K))
+hash_crc16, hash_crc32, hash_csum16, hash_xor16, hash_identity = (
+    _jit(part) for part in make_hashes(K, np.uint64)
+)
+enqueue, waiting_time, leave = (_jit(part) for part in make_queueing(K))
+
+#: An unsigned 64-bit number from an array's element.
+number = np.uint64
+
+_U8 = types.Array(types.uint8, 1, "C")
+_I32 = types.Array(types.int32, 1, "C")
+_U32 = types.Array(types.uint32, 1, "C")
+_U64 = types.Array(types.uint64, 1, "C")
+_N = types.uint64
+#: data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, out_leave, room,
+#: copies, table memory, 32-bit and 64-bit registers, counters, groups, queues -> (next frame, frames out)
+SIGNATURE = types.UniTuple(types.uint64, 2)(
+    *(_U8, _N, _I32, _I32, _N, _N, _N, _U8, _N, _I32, _I32, _U64, _N, _N),
+    *(_U64, _U32, _U64, _U64, _U64, _U64),
+)
+
+
+#: Then, where packets may go through the switch more than once: clone sessions, items that wait, their bytes.
+SIGNATURE_AGAIN = SIGNATURE.return_type(*SIGNATURE.args, _U64, _U64, _U8)
+
+
+def compiler(cached: bool, again: bool = False) -> Callable[[Any], Any]:
+    """What turns the generated function into machine code."""
+    compile_it: Callable[[Any], Any] = njit(SIGNATURE_AGAIN if again else SIGNATURE, cache=cached, **_OPTIONS)
+    return compile_it
+
+
+def _loader(bits: int) -> Any:
+    @intrinsic
+    def load(context: Any, data: Any, at: Any) -> Any:
+        def generate(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = _at(ctx, builder, signature.args[0], args[0], args[1], bits)
+            value = builder.load(pointer, align=1)
+            if bits > 8:
+                value = builder.bswap(value)
+            return value if bits == 64 else builder.zext(value, ir.IntType(64))
+
+        return types.uint64(data, at), generate
+
+    return load
+
+
+def _storer(bits: int) -> Any:
+    @intrinsic
+    def store(context: Any, out: Any, at: Any, value: Any) -> Any:
+        def generate(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = _at(ctx, builder, signature.args[0], args[0], args[1], bits)
+            number = ctx.cast(builder, args[2], signature.args[2], types.uint64)
+            cut = number if bits == 64 else builder.trunc(number, ir.IntType(bits))
+            builder.store(cut if bits == 8 else builder.bswap(cut), pointer, align=1)
+            return ctx.get_dummy_value()
+
+        return types.void(out, at, value), generate
+
+    return store
+
+
+def _at(ctx: Any, builder: Any, kind: Any, array: Any, offset: Any, bits: int) -> Any:
+    """Pointer to a number of `bits` bits, `offset` bytes into an array of bytes."""
+    data = cgutils.create_struct_proxy(kind)(ctx, builder, value=array).data
+    return builder.bitcast(builder.gep(data, [offset]), ir.IntType(bits).as_pointer())
+
+
+load8, load16, load32, load64 = map(_loader, (8, 16, 32, 64))
+store8, store16, store32, store64 = map(_storer, (8, 16, 32, 64))
+
+
+@intrinsic
+def copy(context: Any, out: Any, to: Any, data: Any, at: Any, count: Any) -> Any:
+    """`count` bytes as they are."""
+
+    def generate(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:
+        target = _at(ctx, builder, signature.args[0], args[0], args[1], 8)
+        source = _at(ctx, builder, signature.args[2], args[2], args[3], 8)
+        cgutils.raw_memcpy(builder, target, source, args[4], 1)
+        return ctx.get_dummy_value()
+
+    return types.void(out, to, data, at, count), generate
+
+
+@_jit
+def array8(count: Any) -> Any:
+    """Room for `count` values of 8 bits; 16, 32 and 64 alike."""
+    return np.zeros(count, np.uint8)
+
+
+@_jit
+def array16(count: Any) -> Any:
+    """Room for `count` values of 16 bits."""
+    return np.zeros(count, np.uint16)
+
+
+@_jit
+def array32(count: Any) -> Any:
+    """Room for `count` values of 32 bits."""
+    return np.zeros(count, np.uint32)
+
+
+@_jit
+def array64(count: Any) -> Any:
+    """Room for `count` values of 64 bits."""
+    return np.zeros(count, np.uint64)
+
+
+_ZERO, _WIDTH = K(0), K(64)
+
+
+@_jit
+def shl(value: Any, count: Any) -> Any:
+    """Shift left, modulo 2**64."""
+    return value << count if count < _WIDTH else _ZERO
+
+
+@_jit
+def shr(value: Any, count: Any) -> Any:
+    """Shift right."""
+    return value >> count if count < _WIDTH else _ZERO
+
+
+@_jit
+def clamp(value: Any, low: Any, high: Any) -> Any:
+    """The number nearest `value` in low..high, all signed 64-bit."""
+    if np.int64(value) < np.int64(low):
+        return low
+    if np.int64(value) > np.int64(high):
+        return high
+    return value

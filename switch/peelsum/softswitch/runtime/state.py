@@ -1,0 +1,179 @@
+"""Registers, counters and multicast groups of a running switch, as control reads and writes them.
+
+Views on the arrays that compiled code works on; every access holds the switch's lock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry
+from peelsum.softswitch.compiler.layout import CounterPlan, RegisterPlan
+from peelsum.softswitch.runtime.locks import FairLock
+
+_WORD = (1 << 64) - 1
+
+
+class Register:
+    """A register array of `size` cells of `bits` bits."""
+
+    def __init__(
+        self, name: str, plan: RegisterPlan, cells: NDArray[np.uint32 | np.uint64], lock: FairLock
+    ) -> None:
+        self.name = name
+        self.size = plan.size
+        self.bits = plan.bits
+        self._cells = cells[plan.base : plan.base + plan.size * plan.step : plan.step][: plan.size]
+        self._lock = lock
+
+    def read(self, index: int) -> int:
+        """The value of a cell. Raises InvalidEntry past the end."""
+        with self._lock:
+            return int(self._cells[_checked(self.name, index, self.size)])
+
+    def write(self, index: int, value: int) -> None:
+        """Set a cell. Raises InvalidEntry past the end and for a value that does not fit."""
+        if not 0 <= value < 1 << self.bits:
+            raise InvalidEntry(f"register {self.name}: {value} does not fit {self.bits} bits")
+        with self._lock:
+            self._cells[_checked(self.name, index, self.size)] = value
+
+    def values(self) -> NDArray[np.uint32 | np.uint64]:
+        """All cells at one instant, copied."""
+        with self._lock:
+            return self._cells.copy()
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Counter:
+    """An indirect counter of `size` cells; BMv2's counters count packets and bytes, whatever was declared."""
+
+    def __init__(self, name: str, plan: CounterPlan, cells: NDArray[np.uint64], lock: FairLock) -> None:
+        self.name = name
+        self.size = plan.size
+        self._cells = cells[plan.base : plan.base + 2 * plan.size].reshape(-1, 2)
+        self._lock = lock
+
+    def read(self, index: int) -> tuple[int, int]:
+        """Packets and bytes of a cell. Raises InvalidEntry past the end."""
+        with self._lock:
+            packets, octets = self._cells[_checked(self.name, index, self.size)]
+            return int(packets), int(octets)
+
+    def write(self, index: int, packets: int, octets: int) -> None:
+        """Set a cell. Raises InvalidEntry past the end."""
+        with self._lock:
+            self._cells[_checked(self.name, index, self.size)] = packets & _WORD, octets & _WORD
+
+    def values(self) -> NDArray[np.uint64]:
+        """All cells at one instant, copied: uint64[size, 2] of packets and bytes."""
+        with self._lock:
+            return self._cells.copy()
+
+    def __len__(self) -> int:
+        return self.size
+
+
+#: Clone sessions are numbered below this.
+CLONE_SESSIONS = 1 << 15
+
+
+class Groups:
+    """Multicast groups or clone sessions: each a list of (port, instance), served in the order given.
+
+    `memory` is what compiled code reads: for group g, elements 2 g and 2 g + 1 are where its replicas start
+    and how many there are; the replicas follow as pairs of port and instance.
+    """
+
+    def __init__(self, lock: FairLock, what: str = "multicast group", limit: int = 1 << 16) -> None:
+        """what: what errors call one. limit: their numbers are below it."""
+        self.limit = limit
+        self._what = what
+        self._groups: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._sizes: Tally[int] = Tally()
+        self._lock = lock
+        self._used = 2 * self.limit
+        self.memory = np.zeros(self._used + 256, np.uint64)
+        #: Copies that the largest group makes; at least 1, for a packet that is not multicast.
+        self.most_copies = 1
+
+    def set(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
+        """Create or replace a group. Raises InvalidEntry for a number, port or instance out of range."""
+        if not 0 < group < self.limit:
+            raise InvalidEntry(f"{self._what}: {group} is not in 1..{self.limit - 1}")
+        for port, instance in replicas:
+            if not 0 <= port < 1 << 16 or not 0 <= instance < 1 << 16:
+                raise InvalidEntry(f"{self._what} {group}: ({port}, {instance}) does not fit 16 bits each")
+        with self._lock:
+            self._forget(group)
+            self._groups[group] = tuple((port, instance) for port, instance in replicas)
+            self._sizes[len(replicas)] += 1
+            self._place(group)
+
+    def delete(self, group: int) -> None:
+        """Remove a group. Raises NoSuchEntry."""
+        with self._lock:
+            self.get(group)
+            self._forget(group)
+            self.memory[2 * group : 2 * group + 2] = 0
+            self._measure()
+
+    def get(self, group: int) -> tuple[tuple[int, int], ...]:
+        """The replicas of a group. Raises NoSuchEntry."""
+        with self._lock:
+            if group not in self._groups:
+                raise NoSuchEntry(f"{self._what} {group}: is not there; create it first")
+            return self._groups[group]
+
+    def __contains__(self, group: int) -> bool:
+        return group in self._groups
+
+    def ids(self) -> list[int]:
+        """The groups there are, ascending."""
+        with self._lock:
+            return sorted(self._groups)
+
+    def _place(self, group: int) -> None:
+        replicas = self._groups[group]
+        if self._used + 2 * len(replicas) > len(self.memory):
+            self._pack()
+        else:
+            self._write(group)
+        self._measure()
+
+    def _write(self, group: int) -> None:
+        replicas = self._groups[group]
+        self.memory[2 * group : 2 * group + 2] = self._used, len(replicas)
+        end = self._used + 2 * len(replicas)
+        self.memory[self._used : end] = np.array(replicas, np.uint64).reshape(-1)
+        self._used = end
+
+    def _pack(self) -> None:
+        """Write all groups anew, which forgets replaced ones, into memory with room to spare."""
+        needed = 2 * self.limit + 2 * sum(map(len, self._groups.values()))
+        self.memory = np.zeros(2 * needed - 2 * self.limit + 256, np.uint64)
+        self._used = 2 * self.limit
+        for group in self._groups:
+            self._write(group)
+
+    def _forget(self, group: int) -> None:
+        replaced = self._groups.pop(group, None)
+        if replaced is not None:
+            self._sizes[len(replaced)] -= 1
+            if not self._sizes[len(replaced)]:
+                del self._sizes[len(replaced)]
+
+    def _measure(self) -> None:
+        self.most_copies = max(1, *self._sizes) if self._sizes else 1
+
+
+def _checked(name: str, index: int, size: int) -> int:
+    if not 0 <= index < size:
+        raise InvalidEntry(f"{name}: index {index} is not in 0..{size - 1}")
+    return index

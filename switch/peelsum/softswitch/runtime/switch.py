@@ -1,0 +1,194 @@
+"""A running switch: frames in, frames out, and its state for control to read and change.
+
+Owns the arrays that compiled code works on and the lock around them. Knows no port, socket or clock: time is
+an argument, and ports are numbers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.softswitch.compiler.codegen import generate
+from peelsum.softswitch.runtime.compiled import as_it_is, through_numba
+from peelsum.softswitch.compiler.emit_again import COUNT, MOST_ITEMS, NEXT, REFUSED
+from peelsum.softswitch.errors import InvalidEntry, SoftswitchError
+from peelsum.softswitch.runtime.frames import Frames
+from peelsum.softswitch.runtime.locks import FairLock
+from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.runtime.queues import Queues
+from peelsum.softswitch.runtime.state import CLONE_SESSIONS, Counter, Groups, Register
+from peelsum.softswitch.runtime.tables import Table
+
+#: The clock that programs see (48 bits of microseconds) wraps at this.
+_CLOCK_WRAP = 1 << 48
+
+
+class Switch:
+    """A program with its state, all zero and without entries at first.
+
+    `mode` is how code runs: "numba" (machine code), or "python" (as it is, thousands of times slower).
+    `roll=False` leaves loops unrolled, to compare with. `cache` is where machine code is kept, by default the
+    user's cache folder. What leaves by a port that `queues` has passes through its queue. `lock` is held
+    while a batch is under way and by every access to state.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        mode: Literal["numba", "python"] = "numba",
+        *,
+        roll: bool = True,
+        cache: Path | None = None,
+        queues: Queues | None = None,
+    ) -> None:
+        if mode not in ("numba", "python"):
+            raise SoftswitchError(f"mode: {mode!r} is neither 'numba' nor 'python'")
+        self.program = program
+        self.mode = mode
+        self.lock = FairLock()
+        self._generated = generated = generate(program, roll, queues is not None)
+        self._memory = np.zeros(max([plan.end for plan in generated.tables.values()], default=0), np.uint64)
+        places = generated.places
+        plans = places.registers.values()
+        self._regs = np.zeros(
+            max((p.base + p.size * p.step for p in plans if not p.wide), default=0), np.uint32
+        )
+        self._wide = np.zeros(max((p.base + p.size * p.step for p in plans if p.wide), default=0), np.uint64)
+        ends = (plan.base + 2 * plan.size for plan in places.counters.values())
+        self._counts = np.zeros(max(ends, default=0), np.uint64)
+        self.tables = {
+            name: Table(program, plan, self._memory, self.lock) for name, plan in generated.tables.items()
+        }
+        self.registers = {
+            name: Register(name, plan, self._wide if plan.wide else self._regs, self.lock)
+            for name, plan in places.registers.items()
+        }
+        self.counters = {
+            name: Counter(name, plan, self._counts, self.lock)
+            for name, plan in places.counters.items()
+            if program.counters[name].table is None
+        }
+        for name, plan in places.direct.items():
+            self.tables[name].attach_counts(self._counts[plan.base : plan.base + 2 * plan.size])
+        self.groups = Groups(self.lock)
+        #: Clone sessions: like groups, and numbered on their own.
+        self.sessions = Groups(self.lock, "clone session", CLONE_SESSIONS)
+        self._again = np.zeros(generated.again, np.uint64)
+        self._scratch: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._queues = (queues or Queues({})).memory
+        self._out = _Room()
+        self._run = as_it_is(generated) if mode == "python" else through_numba(generated, cache)
+
+    def process(self, frames: Frames, now_us: int) -> Frames:
+        """Take frames through the program, one after the other, at time `now_us` (microseconds).
+
+        Returns what leaves, in the order of what came in, copies in the order of their group. The arrays
+        returned are valid until the next call. Raises InvalidEntry for arrays that do not fit together.
+        """
+        data, length, port = _checked(frames)
+        count, stride = data.shape
+        out_stride = stride + self._generated.growth
+        with self.lock:
+            room = self._out
+            copies = max(self.groups.most_copies, self.sessions.most_copies)
+            room.prepare(max(count, copies), out_stride)
+            more_state = self._state_again(out_stride)
+            done = sent = 0
+            while True:
+                done, more = self._run(
+                    data.reshape(-1), stride, length, port, done, count, now_us % _CLOCK_WRAP,
+                    room.data[sent * out_stride :], out_stride, room.length[sent:], room.port[sent:],
+                    room.leave[sent:], room.rows - sent, copies,
+                    self._memory, self._regs, self._wide, self._counts, self.groups.memory,
+                    self._queues, *more_state,
+                )  # fmt: skip
+                done, sent = int(done), sent + int(more)
+                if done >= count and not self._waiting():
+                    return room.frames(sent, out_stride)
+                room.grow(sent, max(2 * room.rows, sent + copies), out_stride)
+
+    def _state_again(self, stride: int) -> tuple[NDArray[Any], ...]:
+        """What code takes whose packets may go through the switch more than once."""
+        generated = self._generated
+        if not generated.again:
+            return ()
+        if generated.recirculates and self._scratch.size < MOST_ITEMS * stride:
+            self._scratch = np.zeros(MOST_ITEMS * stride, np.uint8)
+        return self.sessions.memory, self._again, self._scratch
+
+    def _waiting(self) -> bool:
+        """Whether packets are to go through the switch again that a batch left for want of room."""
+        return bool(self._generated.again and self._again[NEXT] < self._again[COUNT])
+
+    @property
+    def cut_short(self) -> int:
+        """How many times a packet was to be cloned, resubmitted or recirculated but its frame had enough."""
+        return int(self._again[REFUSED]) if self._generated.again else 0
+
+    def direct_counts(self) -> NDArray[np.uint64]:
+        """Every counter's cells, those bound to table entries included, at one instant and copied."""
+        with self.lock:
+            return self._counts.copy()
+
+    @property
+    def source(self) -> str:
+        """The Python text that runs the program."""
+        return self._generated.source
+
+
+class _Room:
+    """The arrays that outgoing frames are written to; kept from batch to batch, enlarged where needed."""
+
+    def __init__(self) -> None:
+        self.data: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self.length: NDArray[np.int32] = np.zeros(0, np.int32)
+        self.port: NDArray[np.int32] = np.zeros(0, np.int32)
+        self.leave: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self.rows = 0
+
+    def prepare(self, rows: int, stride: int) -> None:
+        """Room for at least `rows` frames of `stride` bytes; what was there is lost."""
+        rows = max(rows, self.rows)
+        if rows * stride > self.data.size or rows > self.length.size:
+            self.data = np.empty(max(rows * stride, self.data.size), np.uint8)
+            self.length = np.empty(rows, np.int32)
+            self.port = np.empty(rows, np.int32)
+            self.leave = np.empty(rows, np.uint64)
+        self.rows = rows
+
+    def grow(self, used: int, rows: int, stride: int) -> None:
+        """Room for `rows` frames, of which the first `used` are kept."""
+        data, length, port, leave = self.data, self.length, self.port, self.leave
+        self.data = np.empty(rows * stride, np.uint8)
+        self.length = np.empty(rows, np.int32)
+        self.port = np.empty(rows, np.int32)
+        self.leave = np.empty(rows, np.uint64)
+        self.data[: used * stride] = data[: used * stride]
+        self.length[:used], self.port[:used], self.leave[:used] = length[:used], port[:used], leave[:used]
+        self.rows = rows
+
+    def frames(self, count: int, stride: int) -> Frames:
+        """The first `count` frames."""
+        data = self.data[: count * stride].reshape(count, stride)
+        return Frames(data, self.length[:count], self.port[:count], self.leave[:count])
+
+
+def _checked(frames: Frames) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int32]]:
+    """The arrays, contiguous. Raises InvalidEntry unless every length lies within its row."""
+    data = np.ascontiguousarray(frames.data, np.uint8)
+    length = np.ascontiguousarray(frames.length, np.int32)
+    port = np.ascontiguousarray(frames.port, np.int32)
+    if data.ndim != 2 or length.shape != (len(data),) or port.shape != (len(data),):
+        raise InvalidEntry(
+            f"frames: data {data.shape}, length {length.shape}, port {port.shape}; "
+            "pass a row, a length and a port for each"
+        )
+    if len(length) and not 0 <= length.min() <= length.max() <= data.shape[1]:
+        raise InvalidEntry(
+            f"frames: lengths {length.min()}..{length.max()} are not within rows of {data.shape[1]}"
+        )
+    return data, length, port

@@ -1,0 +1,103 @@
+"""Lanes re-rolled into loops: against NumPy, and against the same program left unrolled."""
+
+import random
+import re
+import struct
+
+import numpy as np
+import pytest
+
+from peelsum.softswitch import Frames, Switch
+
+LANES, CELLS, BYTES = 12, 16, 6
+ADD, OR, TAKE, REVERSE, SCAN, COUNT = 1, 2, 3, 7, 8, 9
+
+
+def packet(op, slot, lanes, counts):
+    return struct.pack(">BI", op, slot) + np.asarray(lanes, ">u4").tobytes() + bytes(counts)
+
+
+class Model:
+    """What lanes.p4 does, in NumPy. An index past the end reads nothing new and writes nothing."""
+
+    def __init__(self):
+        self.cells = np.zeros((CELLS, LANES), np.uint32)
+        self.counts = np.zeros((CELLS, BYTES), np.uint8)
+
+    def send(self, op, slot, lanes, counts):
+        v, b = np.array(lanes, np.uint32), np.array(list(counts), np.uint8)
+        if op == COUNT:
+            held = self.counts[slot].copy() if slot < CELLS else np.zeros(BYTES, np.uint8)
+            if slot < CELLS:
+                self.counts[slot] = held + b
+            b = held[::-1]
+        elif op == SCAN:
+            v[:9] = np.cumsum(v[:9], dtype=np.uint32)
+        elif op == REVERSE:
+            for turn in range(6):
+                v[11 - 2 * turn] = v[turn]
+            slot = int(v[3])
+        else:
+            inside = slot & 0x1F
+            held = self.cells[inside].copy() if inside < CELLS else np.zeros(LANES, np.uint32)
+            v = {ADD: v + held, OR: v | held, TAKE: held}.get(op, v)
+            if inside < CELLS:
+                self.cells[inside] = v
+        return packet(op, slot, v, b)
+
+
+def cases(count, seed=3):
+    rng = random.Random(seed)
+    for _ in range(count):
+        slot = rng.choice([0, 1, 15, 16, 31, 32, 2**32 - 1, rng.getrandbits(32)])
+        lanes = [rng.choice([0, 1, 2**32 - 1, rng.getrandbits(32)]) for _ in range(LANES)]
+        yield rng.choice([0, ADD, ADD, OR, TAKE, REVERSE, SCAN, COUNT]), slot, lanes, rng.randbytes(BYTES)
+
+
+def run(switch, given):
+    return switch.process(Frames.of([(1, packet(*case)) for case in given]), 0).pairs()
+
+
+def test_loops_do_what_numpy_does(switch_of):
+    model, given = Model(), list(cases(500))
+    got = run(switch_of("lanes"), given)
+    assert [frame for _, frame in got] == [model.send(*case) for case in given]
+
+
+def test_registers_of_all_lanes_end_as_numpy_has_them(switch_of):
+    switch, model = switch_of("lanes"), Model()
+    given = list(cases(300))
+    run(switch, given)
+    for case in given:
+        model.send(*case)
+    cells = [[switch.registers[f"I.lane_{n}.cells"].read(i) for n in range(LANES)] for i in range(CELLS)]
+    assert np.array_equal(cells, model.cells)
+
+
+def test_rolled_and_unrolled_code_agree(program_of):
+    given = list(cases(300, seed=4))
+    rolled = Switch(program_of("lanes"), "python")
+    unrolled = Switch(program_of("lanes"), "python", roll=False)
+    assert run(rolled, given) == run(unrolled, given)
+    for name, register in rolled.registers.items():
+        other = unrolled.registers[name]
+        assert [register.read(i) for i in range(CELLS)] == [other.read(i) for i in range(CELLS)], name
+
+
+@pytest.mark.parametrize("roll", [True, False])
+def test_only_rolled_code_loops_over_lanes(program_of, roll):
+    source = Switch(program_of("lanes"), "python", roll=roll).source
+    assert ("regs[start1" in source) == roll
+    assert (len(re.findall(r"regs\[", source)) > 2 * LANES) == (not roll)
+
+
+def test_code_does_not_grow_with_lanes():
+    """The committed pipelines differ by 224 lanes and by a handful of lines."""
+    artifacts = pytest.importorskip("peelsum.pipelines.artifacts")
+    from peelsum.softswitch import load
+
+    sizes = [
+        len(Switch(load(artifacts.ARTIFACTS / f"peelsum_{lanes}.json"), "python").source.splitlines())
+        for lanes in (32, 256)
+    ]
+    assert abs(sizes[1] - sizes[0]) < 20

@@ -1,0 +1,226 @@
+"""What the loader takes, and what it refuses by name."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from peelsum.softswitch import BadProgram, Switch, SoftswitchError, UnsupportedConstruct, load
+from peelsum.softswitch.program.loader import parse
+
+P4 = Path(__file__).parent / "p4"
+
+
+@pytest.fixture(scope="module")
+def router_json():
+    return json.loads((P4 / "router.json").read_text())
+
+
+@pytest.fixture
+def document(router_json):
+    return copy.deepcopy(router_json)
+
+
+def pipeline(document, name="ingress"):
+    return next(item for item in document["pipelines"] if item["name"] == name)
+
+
+def table(document, name):
+    return next(item for item in pipeline(document)["tables"] if item["name"] == name)
+
+
+def action(document, name):
+    return next(item for item in document["actions"] if item["name"] == name)
+
+
+def primitive(document, name, op, *parameters):
+    action(document, name)["primitives"].append({"op": op, "parameters": list(parameters)})
+
+
+def test_names_are_those_of_the_program(program_of):
+    router = program_of("router")
+    assert [key.name for key in router.tables["RouterIngress.acl"].keys] == [
+        "is_ipv4",
+        "src",
+        "dst_port",
+        "vid",
+    ]
+    assert router.registers["RouterIngress.last_source"].bits == 48
+    assert router.counters["RouterIngress.route_hits"].table == "RouterIngress.routes"
+    assert router.headers["ipv4"].bits == 160
+    assert router.deparser == ("ethernet", "vlan", "ipv4", "ipv6", "ports")
+    route = next(item for item in router.actions.values() if item.name == "RouterIngress.route")
+    assert [(param.name, param.bits) for param in route.params] == [("port", 9), ("next_hop", 48)]
+
+
+@pytest.mark.parametrize(
+    ("section", "item", "message"),
+    [
+        ("header_union_stacks", {"name": "u"}, "header union stack u"),
+        ("parse_vsets", {"name": "known_vids"}, "parser value set known_vids"),
+        ("meter_arrays", {"name": "I.police"}, "meter I.police"),
+        ("extern_instances", {"name": "psa"}, "extern instance psa"),
+        ("learn_lists", {"name": "macs"}, "digest macs"),
+        (
+            "field_lists",
+            {"name": "kept", "id": 1, "elements": [{"type": "payload"}]},
+            "field list kept: holds a payload",
+        ),
+    ],
+)
+def test_sections_that_are_not_run_are_refused_by_name(document, section, item, message):
+    document.setdefault(section, []).append(item)
+    with pytest.raises(UnsupportedConstruct, match=message):
+        parse(document, "x")
+
+
+def acl(document):
+    return table(document, "RouterIngress.acl")
+
+
+def too_large(document):
+    acl(document).update(max_size=1 << 40)
+    del acl(document)["entries"]
+
+
+def in_drop(op):
+    return lambda document: primitive(document, "RouterIngress.drop", op)
+
+
+def in_state(position, part):
+    return lambda document: document["parsers"][0]["parse_states"][position][part][0]
+
+
+REFUSED = [
+    (in_drop("truncate"), "action RouterIngress.drop: primitive truncate"),
+    (in_drop("generate_digest"), "action RouterIngress.drop: primitive generate_digest"),
+    (lambda d: acl(d).update(type="indirect_ws"), "table RouterIngress.acl: of type indirect_ws"),
+    (lambda d: acl(d).update(support_timeout=True), "table RouterIngress.acl: idle timeout"),
+    (lambda d: acl(d).update(direct_meters="m"), "table RouterIngress.acl: direct meter"),
+    (too_large, "table RouterIngress.acl: size"),
+    (lambda d: acl(d)["key"][0].update(match_type="valid"), "table RouterIngress.acl: match kind valid"),
+    (lambda d: d["header_types"][-1]["fields"].append(["options", "*"]), r"varbit .*\.options"),
+    (lambda d: d["calculations"][0].update(algo="crc32"), "checksum .*: algorithm crc32"),
+    (lambda d: d["calculations"][0]["input"].append({"type": "payload"}), "checksum .*: input payload"),
+    (lambda d: in_state(0, "parser_ops")(d).update(op="extract_VL"), "parser state start: extract_VL"),
+    (lambda d: d["deparsers"][0]["primitives"].append({"op": "log_msg"}), "deparser: primitive log_msg"),
+    (
+        lambda d: d["register_arrays"][0].update(bitwidth=65),
+        "register RouterIngress.last_source: cells of 65",
+    ),
+    (lambda d: d["header_types"][-1]["fields"].append(["odd", 3, False]), "no whole bytes"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_constructs_are_refused_by_name(document, change, message):
+    change(document)
+    with pytest.raises(UnsupportedConstruct, match=message):
+        parse(document, "x")
+
+
+def test_arithmetic_that_64_bits_cannot_do_is_refused(document):
+    wide = {"type": "field", "value": ["ipv6", "dst"]}
+    sum_ = {
+        "type": "expression",
+        "value": {"op": "+", "left": wide, "right": {"type": "hexstr", "value": "0x1"}},
+    }
+    primitive(document, "RouterIngress.drop", "assign", wide, sum_)
+    with pytest.raises(UnsupportedConstruct, match=r"ipv6\.dst: computing with 128 bits"):
+        parse(document, "x")
+
+
+def test_an_unknown_operator_is_refused(document):
+    ttl = {"type": "field", "value": ["ipv4", "ttl"]}
+    odd = {"type": "expression", "value": {"op": "rotate", "left": ttl, "right": ttl}}
+    primitive(document, "RouterIngress.drop", "assign", ttl, odd)
+    with pytest.raises(UnsupportedConstruct, match="operator rotate"):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.pop("parsers"),
+        lambda d: d["headers"][-1].update(header_type="nowhere"),
+        lambda d: d["deparsers"][0]["order"].append("nowhere"),
+        lambda d: pipeline(d).update(init_table="nowhere"),
+        lambda d: d["parsers"][0].update(init_state="nowhere"),
+        lambda d: primitive(d, "RouterIngress.drop", "add_header", {"type": "header", "value": "nowhere"}),
+        lambda d: table(d, "RouterIngress.acl").update(default_entry=None),
+        lambda d: primitive(d, "RouterIngress.drop", "resubmit", {"type": "hexstr", "value": "0x9"}),
+        lambda d: primitive(
+            d,
+            "RouterIngress.drop",
+            "pop",
+            {"type": "header_stack", "value": "nowhere"},
+            {"type": "hexstr", "value": "0x1"},
+        ),
+        lambda d: primitive(
+            d,
+            "RouterIngress.drop",
+            "assign",
+            {"type": "field", "value": ["ipv4", "nowhere"]},
+            {"type": "hexstr", "value": "0x1"},
+        ),
+        lambda d: primitive(
+            d,
+            "RouterIngress.drop",
+            "register_write",
+            {"type": "register_array", "value": "nowhere"},
+            {"type": "hexstr", "value": "0x1"},
+            {"type": "hexstr", "value": "0x1"},
+        ),
+    ],
+)
+def test_a_file_that_does_not_hang_together_is_a_bad_program(document, change):
+    change(document)
+    with pytest.raises(BadProgram):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pipelines": 3}', "null", '"text"'])
+def test_any_other_file_is_a_bad_program(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(BadProgram):
+        load(tmp_path / "x.json")
+
+
+def test_a_missing_file_says_what_to_give():
+    with pytest.raises(BadProgram, match=r"nowhere\.json: No such file"):
+        load("nowhere.json")
+
+
+def test_modes_have_names(program_of):
+    with pytest.raises(SoftswitchError, match="mode: 'llvm'"):
+        Switch(program_of("replicate"), "llvm")
+
+
+def test_messages_to_a_log_are_passed_over(document):
+    expected = Switch(parse(copy.deepcopy(document), "x"), "python").source
+    primitive(document, "RouterIngress.drop", "log_msg", {"type": "string", "value": "dropped"})
+    assert Switch(parse(document, "x"), "python").source == expected
+
+
+def test_another_version_of_the_format_is_refused(document):
+    document["__meta__"]["version"] = [3, 0]
+    with pytest.raises(UnsupportedConstruct, match="version"):
+        parse(document, "x")
+
+
+def test_branches_nested_too_deeply_are_refused(document):
+    conditions = [
+        {
+            "name": f"deep_{n}",
+            "expression": {"type": "bool", "value": True},
+            "true_next": f"deep_{n + 1}",
+            "false_next": None,
+        }
+        for n in range(2000)
+    ]
+    conditions[-1]["true_next"] = "RouterIngress.acl"
+    pipeline(document).update(init_table="deep_0")
+    pipeline(document)["conditionals"] += conditions
+    with pytest.raises(UnsupportedConstruct, match="nested too deeply"):
+        parse(document, "x")

@@ -1,0 +1,252 @@
+"""The switch process: frames between ports, pipeline and controller; start and stop, and freed addresses."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from patience import PATIENCE_S
+
+from peelsum.softswitch import Frames
+from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.process import DataPlane, StartError, run
+from peelsum.softswitch.ports.udp import UdpPorts, frame_header
+from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, lanes_in, packet_bytes
+from peelsum.wire.datagrams import BatchSocket
+
+LANES = 8
+SIZE = packet_bytes(LANES)
+
+
+class StubSwitch:
+    """Sends every frame out where `route` says; remembers when and what it was given."""
+
+    def __init__(self, route: Callable[[np.ndarray], np.ndarray], lanes: int = LANES) -> None:
+        self.registers = dict.fromkeys([f"ingress.lanes.lane_{i}" for i in range(lanes)] + ["owner_tag"])
+        self.route = route
+        self.clock: list[int] = []
+        self.ports: list[list[int]] = []
+
+    def process(self, frames: Frames, now_us: int) -> Frames:
+        self.clock.append(now_us)
+        self.ports.append(frames.port.tolist())
+        return Frames(frames.data, frames.length, self.route(frames.port).astype(np.int32))
+
+
+@pytest.fixture
+def rig() -> Iterator[SimpleNamespace]:
+    ports = UdpPorts([1, 2])
+    device = Device()
+    with DataPlane(device, ports) as plane:
+        yield SimpleNamespace(ports=ports, device=device, plane=plane)
+    device.close()
+    ports.close()
+
+
+@contextlib.contextmanager
+def host_at(rig: SimpleNamespace, number: int) -> Iterator[BatchSocket]:
+    with BatchSocket.bind(("127.0.0.1", 0), SIZE) as sock:
+        sock.connect(("127.0.0.1", rig.ports.listening[number]))
+        sock.send_hello()
+        rig.plane.turn(1)
+        answer = sock.receive()
+        assert answer is not None
+        assert answer.hello
+        yield sock
+
+
+def packets(count: int) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, SIZE), np.uint8)
+
+
+def crossed(port: np.ndarray) -> np.ndarray:
+    return 3 - port
+
+
+def test_frames_go_through_the_pipeline_at_a_rising_clock(rig: SimpleNamespace) -> None:
+    switch = StubSwitch(crossed)
+    rig.device.install(switch)
+    with host_at(rig, 1) as one, host_at(rig, 2) as two:
+        for count in (3, 4):
+            one.send(packets(count))
+            rig.plane.turn(1)
+            burst = two.receive()
+            assert burst is not None
+            assert np.array_equal(burst.packets, packets(count))
+        assert switch.ports == [[1] * 3, [1] * 4]
+        assert switch.clock == sorted(switch.clock)
+        assert 0 <= switch.clock[0] < 60_000_000
+
+
+def test_ports_that_are_ready_at_once_share_a_batch(rig: SimpleNamespace) -> None:
+    switch = StubSwitch(crossed)
+    rig.device.install(switch)
+    with host_at(rig, 1) as one, host_at(rig, 2) as two:
+        one.send(packets(3))
+        two.send(packets(2))
+        rig.plane.turn(1)
+        assert [sorted(ports) for ports in switch.ports] == [[1, 1, 1, 2, 2]]
+
+
+def test_a_hello_right_behind_packets_is_answered_with_nothing_more_arriving(rig: SimpleNamespace) -> None:
+    rig.device.install(StubSwitch(crossed))
+    with host_at(rig, 1) as one, host_at(rig, 2) as two:
+        one.send(packets(2))
+        one.send_hello()
+        rig.plane.turn(1)
+        rig.plane.turn(0)
+        answer = one.receive()
+        assert answer is not None
+        assert answer.hello
+        assert two.receive() is not None
+
+
+def test_without_a_pipeline_hellos_are_answered_and_packets_dropped(rig: SimpleNamespace) -> None:
+    with host_at(rig, 1) as one, host_at(rig, 2) as two:
+        one.send(packets(2))
+        rig.plane.turn(1)
+        assert two.receive() is None
+
+
+def test_a_committed_pipeline_sets_the_size_of_packets(rig: SimpleNamespace) -> None:
+    with host_at(rig, 1) as one, host_at(rig, 2) as two:
+        for lanes in (LANES, 300):
+            rig.device.install(StubSwitch(crossed, lanes))
+            rig.plane.turn(1)
+            sent = np.full((2, packet_bytes(lanes)), lanes % 256, np.uint8)
+            for sock in (one, two):
+                sock.resize(packet_bytes(lanes))
+            one.send(sent)
+            rig.plane.turn(1)
+            burst = two.receive()
+            assert burst is not None
+            assert np.array_equal(burst.packets, sent)
+
+
+def test_lanes_are_counted_from_the_registers() -> None:
+    assert lanes_in(StubSwitch(crossed, 32).registers) == 32
+
+
+def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace) -> None:
+    delivered: list[bytes] = []
+    rig.device.on_packet_in(delivered.extend)
+    switch = StubSwitch(lambda port: np.where(port == CPU_PORT, 1, CPU_PORT))
+    rig.device.install(switch)
+    frame = bytes(frame_header(9, SIZE)) + bytes(packets(1)[0])
+    with host_at(rig, 1) as one:
+        rig.device.inject(frame)
+        rig.plane.turn(1)
+        burst = one.receive()
+        assert burst is not None
+        assert bytes(burst.packets[0]) == frame[FRAME_HEADER_BYTES:]
+        one.send(packets(2))
+        rig.plane.turn(1)
+    assert switch.ports == [[CPU_PORT], [1, 1]]
+    assert delivered == [bytes(frame_header(1, SIZE)) + bytes(payload) for payload in packets(2)]
+
+
+def test_frames_for_controller_and_ports_are_told_apart(rig: SimpleNamespace) -> None:
+    delivered: list[bytes] = []
+    rig.device.on_packet_in(delivered.extend)
+    rig.device.install(StubSwitch(lambda port: np.where(np.arange(len(port)) % 2, CPU_PORT, 1)))
+    with host_at(rig, 1) as one:
+        one.send(packets(5))
+        rig.plane.turn(1)
+        burst = one.receive()
+        assert burst is not None
+        assert np.array_equal(burst.packets, packets(5)[::2])
+    assert [frame[FRAME_HEADER_BYTES:] for frame in delivered] == [bytes(row) for row in packets(5)[1::2]]
+
+
+def test_frames_injected_before_a_pipeline_are_dropped(rig: SimpleNamespace) -> None:
+    rig.device.inject(bytes(100))
+    rig.plane.turn(1)
+    switch = StubSwitch(crossed)
+    rig.device.install(switch)
+    rig.plane.turn(1)
+    assert switch.ports == []
+
+
+def test_stop_ends_a_loop_that_waits(rig: SimpleNamespace) -> None:
+    loop = threading.Thread(target=rig.plane.run)
+    loop.start()
+    rig.plane.stop()
+    loop.join(PATIENCE_S)
+    assert not loop.is_alive()
+
+
+def test_stop_before_run_is_not_forgotten(rig: SimpleNamespace) -> None:
+    rig.plane.stop()
+    rig.plane.run()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_process_and_frees_every_port(number: signal.Signals) -> None:
+    script = """
+from peelsum.softswitch.process import run
+show = lambda at: print(at.grpc_port, *at.udp_ports.values(), flush=True)
+counts = run(2, grpc_address="127.0.0.1:0", announce=show)
+print(sorted(counts.ports))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    grpc_port, *udp_ports = map(int, process.stdout.readline().split())
+    socket.create_connection(("127.0.0.1", grpc_port), timeout=PATIENCE_S).close()
+    assert len(udp_ports) == 2
+    process.send_signal(number)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out.strip(), err) == (0, "[1, 2]", "")
+    for port in udp_ports:
+        BatchSocket.bind(("127.0.0.1", port), SIZE).close()
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", grpc_port))
+
+
+@pytest.mark.parametrize("count", [0, -1, CPU_PORT, 1000])
+def test_a_number_of_ports_out_of_range_is_refused(count: int) -> None:
+    with pytest.raises(StartError, match=f"ports: {count} is out of range; use 1 to 254"):
+        run(count)
+
+
+@pytest.mark.parametrize("base", [-1, 65534, 70000])
+def test_a_base_without_room_for_the_ports_is_refused(base: int) -> None:
+    with pytest.raises(StartError, match=f"udp_base: {base} is out of range; use 0 to 65533"):
+        run(2, udp_base=base)
+
+
+def test_a_share_of_loss_out_of_range_is_refused() -> None:
+    with pytest.raises(StartError, match=r"loss: 2\.0 is no share of datagrams; use 0 to 1"):
+        run(1, loss=2.0, grpc_address="127.0.0.1:0")
+
+
+def test_a_taken_udp_port_is_named() -> None:
+    with BatchSocket.bind(("127.0.0.1", 0), SIZE) as holder:
+        taken = holder.address[1]
+        with pytest.raises(StartError, match=f"udp address 127.0.0.1:{taken}: .*choose another"):
+            run(1, udp_base=taken - 1, grpc_address="127.0.0.1:0")
+
+
+def test_a_taken_grpc_port_is_named_and_the_udp_ports_are_freed() -> None:
+    with BatchSocket.bind(("127.0.0.1", 0), SIZE) as probe:
+        free = probe.address[1]
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = holder.getsockname()[1]
+        with pytest.raises(StartError, match=f"127.0.0.1:{taken}"):
+            run(1, udp_base=free - 1, grpc_address=f"127.0.0.1:{taken}")
+    BatchSocket.bind(("127.0.0.1", free), SIZE).close()
+
+
+def test_an_address_that_is_none_is_named() -> None:
+    with pytest.raises(StartError, match="nonsense"):
+        run(1, grpc_address="nonsense")

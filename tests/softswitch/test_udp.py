@@ -1,0 +1,266 @@
+"""UDP ports of the embedded switch: the peer, the headers around a payload, loss, and what is dropped."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from peelsum.softswitch.ports.udp import Loss, UdpPorts, frame_header, is_udp
+from peelsum.wire import FRAME_HEADER_BYTES, UDP_PORT, packet_bytes
+from peelsum.wire.datagrams import BatchSocket
+
+SIZE = packet_bytes(8)
+
+
+@contextlib.contextmanager
+def opened(*numbers: int, **options: object) -> Iterator[UdpPorts]:
+    ports = UdpPorts(numbers or (1, 2), **options)  # type: ignore[arg-type]
+    try:
+        ports.resize(SIZE)
+        yield ports
+    finally:
+        ports.close()
+
+
+@contextlib.contextmanager
+def host_at(ports: UdpPorts, number: int, size: int = SIZE) -> Iterator[BatchSocket]:
+    """A host that has said hello to a switch port and has heard the answer."""
+    with BatchSocket.bind(("127.0.0.1", 0), size) as sock:
+        sock.connect(("127.0.0.1", ports.listening[number]))
+        sock.send_hello()
+        assert len(ports.receive([number]).port) == 0
+        answer = sock.receive()
+        assert answer is not None
+        assert answer.hello
+        yield sock
+
+
+def packets(count: int, seed: int = 1, size: int = SIZE) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, size), np.uint8)
+
+
+def received(sock: BatchSocket) -> np.ndarray:
+    bursts = [np.zeros((0, SIZE), np.uint8)]
+    while (burst := sock.receive()) is not None:
+        bursts.append(burst.packets.copy())
+    return np.concatenate(bursts)
+
+
+def test_payloads_come_in_behind_headers_and_leave_without() -> None:
+    with opened(3) as ports, host_at(ports, 3) as host:
+        sent = packets(5)
+        host.send(sent)
+        frames = ports.receive([3])
+        assert frames.port.tolist() == [3] * 5
+        assert frames.length.tolist() == [FRAME_HEADER_BYTES + SIZE] * 5
+        for row, payload in zip(frames.data, sent, strict=True):
+            assert bytes(row[:FRAME_HEADER_BYTES]) == bytes(frame_header(3, SIZE))
+            assert np.array_equal(row[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + SIZE], payload)
+        ports.send(frames)
+        assert np.array_equal(received(host), sent)
+        counts = ports.ports[3].counts
+        assert (counts.hellos, counts.received, counts.sent) == (1, 5, 5)
+
+
+def test_headers_hold_right_lengths_and_checksum() -> None:
+    header = frame_header(7, SIZE)
+    ethernet, ip, udp = header[:14], header[14:34], header[34:]
+    assert bytes(ethernet[12:]) == b"\x08\x00"
+    assert int.from_bytes(ip[2:4], "big") == 20 + 8 + SIZE
+    assert int.from_bytes(udp[2:4], "big") == UDP_PORT
+    assert int.from_bytes(udp[4:6], "big") == 8 + SIZE
+    assert int.from_bytes(udp[6:8], "big") == 0
+    # RFC 1071: over a header with its right checksum, the folded sum is all ones.
+    assert int(ip.view(">u2").sum()) % 0xFFFF == 0
+    assert is_udp(header[np.newaxis]).all()
+
+
+def test_headers_are_read_as_scapy_reads_them() -> None:
+    scapy = pytest.importorskip("scapy.layers.inet")
+    frame = pytest.importorskip("scapy.layers.l2").Ether(bytes(frame_header(300, SIZE)) + bytes(SIZE))
+    ip = frame[scapy.IP]
+    assert (ip.src, ip.dst, ip.len) == ("10.0.1.44", "10.0.255.254", 28 + SIZE)
+    checksum = ip.chksum
+    del ip.chksum
+    assert scapy.IP(bytes(ip)).chksum == checksum
+    assert (ip[scapy.UDP].dport, ip[scapy.UDP].len) == (UDP_PORT, 8 + SIZE)
+
+
+def test_nobody_is_heard_before_hello() -> None:
+    with opened(1) as ports, BatchSocket.bind(("127.0.0.1", 0), SIZE) as stranger:
+        stranger.send(packets(4), ("127.0.0.1", ports.listening[1]))
+        assert len(ports.receive([1]).port) == 0
+        assert ports.ports[1].counts.foreign == 4
+
+
+def test_strangers_are_dropped_and_counted() -> None:
+    with (
+        opened(1) as ports,
+        host_at(ports, 1) as host,
+        BatchSocket.bind(("127.0.0.1", 0), SIZE) as stranger,
+    ):
+        stranger.send(packets(3, seed=2), ("127.0.0.1", ports.listening[1]))
+        host.send(packets(2))
+        frames = ports.receive([1])
+        assert np.array_equal(frames.data[:, FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + SIZE], packets(2))
+        assert ports.ports[1].counts.foreign == 3
+
+
+def test_the_last_hello_moves_the_port() -> None:
+    with opened(1) as ports, host_at(ports, 1) as before:
+        before.send(packets(1))
+        frames = ports.receive([1])
+        with host_at(ports, 1) as after:
+            ports.send(frames)
+            assert len(received(after)) == 1
+            assert len(received(before)) == 0
+
+
+def test_a_packet_for_a_port_without_peer_is_dropped_and_counted() -> None:
+    with opened(1, 2) as ports, host_at(ports, 1) as host:
+        host.send(packets(3))
+        frames = ports.receive([1])
+        frames.port[:] = (2, 9, 1)
+        ports.send(frames)
+        assert ports.ports[2].counts.unreachable == 1
+        assert ports.no_such_port == 1
+        assert np.array_equal(received(host), packets(3)[2:])
+
+
+def test_a_peer_that_the_system_refuses_does_not_end_the_switch() -> None:
+    with opened(1) as ports, host_at(ports, 1) as host:
+        host.send(packets(3))
+        frames = ports.receive([1])
+        ports.ports[1].peer = ("255.255.255.255", 9)  # broadcast, which sockets may not do unasked
+        ports.send(frames)
+        assert ports.ports[1].counts.unreachable == 3
+
+
+def test_copies_to_several_ports_keep_each_ports_order() -> None:
+    with opened(1, 2) as ports, host_at(ports, 1) as one, host_at(ports, 2) as two:
+        sent = packets(6)
+        one.send(sent)
+        frames = ports.receive([1, 2])
+        frames.port[:] = (2, 1, 2, 2, 1, 2)
+        ports.send(frames)
+        assert np.array_equal(received(one), sent[[1, 4]])
+        assert np.array_equal(received(two), sent[[0, 2, 3, 5]])
+
+
+@pytest.mark.parametrize(("offset", "value"), [(12, 0x86), (14, 0x46), (23, 6)])
+def test_frames_that_are_no_udp_do_not_leave(offset: int, value: int) -> None:
+    with opened(1) as ports, host_at(ports, 1) as host:
+        host.send(packets(2))
+        frames = ports.receive([1])
+        frames.data[0, offset] = value
+        ports.send(frames)
+        assert ports.unframed == 1
+        assert np.array_equal(received(host), packets(2)[1:])
+
+
+def test_a_frame_of_another_length_does_not_leave() -> None:
+    with opened(1) as ports, host_at(ports, 1) as host:
+        host.send(packets(2))
+        frames = ports.receive([1])
+        frames.length[1] -= 1
+        ports.send(frames)
+        assert ports.unframed == 1
+        assert np.array_equal(received(host), packets(2)[:1])
+
+
+def test_headers_changed_by_a_program_do_not_stay() -> None:
+    with opened(1) as ports, host_at(ports, 1) as host:
+        host.send(packets(1))
+        ports.receive([1]).data[:] = 0xFF
+        host.send(packets(1))
+        frames = ports.receive([1])
+        assert bytes(frames.data[0, :FRAME_HEADER_BYTES]) == bytes(frame_header(1, SIZE))
+
+
+def test_busy_ports_share_a_batch() -> None:
+    with opened(1, 2, batch=128, offload=False) as ports, host_at(ports, 1) as one, host_at(ports, 2) as two:
+        for host in (one, two):
+            host.send(packets(200))
+        first = ports.receive([1, 2])
+        assert np.bincount(first.port).tolist() == [0, 64, 64]
+        rest = [len(ports.receive([1, 2]).port) for _ in range(4)]
+        assert sum(rest) == 400 - 128
+
+
+def test_loss_is_the_share_asked_for_and_the_same_for_a_seed() -> None:
+    def fates(seed: int) -> np.ndarray:
+        return Loss(0.2, (seed, 1, 0)).survivors(np.arange(5000, dtype=np.uint8)[:, np.newaxis])
+
+    assert 3800 < len(fates(1)) < 4200
+    assert np.array_equal(fates(1), fates(1))
+    assert not np.array_equal(fates(1), fates(2))
+
+
+def test_loss_does_not_depend_on_how_datagrams_are_batched() -> None:
+    whole = np.arange(200, dtype=np.uint8)[:, np.newaxis]
+    piecewise = Loss(0.5, (3, 1, 1))
+    pieces = [piecewise.survivors(part) for part in np.split(whole, [1, 7, 100])]
+    assert np.array_equal(np.concatenate(pieces), Loss(0.5, (3, 1, 1)).survivors(whole))
+
+
+def test_ports_lose_in_both_directions_but_no_hello() -> None:
+    with opened(1, loss=0.5, seed=7) as ports:
+        for _ in range(20):
+            with host_at(ports, 1) as host:
+                host.send(packets(100))
+                frames = ports.receive([1])
+                ports.send(frames)
+                back = received(host)
+        counts = ports.ports[1].counts
+        assert counts.hellos == 20
+        assert counts.received + counts.lost_in == 2000
+        assert counts.sent + counts.lost_out == counts.received
+        assert 800 < counts.lost_in < 1200
+        assert 300 < counts.lost_out < 700
+        assert 0 < len(back) < 60
+
+
+def test_total_loss_lets_hellos_through_only() -> None:
+    with opened(1, loss=1.0) as ports, host_at(ports, 1) as host:
+        host.send(packets(10))
+        assert len(ports.receive([1]).port) == 0
+        assert ports.ports[1].counts.lost_in == 10
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_loss_outside_its_range_is_refused_and_frees_the_port(share: float) -> None:
+    with pytest.raises(ValueError, match=f"loss: {share} is no share of datagrams; use 0 to 1"):
+        UdpPorts([1], loss=share)
+
+
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_taken_port_is_named_and_the_others_are_freed() -> None:
+    with BatchSocket.bind(("127.0.0.1", 0), SIZE) as holder:
+        taken, free = holder.address[1], free_port()
+        with pytest.raises(OSError, match=f"127.0.0.1:{taken}: .*choose another"):
+            UdpPorts([free, taken], base=0)
+        BatchSocket.bind(("127.0.0.1", free), SIZE).close()
+
+
+def test_ports_listen_where_asked() -> None:
+    free = free_port()
+    with opened(5, base=free - 5) as ports:
+        assert ports.listening == {5: free}
+
+
+def test_another_pipeline_brings_another_size() -> None:
+    with opened(1) as ports, host_at(ports, 1) as host:
+        ports.resize(packet_bytes(300))
+        host.send(packets(2))
+        host.resize(packet_bytes(300))
+        host.send(packets(3, size=packet_bytes(300)))
+        frames = ports.receive([1])
+        assert frames.length.tolist() == [FRAME_HEADER_BYTES + packet_bytes(300)] * 3
+        assert ports.ports[1].counts.odd == 2

@@ -1,0 +1,64 @@
+"""User errors at the command line: one line on stderr, exit status 2, no traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from peelsum.topology.interrupts import Interrupted
+
+OUTPUT_LOST = 1
+USER_ERROR = 2
+INTERRUPTED = 130
+#: What a write to a file that is open already fails with for want of room, or of a reader.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+
+
+@contextmanager
+def reported(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds into their message and exit status 2; a signal into what shells expect."""
+    try:
+        yield
+    except kinds as error:
+        print(f"peelsum: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(USER_ERROR) from None
+    except KeyboardInterrupt as stopped:
+        status = stopped.status if isinstance(stopped, Interrupted) else INTERRUPTED
+        raise SystemExit(status) from None
+
+
+@contextmanager
+def delivered() -> Iterator[None]:
+    """Exit status 1, and a line that says why, where stdout does not take what the body prints.
+
+    A reader that went away, as `head` does, has had enough: that is no line.
+    """
+    lost = None
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NO_ROOM:
+            raise
+        lost = error
+    finally:
+        refused = _undelivered()
+        lost = lost or refused
+        if lost is not None:
+            if lost.errno != errno.EPIPE:
+                print(f"peelsum: stdout: {lost.strerror}; write it elsewhere", file=sys.stderr)
+            raise SystemExit(OUTPUT_LOST) from None
+
+
+def _undelivered() -> OSError | None:
+    """Why stdout does not take what is left to write; what it refused is dropped."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        # Else the interpreter tries again at its end, and prints a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error
+    return None
