@@ -89,7 +89,8 @@ class Star(Topo):
 
 def without_offloads(node, python, interface):
     """What an offload would leave merged or unfinished, no switch process could use."""
-    node.cmd(python, "-c", f"'from peelsum.softswitch.ports.interfaces import without_offloads as o; o(\"{interface}\")'")
+    code = f'from peelsum.softswitch.ports.interfaces import without_offloads as o; o("{interface}")'
+    node.cmd(python, "-c", f"'{code}'")
 
 
 def free_port():

@@ -13,9 +13,9 @@ import pytest
 from rigs import EmbeddedRig
 from virtual_network import Actor, Faults, VirtualNetwork
 
-from peelsum.spec import NEVER, SpecSwitch
+from peelsum.pipelines import pipeline
 from peelsum.softswitch import load
-from peelsum.pipelines.artifacts import pipeline
+from peelsum.spec import NEVER, SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, Timers
 from peelsum.wire import EVERYONE, Kind, fields_of
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from peelsum.allreduce.costs import lower_bound_bits
-from peelsum.bench.codec import NotEnoughMemoryError, Support, require_memory, tensor
-from peelsum.bench.codec import memory
+from peelsum.bench.codec import NotEnoughMemoryError, Support, memory, require_memory, tensor
 from peelsum.bench.codec import rows as bench
 from peelsum.cli.bench import codec
 

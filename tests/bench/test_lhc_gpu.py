@@ -13,10 +13,9 @@ import pytest
 import torch
 from gpu_device import DEVICE, REAL, bits, on_device
 
-from peelsum.bench.codec import Device, LhcLayout, NoDeviceError, lhc_step, tensor
-from peelsum.bench.codec import timing
-from peelsum.bench.codec.lhc_gpu import DeviceLhc
+from peelsum.bench.codec import Device, LhcLayout, NoDeviceError, lhc_step, tensor, timing
 from peelsum.bench.codec import rows as bench
+from peelsum.bench.codec.lhc_gpu import DeviceLhc
 from peelsum.codec import fixed_point
 
 FIXED = fixed_point(130, 1)

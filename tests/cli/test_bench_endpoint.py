@@ -5,8 +5,8 @@ import json
 import pytest
 
 from peelsum.bench.endpoint import rates as rates
-from peelsum.bench.endpoint.rows import bench_endpoint
 from peelsum.bench.endpoint.rates import WrongSumError
+from peelsum.bench.endpoint.rows import bench_endpoint
 from peelsum.wire import Batch
 
 KEYS = {"way", "lanes", "packets_per_core_s", "packets_per_s", "share_of_bare"}

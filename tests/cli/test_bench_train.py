@@ -16,8 +16,8 @@ pytest.importorskip("torch")
 from typer.testing import CliRunner
 
 from peelsum.bench.train import rows as bench
-from peelsum.cli.app import app
 from peelsum.bench.train.links import ShapedLan
+from peelsum.cli.app import app
 from peelsum.topology import TopologyError
 
 KEYS = {

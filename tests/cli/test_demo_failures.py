@@ -15,8 +15,8 @@ from patience import PATIENCE_S
 from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.cli.demo import command, crew
 from peelsum.cli.demo.worker import GlooCheck, GlooError, InexactSumError
-from peelsum.topology.interrupts import Interruption
 from peelsum.topology import Child, ProcessError, Star
+from peelsum.topology.interrupts import Interruption
 
 #: A worker whose gloo gets one bit wrong.
 ONE_BIT_WRONG = """\

@@ -8,7 +8,7 @@ from device_state import forwarding
 from embedded_server import device, server
 
 from peelsum.control import Controller, JobDescription, resets
-from peelsum.pipelines.artifacts import pipeline
+from peelsum.pipelines import pipeline
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests import helpers from one another
 

@@ -9,8 +9,8 @@ from p4runtime_client import Client
 from peelsum.control import ControlError, Controller, DescriptionError, JobDescription, SwitchError
 from peelsum.control.description import SwitchSection
 from peelsum.control.entries import FLOOD_GROUP
-from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
 
 LANES = 32

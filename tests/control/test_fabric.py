@@ -12,8 +12,8 @@ from peelsum.control import (
     controller,
     parse_description,
 )
-from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.runtime.device import Device
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, WorkerEndpoint
 from peelsum.wire import Verdict
 

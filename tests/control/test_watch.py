@@ -17,9 +17,9 @@ from peelsum.control import (
     Watch,
     parse_description,
 )
-from peelsum.pipelines.artifacts import pipeline
-from peelsum.softswitch.runtime.device import Device
+from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.runtime.device import Device
 
 TABLES = ("jobs", "members", "return_paths")
 #: For what answers, on a machine however busy.

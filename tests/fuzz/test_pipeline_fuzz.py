@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from peelsum_packets import Job
 from rigs import EmbeddedRig
 
-from peelsum.spec import TICK_US, Level
+from peelsum.pipelines import pipeline
 from peelsum.softswitch import Frames, load
-from peelsum.pipelines.artifacts import pipeline
+from peelsum.spec import TICK_US, Level
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, Timers, WorkerEndpoint
 from peelsum.wire import (
     CPU_PORT,

@@ -26,9 +26,9 @@ from restarts import (
 )
 from virtual_network import Faults
 
-from peelsum.spec import NEVER
+from peelsum.pipelines import pipeline
 from peelsum.softswitch import Program, load
-from peelsum.pipelines.artifacts import pipeline
+from peelsum.spec import NEVER
 from peelsum.transport import JobConfig
 from peelsum.wire import Kind
 

@@ -18,7 +18,7 @@ from finsy.p4schema import P4Schema
 from finsy.proto import p4r, rpc_code
 from p4runtime_client import WAIT_S, Client, outcomes, process, update
 
-from peelsum.pipelines.artifacts import pipeline
+from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime.pipeline import Pipeline
 from peelsum.softswitch.p4runtime.status import BatchError, RequestError
 

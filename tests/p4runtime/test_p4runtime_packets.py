@@ -3,7 +3,7 @@ from finsy.p4schema import P4Schema
 from finsy.proto import p4r, rpc_code
 from p4runtime_client import forward
 
-from peelsum.pipelines.artifacts import pipeline
+from peelsum.pipelines import pipeline
 from peelsum.softswitch.runtime.device import WAITING_LIMIT
 
 FRAME = bytes.fromhex("020000000001 020000000002 88b5") + b"payload"

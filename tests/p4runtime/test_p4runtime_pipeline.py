@@ -8,7 +8,7 @@ from finsy.p4entity import P4TableMatch as Match
 from finsy.p4schema import P4Schema
 from finsy.proto import p4r
 
-from peelsum.pipelines.artifacts import pipeline
+from peelsum.pipelines import pipeline
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from p4runtime_client import WAIT_S, Client, outcomes
 
-from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.runtime.device import Device
 
 #: Numbers and bytes that mean something now and then; random ones hardly ever would.
 INTEGERS = [0, 1, 2, 3, 7, 255, 1 << 31, (1 << 63) - 1, -1, -5]

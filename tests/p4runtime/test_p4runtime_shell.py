@@ -15,7 +15,7 @@ import pytest
 from bmv2_process import running_bmv2
 from patience import PATIENCE_S
 
-from peelsum.pipelines.artifacts import pipeline
+from peelsum.pipelines import pipeline
 
 REQUIREMENTS = ("p4runtime-shell==0.0.6", "p4runtime==1.4.1", "protobuf==3.20.3")
 INSTALL_LIMIT_S = 300

@@ -7,8 +7,8 @@ import pytest
 
 from peelsum.softswitch import Frames, SoftswitchError
 from peelsum.softswitch.ports.capture import CapturedPorts
-from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.ports.udp import UdpPorts
+from peelsum.softswitch.process import StartError, run
 
 NOW_NS = 1_700_000_000_123_456_789
 FRAMES = [(2, b"\1" * 60), (1, bytes(range(200))), (2, b"\7" * 61), (9, b"to no port")]

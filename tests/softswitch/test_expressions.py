@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from peelsum.softswitch import UnsupportedConstruct
 from peelsum.softswitch.compiler.emit_expressions import Expressions, unsigned
-from peelsum.softswitch.runtime.native import K as MACHINE_K
 from peelsum.softswitch.program.operations import Binary, Bool, Const, FieldRef, Ternary, Unary
+from peelsum.softswitch.runtime.native import K as MACHINE_K
 from peelsum.softswitch.runtime.plain import clamp, shl, shr
 
 FIELDS = {"a": 64, "b": 64, "c": 32, "d": 13, "e": 1}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peelsum.softswitch import Frames, Switch
-from peelsum.softswitch.program.loader import parse
+from peelsum.softswitch.compiler.loading import parse
 
 P4 = Path(__file__).parent / "p4"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from peelsum.softswitch import BadProgram, Switch, SoftswitchError, UnsupportedConstruct, load
-from peelsum.softswitch.program.loader import parse
+from peelsum.softswitch import BadProgram, SoftswitchError, Switch, UnsupportedConstruct, load
+from peelsum.softswitch.compiler.loading import parse
 
 P4 = Path(__file__).parent / "p4"
 

@@ -6,8 +6,8 @@ import struct
 import numpy as np
 import pytest
 
-from peelsum.softswitch import Frames, Switch, load
 from peelsum.pipelines.artifacts import ARTIFACTS
+from peelsum.softswitch import Frames, Switch, load
 
 NEXT_HOP = 0x0200_0000_0099
 

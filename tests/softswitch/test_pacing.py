@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from peelsum.softswitch import Frames
-from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.ports.pacing import PAUSE_US, Pacer
-from peelsum.softswitch.runtime.queues import Queues
-from peelsum.softswitch.process import DataPlane
 from peelsum.softswitch.ports.udp import UdpPorts
+from peelsum.softswitch.process import DataPlane
+from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.runtime.queues import Queues
 from peelsum.wire import CPU_PORT, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import pytest
 
-from peelsum.pipelines.artifacts import pipeline
+from peelsum.pipelines import pipeline
 from peelsum.wire import COMPILED_LANES
 
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from peelsum.softswitch import Frames
-from peelsum.softswitch.runtime import plain
 from peelsum.softswitch.runtime import native as machine
+from peelsum.softswitch.runtime import plain
 
 WIDE = {
     "op": 8,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.runtime.device import Device
 
 
 @pytest.fixture

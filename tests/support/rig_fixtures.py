@@ -8,8 +8,8 @@ import shutil
 import pytest
 from rigs import EmbeddedRig, SpecRig
 
+from peelsum.pipelines import pipeline
 from peelsum.softswitch import load
-from peelsum.pipelines.artifacts import pipeline
 
 LANES = 32
 

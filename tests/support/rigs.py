@@ -7,8 +7,8 @@ rig's business. `fresh()` makes it as good as new.
 import numpy as np
 from frames import frame, payload_of
 
-from peelsum.spec import Level, SpecSwitch
 from peelsum.softswitch import Frames, Switch
+from peelsum.spec import Level, SpecSwitch
 from peelsum.wire import Verdict
 
 #: Every port a test may use; the CPU port is 255.

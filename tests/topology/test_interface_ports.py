@@ -12,10 +12,10 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.softswitch import Frames
-from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.ports.interfaces import InterfacePorts
-from peelsum.softswitch.runtime.queues import Queues
+from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.process import StartError, run
+from peelsum.softswitch.runtime.queues import Queues
 from peelsum.topology import TopologyError, veth
 
 FRAME_BYTES = 1082

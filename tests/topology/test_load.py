@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peelsum.spec import SpecSwitch
 from peelsum.bench.switch.load import Load, Timed, WrongSumError, drive, time_slots
+from peelsum.spec import SpecSwitch
 from peelsum.wire import Batch, fields_of
 
 WORKERS, LANES, WINDOW = 3, 4, 16

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from peelsum.bench.switch import rates
 from peelsum.bench.switch import rows as bench_switch
 from peelsum.bench.switch.rows import Row
 from peelsum.topology import TopologyError, bmv2
-from peelsum.bench.switch import rates
 
 
 def test_contributions_in_memory_are_counted() -> None:

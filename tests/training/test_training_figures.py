@@ -1,4 +1,4 @@
-"""The training page has the figures of benchmarks/train.json, in every row of its tables and in its text."""
+"""The training page has the figures of benchmarks/results/train.json, in every row of its tables and in its text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 def runs() -> dict[str, list[Row]]:
     """Return the rows of each command that measured three rates, by the page's name for it."""
     named = {}
-    for command, rows in json.loads((ROOT / "benchmarks" / "train.json").read_text()).items():
+    for command, rows in json.loads((ROOT / "benchmarks/results/train.json").read_text()).items():
         if "--gbps 0.1,1,10" in command:
             note = (
                 ", top 1%" if "--top-k 0.01" in command else "" if "--steps 5" in command else ", ten steps"

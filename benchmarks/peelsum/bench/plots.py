@@ -10,8 +10,8 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).parent
-FIGURES = HERE.parent / "docs" / "figures"
+RESULTS = Path(__file__).parents[2] / "results"
+FIGURES = RESULTS.parents[1] / "docs" / "figures"
 #: Text stays text in the SVG, and the same measurements give the same file.
 mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "peelsum", "font.size": 9})
 _FORMS = {
@@ -155,7 +155,7 @@ def _by_model(runs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(name: str) -> Any:
-    return json.loads((HERE / f"{name}.json").read_text())
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def draw(name: str, content: Callable[[Any], None], width: float) -> Path:

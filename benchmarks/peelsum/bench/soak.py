@@ -3,7 +3,7 @@
 It starts just below the wraps of chunk id, slot tag and slot clock, loses packets on every hop, and compares
 every sum bit for bit. Endpoints, server and switch are the real ones.
 
-    python benchmarks/soak.py [--chunks 10000000] [--loss 0.001] [--seed 1] [--json]
+    python -m peelsum.bench.soak [--chunks 10000000] [--loss 0.001] [--seed 1] [--json]
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.spec import EPOCH_TICKS, TICK_US
+from peelsum.pipelines import pipeline
 from peelsum.softswitch import Frames, Switch, load
-from peelsum.pipelines.artifacts import pipeline
 from peelsum.softswitch.ports.udp import frame_header
+from peelsum.spec import EPOCH_TICKS, TICK_US
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, Timers, WorkerEndpoint
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, Batch, Kind, pack, packet_bytes
 
@@ -71,14 +72,13 @@ class Tensors:
         numbers = np.random.default_rng(seed)
         shape = (WORKERS, TENSOR_CHUNKS * LANES)
         self._pool = numbers.integers(0, 1 << 32, shape, dtype=np.uint32)
-        self._sum = self._pool.sum(axis=0, dtype=np.uint32)
-        self._union = np.bitwise_or.reduce(self._pool)
+        self._sum: NDArray[np.uint32] = self._pool.sum(axis=0, dtype=np.uint32)
+        self._union: NDArray[np.uint32] = np.bitwise_or.reduce(self._pool)
 
     def of(self, number: int, worker: int) -> NDArray[np.uint32]:
         """Return a worker's words: its pool plus a word of the number, or, if OR-ed, AND that word."""
-        if self.united(number):
-            return self._pool[worker] & _mixed(number)
-        return self._pool[worker] + _mixed(number)
+        words: NDArray[np.uint32] = self._pool[worker]
+        return words & _mixed(number) if self.united(number) else words + _mixed(number)
 
     def expected(self, number: int) -> NDArray[np.uint32]:
         """Return the sum modulo 2**32, or the OR."""
@@ -141,7 +141,7 @@ class Hosts:
         for worker, endpoint in enumerate(self.workers):
             while self._submitted[worker] < min(self._to_do, self._completed[worker] + AHEAD):
                 number = self._submitted[worker]
-                op = "or" if self._tensors.united(number) else "add"
+                op: Literal["add", "or"] = "or" if self._tensors.united(number) else "add"
                 endpoint.submit(self._tensors.of(number, worker), op)
                 self._submitted[worker] += 1
             yield from _all_of(worker + 1, endpoint, now)

@@ -6,11 +6,11 @@ from typing import Annotated, get_args
 
 import typer
 
-from peelsum.topology.user_errors import reported
-from peelsum.topology.interrupts import Interruption
 from peelsum.cli.options import Json, require_lanes, within, without_torch
-from peelsum.topology.telling import told
 from peelsum.topology import TopologyError
+from peelsum.topology.interrupts import Interruption
+from peelsum.topology.telling import told
+from peelsum.topology.user_errors import reported
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 
@@ -24,6 +24,7 @@ def switch(
 ) -> None:
     """Packets a second and latency of a slot: embedded target, and BMv2 where it is installed."""
     from peelsum.bench.switch.rows import bench_switch
+    from peelsum.pipelines import PipelineError
     from peelsum.softswitch import SoftswitchError
     from peelsum.wire import COMPILED_LANES, MAX_WORKERS
 
@@ -32,7 +33,7 @@ def switch(
         within("--workers", count, 1, MAX_WORKERS)
     for count in lanes or ():
         require_lanes(count)
-    with reported(TopologyError, SoftswitchError), Interruption():
+    with reported(TopologyError, PipelineError, SoftswitchError), Interruption():
         bench_switch(json=json, lanes=lanes or COMPILED_LANES, workers=workers or (4,), seconds=seconds)
 
 
@@ -101,6 +102,7 @@ def fairness(
 ) -> None:
     """What jobs that compete for a port get of it, and its queue: in virtual time, and over UDP."""
     from peelsum.bench.fairness.rows import bench_fairness
+    from peelsum.pipelines import PipelineError
     from peelsum.softswitch import SoftswitchError
     from peelsum.transport import TransportError
 
@@ -111,7 +113,7 @@ def fairness(
     within("--mbit", mbit, 1, 10_000)
     within("--mark-from", mark_from, 0, 1 << 18)
     within("--seconds", seconds, 0.01, 3600)
-    with reported(TopologyError, SoftswitchError, TransportError), Interruption():
+    with reported(TopologyError, PipelineError, SoftswitchError, TransportError), Interruption():
         told(json=json)
         bench_fairness(
             jobs=jobs or (2, 4),

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peelsum.topology.user_errors import reported
 from peelsum.cli.job_serve import serve
 from peelsum.cli.options import ChildOf, Json, require_device_id
-from peelsum.topology.telling import told
 from peelsum.topology import Signalled, end_with_parent, say
 from peelsum.topology.progress import taking_time
+from peelsum.topology.telling import told
+from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
     from peelsum.control import AdmittedJob, Fabric, SwitchStatus, Watch
@@ -48,13 +48,12 @@ def admit(
 ) -> None:
     """Load the pipeline where a switch does not run it yet, and let a job in, in a new generation."""
     from peelsum.control import ControlError, Fabric, Watch, read_description
-    from peelsum.softswitch import SoftswitchError
-    from peelsum.pipelines.artifacts import pipeline
+    from peelsum.pipelines import PipelineError, pipeline
 
     if child:
         end_with_parent()
     tell = told(json=json, child=child)
-    with reported(ControlError, SoftswitchError):
+    with reported(ControlError, PipelineError):
         job = read_description(description)
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
         with Fabric.connect(job, patience_s=_PATIENCE_S) as fabric:

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.topology.user_errors import reported
 from peelsum.cli.options import ChildOf, Json, address
-from peelsum.topology.telling import told
 from peelsum.topology import Child, ProcessError, Signalled, end_with_parent, say
 from peelsum.topology.parts import Part
 from peelsum.topology.progress import taking_time
+from peelsum.topology.telling import told
+from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
     from peelsum.cli.job_requests import Requests
     from peelsum.control import Fabric, JobDescription, RacksDescription, Watch
-    from peelsum.pipelines.artifacts import Pipeline
+    from peelsum.pipelines import Pipeline
 
 _LOOK_EVERY_S = 1.0
 #: How long another controller may be in charge: one that admits a job, or puts one back.
@@ -56,14 +56,13 @@ def serve(
     """Admit a job anew, with a new aggregation server, for all workers that start; until Ctrl-C."""
     from peelsum.cli.job_requests import Requests
     from peelsum.control import ControlError, Fabric, read_description
-    from peelsum.softswitch import SoftswitchError
-    from peelsum.pipelines.artifacts import pipeline
+    from peelsum.pipelines import PipelineError, pipeline
 
     if child:
         end_with_parent()
     tell = told(json=json, child=child)
     bases, place = [address(one, "the switch") for one in udp], address(listen, "the address to listen at")
-    with reported(ControlError, SoftswitchError, ServeError), ExitStack() as stack:
+    with reported(ControlError, PipelineError, ServeError), ExitStack() as stack:
         job = read_description(description)
         if len(bases) != len(job.plans()):
             raise ServeError(f"udp: {len(bases)} for {len(job.plans())} switches; give --udp once for each")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peelsum.cli.detached import start_detached
-from peelsum.topology.user_errors import reported
-from peelsum.topology.interrupts import Interrupted, Interruption
 from peelsum.cli.options import ChildOf, Json
-from peelsum.topology.telling import told
 from peelsum.topology import Signalled, TopologyError, end_with_parent, say
+from peelsum.topology.interrupts import Interrupted, Interruption
+from peelsum.topology.telling import told
+from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
     from peelsum.topology.network import Network

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from peelsum.topology.user_errors import reported
-from peelsum.topology.interrupts import Interruption
 from peelsum.cli.options import Json, within
+from peelsum.topology.interrupts import Interruption
+from peelsum.topology.user_errors import reported
 
 
 def plan(

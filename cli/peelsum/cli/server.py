@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from peelsum.topology.user_errors import reported
 from peelsum.cli.options import ChildOf, Json, address
-from peelsum.topology.telling import told_of_compiling
 from peelsum.topology import end_with_parent, say
 from peelsum.topology.progress import taking_time
+from peelsum.topology.telling import told_of_compiling
+from peelsum.topology.user_errors import reported
 
 app = typer.Typer(help="The aggregation server.", no_args_is_help=True)
 

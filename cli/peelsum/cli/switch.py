@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from peelsum.topology.user_errors import reported
 from peelsum.cli.options import ChildOf, Json, address, require_device_id, within
-from peelsum.topology.telling import told_of_compiling
 from peelsum.topology import end_with_parent, say
+from peelsum.topology.telling import told_of_compiling
+from peelsum.topology.user_errors import reported
 
 app = typer.Typer(help="The embedded switch.", no_args_is_help=True)
 #: How long calls to P4Runtime may take to notice that they are over.
@@ -70,9 +70,9 @@ def run(
 ) -> None:
     """Run the embedded switch until Ctrl-C. A controller loads the pipeline: see `peelsum job admit`."""
     from peelsum.softswitch import SoftswitchError
-    from peelsum.softswitch.runtime.queues import QUEUE_LIMIT
     from peelsum.softswitch.process import Listening
     from peelsum.softswitch.process import run as run_switch
+    from peelsum.softswitch.runtime.queues import QUEUE_LIMIT
 
     def announce(listening: Listening) -> None:
         if json:

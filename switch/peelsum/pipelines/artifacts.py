@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peelsum.softswitch.errors import SoftswitchError
 from peelsum.wire import COMPILED_LANES
 from peelsum.wire.p4 import sources as generated_sources
 
@@ -22,7 +21,7 @@ COMPILER = "p4c-bm2-ss"
 MANIFEST = "manifest.json"
 
 
-class PipelineError(SoftswitchError):
+class PipelineError(Exception):
     """A compiled pipeline is missing or stale, or cannot be rebuilt."""
 
 

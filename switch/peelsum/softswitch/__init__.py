@@ -1,17 +1,17 @@
 """The embedded target: a compiled P4 program (BMv2 JSON) run inside Python, with control over its state."""
 
+from peelsum.softswitch.compiler.loading import load
 from peelsum.softswitch.errors import (
     BadProgram,
     DuplicateEntry,
     InvalidEntry,
     NoSuchEntry,
-    TableFull,
     SoftswitchError,
+    TableFull,
     UnsupportedConstruct,
 )
-from peelsum.softswitch.runtime.frames import Frames
-from peelsum.softswitch.program.loader import load
 from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.state import Counter, Groups, Register
 from peelsum.softswitch.runtime.switch import Switch
 from peelsum.softswitch.runtime.tables import Entry, Table
@@ -27,10 +27,10 @@ __all__ = [
     "NoSuchEntry",
     "Program",
     "Register",
+    "SoftswitchError",
     "Switch",
     "Table",
     "TableFull",
-    "SoftswitchError",
     "UnsupportedConstruct",
     "load",
 ]

@@ -12,27 +12,26 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from peelsum.softswitch.ports.capture import CapturedPorts
-from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.errors import SoftswitchError
-from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.ports.capture import CapturedPorts
 from peelsum.softswitch.ports.pacing import Pacer
+from peelsum.softswitch.ports.port import Ports
+from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
+from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
 from peelsum.softswitch.runtime.switch import Switch
-from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
 from peelsum.wire import CPU_PORT, lanes_in, packet_bytes
 from peelsum.wire.datagrams import Address
 
 if TYPE_CHECKING:
-    from _typeshed import HasFileno
-
     from peelsum.softswitch.ports.interfaces import InterfaceCounts
 
 _CLOCK_MASK = (1 << 48) - 1
@@ -62,30 +61,6 @@ class SwitchCounts:
 
     ports: Mapping[int, PortCounts | InterfaceCounts]
     queues: Mapping[int, QueueCounts]
-
-
-class Port(Protocol):
-    """One switch port, as the data plane sees it."""
-
-    @property
-    def socket(self) -> HasFileno: ...
-    @property
-    def counts(self) -> PortCounts | InterfaceCounts: ...
-
-
-class Ports(Protocol):
-    """All ports of a switch, whatever they are made of: `UdpPorts`, `InterfacePorts`."""
-
-    @property
-    def ports(self) -> Mapping[int, Port]: ...
-    @property
-    def listening(self) -> dict[int, int]: ...
-    def holding(self) -> list[int]: ...
-    def resize(self, packet_bytes: int) -> None: ...
-    def receive(self, ready: Sequence[int]) -> Frames: ...
-    def send(self, frames: Frames) -> None: ...
-    def send_by(self, number: int, frames: Frames) -> None: ...
-    def close(self) -> None: ...
 
 
 class DataPlane:

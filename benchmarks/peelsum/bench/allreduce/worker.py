@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, TensorResult
-from peelsum.topology.user_errors import reported
-from peelsum.topology.telling import told_of_compiling
 from peelsum.codec import warm_up
 from peelsum.topology import end_with_parent, say
+from peelsum.topology.telling import told_of_compiling
+from peelsum.topology.user_errors import reported
 from peelsum.transport import TransportError
 
 #: Share of the union's positions that a worker holds, besides those assigned to it.

@@ -1,4 +1,4 @@
-"""Measure how well a switch port keeps to its rate: `python benchmarks/port_rate.py 100@256`, MBIT@LANES.
+"""Measure how well a switch port keeps to its rate: `python -m peelsum.bench.fairness.port_rate 100@256`, MBIT@LANES.
 
 It floods one port of a switch process with more than the rate, over loopback, and counts what arrives.
 """
@@ -14,11 +14,10 @@ from multiprocessing.synchronize import Event
 
 import numpy as np
 
-from peelsum.softswitch.ports.udp import FRAME_HEADER_BYTES
-from peelsum.topology import Child
 from peelsum.bench.fairness.scene import Scene, admit
+from peelsum.topology import Child
 from peelsum.transport import JobConfig
-from peelsum.wire import Kind, pack, packet_bytes
+from peelsum.wire import FRAME_HEADER_BYTES, Kind, pack, packet_bytes
 from peelsum.wire.datagrams import Address, BatchSocket
 
 SETTLE_S, SECONDS = 0.5, 3.0

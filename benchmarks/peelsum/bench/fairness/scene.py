@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.control import ControlError, Controller, JobDescription
-from peelsum.pipelines.artifacts import pipeline
+from peelsum.pipelines import pipeline
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts
 from peelsum.topology.errors import TopologyError
 from peelsum.transport import JobConfig, job_config

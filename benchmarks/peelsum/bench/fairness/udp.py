@@ -12,9 +12,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.bench.fairness.scene import Scene, Shares, admit
 from peelsum.softswitch.runtime.queues import QueueCounts
 from peelsum.topology.errors import TopologyError
-from peelsum.bench.fairness.scene import Scene, Shares, admit
 from peelsum.topology.processes import Child
 from peelsum.transport import AggregationService, JobConfig, Op, SwitchSummation, TransportError
 from peelsum.wire.datagrams import Address

@@ -12,13 +12,13 @@ from functools import partial
 
 import numpy as np
 
-from peelsum.softswitch import Frames, Switch
-from peelsum.softswitch.runtime.device import Device
-from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.runtime.queues import TICK_SHIFT, Queues
-from peelsum.softswitch.ports.udp import frame_header
-from peelsum.topology.errors import TopologyError
 from peelsum.bench.fairness.scene import Scene, Shares, admit
+from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.ports.udp import frame_header
+from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.runtime.queues import TICK_SHIFT, Queues
+from peelsum.topology.errors import TopologyError
 from peelsum.transport import AggregationServer, Event, JobConfig, TensorCompleted, WorkerEndpoint
 from peelsum.wire import FRAME_HEADER_BYTES, Batch, fields_of, packet_bytes
 

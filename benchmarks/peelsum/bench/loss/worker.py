@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Part
-from peelsum.topology.user_errors import reported
-from peelsum.topology.telling import told_of_compiling
 from peelsum.topology import hear, say
 from peelsum.topology.seats import plug_in
+from peelsum.topology.telling import told_of_compiling
+from peelsum.topology.user_errors import reported
 from peelsum.transport import TransportError
 
 

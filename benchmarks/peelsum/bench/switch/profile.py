@@ -24,17 +24,17 @@ from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from peelsum.softswitch import Switch
-from peelsum.softswitch.runtime import native
-from peelsum.softswitch.compiler.codegen import RUNTIME
-from peelsum.softswitch.runtime.device import Device
-from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.process import Listening
-from peelsum.softswitch.process import run as run_switch
-from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.bench.switch import rates
 from peelsum.bench.switch.load import Load, drive
 from peelsum.bench.switch.load_hosts import UdpHosts
+from peelsum.softswitch import Switch
+from peelsum.softswitch.compiler.codegen import RUNTIME
+from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.ports.udp import UdpPorts
+from peelsum.softswitch.process import Listening
+from peelsum.softswitch.process import run as run_switch
+from peelsum.softswitch.runtime import native
+from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import COMPILED_LANES, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 

@@ -16,18 +16,18 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from peelsum.control import ControlError, Controller, JobDescription
-from peelsum.softswitch import Frames, Switch
-from peelsum.pipelines.artifacts import pipeline
-from peelsum.softswitch.runtime.device import Device
-from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.process import Listening
-from peelsum.softswitch.process import run as run_switch
-from peelsum.softswitch.ports.udp import frame_header
-from peelsum.topology import bmv2, veth
-from peelsum.topology.errors import TopologyError
 from peelsum.bench.switch.load import Hosts, Load, Timed, WrongSumError, drive, time_slots
 from peelsum.bench.switch.load_hosts import RawHosts, UdpHosts
+from peelsum.control import ControlError, Controller, JobDescription
+from peelsum.pipelines import pipeline
+from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.ports.udp import frame_header
+from peelsum.softswitch.process import Listening
+from peelsum.softswitch.process import run as run_switch
+from peelsum.softswitch.runtime.device import Device
+from peelsum.topology import bmv2, veth
+from peelsum.topology.errors import TopologyError
 from peelsum.wire import FRAME_HEADER_BYTES, Batch, packet_bytes
 
 #: Chunks per batch in memory; with 4 workers and the results, it has five times as many frames.

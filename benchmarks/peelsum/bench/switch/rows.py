@@ -22,8 +22,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from peelsum.topology import bmv2
 from peelsum.bench.switch import rates
+from peelsum.topology import bmv2
 from peelsum.topology.errors import TopologyError
 from peelsum.wire import COMPILED_LANES
 
@@ -32,7 +32,7 @@ _FIRST_PACKET = """
 import sys, time
 started = time.perf_counter()
 from peelsum.softswitch import Frames, Switch, load
-from peelsum.pipelines.artifacts import pipeline
+from peelsum.pipelines import pipeline
 Switch(load(pipeline(int(sys.argv[1])).json_path)).process(Frames.of([(1, bytes(2048))]), 0)
 print(time.perf_counter() - started)
 """

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peelsum.cli.demo.crew import Crew, Reports
-from peelsum.topology.user_errors import reported
-from peelsum.topology.interrupts import Interruption
 from peelsum.cli.options import Json, within, without_torch
-from peelsum.topology.telling import told
 from peelsum.topology import Child, Star, TopologyError
+from peelsum.topology.interrupts import Interruption
 from peelsum.topology.progress import Tell, taking_time
+from peelsum.topology.telling import told
+from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from peelsum.topology.interrupts import Interruption
 from peelsum.topology import Child, ProcessError, Star
+from peelsum.topology.interrupts import Interruption
 
 Reports = list[dict[str, Any]]
 _POLL_S = 0.05

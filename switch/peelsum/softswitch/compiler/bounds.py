@@ -10,12 +10,20 @@ from collections.abc import Sequence
 
 from peelsum.softswitch.compiler.emit_expressions import Value
 from peelsum.softswitch.compiler.emitter import Emitter
-from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.compiler.flow import Block, walk
+from peelsum.softswitch.compiler.flow import Block
 from peelsum.softswitch.compiler.layout import TablePlan
-from peelsum.softswitch.program.operations import Assign, CopyHeader, FieldRef, Hash, Param, ReadRegister
-from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.compiler.storage import Storage
+from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.program.operations import (
+    Assign,
+    CopyHeader,
+    FieldRef,
+    Hash,
+    Param,
+    ReadRegister,
+    walk,
+)
 
 #: Each round can pass a bound on through one more assignment.
 _ROUNDS = 2

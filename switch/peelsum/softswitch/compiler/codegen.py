@@ -13,14 +13,14 @@ from peelsum.softswitch.compiler.emit_again import MOST_ITEMS, AgainWriter, goes
 from peelsum.softswitch.compiler.emit_statements import Places
 from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter, architecture_fields
 from peelsum.softswitch.compiler.emitter import Emitter
-from peelsum.softswitch.compiler.flow import parser_block, pipeline_block, walk
-from peelsum.softswitch.runtime.hashes import HASHES
+from peelsum.softswitch.compiler.flow import parser_block, pipeline_block
 from peelsum.softswitch.compiler.lane_temporaries import see_through
 from peelsum.softswitch.compiler.layout import TablePlan, plan_counters, plan_registers, plan_tables
-from peelsum.softswitch.program.operations import AddHeader, CopyHeader, CopyStack, Push, Recirculate
-from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.compiler.reroll import Roller
 from peelsum.softswitch.compiler.storage import Storage
+from peelsum.softswitch.program.hashes import HASHES
+from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.program.operations import AddHeader, CopyHeader, CopyStack, Push, Recirculate, walk
 
 #: Names that generated code takes from `plain` or `native`.
 RUNTIME = (

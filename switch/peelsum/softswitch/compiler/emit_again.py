@@ -21,10 +21,10 @@ from peelsum.softswitch.compiler.emit_switch import (
     SwitchWriter,
 )
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE
-from peelsum.softswitch.compiler.flow import Block, walk
-from peelsum.softswitch.program.operations import Clone, FieldRef, Recirculate, Resubmit
-from peelsum.softswitch.runtime.queues import FULL
+from peelsum.softswitch.compiler.flow import Block
+from peelsum.softswitch.compiler.layout import FULL
 from peelsum.softswitch.compiler.storage import Variable
+from peelsum.softswitch.program.operations import Clone, FieldRef, Recirculate, Resubmit, walk
 
 #: Items that one frame may make; a frame that wants more is cut short, and counted.
 MOST_ITEMS = 256

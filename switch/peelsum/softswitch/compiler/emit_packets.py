@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.compiler.layout import limbs, words_of
-from peelsum.softswitch.program.operations import FieldRef
-from peelsum.softswitch.program.model import Checksum
 from peelsum.softswitch.compiler.storage import Array, Chunk, Variable
+from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.program.model import Checksum
+from peelsum.softswitch.program.operations import FieldRef
 
 if TYPE_CHECKING:
     from peelsum.softswitch.compiler.emitter import Emitter

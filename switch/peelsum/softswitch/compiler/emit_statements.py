@@ -6,13 +6,38 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from peelsum.softswitch.compiler.emit_hashes import hash_fields
-from peelsum.softswitch.compiler.emit_packets import add_header, copy_header, extract, remove_header, stop_parser
+from peelsum.softswitch.compiler.emit_packets import (
+    add_header,
+    copy_header,
+    extract,
+    remove_header,
+    stop_parser,
+)
 from peelsum.softswitch.compiler.emit_stacks import copy_stack, extract_next, pop, push
 from peelsum.softswitch.compiler.emitter import Emitter
+from peelsum.softswitch.compiler.flow import (
+    Apply,
+    Block,
+    Goto,
+    If,
+    Leave,
+    Machine,
+    Repeat,
+    Statement,
+    is_steady,
+)
+from peelsum.softswitch.compiler.layout import (
+    ROW_ENTRY,
+    ROW_PARAMS,
+    CounterPlan,
+    RegisterPlan,
+    TablePlan,
+    limbs,
+    words_of,
+)
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.compiler.flow import Apply, Block, Goto, If, Leave, Machine, Repeat, Statement, is_steady, walk
-from peelsum.softswitch.compiler.layout import ROW_ENTRY, ROW_PARAMS, CounterPlan, RegisterPlan, TablePlan, limbs, words_of
 from peelsum.softswitch.program.load_expressions import VALID
+from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
 from peelsum.softswitch.program.operations import (
     AddHeader,
     AnyRegister,
@@ -40,8 +65,8 @@ from peelsum.softswitch.program.operations import (
     Resubmit,
     Target,
     WriteRegister,
+    walk,
 )
-from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
 
 DROP_PORT = 511
 #: Set in `cloning` beside the session's number, which may be 0.

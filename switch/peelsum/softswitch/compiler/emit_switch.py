@@ -12,7 +12,10 @@ from peelsum.softswitch.compiler.emit_hashes import hashed_bytes
 from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse
 from peelsum.softswitch.compiler.emit_statements import DROP_PORT, Places, Statements
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
-from peelsum.softswitch.compiler.flow import Block, walk
+from peelsum.softswitch.compiler.flow import Block
+from peelsum.softswitch.compiler.layout import FULL
+from peelsum.softswitch.compiler.storage import Variable
+from peelsum.softswitch.program.model import Checksum, Program
 from peelsum.softswitch.program.operations import (
     AddHeader,
     Assign,
@@ -29,10 +32,8 @@ from peelsum.softswitch.program.operations import (
     ReadRegister,
     RemoveHeader,
     Target,
+    walk,
 )
-from peelsum.softswitch.program.model import Checksum, Program
-from peelsum.softswitch.runtime.queues import FULL
-from peelsum.softswitch.compiler.storage import Variable
 
 _HEAD = (
     "def run(data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, out_leave, "

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from peelsum.softswitch.compiler.emit_expressions import Expressions, Value, unsigned
-from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.compiler.layout import TablePlan
-from peelsum.softswitch.program.operations import Element, FieldRef, Param, Target
-from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.compiler.storage import Array, Storage
+from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.program.operations import Element, FieldRef, Param, Target
 
 #: Python takes 100 levels of indentation.
 _DEPTH_LIMIT = 90

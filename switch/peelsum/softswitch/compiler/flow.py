@@ -12,6 +12,16 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
 from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.program.model import (
+    Conditional,
+    Parser,
+    ParserOp,
+    Pipeline,
+    Program,
+    Table,
+    successors,
+)
+from peelsum.softswitch.program.model import ParserState as State
 from peelsum.softswitch.program.operations import (
     Action,
     AddHeader,
@@ -39,17 +49,8 @@ from peelsum.softswitch.program.operations import (
     RemoveHeader,
     Target,
     Unary,
+    walk,
 )
-from peelsum.softswitch.program.model import (
-    Conditional,
-    Parser,
-    ParserOp,
-    Pipeline,
-    Program,
-    Table,
-    successors,
-)
-from peelsum.softswitch.program.model import ParserState as State
 
 # --- statements -----------------------------------------------------------------------------------
 
@@ -236,17 +237,6 @@ def rebuilt(node: Any, change: Callable[[Any], Any]) -> Any:
         return node
     parts = {part.name: getattr(node, part.name) for part in fields(node)}
     return type(node)(**{name: rebuilt(value, change) for name, value in parts.items()})
-
-
-def walk(node: Any) -> Iterator[Any]:
-    """Every statement, expression and reference in a block, outermost first."""
-    if isinstance(node, tuple):
-        for part in node:
-            yield from walk(part)
-    elif is_dataclass(node):
-        yield node
-        for part in fields(node):
-            yield from walk(getattr(node, part.name))
 
 
 # --- pipelines ------------------------------------------------------------------------------------

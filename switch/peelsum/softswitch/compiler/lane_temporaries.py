@@ -10,9 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from peelsum.softswitch.compiler.flow import Block, Repeat, is_steady, places_of, rebuilt, walk
-from peelsum.softswitch.program.operations import Assign, Binary, Const, Element, Expr, FieldRef, Hash, ReadRegister
+from peelsum.softswitch.compiler.flow import Block, Repeat, is_steady, places_of, rebuilt
 from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.program.operations import (
+    Assign,
+    Binary,
+    Const,
+    Element,
+    Expr,
+    FieldRef,
+    Hash,
+    ReadRegister,
+    walk,
+)
 
 
 class _Uses:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Program, Table, TableKey
 
+#: What a port's queue returns for a packet that finds no room.
+FULL = (1 << 64) - 1
 #: Words of a row before its parameters: action + 1 (0: nothing here), and the entry's number.
 ROW_ACTION, ROW_ENTRY, ROW_PARAMS = 0, 1, 2
 #: More words of table memory than this are refused: 2 GiB.

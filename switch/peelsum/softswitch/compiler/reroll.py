@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from peelsum.softswitch.compiler.flow import Apply, Block, If, Leave, Repeat, Statement
+from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.program.operations import (
     Element,
     Exit,
@@ -23,7 +24,6 @@ from peelsum.softswitch.program.operations import (
     RegisterElement,
     WriteRegister,
 )
-from peelsum.softswitch.program.model import Program
 
 #: A run pays from this many turns on.
 MIN_TURNS = 4

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from peelsum.softswitch.compiler.flow import walk
 from peelsum.softswitch.compiler.layout import words_of
-from peelsum.softswitch.program.operations import Element, FieldRef, Target
-from peelsum.softswitch.program.model import Header, Program
 from peelsum.softswitch.compiler.reroll import Spans
+from peelsum.softswitch.program.model import Header, Program
+from peelsum.softswitch.program.operations import Element, FieldRef, Target, walk
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from finsy.proto import p4r_grpc
 
-from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.p4runtime.service import MAX_STREAMS, P4RuntimeService
+from peelsum.softswitch.runtime.device import Device
 
 #: Calls that wait for their turn hold a thread, too.
 _THREADS = MAX_STREAMS + 32

@@ -15,7 +15,6 @@ from typing import NoReturn
 import grpc
 from finsy.proto import p4r, p4r_grpc
 
-from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime.arbitration import Arbiter
 from peelsum.softswitch.p4runtime.packets import to_frame, to_packet_in
@@ -34,6 +33,7 @@ from peelsum.softswitch.p4runtime.status import (
 )
 from peelsum.softswitch.p4runtime.stream import ControllerStream
 from peelsum.softswitch.p4runtime.turns import Turns
+from peelsum.softswitch.runtime.device import Device
 
 API_VERSION = "1.4.0"
 #: Streams open at once; each holds a thread of the server.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import grpc
 from finsy.proto import p4r, rpc_status
 
-from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull, SoftswitchError
+from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, SoftswitchError, TableFull
 
 Code = grpc.StatusCode
 _LOG = logging.getLogger(__name__)

@@ -15,7 +15,14 @@ from peelsum.softswitch.errors import NoSuchEntry
 from peelsum.softswitch.p4runtime.cells import counter_values
 from peelsum.softswitch.p4runtime.info import ActionInfo, PipelineInfo, TableInfo
 from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, unimplemented
-from peelsum.softswitch.p4runtime.values import KeyPart, decode_match, encode_match, to_bytes, to_int, wildcard
+from peelsum.softswitch.p4runtime.values import (
+    KeyPart,
+    decode_match,
+    encode_match,
+    to_bytes,
+    to_int,
+    wildcard,
+)
 
 Key = tuple[KeyPart, ...]
 

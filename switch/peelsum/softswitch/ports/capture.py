@@ -19,7 +19,7 @@ from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.runtime.frames import Frames
 
 if TYPE_CHECKING:
-    from peelsum.softswitch.process import Port, Ports
+    from peelsum.softswitch.ports.port import Port, Ports
 
 #: Magic number, version 2.4, time zone and accuracy, longest frame, link type.
 _FILE_HEADER = np.array([0xA1B23C4D, 4 << 16 | 2, 0, 0, 1 << 18, 1], "<u4").tobytes()
@@ -34,7 +34,7 @@ class CapturedPorts:
     """
 
     def __init__(self, ports: Ports, folder: Path, *, clock: Callable[[], int] = time.time_ns) -> None:
-        """clock: nanoseconds since 1970. Raises SoftswitchError naming a file that is there or cannot be made."""
+        """clock: nanoseconds since 1970. Raises SoftswitchError naming a file that exists or cannot be made."""
         self._inner, self._clock = ports, clock
         self._stack = ExitStack()
         self._files: dict[tuple[int, str], BinaryIO] = {}

@@ -6,8 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
-from peelsum.softswitch.runtime.hashes import HASHES
+from peelsum.softswitch.program.hashes import HASHES
 from peelsum.softswitch.program.load_expressions import VALID, Scope
+from peelsum.softswitch.program.model import (
+    Advance,
+    Extract,
+    ExtractNext,
+    Parser,
+    ParserOp,
+    ParserState,
+    Require,
+    Transition,
+    Verify,
+)
 from peelsum.softswitch.program.operations import (
     Action,
     ActionParam,
@@ -36,17 +47,6 @@ from peelsum.softswitch.program.operations import (
     RemoveHeader,
     Resubmit,
     WriteRegister,
-)
-from peelsum.softswitch.program.model import (
-    Advance,
-    Extract,
-    ExtractNext,
-    Parser,
-    ParserOp,
-    ParserState,
-    Require,
-    Transition,
-    Verify,
 )
 
 _NOTHING = frozenset({"no_op", "log_msg"})

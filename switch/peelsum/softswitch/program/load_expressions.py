@@ -7,6 +7,7 @@ from functools import reduce
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
+from peelsum.softswitch.program.model import Field, Header
 from peelsum.softswitch.program.operations import (
     ActionParam,
     Binary,
@@ -22,7 +23,6 @@ from peelsum.softswitch.program.operations import (
     Ternary,
     Unary,
 )
-from peelsum.softswitch.program.model import Field, Header
 
 VALID = "$valid$"
 _UNARY = frozenset({"~", "not", "d2b", "b2d"})

@@ -7,8 +7,16 @@ from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
 from peelsum.softswitch.program.load_expressions import VALID, Scope
+from peelsum.softswitch.program.model import (
+    Conditional,
+    ConstEntry,
+    KeyValue,
+    Pipeline,
+    Table,
+    TableKey,
+    successors,
+)
 from peelsum.softswitch.program.operations import Action, FieldRef
-from peelsum.softswitch.program.model import Conditional, ConstEntry, KeyValue, Pipeline, Table, TableKey, successors
 
 _KINDS = ("exact", "lpm", "ternary", "range")
 

@@ -6,27 +6,13 @@ refused here, or on the way to code right after, by the name that it has in the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
-from peelsum.softswitch.compiler.codegen import generate
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
-from peelsum.softswitch.compiler.flow import walk
 from peelsum.softswitch.program.load_actions import load_action, load_parser
 from peelsum.softswitch.program.load_expressions import Scope
 from peelsum.softswitch.program.load_tables import load_pipeline
-from peelsum.softswitch.program.operations import (
-    Clone,
-    CountAt,
-    FieldRef,
-    ReadRegister,
-    Recirculate,
-    Resubmit,
-    WriteRegister,
-)
 from peelsum.softswitch.program.model import (
     Checksum,
     CounterArray,
@@ -36,6 +22,16 @@ from peelsum.softswitch.program.model import (
     Pipeline,
     Program,
     RegisterArray,
+)
+from peelsum.softswitch.program.operations import (
+    Clone,
+    CountAt,
+    FieldRef,
+    ReadRegister,
+    Recirculate,
+    Resubmit,
+    WriteRegister,
+    walk,
 )
 
 #: Sections that must be empty, and what P4 calls the things in them.
@@ -54,41 +50,7 @@ _STANDARD = "standard_metadata"
 _NEEDED = ("ingress_port", "egress_spec", "egress_port")
 
 
-def load(path: str | PathLike[str]) -> Program:
-    """The program in a BMv2 JSON file.
-
-    Raises BadProgram where the file is not such a program, UnsupportedConstruct where it uses something that
-    this target does not run; both name what and where.
-    """
-    try:
-        document = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise BadProgram(f"{path}: {error.strerror}; give the JSON file that p4c-bm2-ss wrote") from None
-    except ValueError as error:
-        raise BadProgram(f"{path}: no JSON ({error}); give the file that p4c-bm2-ss wrote") from None
-    return parse(document, Path(path).stem)
-
-
-def parse(document: Any, name: str) -> Program:
-    """The program in a BMv2 JSON document; raises as `load` does."""
-    version = document.get("__meta__", {}).get("version", [2]) if isinstance(document, dict) else None
-    if version is not None and version[0] != 2:
-        raise UnsupportedConstruct(f"{name}: BMv2 JSON version {version}; this target reads version 2")
-    if not isinstance(document, dict) or "pipelines" not in document:
-        raise BadProgram(
-            f"{name}: has no pipelines, so it is no BMv2 JSON; compile the program with p4c-bm2-ss"
-        )
-    try:
-        program = _program(document, name)
-        generate(program)  # refuses what only the way to code finds out
-    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
-        raise BadProgram(f"{name}: incomplete BMv2 JSON ({error!r}); compile the program again") from error
-    except RecursionError:
-        raise UnsupportedConstruct(f"{name}: branches nested too deeply; make tables of them") from None
-    return program
-
-
-def _program(document: Mapping[str, Any], name: str) -> Program:
+def read(document: Mapping[str, Any], name: str) -> Program:
     for section, what in _REFUSED.items():
         for item in document.get(section, ()):
             shown = item.get("name", item) if isinstance(item, dict) else item

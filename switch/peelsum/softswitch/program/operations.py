@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeAlias
 
 # --- expressions ----------------------------------------------------------------------------------
 
@@ -337,3 +338,14 @@ class Action:
     name: str
     params: tuple[ActionParam, ...]
     body: tuple[Primitive, ...]
+
+
+def walk(node: Any) -> Iterator[Any]:
+    """Every statement, expression and reference in a block, outermost first."""
+    if isinstance(node, tuple):
+        for part in node:
+            yield from walk(part)
+    elif is_dataclass(node):
+        yield node
+        for part in fields(node):
+            yield from walk(getattr(node, part.name))

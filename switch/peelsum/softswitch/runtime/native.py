@@ -15,7 +15,7 @@ from numba import types as numba_types
 from numba.core import cgutils as numba_cgutils
 from numba.extending import intrinsic
 
-from peelsum.softswitch.runtime.hashes import make_hashes
+from peelsum.softswitch.program.hashes import make_hashes
 from peelsum.softswitch.runtime.lookups import make_lookups
 from peelsum.softswitch.runtime.queues import make_queueing
 

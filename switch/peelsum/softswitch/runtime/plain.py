@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.runtime.hashes import make_hashes
+from peelsum.softswitch.program.hashes import make_hashes
 from peelsum.softswitch.runtime.lookups import make_lookups
 from peelsum.softswitch.runtime.queues import make_queueing
 

@@ -13,12 +13,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.softswitch.compiler.layout import FULL
 from peelsum.softswitch.errors import SoftswitchError
 
 #: A tick is 2**-16 microseconds, so that ticks in 64 bits wrap together with the pipeline's clock of 48.
 TICK_SHIFT = 16
-#: What `enqueue` says of a packet that finds no room.
-FULL = (1 << 64) - 1
 #: Packets that may wait at a port, unless told otherwise.
 QUEUE_LIMIT = 1024
 #: What a rate may be, in Mbit/s: below, a long packet's time would not fit; above, nothing is known to be.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry
 from peelsum.softswitch.compiler.layout import CounterPlan, RegisterPlan
+from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry
 from peelsum.softswitch.runtime.locks import FairLock
 
 _WORD = (1 << 64) - 1

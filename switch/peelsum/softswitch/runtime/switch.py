@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.codegen import generate
-from peelsum.softswitch.runtime.compiled import as_it_is, through_numba
 from peelsum.softswitch.compiler.emit_again import COUNT, MOST_ITEMS, NEXT, REFUSED
 from peelsum.softswitch.errors import InvalidEntry, SoftswitchError
+from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.runtime.compiled import as_it_is, through_numba
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.locks import FairLock
-from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.softswitch.runtime.state import CLONE_SESSIONS, Counter, Groups, Register
 from peelsum.softswitch.runtime.tables import Table

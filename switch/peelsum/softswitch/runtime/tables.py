@@ -14,12 +14,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
 from peelsum.softswitch.compiler.layout import ROW_ACTION, ROW_PARAMS, TablePlan, limbs
+from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
+from peelsum.softswitch.program.model import Program, TableKey
+from peelsum.softswitch.program.operations import Action
 from peelsum.softswitch.runtime.locks import FairLock
 from peelsum.softswitch.runtime.lookups import hash_words
-from peelsum.softswitch.program.operations import Action
-from peelsum.softswitch.program.model import Program, TableKey
 
 KeyMatch: TypeAlias = "int | tuple[int, int]"
 Match: TypeAlias = tuple[KeyMatch, ...]

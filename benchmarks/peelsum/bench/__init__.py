@@ -1,0 +1,1 @@
+"""Benchmarks. Each returns rows; the command line prints them."""

@@ -1,0 +1,1 @@
+"""Packets that one core of a worker sends and takes results for."""

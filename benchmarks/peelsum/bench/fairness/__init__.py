@@ -1,0 +1,1 @@
+"""How jobs that compete for a switch port share it."""

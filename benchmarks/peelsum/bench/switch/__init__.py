@@ -1,0 +1,1 @@
+"""Packets a second and latency of a switch, by target, lanes and workers."""

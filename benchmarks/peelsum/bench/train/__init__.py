@@ -1,0 +1,1 @@
+"""Time of a training iteration, by backend and rate of links."""

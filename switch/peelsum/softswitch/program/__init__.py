@@ -1,0 +1,1 @@
+"""What a BMv2 JSON file says, as typed, immutable values."""

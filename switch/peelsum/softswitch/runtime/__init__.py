@@ -1,0 +1,1 @@
+"""Runs generated code: memory, tables, registers, queues, and the switch that holds them."""
