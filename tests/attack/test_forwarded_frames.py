@@ -4,9 +4,9 @@ import struct
 
 import pytest
 from frames import checksum, frame
+from peelsum.wire.clock import NEVER_TICKS
 from peelsum_packets import Job
 
-from peelsum.spec import NEVER
 from peelsum.wire import EVERYONE, Kind, Verdict
 
 WORKER_MAC, WORKER_IP, WORKER_PORT = 0x020000000002, 0x0A000002, 3
@@ -16,7 +16,7 @@ FOREIGN_PORT = 6
 @pytest.fixture
 def forged(frame_rig):
     """A result for a worker of job 1, to a switch that bridges and routes to that worker."""
-    frame_rig.set_age_limit(NEVER)
+    frame_rig.set_age_limit(NEVER_TICKS)
     job = Job(frame_rig, job_id=1, ports=(1, 2, WORKER_PORT), server_port=8)
     frame_rig.write("bridge", (WORKER_MAC,), "forward", (WORKER_PORT,))
     frame_rig.write("routes", ((WORKER_IP, 32),), "route", (WORKER_PORT, 1, WORKER_MAC))

@@ -10,12 +10,13 @@ from random import Random
 
 import numpy as np
 import pytest
+from peelsum.wire.clock import NEVER_TICKS
 from rigs import EmbeddedRig
 from virtual_network import Actor, Faults, VirtualNetwork
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import load
-from peelsum.spec import NEVER, SpecSwitch
+from peelsum.spec import SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, Timers
 from peelsum.wire import EVERYONE, Kind, fields_of
 
@@ -33,7 +34,7 @@ class BuggedNetwork(VirtualNetwork):
     """Keeps what reaches the switch, and lets Mallory in beside it."""
 
     def __init__(self, seed: int, switch: SpecSwitch | EmbeddedRig, faults: Faults) -> None:
-        super().__init__(seed, lanes=LANES, slots=switch.slots, faults=faults, age_limit=NEVER)
+        super().__init__(seed, lanes=LANES, slots=switch.slots, faults=faults, age_limit=NEVER_TICKS)
         self.switch = switch
         self.mallory = Random(seed + 1)
         self.overheard: list[tuple[int, bytes]] = []
@@ -99,7 +100,7 @@ def play(network: BuggedNetwork, workers: list[Actor], tensors: int) -> list[np.
 
 def withstand(seed: int, switch: SpecSwitch | EmbeddedRig) -> BuggedNetwork:
     """Play the victim's job on a network with Mallory in it, and compare every worker's sums."""
-    switch.set_age_limit(NEVER)
+    switch.set_age_limit(NEVER_TICKS)
     random = Random(seed)
     network = BuggedNetwork(seed, switch, Faults.drawn(random, 0.1))
     generation = random.randrange(1, 1 << 16)

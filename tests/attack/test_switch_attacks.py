@@ -5,10 +5,11 @@ victim's own job who wants to speak for another.
 """
 
 import pytest
+from peelsum.wire.clock import NEVER_TICKS
 from peelsum_packets import CE, FIN, OR, SPINE, Job, lanes_of
 
-from peelsum.spec import NEVER, Level, Packet
-from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
+from peelsum.spec import Packet
+from peelsum.wire import CPU_PORT, EVERYONE, Kind, Level, Verdict
 
 SERVER, CHUNK = 8, 5
 #: Where Mallory may sit: no member of any job, and worker and server of another job.
@@ -17,7 +18,7 @@ FOREIGN_PORTS = {"nobody": 6, "other-worker": 4, "other-server": 7}
 
 @pytest.fixture
 def victim(rig):
-    rig.set_age_limit(NEVER)
+    rig.set_age_limit(NEVER_TICKS)
     Job(rig, job_id=2, ports=(4, 5), server_port=FOREIGN_PORTS["other-server"], generation=7)
     return Job(rig, job_id=1, ports=(1, 2, 3), server_port=SERVER, generation=7)
 
@@ -237,7 +238,7 @@ def test_a_replay_across_a_restart_is_refused(victim):
 @pytest.mark.parametrize("way", ["collision", "tombstone", "resend", "bypass"])
 def test_no_flag_makes_a_worker_s_part_its_rack_s(rig, way):
     """Behind a leaf Mallory marks her packets as a rack's: they leave as hers, not as whole racks."""
-    rig.set_age_limit(NEVER)
+    rig.set_age_limit(NEVER_TICKS)
     rack = Job(rig, job_id=1, ports=(1, 2, 3), server_port=SERVER, level=Level.LEAF)
     if way != "bypass":
         rack.contribute(0, CHUNK, 10)
@@ -252,7 +253,7 @@ def test_no_flag_makes_a_worker_s_part_its_rack_s(rig, way):
 
 @pytest.mark.parametrize("kind", [Kind.CONTRIBUTION, Kind.BYPASS])
 def test_a_rack_cannot_speak_for_another(rig, kind):
-    rig.set_age_limit(NEVER)
+    rig.set_age_limit(NEVER_TICKS)
     spine = Job(rig, job_id=1, ports=(1, 2), server_port=SERVER, level=Level.SPINE)
     spine.contribute(0, CHUNK, 10, flags=SPINE)
     for sender in (0, 31, 64, EVERYONE):

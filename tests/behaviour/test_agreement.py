@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from frames import frame, payload_of
+from peelsum.wire.clock import NEVER_TICKS
 from peelsum_packets import Job
 from rigs import SpecRig
 
-from peelsum.spec import NEVER, Level, Packet
-from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
+from peelsum.spec import Packet
+from peelsum.wire import CPU_PORT, EVERYONE, Kind, Level, Verdict
 
 PACKETS = 400
 SEEDS = range(3)
@@ -51,7 +52,7 @@ def random_packet(rng, jobs, slots, lanes):
     return port, packet.build()
 
 
-@pytest.mark.parametrize("age_limit", [0, NEVER])
+@pytest.mark.parametrize("age_limit", [0, NEVER_TICKS])
 @pytest.mark.parametrize("level", list(Level))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_packets(rig, seed, level, age_limit):

@@ -1,9 +1,9 @@
 """What a switch must not act on, each counted under its reason, on every target."""
 
 import pytest
+from peelsum.wire.clock import NEVER_TICKS
 from peelsum_packets import Job
 
-from peelsum.spec import NEVER
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict, packet_bytes
 
 SERVER = 8
@@ -11,7 +11,7 @@ SERVER = 8
 
 @pytest.fixture
 def job(rig):
-    rig.set_age_limit(NEVER)
+    rig.set_age_limit(NEVER_TICKS)
     return Job(rig, job_id=1, ports=(1, 2, 3), server_port=SERVER)
 
 

@@ -4,9 +4,9 @@ A test names what goes in and what must come out, so that the specification is t
 """
 
 import pytest
+from peelsum.wire.clock import NEVER_TICKS
 from peelsum_packets import ADD, CE, FIN, OR, Job, lanes_of
 
-from peelsum.spec import NEVER
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
 
 SERVER = 8
@@ -15,7 +15,7 @@ SERVER = 8
 @pytest.fixture
 def job(rig):
     """A job of three workers behind ports 1 to 3, its server behind port 8; slots never expire."""
-    rig.set_age_limit(NEVER)
+    rig.set_age_limit(NEVER_TICKS)
     return Job(rig, job_id=1, ports=(1, 2, 3), server_port=SERVER)
 
 
@@ -263,13 +263,13 @@ def test_freed_slot_is_free_under_a_longer_age_limit(job, rig):
     rig.set_age_limit(0)
     job.contribute(0, chunk=5, value=1)
     job.result(chunk=5, value=1)
-    rig.set_age_limit(NEVER)
+    rig.set_age_limit(NEVER_TICKS)
     assert job.contribute(0, chunk=5 + job.slots, value=1) == []
     assert Verdict.COLLIDED not in job.verdicts()
 
 
 def test_one_worker_completes_at_once(rig):
-    rig.set_age_limit(NEVER)
+    rig.set_age_limit(NEVER_TICKS)
     lonely = Job(rig, job_id=7, ports=(4,), server_port=SERVER)
     ((port, packet),) = lonely.contribute(0, chunk=5, value=10)
     assert (port, packet.bitmap) == (SERVER, 1)
@@ -278,7 +278,7 @@ def test_one_worker_completes_at_once(rig):
 
 def test_thirty_two_workers_fill_the_bitmap(rig):
     """Worker 31's bit is the sign bit of the register."""
-    rig.set_age_limit(NEVER)
+    rig.set_age_limit(NEVER_TICKS)
     wide = Job(rig, job_id=7, ports=tuple(range(10, 42)), server_port=SERVER)
     for worker in range(31):
         assert wide.contribute(worker, chunk=5, value=1 << worker, flags=OR) == []

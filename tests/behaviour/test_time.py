@@ -5,19 +5,19 @@ BMv2 is not among the targets: its clock cannot be set.
 
 import numpy as np
 import pytest
+from peelsum.wire.clock import EPOCH_TICKS, NEVER_TICKS, TICK_US
 from peelsum_packets import OR, Job, lanes_of
 from rig_fixtures import _fresh_rig
 from rigs import SpecRig
 from test_agreement import admit_two_jobs, random_packet
 
-from peelsum.spec import EPOCH_TICKS, NEVER, TICK_US, Level
-from peelsum.wire import CPU_PORT, Kind, Verdict
+from peelsum.wire import CPU_PORT, Kind, Level, Verdict
 
 SERVER = 8
 #: When the clock, which starts at 2**30 ticks, is at 2**31 and comes round to 0.
 HALF, ROUND = ((ticks - EPOCH_TICKS) * TICK_US for ticks in (2**31, 2**32))
 STARTS = [0, HALF - 2000 * TICK_US, ROUND - 2000 * TICK_US, ROUND - 1]
-LIMITS = [0, 1, 40, 15_625, NEVER - 1, NEVER]
+LIMITS = [0, 1, 40, 15_625, NEVER_TICKS - 1, NEVER_TICKS]
 PACKETS = 300
 
 
@@ -86,7 +86,7 @@ def test_random_packets_while_time_passes(target, start_us, limit, level):
     steps = [step for step in steps if step < 2**31 * TICK_US // PACKETS] + [400 * TICK_US]
     for number in range(PACKETS):
         port, packet = random_packet(rng, jobs, target.slots, target.lanes)
-        now_us += int(rng.choice(steps)) if rng.random() > 0.02 else NEVER * TICK_US // 7
+        now_us += int(rng.choice(steps)) if rng.random() > 0.02 else NEVER_TICKS * TICK_US // 7
         wanted = spec.process(port, packet, now_us)
         assert target.process(port, packet, now_us) == wanted, f"packet {number} at {now_us} us"
     assert target.verdicts() == spec.verdicts()
@@ -144,7 +144,12 @@ def test_what_a_slot_does_not_take_leaves_its_age(clocked, start_us, packet):
 @pytest.mark.parametrize("freed_by", ["result", "reset"])
 def test_a_freed_slot_may_be_claimed_at_once_and_for_the_time_said(clocked, start_us, limit, freed_by):
     """Until 2**31 ticks less 2**30, plus the limit, have passed: then its stamp looks like the future."""
-    for wait, claimed in ((0, True), (1, True), (NEVER + limit - 1, True), (NEVER + limit, False)):
+    for wait, claimed in (
+        (0, True),
+        (1, True),
+        (NEVER_TICKS + limit - 1, True),
+        (NEVER_TICKS + limit, False),
+    ):
         clocked.fresh()
         job = job_of_three(clocked, limit)
         job.at(0, start_us).reset(5)

@@ -1,10 +1,10 @@
 """Racks below a spine: what one program does in either place, on every target."""
 
 import pytest
+from peelsum.wire.clock import NEVER_TICKS
 from peelsum_packets import OR, SPINE, Job, lanes_of
 
-from peelsum.spec import NEVER, Level
-from peelsum.wire import EVERYONE, Kind, Verdict
+from peelsum.wire import EVERYONE, Kind, Level, Verdict
 
 UP = 8
 
@@ -12,14 +12,14 @@ UP = 8
 @pytest.fixture
 def leaf(rig):
     """A rack of three workers; behind port 8 is the spine."""
-    rig.set_age_limit(NEVER)
+    rig.set_age_limit(NEVER_TICKS)
     return Job(rig, job_id=1, ports=(1, 2, 3), server_port=UP, level=Level.LEAF)
 
 
 @pytest.fixture
 def spine(rig):
     """Two racks behind ports 1 and 2; behind port 8 is the server."""
-    rig.set_age_limit(NEVER)
+    rig.set_age_limit(NEVER_TICKS)
     return Job(rig, job_id=1, ports=(1, 2), server_port=UP, level=Level.SPINE)
 
 

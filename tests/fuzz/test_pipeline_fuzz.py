@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from frames import FRAME_HEADER_BYTES, frame
 from numpy.typing import NDArray
+from peelsum.wire.clock import TICK_US
 from peelsum_packets import Job
 from rigs import EmbeddedRig
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Frames, load
-from peelsum.spec import TICK_US, Level
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, Timers, WorkerEndpoint
 from peelsum.wire import (
     CPU_PORT,
@@ -26,6 +26,7 @@ from peelsum.wire import (
     Batch,
     Flag,
     Kind,
+    Level,
     Verdict,
     fields_of,
     pack,

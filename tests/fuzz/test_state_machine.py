@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from peelsum.wire.clock import NEVER_TICKS
 from restarts import (
     LONGEST_RTO,
     TIMERS,
@@ -28,7 +29,6 @@ from virtual_network import Faults
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Program, load
-from peelsum.spec import NEVER
 from peelsum.transport import JobConfig
 from peelsum.wire import Kind
 
@@ -67,7 +67,7 @@ class Failures(RuleBasedStateMachine):
         workers=st.tuples(st.integers(2, 8), st.integers(2, 8)),
         windows=st.tuples(*[st.sampled_from([1, 3, 8, 16])] * 2),
         worst=st.sampled_from(sorted(STORM)),
-        age=st.sampled_from([0, 40, 15_625, NEVER]),
+        age=st.sampled_from([0, 40, 15_625, NEVER_TICKS]),
         first=st.sampled_from([0, 1000, 2**32 - 3, 2**32 - 40]),
     )
     def begin(
@@ -152,7 +152,7 @@ class Failures(RuleBasedStateMachine):
             storm = network.levels * STORM[network.faults.drop] * job.chunks * hosts
             strays = job.strays * ASKED_FOR_A_STRAY * (1 + len(job.config.racks))
             assert job.packets_before <= storm + waited * job.config.window * hosts + strays
-        if network.age_limit != NEVER:
+        if network.age_limit != NEVER_TICKS:
             assert network.all_slots_claimable()
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from frames import frame, payload_of
 
 from peelsum.softswitch import Frames, Switch
-from peelsum.spec import Level, SpecSwitch
-from peelsum.wire import Verdict
+from peelsum.spec import SpecSwitch
+from peelsum.wire import Level, Verdict
 
 #: Every port a test may use; the CPU port is 255.
 PORTS = (1, 2, 3, 4, 5, 6, 7, 8, *range(10, 42))

@@ -1,4 +1,4 @@
-"""The training page has the figures of benchmarks/results/train.json, in every row of its tables and in its text."""
+"""The training page has the figures of benchmarks/results/train.json, in its tables and in its text."""
 
 from __future__ import annotations
 

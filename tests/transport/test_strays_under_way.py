@@ -8,12 +8,12 @@ from random import Random
 
 import numpy as np
 import pytest
+from peelsum.wire.clock import NEVER_TICKS
 from test_adapters import CONFIG, PORT, assert_sums, expected, steps
 from test_virtual_network import SLOTS, Round, check, drawn_config, drawn_rounds
 from udp_switch import UdpSwitch
 from virtual_network import Actor, Faults, VirtualNetwork
 
-from peelsum.spec import NEVER
 from peelsum.transport import AggregationService, JobConfig, SwitchSummation
 from peelsum.wire import Kind, pack
 from peelsum.wire.datagrams import BatchSocket
@@ -57,7 +57,7 @@ def play(seed: int, *, worst: float, restart: bool) -> VirtualNetwork:
     """A job of one to five workers, and twenty strays from its ports, within 50 ms."""
     random = Random(seed)
     config = drawn_config(random, 1, first_chunk=random.choice([0, 1000, 2**32 - 2]))
-    faults, age = Faults.drawn(random, worst), random.choice([0, 40, 15_625, NEVER])
+    faults, age = Faults.drawn(random, worst), random.choice([0, 40, 15_625, NEVER_TICKS])
     network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=faults, age_limit=age)
     actors, rounds = network.admit(config, SERVER_PORT), drawn_rounds(random, config.workers)
     numbers = np.random.default_rng(seed).integers(1, 1 << 32, config.workers, dtype=np.uint32)

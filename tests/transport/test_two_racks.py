@@ -7,11 +7,11 @@ from random import Random
 
 import numpy as np
 import pytest
+from peelsum.wire.clock import NEVER_TICKS
 from test_virtual_network import LANES, SLOTS, TIMERS, check, drawn_rounds, play
 from two_racks import SERVER_PORT, TwoLevelNetwork
 from virtual_network import Faults
 
-from peelsum.spec import NEVER
 from peelsum.transport import JobConfig
 from peelsum.wire import Kind, Verdict
 
@@ -35,7 +35,7 @@ def drawn_config(random: Random, job_id: int, racks: int, first_chunk: int) -> J
 def run(seed: int, *, racks: int = 2, jobs: int = 1, restarts: bool = False) -> TwoLevelNetwork:
     random = Random(seed)
     faults = Faults.drawn(random, 0.25)
-    age = random.choice([0, 40, 15_625, NEVER])
+    age = random.choice([0, 40, 15_625, NEVER_TICKS])
     network = TwoLevelNetwork(seed, lanes=LANES, slots=SLOTS, racks=racks, faults=faults, age_limit=age)
     played = []
     start = random.choice([0, 1000, (1 << 32) - random.randint(1, 40)])
@@ -89,7 +89,7 @@ def test_any_number_of_racks(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_quiet_network_sums_every_chunk_in_the_switches(seed: int) -> None:
-    network = TwoLevelNetwork(seed, lanes=LANES, slots=SLOTS, racks=2, faults=Faults(), age_limit=NEVER)
+    network = TwoLevelNetwork(seed, lanes=LANES, slots=SLOTS, racks=2, faults=Faults(), age_limit=NEVER_TICKS)
     config = JobConfig(job_id=1, generation=3, workers=5, lanes=LANES, window=8, racks=(2, 3), timers=TIMERS)
     actors = network.admit(config, SERVER_PORT[1])
     rounds = drawn_rounds(network.random, 5)
@@ -112,7 +112,7 @@ def test_what_a_rack_gives_up_reaches_the_server() -> None:
     """One worker is silent: the server learns both partial sums by asking, before any worker resends."""
     timers = replace(TIMERS, first_answer=10.0)
     config = JobConfig(job_id=1, generation=3, workers=4, lanes=LANES, window=8, racks=(2, 2), timers=timers)
-    network = TwoLevelNetwork(1, lanes=LANES, slots=SLOTS, racks=2, faults=Faults(), age_limit=NEVER)
+    network = TwoLevelNetwork(1, lanes=LANES, slots=SLOTS, racks=2, faults=Faults(), age_limit=NEVER_TICKS)
     actors = network.admit(config, SERVER_PORT[1])
     for worker in (0, 1, 2):
         actors[worker].machine.submit(np.full(1, 1 << worker, np.uint32), "add")

@@ -7,9 +7,9 @@ from random import Random
 
 import numpy as np
 import pytest
+from peelsum.wire.clock import NEVER_TICKS
 from virtual_network import Actor, Faults, VirtualNetwork, Words
 
-from peelsum.spec import NEVER
 from peelsum.transport import JobConfig, Op, Timers
 
 LANES, SLOTS = 4, 256
@@ -89,7 +89,7 @@ def drawn_config(random: Random, job_id: int, first_chunk: int) -> JobConfig:
 def run(seed: int, *, worst: float, jobs: int = 1, restarts: bool = False) -> VirtualNetwork:
     random = Random(seed)
     faults = Faults.drawn(random, worst)
-    age = random.choice([0, 40, 15_625, NEVER])
+    age = random.choice([0, 40, 15_625, NEVER_TICKS])
     network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=faults, age_limit=age)
     played = []
     start = random.choice([0, 1000, (1 << 32) - random.randint(1, 40)])
@@ -134,7 +134,7 @@ def rejoin(seed: int, *, reset: bool) -> None:
     """A job is cut off in the middle and starts again, under the next generation, at the same chunk."""
     random = Random(seed)
     faults = Faults.drawn(random, 0.3)
-    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=faults, age_limit=NEVER)
+    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=faults, age_limit=NEVER_TICKS)
     old = drawn_config(random, 1, first_chunk=7)
     play(network, network.admit(old, SERVER_PORT[1]), drawn_rounds(random, old.workers))
     over = []
@@ -159,7 +159,7 @@ def test_a_new_generation_is_not_touched_by_the_old_one_s_packets(block: int) ->
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_quiet_network_sums_every_chunk_in_the_switch(seed: int) -> None:
-    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=Faults(), age_limit=NEVER)
+    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=Faults(), age_limit=NEVER_TICKS)
     config = JobConfig(
         job_id=1, generation=3, workers=3, lanes=LANES, window=8, first_chunk=0xFFFFFFF0, timers=TIMERS
     )
@@ -181,7 +181,7 @@ def test_a_quiet_network_sums_every_chunk_in_the_switch(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_worker_that_computes_keeps_nobody_waiting_for_a_result_it_has(seed: int) -> None:
     """Worker 0 takes its results and is deaf from then on; the others get theirs, lost ones too."""
-    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=Faults(drop=0.2), age_limit=NEVER)
+    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=Faults(drop=0.2), age_limit=NEVER_TICKS)
     config = JobConfig(job_id=1, generation=3, workers=3, lanes=LANES, window=8, timers=TIMERS)
     actors = network.admit(config, SERVER_PORT[1])
     for worker, actor in enumerate(actors):
@@ -197,7 +197,7 @@ def test_a_worker_that_computes_keeps_nobody_waiting_for_a_result_it_has(seed: i
 
 def test_random_loss_costs_round_trips_not_timeouts() -> None:
     """4000 chunks at 2% loss a hop: round trips of 0.2 ms for each window of 256, no chain of timers."""
-    network = VirtualNetwork(5, lanes=LANES, slots=4096, faults=Faults(drop=0.02), age_limit=NEVER)
+    network = VirtualNetwork(5, lanes=LANES, slots=4096, faults=Faults(drop=0.02), age_limit=NEVER_TICKS)
     config = JobConfig(job_id=1, generation=3, workers=3, lanes=LANES, window=256)
     actors = network.admit(config, SERVER_PORT[1])
     for worker, actor in enumerate(actors):
@@ -212,7 +212,7 @@ def test_random_loss_costs_round_trips_not_timeouts() -> None:
 
 def test_a_twentieth_lost_at_every_hop_costs_round_trips_too() -> None:
     """4000 chunks, 8 hops each: 63 times 64 on the way, 0.2 ms the round trip."""
-    network = VirtualNetwork(6, lanes=LANES, slots=4096, faults=Faults(drop=0.05), age_limit=NEVER)
+    network = VirtualNetwork(6, lanes=LANES, slots=4096, faults=Faults(drop=0.05), age_limit=NEVER_TICKS)
     config = JobConfig(job_id=1, generation=3, workers=3, lanes=LANES, window=256)
     actors = network.admit(config, SERVER_PORT[1])
     for worker, actor in enumerate(actors):

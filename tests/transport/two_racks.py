@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from virtual_network import Actor, Faults, VirtualNetwork
 
-from peelsum.spec import Level, SpecSwitch
+from peelsum.spec import SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, WorkerEndpoint
-from peelsum.wire import MAX_WORKERS
+from peelsum.wire import MAX_WORKERS, Level
 
 UPLINK = 400
 #: Hosts' ports start here for each job: its server's, and from the next thousand on its workers'.

@@ -7,7 +7,7 @@ import pytest
 from p4_programs import program_in
 
 from peelsum.pipelines import artifacts
-from peelsum.wire import COMPILED_LANES
+from peelsum.wire import COMPILED_LANES, clock
 from peelsum.wire.p4 import sources
 
 needs_p4c = pytest.mark.skipif(shutil.which("p4c-bm2-ss") is None, reason="p4c-bm2-ss is not on PATH")
@@ -33,6 +33,17 @@ def test_pipelines_hold_relative_paths_only(lanes):
     built = artifacts.pipeline(lanes)
     for path in (built.json_path, built.p4info_path):
         assert re.search(r'"/\w', path.read_text()) is None, path
+
+
+def test_the_slots_clock_is_the_declared_one():
+    source = (artifacts.P4_SOURCES / "core" / "types.p4").read_text()
+    found = dict(re.findall(r"const bit<32> (\w+_TICKS) = ([^;]+);", source))
+    assert {name: eval(value) for name, value in found.items()} == {
+        "EPOCH_TICKS": clock.EPOCH_TICKS,
+        "DEFAULT_AGE_TICKS": clock.DEFAULT_AGE_TICKS,
+    }
+    # A freed slot's stamp lies as far behind as the clock starts ahead: owner.p4 takes one for the other.
+    assert clock.FREED_TICKS == clock.EPOCH_TICKS
 
 
 @pytest.fixture

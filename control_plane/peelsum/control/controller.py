@@ -35,10 +35,10 @@ from peelsum.control.entries import (
 )
 from peelsum.control.errors import ControlError, DescriptionError, RefusedError, SwitchError
 from peelsum.control.forwarding import forward_others
-from peelsum.control.plan import Level, SwitchPlan
+from peelsum.control.plan import SwitchPlan
 from peelsum.control.resets import reset, slot_owners, slots_to_reset, stale_slots
 from peelsum.control.session import Session, pipeline_schema
-from peelsum.wire import MAX_WORKERS, Verdict, lanes_in
+from peelsum.wire import MAX_WORKERS, Level, Verdict, lanes_in
 
 _GENERATIONS = 1 << 16
 #: Generations of a job that the switch has forgotten come from the clock; it comes round after 4.5 hours.

@@ -16,11 +16,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from peelsum.control.complaints import first_complaint
 from peelsum.control.errors import DescriptionError
-from peelsum.control.plan import Level, Member, SwitchPlan
-from peelsum.wire import COMPILED_LANES, CPU_PORT, MAX_WORKERS, RESERVED_JOB_ID
+from peelsum.control.plan import Member, SwitchPlan
+from peelsum.wire import COMPILED_LANES, CPU_PORT, DROP_PORT, MAX_WORKERS, RESERVED_JOB_ID, Level
 
 #: v1model drops what is sent to this port.
-_DROP_PORT = 511
 Description = TypeVar("Description", bound=BaseModel)
 #: The switch's tables have as many rows; that of `bridge` has another one, for broadcasts.
 MAX_BRIDGED, MAX_ROUTES = 1023, 1024
@@ -28,7 +27,7 @@ _MAC_HINT = "six bytes in hexadecimal, as 02:00:00:00:00:01"
 
 
 def _port(value: Any) -> Any:
-    if isinstance(value, int) and value in (CPU_PORT, _DROP_PORT):
+    if isinstance(value, int) and value in (CPU_PORT, DROP_PORT):
         raise ValueError(f"port {value} is the switch's own; use another")
     return value
 
@@ -61,7 +60,7 @@ def _prefix(value: Any) -> Any:
     return int(network.network_address), network.prefixlen
 
 
-Port = Annotated[int, BeforeValidator(_port), Field(ge=0, lt=_DROP_PORT)]
+Port = Annotated[int, BeforeValidator(_port), Field(ge=0, lt=DROP_PORT)]
 Mac = Annotated[int, BeforeValidator(_mac)]
 Ipv4 = Annotated[int, BeforeValidator(_ip)]
 #: Address and length.

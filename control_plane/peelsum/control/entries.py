@@ -10,14 +10,11 @@ from finsy.p4entity import (
     P4TableEntry,
     P4TableMatch,
 )
+from peelsum.wire.clock import NEVER_TICKS, TICK_US
 
 from peelsum.control.description import HostAddress, NextHop, Prefix
 from peelsum.control.plan import Member, SwitchPlan
 
-#: One tick of the slots' clock.
-TICK_US = 64
-#: The age limit that never expires.
-NEVER_TICKS = 1 << 30
 #: Odd, so that neighbouring job ids start at slots far apart and no two jobs at the same one.
 _SALT_FACTOR = 0x9E3779B1
 _WORD = 0xFFFFFFFF

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING
+
+from peelsum.wire import Level
 
 if TYPE_CHECKING:
     from peelsum.control.description import HostAddress, SwitchSection
-
-
-class Level(Enum):
-    """Where a switch stands for a job; the value is the action of the job's row in table `jobs`."""
-
-    ONLY = "admit_job"
-    LEAF = "admit_leaf"
-    SPINE = "admit_spine"
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from peelsum.control.description import (
     text_of,
     validated,
 )
-from peelsum.control.plan import Level, Member, SwitchPlan
-from peelsum.wire import MAX_WORKERS
+from peelsum.control.plan import Member, SwitchPlan
+from peelsum.wire import MAX_WORKERS, Level
 
 #: As many as a bitmap has bits.
 MAX_RACKS = 32

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from time import monotonic
 
 from finsy.p4entity import P4RegisterEntry
+from peelsum.wire.clock import FREED_TICKS
 
 from peelsum.control.errors import SwitchError, UnsupportedError
 from peelsum.control.frames import acknowledged_slot, reset_frames
@@ -21,10 +22,8 @@ _ATTEMPTS = 20
 _ATTEMPT_S = 0.25
 _JOB_OF_TAG = 0xFF
 _WORD = 0xFFFFFFFF
-#: How far a freed slot's stamp lies behind the slots' clock, in ticks; as far behind again, it looks live.
-_FREED_BEHIND = 1 << 30
-#: Free slots are freed anew when their stamps have half of that time left: nine hours.
-_STALE_AFTER = _FREED_BEHIND // 2
+#: A freed slot looks live when its stamp is FREED_TICKS older. It is freed again in time: after nine hours.
+_STALE_AFTER = FREED_TICKS // 2
 #: Ticks that may pass between freeing a slot and reading the others' stamps: an hour.
 _CLOCK_MOVES = 1 << 26
 
@@ -63,12 +62,12 @@ def stale_slots(session: Session, slots: int, lanes: int) -> list[int]:
         return []
     reset(session, [probe], lanes)
     stamps = _register(session, "owner_stamp")
-    # Stamps in use are up to _FREED_BEHIND later than the probe's, those of slots freed lately a bit earlier.
+    # Stamps in use are up to FREED_TICKS later than the probe's, those of slots freed lately a bit earlier.
     earliest = stamps[probe] - _STALE_AFTER
     return [
         slot
         for slot, stamp in stamps.items()
-        if (stamp - earliest) & _WORD > _STALE_AFTER + _FREED_BEHIND + _CLOCK_MOVES
+        if (stamp - earliest) & _WORD > _STALE_AFTER + FREED_TICKS + _CLOCK_MOVES
     ]
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from peelsum.transport.config import JobConfig, Timers
 from peelsum.transport.errors import TransportConfigError
+from peelsum.wire import DROP_PORT
 
 #: Ports are below the number by which v1model drops.
-_DROP_PORT = 511
 _REMEDY = "give what `peelsum job admit --json` printed"
 
 
@@ -56,7 +56,7 @@ def _check_switch(admission: Mapping[str, Any], job: JobConfig) -> None:
     if "server_port" in admission:
         ports = (*ports, _whole_number("server_port", admission["server_port"]))
     for port in ports:
-        if not 0 <= port < _DROP_PORT:
+        if not 0 <= port < DROP_PORT:
             raise TransportConfigError(f"admission: port {port} is none of a switch; {_REMEDY}")
 
 

@@ -1,6 +1,6 @@
 """The switch's executable specification."""
 
 from peelsum.spec.packet import Packet
-from peelsum.spec.switch import EPOCH_TICKS, NEVER, TICK_US, Level, SpecSwitch
+from peelsum.spec.switch import SpecSwitch
 
-__all__ = ["EPOCH_TICKS", "NEVER", "TICK_US", "Level", "Packet", "SpecSwitch"]
+__all__ = ["Packet", "SpecSwitch"]

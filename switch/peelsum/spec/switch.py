@@ -8,19 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from peelsum.spec.packet import Packet
-from peelsum.wire import CPU_PORT, EVERYONE, Flag, Kind, Verdict, WireError, slot_index, slot_tag
+from peelsum.wire import CPU_PORT, EVERYONE, Flag, Kind, Level, Verdict, WireError, slot_index, slot_tag
+from peelsum.wire.clock import DEFAULT_AGE_TICKS, EPOCH_TICKS, FREED_TICKS, TICK_US
 
 WORD = 0xFFFFFFFF
-#: One tick of the slots' clock, in microseconds.
-TICK_US = 64
-#: Added to the clock, so that a register that was never written looks long expired.
-EPOCH_TICKS = 1 << 30
-#: The age limit that never expires.
-NEVER = 1 << 30
 #: Flags that a slot keeps of every packet that it takes.
 MARKS = int(Flag.CE | Flag.FIN)
 #: Bits of a worker's number that tell it from others of its rack.
@@ -38,14 +32,6 @@ class Slot:
     worker_bitmap: int = 0
     marks: int = 0  # flags CE and FIN of any packet that it took
     lanes: list[int] = field(default_factory=list)
-
-
-class Level(Enum):
-    """Where a switch stands for a job: the action of its row in `jobs`."""
-
-    ONLY = "admit_job"  # slots hold workers, sums go to the server
-    LEAF = "admit_leaf"  # slots hold a rack's workers, sums are contributions to a spine
-    SPINE = "admit_spine"  # slots hold racks, sums go to the server
 
 
 class Job(NamedTuple):
@@ -89,7 +75,7 @@ class SpecSwitch:
         self.members: dict[tuple[int, int], Member] = {}
         self.return_paths: dict[tuple[int, int], int] = {}
         self.groups: dict[int, list[int]] = {}
-        self.age_limit = 15_625  # ticks: one second
+        self.age_limit = DEFAULT_AGE_TICKS
         self.verdicts: Counter[Verdict] = Counter()
         self.state = [Slot(lanes=[0] * lanes) for _ in range(slots)]
 
@@ -130,7 +116,7 @@ class SpecSwitch:
         self.groups[group] = list(ports)
 
     def set_age_limit(self, ticks: int) -> None:
-        """How long a slot may stand untouched before another chunk may claim it; 0 at once, NEVER never."""
+        """Set how long an untouched slot keeps its chunk, in ticks: 0 not at all, NEVER_TICKS for good."""
         self.age_limit = ticks
 
     # -- data plane ------------------------------------------------------------------------------------
@@ -267,7 +253,7 @@ class SpecSwitch:
 
 def _long_ago(now: int) -> int:
     """A stamp that has expired under every limit."""
-    return (now - EPOCH_TICKS) & WORD
+    return (now - FREED_TICKS) & WORD
 
 
 def _expired(stamp: int, deadline: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from enum import IntEnum, IntFlag
+from enum import Enum, IntEnum, IntFlag
 from typing import NamedTuple
 
 VERSION = 1
@@ -17,6 +17,8 @@ VERSION = 1
 UDP_PORT = 20563
 #: The switch port behind which P4Runtime's PacketOut and PacketIn live.
 CPU_PORT = 255
+#: The egress port that v1model drops packets to. No job can use it.
+DROP_PORT = 511
 #: `sender` of a packet that no single worker sent, or that is meant for every worker.
 EVERYONE = 0xFFFF
 #: Workers that one switch level can tell apart: the width of `bitmap`.
@@ -106,8 +108,12 @@ class Verdict(IntEnum):
     FORWARDED = 23  # other traffic, bridged or routed
 
 
-#: Verdicts under which a packet is dropped, and not because its lanes were absorbed.
-DROPS = frozenset(range(Verdict.SHORT_PACKET, Verdict.ABSORBED)) | {Verdict.NOT_PEELSUM}
+class Level(Enum):
+    """Where a switch stands for a job; the value is the action of the job's row in table `jobs`."""
+
+    ONLY = "admit_job"  # slots hold workers, sums go to the server
+    LEAF = "admit_leaf"  # slots hold a rack's workers, sums are contributions to a spine
+    SPINE = "admit_spine"  # slots hold racks, sums go to the server
 
 
 def packet_bytes(lanes: int) -> int:

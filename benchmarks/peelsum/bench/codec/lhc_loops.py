@@ -1,4 +1,4 @@
-"""Loops for `peelsum.bench.codec.lhc`, compiled by Numba like the codec's: one pass over all elements each."""
+"""Loops for `peelsum.bench.codec.lhc`, compiled by Numba: one pass over all elements each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Measure how well a switch port keeps to its rate: `python -m peelsum.bench.fairness.port_rate 100@256`, MBIT@LANES.
+"""Measure how well a switch port keeps to its rate.
+
+Run `python -m peelsum.bench.fairness.port_rate 100@256`; the arguments are MBIT@LANES.
 
 It floods one port of a switch process with more than the rate, over loopback, and counts what arrives.
 """

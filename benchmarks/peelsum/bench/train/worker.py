@@ -1,7 +1,7 @@
 """One worker of `peelsum bench train`: train the model with DDP on each requested backend, timed and checked.
 
-`peelsum.bench.train.rows` runs it as a separate process. The check is int64 arithmetic over gloo, which shares
-no code with the codec or the switch.
+`peelsum.bench.train.rows` runs it as a separate process. The check is int64 arithmetic over gloo, which
+shares no code with the codec or the switch.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from peelsum.softswitch.compiler.emit_packets import clear_chunks
-from peelsum.softswitch.compiler.emit_statements import CLONING, DROP_PORT
+from peelsum.softswitch.compiler.emit_statements import CLONING
 from peelsum.softswitch.compiler.emit_switch import (
     EGRESS_SPEC,
     REPLICA,
@@ -25,6 +25,7 @@ from peelsum.softswitch.compiler.flow import Block
 from peelsum.softswitch.compiler.layout import FULL
 from peelsum.softswitch.compiler.storage import Variable
 from peelsum.softswitch.program.operations import Clone, FieldRef, Recirculate, Resubmit, walk
+from peelsum.wire import DROP_PORT
 
 #: Items that one frame may make; a frame that wants more is cut short, and counted.
 MOST_ITEMS = 256

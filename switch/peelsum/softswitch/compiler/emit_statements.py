@@ -67,8 +67,8 @@ from peelsum.softswitch.program.operations import (
     WriteRegister,
     walk,
 )
+from peelsum.wire import DROP_PORT
 
-DROP_PORT = 511
 #: Set in `cloning` beside the session's number, which may be 0.
 CLONING = 1 << 15
 #: Parser states that one packet may go through.

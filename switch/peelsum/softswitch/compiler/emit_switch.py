@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from peelsum.softswitch.compiler.emit_hashes import hashed_bytes
 from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse
-from peelsum.softswitch.compiler.emit_statements import DROP_PORT, Places, Statements
+from peelsum.softswitch.compiler.emit_statements import Places, Statements
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
 from peelsum.softswitch.compiler.flow import Block
 from peelsum.softswitch.compiler.layout import FULL
@@ -34,6 +34,7 @@ from peelsum.softswitch.program.operations import (
     Target,
     walk,
 )
+from peelsum.wire import DROP_PORT
 
 _HEAD = (
     "def run(data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, out_leave, "

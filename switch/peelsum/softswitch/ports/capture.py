@@ -34,7 +34,7 @@ class CapturedPorts:
     """
 
     def __init__(self, ports: Ports, folder: Path, *, clock: Callable[[], int] = time.time_ns) -> None:
-        """clock: nanoseconds since 1970. Raises SoftswitchError naming a file that exists or cannot be made."""
+        """clock: nanoseconds since 1970. Raises SoftswitchError for a file that exists or cannot be made."""
         self._inner, self._clock = ports, clock
         self._stack = ExitStack()
         self._files: dict[tuple[int, str], BinaryIO] = {}

@@ -1,0 +1,18 @@
+"""The slots' clock, declared once: the specification, the controller and the P4 program use these numbers.
+
+A slot's stamp is a 32-bit count of ticks. It has expired when it is not later than `now - limit`, as a signed
+difference.
+"""
+
+from __future__ import annotations
+
+#: One tick, in microseconds.
+TICK_US = 64
+#: Added to the clock, so that a register that was never written looks long expired.
+EPOCH_TICKS = 1 << 30
+#: The longest age limit. The controller uses it for slots that never expire.
+NEVER_TICKS = 1 << 30
+#: The age limit of a switch until the controller sets another: one second.
+DEFAULT_AGE_TICKS = 1_000_000 // TICK_US
+#: How far a freed slot's stamp lies behind the clock. It has expired under every limit.
+FREED_TICKS = 1 << 30
