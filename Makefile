@@ -1,4 +1,4 @@
-# make setup | demo | test | test-all | mutants | check | bench — everything happens in .venv, from this folder's own files.
+# make setup | demo | test | test-all | mutants | check | docs | bench — everything happens in .venv, from this folder's own files.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ INPUTS := pyproject.toml constraints.txt
 # A file of tests at a time to each process, the dear ones first (tests/support/suite_order.py).
 PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-slow test-all mutants check format bench clean
+.PHONY: setup demo test test-slow test-all mutants check docs format bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -35,6 +35,11 @@ check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The documentation, into build/docs; a warning is an error.
+docs: $(VENV)/.installed
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	$(BIN)/sphinx-build -q -W --keep-going -b man docs build/man
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

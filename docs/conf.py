@@ -1,0 +1,41 @@
+"""Sphinx configuration. `make docs` builds the site into build/docs; a warning is an error."""
+
+import re
+from typing import Any
+
+project = "peelsum"
+author = "the peelsum authors"
+copyright = "the peelsum authors, Apache-2.0"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinxcontrib.mermaid"]
+exclude_patterns = ["README.md"]
+
+html_theme = "furo"
+html_title = "peelsum"
+html_show_sphinx = False
+man_pages = [("reference/command-line", "peelsum", "exact in-network aggregation of sparse gradients", author, 1)]
+
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 4
+copybutton_exclude = ".linenos, .gp, .go"
+
+default_role = "code"
+autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
+autodoc_typehints_format = "short"
+autodoc_class_signature = "separated"
+
+# What has a meaning in reStructuredText and none in this project's docstrings.
+_MARKUP = re.compile(r"[*|\\]|(?<=\w)_(?=\W|$)")
+
+
+def _plain(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Escape markup outside of `code`, in place: docstrings are plain text."""
+    for number, line in enumerate(lines):
+        parts = line.split("`")
+        parts[::2] = [_MARKUP.sub(r"\\\g<0>", part) for part in parts[::2]]
+        lines[number] = "`".join(parts)
+
+
+def setup(app: Any) -> None:
+    """Connect the escaping to autodoc."""
+    app.connect("autodoc-process-docstring", _plain)
