@@ -1,0 +1,75 @@
+"""The tutorials' commands and Python sessions run as they stand, on free ports."""
+
+import doctest
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """A bash in an empty folder, with `peelsum` on its PATH, whose background jobs end with it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    process = subprocess.Popen(
+        ["bash", "-em"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    yield process
+    process.stdin.close()
+    process.wait(60)
+
+
+def free_ports(count):
+    """The first of `count` neighbouring UDP ports that are free, less 1, and a free TCP port."""
+    with socket.socket() as tcp:
+        tcp.bind(("127.0.0.1", 0))
+        for base in range(42000, 60000, 10):
+            with_all = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(count)]
+            try:
+                for number, sock in enumerate(with_all, 1):
+                    sock.bind(("127.0.0.1", base + number))
+            except OSError:
+                continue
+            finally:
+                for sock in with_all:
+                    sock.close()
+            return base, tcp.getsockname()[1]
+    raise AssertionError("no free ports")
+
+
+def run(shell, commands):
+    """Run commands in the shell and wait until they are done."""
+    shell.stdin.write(f"{commands}\necho done\n")
+    shell.stdin.flush()
+    for line in shell.stdout:
+        if line == "done\n":
+            return
+    raise AssertionError(f"the shell ended with {shell.wait()}: {commands}")
+
+
+def test_one_chunk_packet_by_packet(shell, monkeypatch):
+    base, tcp = free_ports(3)
+    page = (DOCS / "tutorial/one-chunk.md").read_text()
+    page = page.replace("42000", str(base)).replace("127.0.0.1:9559", f"127.0.0.1:{tcp}")
+    page = page.replace("udp-base", f"p4runtime 127.0.0.1:{tcp} --udp-base")
+    page = page.replace('"status", "--json"', f'"status", "--p4runtime", "127.0.0.1:{tcp}", "--json"')
+    *before, end = re.findall(r"```sh\n(.*?)```", page, re.S)
+    try:
+        for block in before:
+            run(shell, block)
+        session = doctest.DocTestParser().get_doctest(
+            "\n".join(re.findall(r"```python\n(.*?)```", page, re.S)), {}, "one-chunk", None, 0
+        )
+        assert len(session.examples) > 30
+        problems = []
+        doctest.DocTestRunner(verbose=False).run(session, out=problems.append)
+        assert not problems, "".join(problems)
+    finally:
+        run(shell, end)
