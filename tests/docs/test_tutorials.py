@@ -54,6 +54,20 @@ def run(shell, commands):
     raise AssertionError(f"the shell ended with {shell.wait()}: {commands}")
 
 
+def run_session(page, at_least):
+    """Run the Python blocks of a page as one session, and compare what they print."""
+    blocks = "\n".join(re.findall(r"```python\n(.*?)```", page, re.S))
+    session = doctest.DocTestParser().get_doctest(blocks, {}, "page", None, 0)
+    assert len(session.examples) >= at_least
+    problems = []
+    doctest.DocTestRunner(verbose=False).run(session, out=problems.append)
+    assert not problems, "".join(problems)
+
+
+def test_one_sketch_peeled_by_hand():
+    run_session((DOCS / "explanation/sketch-by-hand.md").read_text(), at_least=25)
+
+
 def test_one_chunk_packet_by_packet(shell, monkeypatch):
     base, tcp = free_ports(3)
     page = (DOCS / "tutorial/one-chunk.md").read_text()
@@ -64,12 +78,6 @@ def test_one_chunk_packet_by_packet(shell, monkeypatch):
     try:
         for block in before:
             run(shell, block)
-        session = doctest.DocTestParser().get_doctest(
-            "\n".join(re.findall(r"```python\n(.*?)```", page, re.S)), {}, "one-chunk", None, 0
-        )
-        assert len(session.examples) > 30
-        problems = []
-        doctest.DocTestRunner(verbose=False).run(session, out=problems.append)
-        assert not problems, "".join(problems)
+        run_session(page, at_least=30)
     finally:
         run(shell, end)
