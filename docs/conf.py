@@ -12,7 +12,9 @@ exclude_patterns = ["README.md"]
 html_theme = "furo"
 html_title = "peelsum"
 html_show_sphinx = False
-man_pages = [("reference/command-line", "peelsum", "exact in-network aggregation of sparse gradients", author, 1)]
+man_pages = [
+    ("reference/command-line", "peelsum", "exact in-network aggregation of sparse gradients", author, 1)
+]
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_fence_as_directive = ["mermaid"]

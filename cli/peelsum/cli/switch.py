@@ -194,3 +194,11 @@ def compile_(
             report = compile_for(device, out / device if out else None)
             report_path(device).write_text(report)
             print(f"{report.splitlines()[0]}; see {report_path(device)}")
+
+
+@app.command()
+def dissector() -> None:
+    """Print a Wireshark dissector of the packet format, in Lua."""
+    from peelsum.wire.wireshark import dissector
+
+    print(dissector(), end="")

@@ -1,0 +1,87 @@
+"""Writes a Wireshark dissector, in Lua, from the packet format's declaration.
+
+`peelsum switch dissector` prints it. It reads captures of the peelsum port, and of any other UDP port by
+`Decode As` (a softswitch's ports have numbers of their own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+from peelsum.wire.format import EVERYONE, FIELDS, HEADER_BYTES, UDP_PORT, VERSION, Flag, Kind
+
+_SHOWN = {"flags": "base.HEX", "bitmap": "base.HEX"}
+#: Flags by the letter with which the packet list shows them.
+_FLAGS = tuple(flag for flag in Flag if flag)
+
+
+def dissector() -> str:
+    """Return the dissector's source text."""
+    return "\n".join(
+        [
+            "-- Generated from peelsum.wire by `peelsum switch dissector`.",
+            'local peelsum = Proto("peelsum", "peelsum in-network aggregation")',
+            f"local kinds = {_table(Kind)}",
+            *_declared(),
+            f"local HEADER, VERSION = {HEADER_BYTES}, {VERSION}",
+            "",
+            "function peelsum.dissector(buffer, pinfo, tree)",
+            "  local length = buffer:len()",
+            "  if length < HEADER or (length - HEADER) % 4 ~= 0 then return 0 end",
+            "  if buffer(0, 1):uint() ~= VERSION then return 0 end",
+            '  pinfo.cols.protocol = "peelsum"',
+            "  local part = tree:add(peelsum, buffer())",
+            *_read(),
+            "  local kind = kinds[buffer(1, 1):uint()] or buffer(1, 1):uint()",
+            "  local sender = buffer(6, 2):uint()",
+            f'  local whose = sender == {EVERYONE} and "" or " of " .. sender',
+            '  local what = string.format("%s%s, chunk %u", kind, whose, buffer(8, 4):uint())',
+            "  pinfo.cols.info = what",
+            '  part:append_text(": " .. what)',
+            '  local lanes = part:add(buffer(HEADER), (length - HEADER) / 4 .. " lanes")',
+            "  for at = HEADER, length - 4, 4 do",
+            '    lanes:add(f_lane, buffer(at, 4)):prepend_text("[" .. (at - HEADER) / 4 .. "] ")',
+            "  end",
+            "  return length",
+            "end",
+            "",
+            f'DissectorTable.get("udp.port"):add({UDP_PORT}, peelsum)',
+            "",
+        ]
+    )
+
+
+def _table(members: Iterable[IntEnum]) -> str:
+    return "{" + ", ".join(f'[{member.value}] = "{member.name}"' for member in members) + "}"
+
+
+def _declared() -> list[str]:
+    """The fields' declarations: header fields, flags, lanes."""
+    lines = []
+    for name, bits in FIELDS:
+        base = _SHOWN.get(name, "base.DEC")
+        values = ", kinds" if name == "kind" else ""
+        lines.append(f'local f_{name} = ProtoField.uint{bits}("peelsum.{name}", "{name}", {base}{values})')
+    for flag in _FLAGS:
+        name = str(flag.name).lower()
+        declared = f'ProtoField.bool("peelsum.flags.{name}", "{flag.name}", 8, nil, {flag.value})'
+        lines.append(f"local f_flag_{name} = {declared}")
+    lines.append('local f_lane = ProtoField.uint32("peelsum.lane", "lane", base.DEC)')
+    names = [f"f_{name}" for name, _ in FIELDS]
+    names += [f"f_flag_{str(flag.name).lower()}" for flag in _FLAGS]
+    return [*lines, f"peelsum.fields = {{{', '.join([*names, 'f_lane'])}}}"]
+
+
+def _read() -> list[str]:
+    """The statements that put each header field into the tree, in the order on the wire."""
+    lines, at = [], 0
+    for name, bits in FIELDS:
+        here = f"buffer({at}, {bits // 8})"
+        if name == "flags":
+            lines.append(f"  local flags = part:add(f_flags, {here})")
+            lines += [f"  flags:add(f_flag_{str(flag.name).lower()}, {here})" for flag in _FLAGS]
+        else:
+            lines.append(f"  part:add(f_{name}, {here})")
+        at += bits // 8
+    return lines
