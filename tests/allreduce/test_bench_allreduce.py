@@ -117,7 +117,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
         ({"workers": 1}, "--workers: 1 is out of range for one switch; use 2 to 32"),
         ({"factor": float("inf")}, "-f: sizes cannot grow by a factor of inf; use more than 1"),
         ({"end": "999999999999G"}, "-e: 999999999999G is too large; use at most 16G"),
-        ({"densities": [1.5]}, "--density: 1.5 is no share"),
+        ({"densities": [1.5]}, "--density: 1.5 is not a share"),
         ({"forms": ["zip"]}, "--form: 'zip' is unknown"),
     ],
 )

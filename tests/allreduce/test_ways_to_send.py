@@ -331,7 +331,7 @@ def test_unknown_indexes_are_refused_at_once(make_workers: Any) -> None:
     [("gbps", 0.0), ("gbps", -1.0), ("gbps", math.nan), ("round_trip_s", -1.0), ("round_trip_s", math.inf)],
 )
 def test_impossible_networks_are_refused_at_once(field: str, value: float) -> None:
-    with pytest.raises(InvalidRequestError, match=f"^{field}: {value} is no .*; use "):
+    with pytest.raises(InvalidRequestError, match=f"^{field}: {value} is not a .*; use "):
         Network(**{field: value})
 
 

@@ -72,5 +72,5 @@ def block_words(elements: int, block: int) -> int:
     Raises CodecError unless `block` is a power of 2 and at least 2.
     """
     if block < 2 or block & (block - 1):
-        raise CodecError(f"block: {block} elements are not a power of 2; use 2, 4, 8, ...")
+        raise CodecError(f"block: {block} elements cannot form a block; use a power of 2, e.g. 32")
     return index_words(-(-elements // block))
