@@ -198,3 +198,14 @@ def test_keys_at_any_end_of_their_word_are_spread(shift):
     slots = [hash_words([key << shift]) % 8192 for key in keys]
     assert max(map(slots.count, set(slots))) <= 16
     assert len(set(slots)) > 0.6 * len(keys)
+
+
+def test_every_entry_of_a_full_table_has_a_counter(switch_of):
+    switch = switch_of("lookups")
+    table = switch.tables["I.masked"]
+    for value in range(table.size):
+        table.insert(((value, 0xFFFF),), "I.in_masked", (value,), priority=1)
+    packets = [{"small": 0, "middle": value, "address": 0, "wide": 0} for value in range(table.size)]
+    switch.process(Frames.of([(0, frame(packet)) for packet in packets for _ in range(packet["middle"])]), 0)
+    counted = [table.read_counter(((value, 0xFFFF),), 1)[0] for value in range(table.size)]
+    assert counted == list(range(table.size))
