@@ -363,6 +363,13 @@ def test_the_last_cell_is_reached_and_the_one_after_is_not(client, schema):
     assert refusal(client, update("MODIFY", register_entry=cell(8, 0))) == ["OUT_OF_RANGE"]
 
 
+def test_packets_enter_in_the_order_in_which_they_were_sent(client, device):
+    for port in (5, 6, 7):
+        client.primary.send(packet=packet_out(port))
+    client.primary.bid(1)
+    assert forward(device) == [(port, FRAME) for port in (5, 6, 7)]
+
+
 def test_packets_come_to_the_primary_in_order(client, device):
     device.deliver_to_cpu([bytes([0, 2 * number]) + FRAME for number in range(3)])
     numbers = [client.primary.receive().packet.metadata[1].value for _ in range(3)]
