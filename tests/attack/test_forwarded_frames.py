@@ -4,10 +4,10 @@ import struct
 
 import pytest
 from frames import checksum, frame
-from peelsum.wire.clock import NEVER_TICKS
 from peelsum_packets import Job
 
 from peelsum.wire import EVERYONE, Kind, Verdict
+from peelsum.wire.clock import NEVER_TICKS
 
 WORKER_MAC, WORKER_IP, WORKER_PORT = 0x020000000002, 0x0A000002, 3
 FOREIGN_PORT = 6

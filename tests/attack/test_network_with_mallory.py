@@ -10,7 +10,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from peelsum.wire.clock import NEVER_TICKS
 from rigs import EmbeddedRig
 from virtual_network import Actor, Faults, VirtualNetwork
 
@@ -19,6 +18,7 @@ from peelsum.softswitch import load
 from peelsum.spec import SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, Timers
 from peelsum.wire import EVERYONE, Kind, fields_of
+from peelsum.wire.clock import NEVER_TICKS
 
 VICTIM, HERS = 1, 2
 SERVER_PORT = {VICTIM: 100, HERS: 120}

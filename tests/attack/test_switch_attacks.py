@@ -5,11 +5,11 @@ victim's own job who wants to speak for another.
 """
 
 import pytest
-from peelsum.wire.clock import NEVER_TICKS
 from peelsum_packets import CE, FIN, OR, SPINE, Job, lanes_of
 
 from peelsum.spec import Packet
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Level, Verdict
+from peelsum.wire.clock import NEVER_TICKS
 
 SERVER, CHUNK = 8, 5
 #: Where Mallory may sit: no member of any job, and worker and server of another job.

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from frames import frame, payload_of
-from peelsum.wire.clock import NEVER_TICKS
 from peelsum_packets import Job
 from rigs import SpecRig
 
 from peelsum.spec import Packet
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Level, Verdict
+from peelsum.wire.clock import NEVER_TICKS
 
 PACKETS = 400
 SEEDS = range(3)

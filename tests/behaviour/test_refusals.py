@@ -1,10 +1,10 @@
 """What a switch must not act on, each counted under its reason, on every target."""
 
 import pytest
-from peelsum.wire.clock import NEVER_TICKS
 from peelsum_packets import Job
 
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict, packet_bytes
+from peelsum.wire.clock import NEVER_TICKS
 
 SERVER = 8
 

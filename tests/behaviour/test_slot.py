@@ -4,10 +4,10 @@ A test names what goes in and what must come out, so that the specification is t
 """
 
 import pytest
-from peelsum.wire.clock import NEVER_TICKS
 from peelsum_packets import ADD, CE, FIN, OR, Job, lanes_of
 
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
+from peelsum.wire.clock import NEVER_TICKS
 
 SERVER = 8
 

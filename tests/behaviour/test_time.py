@@ -5,13 +5,13 @@ BMv2 is not among the targets: its clock cannot be set.
 
 import numpy as np
 import pytest
-from peelsum.wire.clock import EPOCH_TICKS, NEVER_TICKS, TICK_US
 from peelsum_packets import OR, Job, lanes_of
 from rig_fixtures import _fresh_rig
 from rigs import SpecRig
 from test_agreement import admit_two_jobs, random_packet
 
 from peelsum.wire import CPU_PORT, Kind, Level, Verdict
+from peelsum.wire.clock import EPOCH_TICKS, NEVER_TICKS, TICK_US
 
 SERVER = 8
 #: When the clock, which starts at 2**30 ticks, is at 2**31 and comes round to 0.

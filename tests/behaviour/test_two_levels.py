@@ -1,10 +1,10 @@
 """Racks below a spine: what one program does in either place, on every target."""
 
 import pytest
-from peelsum.wire.clock import NEVER_TICKS
 from peelsum_packets import OR, SPINE, Job, lanes_of
 
 from peelsum.wire import EVERYONE, Kind, Level, Verdict
+from peelsum.wire.clock import NEVER_TICKS
 
 UP = 8
 

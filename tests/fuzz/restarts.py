@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from frames import frame
-from peelsum.wire.clock import TICK_US
 from rigs import EmbeddedRig
 from virtual_network import Actor, Faults, VirtualNetwork, Words
 
 from peelsum.spec import SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, Op, Timers, WorkerEndpoint
 from peelsum.wire import CPU_PORT, MAX_WORKERS, Kind, Level, Verdict, pack
+from peelsum.wire.clock import TICK_US
 
 TIMERS = Timers(
     first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, need_most=0.1, linger=1.0, stall=50.0

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from frames import FRAME_HEADER_BYTES, frame
 from numpy.typing import NDArray
-from peelsum.wire.clock import TICK_US
 from peelsum_packets import Job
 from rigs import EmbeddedRig
 
@@ -32,6 +31,7 @@ from peelsum.wire import (
     pack,
     packet_bytes,
 )
+from peelsum.wire.clock import TICK_US
 
 LANES = 32
 SIZE = packet_bytes(LANES)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from peelsum.wire.clock import NEVER_TICKS
 from restarts import (
     LONGEST_RTO,
     TIMERS,
@@ -31,6 +30,7 @@ from peelsum.pipelines import pipeline
 from peelsum.softswitch import Program, load
 from peelsum.transport import JobConfig
 from peelsum.wire import Kind
+from peelsum.wire.clock import NEVER_TICKS
 
 #: Packets that hosts may send, by the share that each hop drops: so many times what a quiet network takes
 #: for each level of switches, and once per chunk of the window and `LONGEST_RTO` of outage from every host.

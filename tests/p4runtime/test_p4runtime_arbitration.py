@@ -94,6 +94,16 @@ def test_only_the_primary_writes(client, connect, schema):
     assert backup.read(table_entry=p4r.TableEntry())
 
 
+def test_a_stream_that_ended_makes_room(connect):
+    client = connect()
+    for _ in range(20):
+        stream = client.stream()
+        assert stream.bid(1).status.code == rpc_code.OK
+        stream.close()
+        with pytest.raises(EOFError):
+            stream.receive()
+
+
 def test_the_number_of_streams_is_bounded(connect):
     streams = [connect().stream() for _ in range(17)]
     answers = []

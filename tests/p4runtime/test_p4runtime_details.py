@@ -11,7 +11,10 @@ from finsy.proto import p4d, p4i, p4r, rpc_code
 from p4runtime_client import forward, outcomes, update
 
 from peelsum.softswitch.p4runtime.info import PipelineInfo
+from peelsum.softswitch.p4runtime.pipeline import Pipeline
+from peelsum.softswitch.p4runtime.status import BatchError
 from peelsum.softswitch.p4runtime.values import to_bytes
+from peelsum.softswitch.runtime.device import Device
 
 ETHERNET = bytes.fromhex("020000000001 020000000002")
 FRAME = ETHERNET + b"\x88\xb5payload"
@@ -135,6 +138,8 @@ def test_reads_are_filtered_by_what_a_controller_keeps_beside_an_entry(client, s
     assert chosen(controller_metadata=1) == [kept[0], kept[3]]
     assert chosen(controller_metadata=1, metadata=b"A") == [kept[3]]
     assert client.read(table_entry=p4r.TableEntry(metadata=b"A")) == kept[1::2]
+    client.update("MODIFY", table_entry=route(schema, "10.1.0.0/16", port=1, controller_metadata=8))
+    assert chosen(controller_metadata=8) == [route(schema, "10.1.0.0/16", port=1, controller_metadata=8)]
 
 
 def test_reads_are_filtered_by_action_and_priority(client, schema):
@@ -250,6 +255,9 @@ def test_prefixes_at_the_ends_are_kept(client, schema, length):
 
 def test_a_counter_is_set_by_a_modification_too(client, schema, device):
     client.update("INSERT", table_entry=route(schema))
+    counted = route(schema, counter_data=p4r.CounterData())
+    (found,) = client.read(table_entry=counted)
+    assert found.HasField("counter_data"), "a counter at zero is there, too"
     data = p4r.CounterData(packet_count=6, byte_count=7)
     client.update("MODIFY", table_entry=route(schema, counter_data=data))
     table = device.switch.tables["MatchEverything.route"]
@@ -304,11 +312,23 @@ def test_the_form_and_metadata_of_one_group_are_not_anothers(client):
 @pytest.mark.parametrize(("number", "accepted"), [(1, True), (65535, True), (65536, False), (0, False)])
 def test_group_numbers_have_bounds(client, number, accepted):
     change = update("INSERT", packet_replication_engine_entry=multicast(number, new=[1]))
+    client.update("INSERT", packet_replication_engine_entry=multicast(9, new=[1]))
     if accepted:
         client.write(change)
         assert client.read(packet_replication_engine_entry=multicast(number)) == [multicast(number, new=[1])]
-    else:
+        return
+    for kind in ("INSERT", "MODIFY", "DELETE"):
+        change.type = p4r.Update.Type.Value(kind)
         assert refusal(client, change) == ["INVALID_ARGUMENT"]
+
+
+def test_copies_leave_by_ports_that_are_there(schema):
+    device = Device(mode="python", ports={1, 2})
+    entities = Pipeline.build(schema.get_pipeline_config(), device).entities
+    device.close()
+    entities.write([update("INSERT", packet_replication_engine_entry=multicast(1, new=[1, 2]))])
+    with pytest.raises(BatchError, match="port 3 is none of this switch, which has 1, 2"):
+        entities.write([update("MODIFY", packet_replication_engine_entry=multicast(1, new=[1, 3]))])
 
 
 def test_backup_replicas_are_not_implemented(client):
@@ -341,6 +361,13 @@ def test_the_last_cell_is_reached_and_the_one_after_is_not(client, schema):
     values = [found.data.bitstring for found in client.read(register_entry=p4r.RegisterEntry())]
     assert values == [b"\5", *[b"\0"] * 6, b"\xff\xff\xff"]
     assert refusal(client, update("MODIFY", register_entry=cell(8, 0))) == ["OUT_OF_RANGE"]
+
+
+def test_packets_enter_in_the_order_in_which_they_were_sent(client, device):
+    for port in (5, 6, 7):
+        client.primary.send(packet=packet_out(port))
+    client.primary.bid(1)
+    assert forward(device) == [(port, FRAME) for port in (5, 6, 7)]
 
 
 def test_packets_come_to_the_primary_in_order(client, device):

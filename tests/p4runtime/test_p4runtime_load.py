@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 from finsy.p4schema import P4Schema
-from finsy.proto import p4r, rpc_code
+from finsy.proto import U128, p4r, rpc_code
 from p4runtime_client import WAIT_S, Client, outcomes, process, update
 
 from peelsum.pipelines import pipeline
@@ -24,6 +24,8 @@ from peelsum.softswitch.p4runtime.status import BatchError, RequestError
 
 P4 = Path(__file__).parent / "p4"
 FRAME = bytes.fromhex("020000000001 020000000002 88b5") + b"payload"
+#: Updates of a long Write.
+LONG = 40_000
 SWITCH = """
 from peelsum.softswitch.process import run
 show = lambda at: print(at.grpc_port, flush=True)
@@ -241,6 +243,16 @@ def switch_process(schema):
 
 
 @pytest.fixture(scope="module")
+def long_write(large):
+    """A Write that takes a second and more, and leaves its last update's number in an entry's metadata."""
+    made = [
+        update("MODIFY", table_entry=entry(large, "route", 0, controller_metadata=number + 1))
+        for number in range(LONG)
+    ]
+    return p4r.WriteRequest(device_id=1, election_id=U128.encode(1), updates=made)
+
+
+@pytest.fixture(scope="module")
 def primary(large):
     """The primary of a switch in a process of its own, whose first route is there."""
     with switch_process(large) as (_, client):
@@ -248,32 +260,22 @@ def primary(large):
         yield client
 
 
-def counting(client, schema, count):
-    """A Write that leaves the number of its last update in an entry's metadata."""
-    made = [
-        update("MODIFY", table_entry=entry(schema, "route", 0, controller_metadata=number + 1))
-        for number in range(count)
-    ]
-    return p4r.WriteRequest(device_id=1, election_id=client.election_id, updates=made)
-
-
-def test_a_write_ends_with_its_deadline_and_lets_the_next_in(primary, large):
-    late = counting(primary, large, 40_000)
+def test_a_write_ends_with_its_deadline_and_lets_the_next_in(primary, large, long_write):
     for _ in range(3):
         with pytest.raises(grpc.RpcError) as error:
-            primary.stub.Write(late, timeout=0.3)
+            primary.stub.Write(long_write, timeout=0.3)
         assert error.value.code().name == "DEADLINE_EXCEEDED"
     primary.update("INSERT", table_entry=entry(large, "route", 1))
     first = entry(large, "route", 0)
     (found,) = primary.read(table_entry=first)
-    assert found.controller_metadata < 40_000
+    assert found.controller_metadata < LONG
     primary.update("DELETE", table_entry=entry(large, "route", 1))
     assert primary.read(table_entry=first) == [found], "nothing goes on behind the client's back"
 
 
-def test_packets_flow_while_a_long_write_goes_on(primary, large):
+def test_packets_flow_while_a_long_write_goes_on(primary, long_write):
     packet = p4r.PacketOut(payload=FRAME, metadata=[p4r.PacketMetadata(metadata_id=1, value=b"\xff")])
-    writing = primary.stub.Write.future(counting(primary, large, 40_000), timeout=120)
+    writing = primary.stub.Write.future(long_write, timeout=120)
     came_back = 0
     while not writing.done():
         primary.primary.send(packet=packet)
@@ -283,11 +285,10 @@ def test_packets_flow_while_a_long_write_goes_on(primary, large):
     assert came_back > 5
 
 
-def test_an_interrupt_ends_the_switch_whatever_is_queued(large):
+def test_an_interrupt_ends_the_switch_whatever_is_queued(large, long_write):
     with switch_process(large) as (running, client):
         client.update("INSERT", table_entry=entry(large, "route", 0))
-        request = counting(client, large, 40_000)
-        queued = [client.stub.Write.future(request) for _ in range(12)]
+        queued = [client.stub.Write.future(long_write) for _ in range(12)]
         client.read(table_entry=p4r.TableEntry())
         started = time.monotonic()
         running.send_signal(signal.SIGINT)

@@ -95,6 +95,16 @@ def test_a_call_that_ends_gives_up_its_place():
     assert order == ["next"]
 
 
+def test_a_call_that_ends_as_its_turn_comes_passes_it_on():
+    turns, order = Turns(), []
+    with turns.turn(Call()):
+        long_ones = [Waiting(turns, "long", order, 100_000) for _ in range(5)]
+        ended = Waiting(turns, "ended", order)
+        ended.call.active = False
+    joined(ended, *long_ones)
+    assert order == ["long"] * 5
+
+
 def test_a_call_that_has_ended_gets_no_turn():
     turns, call = Turns(), Call()
     call.end()

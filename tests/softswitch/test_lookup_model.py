@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from peelsum.softswitch import DuplicateEntry, Frames, NoSuchEntry, TableFull
+from peelsum.softswitch import DuplicateEntry, Frames, InvalidEntry, NoSuchEntry, TableFull
 from peelsum.softswitch.runtime.lookups import hash_words
 
 BITS = {"small": 8, "middle": 16, "address": 32, "wide": 72}
@@ -198,3 +198,38 @@ def test_keys_at_any_end_of_their_word_are_spread(shift):
     slots = [hash_words([key << shift]) % 8192 for key in keys]
     assert max(map(slots.count, set(slots))) <= 16
     assert len(set(slots)) > 0.6 * len(keys)
+
+
+def test_every_entry_of_a_full_table_has_a_counter(switch_of):
+    switch = switch_of("lookups")
+    table = switch.tables["I.masked"]
+    for value in range(table.size):
+        table.insert(((value, 0xFFFF),), "I.in_masked", (value,), priority=1)
+    packets = [{"small": 0, "middle": value, "address": 0, "wide": 0} for value in range(table.size)]
+    switch.process(Frames.of([(0, frame(packet)) for packet in packets for _ in range(packet["middle"])]), 0)
+    counted = [table.read_counter(((value, 0xFFFF),), 1)[0] for value in range(table.size)]
+    assert counted == list(range(table.size))
+
+
+@pytest.mark.parametrize(("length", "value"), [(0, 1 << 31), (8, 1 << 23), (31, 1)])
+def test_the_first_bit_beyond_a_prefix_is_refused(switch_of, length, value):
+    table = switch_of("lookups").tables["I.prefix"]
+    with pytest.raises(InvalidEntry, match="beyond its prefix"):
+        table.insert(((value, length),), "I.in_prefix", (1,))
+
+
+def test_a_chain_of_keys_goes_on_at_the_first_slot(switch_of):
+    """Keys whose home is the last of 128 slots; each is found wherever it went, and after others went."""
+    switch = switch_of("lookups")
+    table = switch.tables["I.exact_one"]
+    slots = {key: hash_words([key << 56]) % 128 for key in range(256)}
+    keys = sorted(slots, key=lambda key: -slots[key])[:10]
+    assert len({slots[key] for key in keys}) < 8, "some of them meet"
+    for key in keys:
+        table.insert((key,), "I.in_exact_one", (key + 1,))
+    while keys:
+        packets = [{"small": key, "middle": 0, "address": 0, "wide": 0} for key in range(256)]
+        out = switch.process(Frames.of([(0, frame(packet)) for packet in packets]), 0).pairs()
+        found = {key: found_in(bytes(left))[0] for key, (_, left) in enumerate(out)}
+        assert found == {key: key + 1 if key in keys else 0 for key in range(256)}
+        table.delete((keys.pop(0),))

@@ -8,7 +8,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from peelsum.wire.clock import NEVER_TICKS
 from test_adapters import CONFIG, PORT, assert_sums, expected, steps
 from test_virtual_network import SLOTS, Round, check, drawn_config, drawn_rounds
 from udp_switch import UdpSwitch
@@ -16,6 +15,7 @@ from virtual_network import Actor, Faults, VirtualNetwork
 
 from peelsum.transport import AggregationService, JobConfig, SwitchSummation
 from peelsum.wire import Kind, pack
+from peelsum.wire.clock import NEVER_TICKS
 from peelsum.wire.datagrams import BatchSocket
 
 SERVER_PORT, LANES = 100, 4

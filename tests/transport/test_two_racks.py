@@ -7,13 +7,13 @@ from random import Random
 
 import numpy as np
 import pytest
-from peelsum.wire.clock import NEVER_TICKS
 from test_virtual_network import LANES, SLOTS, TIMERS, check, drawn_rounds, play
 from two_racks import SERVER_PORT, TwoLevelNetwork
 from virtual_network import Faults
 
 from peelsum.transport import JobConfig
 from peelsum.wire import Kind, Verdict
+from peelsum.wire.clock import NEVER_TICKS
 
 
 def drawn_config(random: Random, job_id: int, racks: int, first_chunk: int) -> JobConfig:

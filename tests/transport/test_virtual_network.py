@@ -7,10 +7,10 @@ from random import Random
 
 import numpy as np
 import pytest
-from peelsum.wire.clock import NEVER_TICKS
 from virtual_network import Actor, Faults, VirtualNetwork, Words
 
 from peelsum.transport import JobConfig, Op, Timers
+from peelsum.wire.clock import NEVER_TICKS
 
 LANES, SLOTS = 4, 256
 TIMERS = Timers(

@@ -20,13 +20,13 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from peelsum.wire.clock import EPOCH_TICKS, TICK_US
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Frames, Switch, load
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, Timers, WorkerEndpoint
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, Batch, Kind, pack, packet_bytes
+from peelsum.wire.clock import EPOCH_TICKS, TICK_US
 
 LANES, WORKERS, WINDOW, SLOTS = 32, 4, 1024, 4096
 SERVER_PORT = WORKERS + 1

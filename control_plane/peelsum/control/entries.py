@@ -10,10 +10,10 @@ from finsy.p4entity import (
     P4TableEntry,
     P4TableMatch,
 )
-from peelsum.wire.clock import NEVER_TICKS, TICK_US
 
 from peelsum.control.description import HostAddress, NextHop, Prefix
 from peelsum.control.plan import Member, SwitchPlan
+from peelsum.wire.clock import NEVER_TICKS, TICK_US
 
 #: Odd, so that neighbouring job ids start at slots far apart and no two jobs at the same one.
 _SALT_FACTOR = 0x9E3779B1

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from time import monotonic
 
 from finsy.p4entity import P4RegisterEntry
-from peelsum.wire.clock import FREED_TICKS
 
 from peelsum.control.errors import SwitchError, UnsupportedError
 from peelsum.control.frames import acknowledged_slot, reset_frames
 from peelsum.control.session import Session
 from peelsum.wire import RESERVED_JOB_ID
+from peelsum.wire.clock import FREED_TICKS
 
 #: Requests on the way at once: BMv2 queues 64 packets at a port and drops the rest.
 _WINDOW = 64

@@ -38,8 +38,6 @@ class Groups:
             raise RequestError(Code.NOT_FOUND, f"multicast group {number} does not exist")
         if kind == p4r.Update.DELETE:
             self._switch.groups.delete(number)
-            self._metadata.pop(number, None)
-            self._older_form.discard(number)
             return
         replicas = replicas_of(group.replicas, f"multicast group {number}")
         check_ports(self._ports, (port for port, _ in replicas))

@@ -228,7 +228,6 @@ class Tables:
         )
         if row.counted is not None:
             entry.counter_data.packet_count, entry.counter_data.byte_count = row.counted
-            entry.counter_data.SetInParent()
         return entry
 
     def _default(self, table: TableInfo) -> p4r.TableEntry:

@@ -27,7 +27,7 @@ class Register:
         self.name = name
         self.size = plan.size
         self.bits = plan.bits
-        self._cells = cells[plan.base : plan.base + plan.size * plan.step : plan.step][: plan.size]
+        self._cells = cells[plan.base : plan.base + plan.size * plan.step : plan.step]
         self._lock = lock
 
     def read(self, index: int) -> int:
