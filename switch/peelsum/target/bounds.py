@@ -14,7 +14,7 @@ from peelsum.target.errors import UnsupportedConstruct
 from peelsum.target.flow import Block, walk
 from peelsum.target.layout import TablePlan
 from peelsum.target.operations import Assign, CopyHeader, FieldRef, Hash, Param, ReadRegister
-from peelsum.target.program import Program
+from peelsum.target.program import Program, is_own
 from peelsum.target.storage import Storage
 
 #: Each round can pass a bound on through one more assignment.
@@ -35,27 +35,13 @@ def largest_values(
     own = {
         ref: steps
         for ref, steps in assigned.items()
-        if _is_own(program, ref) and ref.header not in copied and storage.array(ref) is None
+        if is_own(program, ref) and ref.header not in copied and storage.array(ref) is None
     }
     known: dict[FieldRef, int] = {}
     for _ in range(_ROUNDS):
         emit = Emitter(program, storage, plans, known)
         known = {ref: top for ref, steps in own.items() if (top := _top(emit, ref, steps)) is not None}
     return known
-
-
-def _is_own(program: Program, ref: FieldRef) -> bool:
-    """Whether only the program assigns to a field, and in 64 bits without sign."""
-    header = program.headers[ref.header]
-    declared = header.field(ref.field)
-    architecture = header.name == "standard_metadata" or ref in program.aliases.values()
-    return (
-        header.metadata
-        and not architecture
-        and declared is not None
-        and declared.bits <= 64
-        and not declared.signed
-    )
 
 
 def _top(emit: Emitter, ref: FieldRef, steps: Sequence[Assign]) -> int | None:
