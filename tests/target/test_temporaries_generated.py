@@ -16,6 +16,7 @@ from peelsum.target.operations import (
     FieldRef,
     JumpIfZero,
     ReadRegister,
+    Ternary,
     WriteRegister,
 )
 from peelsum.target.program import (
@@ -34,7 +35,7 @@ from peelsum.target.program import (
 from peelsum.target.reroll import Roller
 
 LANES, CELLS = 6, 8
-PROGRAMS = range(80)
+PROGRAMS = range(120)
 STANDARD = Header(
     "standard_metadata",
     "standard_metadata_t",
@@ -82,7 +83,7 @@ class Maker:
             lambda n: Binary("+", A, Const(1)),
             lambda n: OUT,
             lambda n: Binary("&", OUT, Const(7)),
-            lambda n: temporary((n + 1) % LANES),
+            lambda n: temporary(n + 1),
             lambda n: Binary("&", temporary(n), Const(7)),
             lambda n: Const(-1),
         ]
@@ -91,11 +92,11 @@ class Maker:
     def body(self):
         rng, value = self.rng, self.value()
         again = self.value()
-        uses = rng.sample(["read", "write", "add", "mix"], rng.randint(1, 4))
-        flags = {
-            name: self.seldom()
-            for name in ("before", "twice", "late", "spoil", "read_into", "unlike", "next", "jump", "second")
-        }
+        uses = rng.sample(["read", "write", "add", "mix", "compare"], rng.randint(1, 4))
+        # One or two reasons not to see through, or none: any one of them must do.
+        reasons = ["before", "twice", "late", "spoil", "read_into", "next", "jump", "second"]
+        chosen = rng.sample(reasons, rng.randint(0, 2)) if self.odd else []
+        flags = {name: name in chosen for name in reasons}
         out = []
         for n in range(LANES):
             t = temporary(n)
@@ -109,7 +110,7 @@ class Maker:
             if flags["spoil"]:
                 out.append(Assign(A, Binary("+", A, Const(1))))
             for use in uses:
-                out += self.use(use, n, temporary((n + 1) % LANES) if flags["next"] else t)
+                out += self.use(use, n, temporary(n + 1) if flags["next"] else t)
             if flags["twice"]:
                 out.append(Assign(t, again(n)))
                 out += self.use("add", n, t)
@@ -128,13 +129,15 @@ class Maker:
                 return [WriteRegister(f"r{n}", index, lane(n))]
             case "add":
                 return [Assign(lane(n), Binary("+", lane(n), t))]
+            case "compare":
+                return [Assign(lane(n), Ternary(Binary("<", t, Const(5)), Const(1), lane(n)))]
         return [Assign(OUT, Binary("+", Binary("*", OUT, Const(3)), t))]
 
     def program(self):
         rng = self.rng
         bits = rng.choice([3, 8, 9, 16]) if self.seldom(0.4) else 32
-        signed = self.seldom(0.2)
-        temporaries = Header("m", "m_t", tuple(Field(f"t{n}", bits, signed) for n in range(LANES)), True)
+        signed = self.seldom(0.3)
+        temporaries = Header("m", "m_t", tuple(Field(f"t{n}", bits, signed) for n in range(LANES + 1)), True)
         actions = {0: Action(0, "work", (), self.body()), 1: Action(1, "tell", (), (self.told(),))}
         key = TableKey("t", temporary(1), "exact", bits) if self.seldom() else None
         table = Table("work", (), 1, (0,), 0, (), True, None, {0: "tell"}, None)
