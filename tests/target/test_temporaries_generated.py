@@ -14,6 +14,7 @@ from peelsum.target.operations import (
     Binary,
     Const,
     FieldRef,
+    Hash,
     JumpIfZero,
     ReadRegister,
     Ternary,
@@ -21,6 +22,7 @@ from peelsum.target.operations import (
 )
 from peelsum.target.program import (
     Checksum,
+    ConstEntry,
     Extract,
     Field,
     Header,
@@ -208,3 +210,89 @@ def test_some_of_these_programs_lose_their_temporaries_and_some_keep_them():
     """Else the test above would say nothing about what is seen through, or about what must not be."""
     lost = sum(seen_through(Maker(seed).program()) for seed in PROGRAMS)
     assert len(PROGRAMS) // 5 < lost < 4 * len(PROGRAMS) // 5
+
+
+INDEX = Binary("&", A, Const(7))
+
+
+def each(*steps):
+    """The statements of every lane, one lane after the other."""
+    return tuple(step(n) for n in range(LANES) for step in steps)
+
+
+def mixed(value):
+    return Assign(OUT, Binary("+", Binary("*", OUT, Const(3)), value))
+
+
+def with_body(body):
+    """A program without anything odd about it, and this body."""
+    program = next(
+        made
+        for made in (Maker(seed).program() for seed in PROGRAMS)
+        if not made.checksums and seen_through(made)
+    )
+    told = program.ingress.nodes["tell"]
+    ingress = replace(program.ingress, nodes={**program.ingress.nodes, "tell": replace(told, keys=())})
+    actions = {**program.actions, 0: Action(0, "work", (), body)}
+    return replace(program, ingress=ingress, egress=Pipeline("egress", None, {}), actions=actions)
+
+
+def agrees_with_unrolled(program):
+    rolled, unrolled = (Switch(program, "python", roll=roll) for roll in (True, False))
+    return run(rolled, packets(1)) == run(unrolled, packets(1))
+
+
+def test_what_these_programs_have_in_common_is_seen_through():
+    program = with_body(each(lambda n: Assign(temporary(n), INDEX), lambda n: mixed(temporary(n))))
+    assert seen_through(program)
+    assert agrees_with_unrolled(program)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # Read on the next turn, as another element of the same places.
+        each(
+            lambda n: mixed(temporary(n)),
+            lambda n: Assign(temporary(n + 1), INDEX),
+            lambda n: Assign(lane(n), temporary(n + 1)),
+        ),
+        # Read in another loop.
+        (
+            *each(lambda n: Assign(temporary(n), INDEX), lambda n: Assign(lane(n), temporary(n))),
+            *each(lambda n: mixed(temporary(n))),
+        ),
+        # Overwritten from a register.
+        each(
+            lambda n: WriteRegister(f"r{n}", INDEX, lane(n)),
+            lambda n: Assign(temporary(n), INDEX),
+            lambda n: ReadRegister(temporary(n), f"r{n}", INDEX),
+            lambda n: mixed(temporary(n)),
+        ),
+        # Overwritten by a hash.
+        each(
+            lambda n: Assign(temporary(n), INDEX),
+            lambda n: Hash(temporary(n), "crc16", ((lane(n), 0, 32),), Const(0), Const(1 << 16)),
+            lambda n: mixed(temporary(n)),
+        ),
+    ],
+    ids=["next turn", "another loop", "register", "hash"],
+)
+def test_a_temporary_that_is_used_otherwise_stays(body):
+    program = with_body(body)
+    assert not seen_through(program)
+    assert agrees_with_unrolled(program)
+
+
+def test_a_temporary_that_a_table_matches_on_stays():
+    program = with_body(each(lambda n: Assign(temporary(n), INDEX), lambda n: mixed(temporary(n))))
+    key = TableKey("t", temporary(2), "exact", 32)
+    entries = (ConstEntry((3,), 3, (), 0),)
+    tell = Table("tell", (key,), 4, (1, 3), 1, (), True, entries, {1: None, 3: None}, None)
+    found = Action(3, "found", (), (Assign(OUT, Const(9)), *program.actions[1].body))
+    nodes = {**program.ingress.nodes, "tell": tell}
+    program = replace(
+        program, ingress=replace(program.ingress, nodes=nodes), actions={**program.actions, 3: found}
+    )
+    assert not seen_through(program)
+    assert agrees_with_unrolled(program)
