@@ -5,8 +5,9 @@ import struct
 import pytest
 
 from peelsum.softswitch import Frames
-from peelsum.softswitch.compiler.emit_again import MOST_ITEMS
 
+#: What docs/softswitch.md says that a frame makes at most.
+MOST_ITEMS = 256
 NORMAL, INGRESS_CLONE, EGRESS_CLONE, REPLICATION = 0, 1, 2, 5
 FROM, TO = 7, 9
 TAIL = b"tail"
@@ -139,6 +140,26 @@ def test_recirculated_packets_are_parsed_as_they_were_deparsed(switch, times):
 
 def test_recirculated_packets_grow_and_are_parsed_as_what_they_became(switch):
     assert send(switch, ask(21)) == [out(TO, ask(21, times=4, value=1004), bytes(6))]
+
+
+def test_recirculated_packets_grow_round_by_round(switch):
+    """Fifty rounds of two bytes: much more than one round can add."""
+    got = send(switch, ask(24, times=150) + b"\0\xff", ask(24, times=150) + b"\0\xff")
+    assert got == [out(TO, ask(24, times=100, value=1051), b"\0\xff" * 51)] * 2
+
+
+def test_only_the_copy_that_asked_is_cloned(switch):
+    made = ask(25, session=101, group=3, value=1001)
+    assert send(switch, ask(25, session=101, group=3)) == [out(port, made) for port in (1, 2, 6)]
+
+
+def test_only_the_copy_that_asked_is_recirculated(switch):
+    first, again = ask(26, group=3, value=1001), ask(26, value=1002)
+    assert send(switch, ask(26, group=3)) == [out(2, first), out(TO, again)]
+
+
+def test_ingress_knows_the_length(switch):
+    assert send(switch, ask(27)) == [out(TO, ask(27, group=LENGTH, value=1001))]
 
 
 def test_cloned_and_recirculated_at_once(switch):

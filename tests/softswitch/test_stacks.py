@@ -70,7 +70,7 @@ class Stack:
 
 
 def labels_of(rng, count):
-    values = [(rng.getrandbits(16), rng.choice([0, 1, 99, 101, 127]), 0) for _ in range(count)]
+    values = [(rng.getrandbits(16), rng.choice([0, 1, 99, 104, 127]), 0) for _ in range(count)]
     value, cost, _ = values[-1]
     return [*values[:-1], (value, cost, 1)]
 
@@ -120,6 +120,29 @@ def test_a_loop_through_another_state(switch_of):
     frame = ask(TOLD) + label(1, 0) + label(2, 100, 1) + b"\xee" + label(3, 4, 1) + b"tail"
     expected = ask(TOLD, seen=2 << 16 | 3) + label(1, 0) + label(2, 100, 1) + label(3, 4, 1) + b"tail"
     assert send(switch_of("stack"), frame) == [(3, expected)]
+
+
+def told(last, value):
+    return ask(TOLD, seen=last << 16 | value)
+
+
+def test_a_copy_in_the_parser_goes_on_where_its_source_was(switch_of):
+    labels = label(1) + label(2, 103, 1)
+    frame = ask(TOLD) + labels + label(3, 1) + b"tail"
+    assert send(switch_of("stack"), frame) == [(3, told(2, 2) + labels + labels + label(3, 1) + b"tail")]
+
+
+@pytest.mark.parametrize("op", [8, 15])
+def test_packets_grow_by_a_whole_stack(switch_of, op):
+    """Rows of a batch have room for it: none runs into the next one."""
+    switch = switch_of("stack")
+    switch.groups.set(6, [(2, 2)])
+    frames = [
+        ask(op, group=6 if op > 12 else 0) + b"".join(label(n + 4 * k, 1, n == 3) for n in range(4))
+        for k in range(9)
+    ]
+    expected = [frame + frame[8:] if op == 15 else frame[:8] + frame[11:] + frame[8:] for frame in frames]
+    assert [frame for _, frame in send(switch, *frames)] == expected
 
 
 def test_where_an_index_is_past_the_end_nothing_is_stored_and_zero_is_read(switch_of):

@@ -63,6 +63,8 @@ control I(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm
         } else if (hdr.ask.kind == 6) {
             again();
         }
+        if (hdr.ask.kind >= 25) { sm.mcast_grp = hdr.ask.group; }
+        if (hdr.ask.kind == 27) { hdr.ask.group = (bit<16>)sm.packet_length; sm.mcast_grp = 0; }
         // Only the session asked for last counts.
         if (hdr.ask.kind == 7) {
             copy_to(1);
@@ -117,11 +119,23 @@ control E(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm
             md.kept = 3;
             clone_preserving_field_list(CloneType.E2E, (bit<32>)hdr.ask.session, 1);
             recirculate_preserving_field_list(2);
+        } else if (hdr.ask.kind == 24 && hdr.ask.times > 100) {
+            // Every round adds a hop, of which the next one parses only the first.
+            hdr.ask.times = hdr.ask.times - 1;
+            hdr.hops.push_front(1);
+            hdr.hops[0].setValid();
+            hdr.hops[0].at = 0xff;
+            recirculate_preserving_field_list(1);
+        } else if (hdr.ask.kind == 25 && sm.egress_rid == 21 && sm.instance_type == 5) {
+            clone(CloneType.E2E, (bit<32>)hdr.ask.session);
+        } else if (hdr.ask.kind == 26 && sm.egress_rid == 21) {
+            hdr.ask.group = 0;
+            recirculate_preserving_field_list(1);
         } else if (hdr.ask.kind == 23) {
             recirculate_preserving_field_list(1);
             mark_to_drop(sm);
         }
-        if (hdr.ask.kind != 21 && (hdr.ask.kind < 18 || sm.instance_type != 0)) { tell(); }
+        if (hdr.ask.kind != 21 && hdr.ask.kind < 24 && (hdr.ask.kind < 18 || sm.instance_type != 0)) { tell(); }
     }
 }
 control C(inout headers_t hdr, inout metadata_t md) { apply { } }

@@ -20,12 +20,19 @@ parser P(packet_in packet, out headers_t hdr, inout metadata_t md, inout standar
         md.value = hdr.labels.last.value;
         transition select(hdr.labels.last.bottom, hdr.labels.last.cost) {
             (0, _): parse_label;
-            (1, 100 &&& 127): parse_more;
+            (1, 100): parse_more;
+            (1, 103): copy_in_parser;
             default: accept;
         }
     }
     // Not in a stack: what the loop comes back from.
     state parse_more { packet.advance(8); transition parse_label; }
+    state copy_in_parser {
+        hdr.copy = hdr.labels;
+        packet.extract(hdr.copy.next);
+        md.last = hdr.copy.lastIndex;
+        transition accept;
+    }
 }
 control V(inout headers_t hdr, inout metadata_t md) { apply { } }
 control I(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm) {

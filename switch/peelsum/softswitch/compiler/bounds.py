@@ -14,7 +14,7 @@ from peelsum.softswitch.compiler.flow import Block
 from peelsum.softswitch.compiler.layout import TablePlan
 from peelsum.softswitch.compiler.storage import Storage
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.program.model import Program, is_own
 from peelsum.softswitch.program.operations import (
     Assign,
     CopyHeader,
@@ -43,27 +43,13 @@ def largest_values(
     own = {
         ref: steps
         for ref, steps in assigned.items()
-        if _is_own(program, ref) and ref.header not in copied and storage.array(ref) is None
+        if is_own(program, ref) and ref.header not in copied and storage.array(ref) is None
     }
     known: dict[FieldRef, int] = {}
     for _ in range(_ROUNDS):
         emit = Emitter(program, storage, plans, known)
         known = {ref: top for ref, steps in own.items() if (top := _top(emit, ref, steps)) is not None}
     return known
-
-
-def _is_own(program: Program, ref: FieldRef) -> bool:
-    """Whether only the program assigns to a field, and in 64 bits without sign."""
-    header = program.headers[ref.header]
-    declared = header.field(ref.field)
-    architecture = header.name == "standard_metadata" or ref in program.aliases.values()
-    return (
-        header.metadata
-        and not architecture
-        and declared is not None
-        and declared.bits <= 64
-        and not declared.signed
-    )
 
 
 def _top(emit: Emitter, ref: FieldRef, steps: Sequence[Assign]) -> int | None:

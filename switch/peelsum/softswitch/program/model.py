@@ -257,3 +257,17 @@ class Program:
         if header in self.headers and self.headers[header].field(field_name):
             return FieldRef(header, field_name)
         return None
+
+
+def is_own(program: Program, ref: FieldRef) -> bool:
+    """Whether a field is metadata that only the program looks at, of up to 64 bits and without sign."""
+    header = program.headers[ref.header]
+    declared = header.field(ref.field)
+    architecture = header.name == "standard_metadata" or ref in program.aliases.values()
+    return (
+        header.metadata
+        and not architecture
+        and declared is not None
+        and declared.bits <= 64
+        and not declared.signed
+    )

@@ -1,0 +1,298 @@
+"""Random programs whose lanes have temporaries: seen through or not, they do what unrolled ones do."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch.compiler.flow import pipeline_block
+from peelsum.softswitch.compiler.lane_temporaries import see_through
+from peelsum.softswitch.compiler.reroll import Roller
+from peelsum.softswitch.program.model import (
+    Checksum,
+    ConstEntry,
+    Extract,
+    Field,
+    Header,
+    Parser,
+    ParserState,
+    Pipeline,
+    Program,
+    RegisterArray,
+    Table,
+    TableKey,
+)
+from peelsum.softswitch.program.operations import (
+    Action,
+    Assign,
+    Binary,
+    Const,
+    FieldRef,
+    Hash,
+    JumpIfZero,
+    ReadRegister,
+    Ternary,
+    WriteRegister,
+)
+
+LANES, CELLS = 6, 8
+PROGRAMS = range(120)
+STANDARD = Header(
+    "standard_metadata",
+    "standard_metadata_t",
+    tuple(Field(name, 9) for name in ("ingress_port", "egress_spec", "egress_port", "spare")),
+    True,
+)
+PACKET = Header(
+    "h",
+    "h_t",
+    tuple(Field(name, 32) for name in ("a", "b", *(f"v{n}" for n in range(LANES)), "out", "sum")),
+    False,
+)
+A, B, OUT = (FieldRef("h", name) for name in ("a", "b", "out"))
+
+
+def lane(n):
+    return FieldRef("h", f"v{n}")
+
+
+def temporary(n):
+    return FieldRef("m", f"t{n}")
+
+
+class Maker:
+    """One program; whatever could go wrong about its temporaries, each choice makes likely."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        self.odd = self.rng.random() < 0.7
+
+    def seldom(self, chance=0.12):
+        return self.odd and self.rng.random() < chance
+
+    def value(self):
+        """What each lane stores in its temporary, as a function of the lane; and the temporary's width."""
+        plain = [
+            lambda n: Binary("&", A, Const(CELLS - 1)),
+            lambda n: A,
+            lambda n: Const(3),
+            lambda n: Binary("&", Binary("+", A, Const(1)), Const(7)),
+        ]
+        tricky = [
+            lambda n: lane(n),
+            lambda n: Binary("&", lane(n), Const(7)),
+            lambda n: Binary("+", A, Const(1)),
+            lambda n: OUT,
+            lambda n: Binary("&", OUT, Const(7)),
+            lambda n: temporary(n + 1),
+            lambda n: Binary("&", temporary(n), Const(7)),
+            lambda n: Const(-1),
+        ]
+        return self.rng.choice(tricky if self.seldom(0.5) else plain)
+
+    def body(self):
+        rng, value = self.rng, self.value()
+        again = self.value()
+        uses = rng.sample(["read", "write", "add", "mix", "compare"], rng.randint(1, 4))
+        # One or two reasons not to see through, or none: any one of them must do.
+        reasons = ["before", "twice", "late", "spoil", "read_into", "next", "jump", "second"]
+        chosen = rng.sample(reasons, rng.randint(0, 2)) if self.odd else []
+        flags = {name: name in chosen for name in reasons}
+        out = []
+        for n in range(LANES):
+            t = temporary(n)
+            if flags["before"]:
+                out.append(Assign(OUT, Binary("+", OUT, t)))
+            if flags["jump"]:
+                out.append(JumpIfZero(Binary("&", B, Const(1)), len(out) + 2))
+            out.append(Assign(t, value(n)))
+            if flags["read_into"]:
+                out.append(ReadRegister(t, f"r{n}", Binary("&", B, Const(7))))
+            if flags["spoil"]:
+                out.append(Assign(A, Binary("+", A, Const(1))))
+            for use in uses:
+                out += self.use(use, n, temporary(n + 1) if flags["next"] else t)
+            if flags["twice"]:
+                out.append(Assign(t, again(n)))
+                out += self.use("add", n, t)
+        if flags["second"]:
+            out += [part for n in range(LANES) for part in self.use("mix", n, temporary(n))]
+        if flags["late"]:
+            out.append(Assign(OUT, Binary("^", OUT, temporary(rng.randrange(LANES)))))
+        return tuple(out)
+
+    def use(self, how, n, t):
+        index = Binary("&", t, Const(15))
+        match how:
+            case "read":
+                return [ReadRegister(lane(n), f"r{n}", index)]
+            case "write":
+                return [WriteRegister(f"r{n}", index, lane(n))]
+            case "add":
+                return [Assign(lane(n), Binary("+", lane(n), t))]
+            case "compare":
+                return [Assign(lane(n), Ternary(Binary("<", t, Const(5)), Const(1), lane(n)))]
+        return [Assign(OUT, Binary("+", Binary("*", OUT, Const(3)), t))]
+
+    def program(self):
+        rng = self.rng
+        bits = rng.choice([3, 8, 9, 16]) if self.seldom(0.4) else 32
+        signed = self.seldom(0.3)
+        temporaries = Header("m", "m_t", tuple(Field(f"t{n}", bits, signed) for n in range(LANES + 1)), True)
+        actions = {0: Action(0, "work", (), self.body()), 1: Action(1, "tell", (), (self.told(),))}
+        key = TableKey("t", temporary(1), "exact", bits) if self.seldom() else None
+        table = Table("work", (), 1, (0,), 0, (), True, None, {0: "tell"}, None)
+        tell = Table("tell", (), 1, (1,), 1, (), True, None, {1: None}, None)
+        if key is not None:
+            tell = replace(tell, keys=(key,), actions=(), default_action=1, size=4)
+        nothing = Table("late", (), 1, (2,), 2, (), True, None, {2: None}, None)
+        actions[2] = Action(2, "late", (), (Assign(OUT, Binary("+", OUT, temporary(2))),))
+        late = self.seldom()
+        return Program(
+            name="made",
+            headers={header.name: header for header in (STANDARD, temporaries, PACKET)},
+            parser=Parser("start", {"start": ParserState("start", (Extract("h"),), (), ())}),
+            ingress=Pipeline("ingress", "work", {"work": table, "tell": tell}),
+            egress=Pipeline("egress", "late" if late else None, {"late": nothing} if late else {}),
+            deparser=("h",),
+            actions=actions,
+            registers={f"r{n}": RegisterArray(f"r{n}", CELLS, 32) for n in range(LANES)},
+            counters={},
+            checksums=self.checksums(bits),
+            errors={"NoError": 0, "PacketTooShort": 1},
+        )
+
+    def told(self):
+        """An action that sends the packet on."""
+        return Assign(FieldRef("standard_metadata", "egress_spec"), Const(1))
+
+    def checksums(self, bits):
+        condition, inputs = None, ((A, 0, 32),)
+        if self.seldom():
+            condition = Binary("==", temporary(3), Const(3))
+        elif self.seldom() and bits % 8 == 0:
+            inputs = ((A, 0, 32), (temporary(3), 0, bits))
+        elif not self.seldom():
+            return ()
+        return (Checksum("sum", FieldRef("h", "sum"), inputs, condition, False, True),)
+
+
+def packets(seed):
+    rng = random.Random(seed)
+    words = [
+        [rng.choice([0, 1, 3, 7, 8, 15, 2**32 - 1, rng.getrandbits(32)]) for _ in PACKET.fields]
+        for _ in range(12)
+    ]
+    return Frames.of([(1, b"".join(word.to_bytes(4, "big") for word in row)) for row in words])
+
+
+def run(switch, frames):
+    out = [switch.process(frames, 0).pairs() for _ in range(2)]
+    return out, [switch.registers[f"r{n}"].values().tolist() for n in range(LANES)]
+
+
+def seen_through(program):
+    roller = Roller(program)
+    blocks = [roller.roll(pipeline_block(program, part)) for part in (program.ingress, program.egress)]
+    return see_through(program, blocks) != blocks
+
+
+@pytest.mark.parametrize("group", range(4))
+def test_a_program_does_what_it_does_unrolled(group):
+    for seed in PROGRAMS[group::4]:
+        program, frames = Maker(seed).program(), packets(seed)
+        rolled, unrolled = (Switch(program, "python", roll=roll) for roll in (True, False))
+        assert run(rolled, frames) == run(unrolled, frames), f"seed {seed}\n{rolled.source}"
+
+
+def test_some_of_these_programs_lose_their_temporaries_and_some_keep_them():
+    """Else the test above would say nothing about what is seen through, or about what must not be."""
+    lost = sum(seen_through(Maker(seed).program()) for seed in PROGRAMS)
+    assert len(PROGRAMS) // 5 < lost < 4 * len(PROGRAMS) // 5
+
+
+INDEX = Binary("&", A, Const(7))
+
+
+def each(*steps):
+    """The statements of every lane, one lane after the other."""
+    return tuple(step(n) for n in range(LANES) for step in steps)
+
+
+def mixed(value):
+    return Assign(OUT, Binary("+", Binary("*", OUT, Const(3)), value))
+
+
+def with_body(body):
+    """A program without anything odd about it, and this body."""
+    program = next(
+        made
+        for made in (Maker(seed).program() for seed in PROGRAMS)
+        if not made.checksums and seen_through(made)
+    )
+    told = program.ingress.nodes["tell"]
+    ingress = replace(program.ingress, nodes={**program.ingress.nodes, "tell": replace(told, keys=())})
+    actions = {**program.actions, 0: Action(0, "work", (), body)}
+    return replace(program, ingress=ingress, egress=Pipeline("egress", None, {}), actions=actions)
+
+
+def agrees_with_unrolled(program):
+    rolled, unrolled = (Switch(program, "python", roll=roll) for roll in (True, False))
+    return run(rolled, packets(1)) == run(unrolled, packets(1))
+
+
+def test_what_these_programs_have_in_common_is_seen_through():
+    program = with_body(each(lambda n: Assign(temporary(n), INDEX), lambda n: mixed(temporary(n))))
+    assert seen_through(program)
+    assert agrees_with_unrolled(program)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # Read on the next turn, as another element of the same places.
+        each(
+            lambda n: mixed(temporary(n)),
+            lambda n: Assign(temporary(n + 1), INDEX),
+            lambda n: Assign(lane(n), temporary(n + 1)),
+        ),
+        # Read in another loop.
+        (
+            *each(lambda n: Assign(temporary(n), INDEX), lambda n: Assign(lane(n), temporary(n))),
+            *each(lambda n: mixed(temporary(n))),
+        ),
+        # Overwritten from a register.
+        each(
+            lambda n: WriteRegister(f"r{n}", INDEX, lane(n)),
+            lambda n: Assign(temporary(n), INDEX),
+            lambda n: ReadRegister(temporary(n), f"r{n}", INDEX),
+            lambda n: mixed(temporary(n)),
+        ),
+        # Overwritten by a hash.
+        each(
+            lambda n: Assign(temporary(n), INDEX),
+            lambda n: Hash(temporary(n), "crc16", ((lane(n), 0, 32),), Const(0), Const(1 << 16)),
+            lambda n: mixed(temporary(n)),
+        ),
+    ],
+    ids=["next turn", "another loop", "register", "hash"],
+)
+def test_a_temporary_that_is_used_otherwise_stays(body):
+    program = with_body(body)
+    assert not seen_through(program)
+    assert agrees_with_unrolled(program)
+
+
+def test_a_temporary_that_a_table_matches_on_stays():
+    program = with_body(each(lambda n: Assign(temporary(n), INDEX), lambda n: mixed(temporary(n))))
+    key = TableKey("t", temporary(2), "exact", 32)
+    entries = (ConstEntry((3,), 3, (), 0),)
+    tell = Table("tell", (key,), 4, (1, 3), 1, (), True, entries, {1: None, 3: None}, None)
+    found = Action(3, "found", (), (Assign(OUT, Const(9)), *program.actions[1].body))
+    nodes = {**program.ingress.nodes, "tell": tell}
+    program = replace(
+        program, ingress=replace(program.ingress, nodes=nodes), actions={**program.actions, 3: found}
+    )
+    assert not seen_through(program)
+    assert agrees_with_unrolled(program)
