@@ -23,9 +23,10 @@ from peelsum.transport import (
     job_config,
     udp,
 )
+from peelsum.transport.congestion import CongestionWindow
 from peelsum.transport.layout import unwrap
 from peelsum.transport.udp import JoiningPart
-from peelsum.wire import Kind, unpack
+from peelsum.wire import Flag, Kind, unpack
 
 RUN = 5000
 
@@ -130,6 +131,23 @@ def test_who_was_missing_from_a_chunk_that_is_there_is_not_named_for_the_next() 
     worker.receive(result(0), 0.2)
     assert worker.stalled(0.3).missing_workers == ()
     assert "server has not answered" in str(worker.stalled(0.3))
+
+
+def test_a_worker_that_has_left_sends_no_second_last_chunk() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
+    worker.finish(0.0)
+    (fin,) = all_of(worker)
+    assert (fin["kind"], fin["flags"], fin["lanes"].any()) == (Kind.CONTRIBUTION, Flag.FIN, False)
+    assert len(worker.receive(result(0, flags=Flag.FIN), 0.1)) == 1
+    assert (worker.outstanding, all_of(worker, 0.1), worker.next_timer()) == (0, [], None)
+
+
+@pytest.mark.parametrize(("lost", "cuts"), [(64, 0), (65, 1)])
+def test_losses_of_a_small_window_are_judged_over_128_chunks(lost: int, cuts: int) -> None:
+    window = CongestionWindow(1024, 16)
+    for _ in range(lost):
+        window.on_losses(1, 0, 16)
+    assert window.cuts == cuts
 
 
 @pytest.mark.parametrize("near", [1 << 32, (1 << 32) + 7, (5 << 32) - 1])
