@@ -1,11 +1,13 @@
 """What a controller does in which order, and what it leaves behind at the edges of what it counts."""
 
+from dataclasses import replace
+
 import pytest
 from device_state import forwarding, rows, tables
 from finsy.p4entity import P4TableAction, P4TableEntry, P4TableMatch
 from test_controller import contribute, stamps
 
-from peelsum.control import Controller, Fabric, SwitchError
+from peelsum.control import Controller, DescriptionError, Fabric, SwitchError
 from peelsum.control.entries import _SALT_FACTOR, NEVER_TICKS, age_limit_ticks, salt
 from peelsum.control.session import Session
 from peelsum.wire import Verdict
@@ -230,3 +232,84 @@ def test_a_clock_that_has_come_round_frees_what_looks_live(server, device, files
         for chunk in range(64):
             assert contribute(device, job, 0, chunk_id=chunk, now_us=later_us) == []
         assert controller.verdicts()[Verdict.COLLIDED] == 0
+
+
+def test_a_window_may_be_half_of_the_slots_and_no_more(controller, description):
+    def windowed(window):
+        return description.model_copy(update={"job": description.job.model_copy(update={"window": window})})
+
+    assert controller.admit(windowed(2048)).window == 2048
+    with pytest.raises(DescriptionError, match=r"job\.window: 2049: at most half of the switch's 4096 slots"):
+        controller.admit(windowed(2049))
+
+
+class Recorded:
+    """A controller that only tells what it was asked, in a list that several share."""
+
+    in_charge = False
+
+    def __init__(self, name, asked, slots=4096):
+        self.name, self.asked, self.size = name, asked, slots
+
+    def lanes(self):
+        return 32
+
+    def slots(self):
+        return self.size
+
+    def take_charge(self, election_id, *, patience_s):
+        self.asked.append(("take", self.name))
+        self.in_charge = True
+
+    def stand_back(self):
+        self.asked.append(("leave", self.name))
+        self.in_charge = False
+
+
+@pytest.fixture
+def recorded(description):
+    """A fabric of three such switches, whose addresses are not in the order of their places."""
+    asked = []
+    (plan,) = description.plans()
+    fabric = Fabric.__new__(Fabric)
+    fabric._description, fabric._election_id = description, 1
+    fabric._placed = [
+        (
+            Recorded(port, asked, slots),
+            replace(plan, switch=plan.switch.model_copy(update={"p4runtime": f"127.0.0.1:{port}"})),
+        )
+        for port, slots in ((9002, 4096), (9003, 1024), (9001, 2048))
+    ]
+    return fabric, asked
+
+
+def test_switches_are_taken_charge_of_by_their_addresses_and_only_those_taken_are_left(recorded):
+    """So no two controllers wait for each other, and an outer one keeps what it had."""
+    fabric, asked = recorded
+    with fabric.in_charge():
+        assert asked == [("take", 9001), ("take", 9002), ("take", 9003)]
+        asked.clear()
+        with fabric.in_charge(0, 2):
+            assert asked == []
+        assert asked == []
+    assert sorted(asked) == [("leave", 9001), ("leave", 9002), ("leave", 9003)]
+    asked.clear()
+    with pytest.raises(ZeroDivisionError), fabric.in_charge(1):
+        raise ZeroDivisionError
+    assert asked == [("take", 9003), ("leave", 9003)]
+
+
+def test_an_admission_has_the_slots_of_the_smallest_switch(recorded):
+    fabric, _ = recorded
+    assert fabric._admission(7).slots == 1024
+
+
+def test_a_job_is_put_back_only_where_it_still_fits(recorded, monkeypatch):
+    fabric, asked = recorded
+    for step in ("check", "close_job", "free_slots", "prepare", "open_job"):
+        monkeypatch.setattr(
+            Recorded, step, lambda self, *_, step=step: asked.append((step, self.name)), raising=False
+        )
+    fabric.put_back(1, 7)
+    steps = ["check", "close_job", "free_slots", "prepare", "open_job"]
+    assert asked == [(step, 9003) for step in steps]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from udp_switch import UdpSwitch
 from peelsum.transport import (
     AggregationServer,
     AggregationService,
+    Event,
     JobFinished,
     TensorCompleted,
     Timers,
@@ -297,14 +299,37 @@ def test_a_service_goes_on_until_the_last_of_its_jobs_has_finished() -> None:
             for one in [pool.submit(work, switch, first, worker, 1) for worker in range(3)]:
                 assert_sums(one.result(), expected(3, 1))
             assert finished.wait(120)
-            assert not wait([serving], 0.5).done
+            for _ in range(5):
+                assert not wait([serving], 0.1).done
+                service._link.wake()
             assert {job: one.chunks_complete for job, one in service.progress().items()}[2] == 0
             for one in [pool.submit(work, switch, second, worker, 1) for worker in range(2)]:
                 assert_sums(one.result(), expected(2, 1))
             stats = serving.result(120)
     assert heard == [JobFinished(1, confirmed=True), JobFinished(2, confirmed=True)]
     assert sorted(stats) == [1, 2]
+    assert not any(sum(one.dropped.values()) for one in stats.values())
     assert min(one.chunks_in_switch + one.chunks_at_server for one in stats.values()) > 1
+
+
+def test_a_service_stays_until_it_has_been_quiet_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job finishes at 100 s; a late packet comes at 104 s, and then none for 5 s."""
+    config = replace(UDP_CONFIG, timers=Timers(linger=5.0))
+    turns = iter([(100.0, True), (103.0, False), (104.0, True), (108.9, False), (109.0, False)])
+    now = [0.0]
+    with UdpSwitch(8) as switch:
+        switch.admit(config, PORT)
+        with AggregationService([config], switch.server_address(PORT)) as service:
+
+            def turn(_: float) -> tuple[list[Event], bool]:
+                now[0], heard = next(turns)
+                service._servers[1].finished = True
+                return [], heard
+
+            monkeypatch.setattr(service, "_turn", turn)
+            monkeypatch.setattr("peelsum.transport.service.time", SimpleNamespace(monotonic=lambda: now[0]))
+            assert sorted(service.run()) == [1]
+    assert next(turns, None) is None
 
 
 def test_a_service_says_when_its_next_timer_is_for_all_its_jobs() -> None:

@@ -1,0 +1,226 @@
+"""Edges of what endpoint, server and connection count, wait for and refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_adapters import CONFIG as UDP_CONFIG
+from test_adapters import PORT
+from test_endpoint import CONFIG as WORKER_CONFIG
+from test_endpoint import all_of, lossy_start, result
+from test_server import CONFIG, LANES, partial, sent
+from udp_switch import UdpSwitch
+
+from peelsum.transport import (
+    AggregationServer,
+    SwitchSummation,
+    Timers,
+    TransportConfigError,
+    TransportError,
+    WorkerEndpoint,
+    job_config,
+    udp,
+)
+from peelsum.transport.congestion import CongestionWindow
+from peelsum.transport.layout import unwrap
+from peelsum.transport.udp import JoiningPart
+from peelsum.wire import Flag, Kind, unpack
+
+RUN = 5000
+
+
+def test_a_first_sum_that_is_incomplete_is_waited_for_until_a_run_is_on() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(RUN, 0b010, 1, sender=1), 0.0)
+    stand = server.progress()
+    assert (stand.oldest_chunk, stand.chunks_incomplete, stand.missing_workers) == (0, 2, (1, 2))
+    server.expire(CONFIG.timers.need)
+    assert {int(packet["chunk_id"]) for packet in sent(server)} == {0, RUN}
+    server.receive(partial(RUN, 0b111, 1), 1.0)
+    assert server.progress().oldest_chunk is None
+    server.expire(10.0)
+    assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
+
+
+def test_a_worker_is_answered_again_when_just_reply_gap_has_passed() -> None:
+    server = AggregationServer(replace(CONFIG, timers=Timers(reply_gap=0.25)))
+    server.receive(partial(0, 0b111, 1), 0.0)
+    sent(server)
+    for now, answers in ((1.0, 1), (1.125, 0), (1.25, 1), (1.375, 0), (1.5, 1)):
+        server.receive(partial(0, 0b001, 1, sender=0), now)
+        assert len(sent(server)) == answers
+
+
+def test_a_stall_counts_from_a_chunk_s_first_part_and_is_reported_again() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b001, 1, sender=0), 1.0)
+    server.receive(partial(0, 0b010, 1, sender=1), 4.0)
+    (stall,) = server.expire(6.0)
+    assert stall.seconds == 5.0
+    assert server.expire(10.9) == []
+    (stall,) = server.expire(11.0)
+    assert (stall.seconds, stall.missing_workers) == (10.0, (2,))
+
+
+def test_what_was_sent_lately_is_not_asked_for_with_the_oldest() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, window=32, initial_window=8, first_chunk=0), 0)
+    worker.submit(np.zeros(32 * LANES, np.uint32), "add")
+    assert len(all_of(worker)) == 8
+    worker.receive(np.concatenate([result(chunk) for chunk in range(6)]), 0.001)  # T is 4 ms
+    worker.expire(0.0051)
+    assert [int(packet["chunk_id"]) for packet in unpack(worker.to_send(0.0051).copy(), LANES)] == [6]
+    worker.receive(result(6), 0.0055)
+    assert {int(packet["kind"]) for packet in all_of(worker, 0.006)} == {Kind.CONTRIBUTION}
+    worker.expire(0.0096)
+    assert [int(packet["chunk_id"]) for packet in unpack(worker.to_send(0.0096).copy(), LANES)] == [7]
+
+
+def test_what_is_answered_before_it_is_resent_is_not_resent() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
+    worker.submit(np.zeros(2 * LANES, np.uint32), "add")
+    all_of(worker)
+    due = worker.next_timer()
+    assert due is not None
+    worker.expire(due)
+    worker.receive(result(0), due)
+    assert all_of(worker, due) == []
+    worker.receive(result(0, kind=Kind.NEED, bitmap=1), due)
+    assert [int(packet["chunk_id"]) for packet in all_of(worker, due)] == [0]
+
+
+@pytest.mark.parametrize(("after", "again"), [(0.0004, []), (0.0007, [5])])
+def test_a_resend_is_lost_when_later_packets_are_answered_after_half_a_round_trip(
+    after: float, again: list[int]
+) -> None:
+    worker = lossy_start([5])  # resent at 1 ms; a round trip is 1 ms
+    worker.receive(result(32), 0.0012)
+    (latest, *_) = all_of(worker, 0.00121)
+    worker.receive(result(int(latest["chunk_id"])), 0.001 + after)
+    resent = [packet for packet in all_of(worker, 0.001 + after) if packet["kind"] == Kind.RESEND]
+    assert [int(packet["chunk_id"]) for packet in resent if packet["chunk_id"] == 5] == again
+
+
+def test_backing_off_starts_small_after_an_idle_hour() -> None:
+    timers = Timers(first_answer=0.125, resend_most=1000.0)
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0, timers=timers), 0)
+    worker.submit(np.zeros(1, np.uint32), "add")
+    all_of(worker, 0.0)
+    worker.receive(result(0), 0.001)
+    worker.submit(np.zeros(1, np.uint32), "add")
+    all_of(worker, 3600.0)
+    pauses, now = [], 3600.0
+    for _ in range(4):
+        due = worker.next_timer()
+        assert due is not None
+        pauses.append(due - now)
+        now = due
+        worker.expire(now)
+        assert len(all_of(worker, now)) == 1
+    assert pauses == pytest.approx([0.125, 0.125, 0.25, 0.5])
+
+
+def test_who_was_missing_from_a_chunk_that_is_there_is_not_named_for_the_next() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
+    worker.submit(np.zeros(2 * LANES, np.uint32), "add")
+    all_of(worker)
+    worker.receive(result(0, kind=Kind.NEED, bitmap=0b110), 0.1)
+    assert worker.stalled(0.2).missing_workers == (1, 2)
+    worker.receive(result(0), 0.2)
+    assert worker.stalled(0.3).missing_workers == ()
+    assert "server has not answered" in str(worker.stalled(0.3))
+
+
+def test_a_worker_that_has_left_sends_no_second_last_chunk() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
+    worker.finish(0.0)
+    (fin,) = all_of(worker)
+    assert (fin["kind"], fin["flags"], fin["lanes"].any()) == (Kind.CONTRIBUTION, Flag.FIN, False)
+    assert len(worker.receive(result(0, flags=Flag.FIN), 0.1)) == 1
+    assert (worker.outstanding, all_of(worker, 0.1), worker.next_timer()) == (0, [], None)
+
+
+@pytest.mark.parametrize(("lost", "cuts"), [(64, 0), (65, 1)])
+def test_losses_of_a_small_window_are_judged_over_128_chunks(lost: int, cuts: int) -> None:
+    window = CongestionWindow(1024, 16)
+    for _ in range(lost):
+        window.on_losses(1, 0, 16)
+    assert window.cuts == cuts
+
+
+@pytest.mark.parametrize("near", [1 << 32, (1 << 32) + 7, (5 << 32) - 1])
+def test_positions_reach_half_of_all_chunk_ids_back_and_one_less_ahead(near: int) -> None:
+    for away in (-(1 << 31), 1 - (1 << 31), -1, 0, 1, (1 << 31) - 1):
+        assert unwrap(near + away & 0xFFFFFFFF, near) == near + away
+
+
+@pytest.mark.parametrize(("word", "value"), [(0, 0), (2, 0), (1, 0), (1, 1), (1, 0xFFFFFFFF)])
+def test_a_run_that_was_answered_with_other_numbers_is_refused(word: int, value: int) -> None:
+    part = JoiningPart(UDP_CONFIG, 1)
+    numbers = np.array([5, part.words[1], 7], np.uint32)
+    part.check(numbers)
+    numbers[word] = value if value != part.words[1] else value ^ 2
+    with pytest.raises(TransportError, match="generation 4 has run before; admit the job again"):
+        part.check(numbers)
+
+
+@pytest.mark.parametrize(("drawn", "number"), [(0, 1), ((1 << 32) - 2, (1 << 32) - 1)])
+def test_the_number_that_a_worker_joins_with_is_not_zero(
+    monkeypatch: pytest.MonkeyPatch, drawn: int, number: int
+) -> None:
+    def randbelow(below: int) -> int:
+        assert drawn < below
+        return drawn
+
+    monkeypatch.setattr(udp.secrets, "randbelow", randbelow)
+    assert JoiningPart(UDP_CONFIG, 1).words.tolist() == [0, number, 0]
+
+
+def test_a_worker_whose_own_code_fails_leaves_without_a_last_chunk() -> None:
+    with UdpSwitch(8) as switch:
+        switch.admit(UDP_CONFIG, PORT)
+        address = switch.worker_address(UDP_CONFIG, PORT, 0)
+        with pytest.raises(ZeroDivisionError), SwitchSummation(UDP_CONFIG, 0, address) as summation:
+            raise ZeroDivisionError
+        assert summation.stats().contributions == 0
+        with pytest.raises(TransportError, match="this connection is closed"):
+            summation.sum([])
+
+
+ADMISSION = {
+    "job_id": 1,
+    "generation": 2,
+    "workers": 2,
+    "lanes": 32,
+    "window": 64,
+    "timeout_s": 30,
+    "slots": 128,
+    "worker_ports": [0, 510],
+    "server_port": 510,
+}
+
+
+def test_an_admission_may_use_half_of_the_slots_and_every_port_of_a_switch() -> None:
+    job = job_config(ADMISSION)
+    assert (job.window, job.timers.stall, job.first_chunk) == (64, 30.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"slots": 127}, "window: 64 is more than half of the switch's 127 slots"),
+        ({"worker_ports": [0, 511]}, "port 511 is none of a switch"),
+        ({"worker_ports": [-1, 5]}, "port -1 is none of a switch"),
+        ({"server_port": 511}, "port 511 is none of a switch"),
+        ({"worker_ports": [1]}, "worker_ports: 1 ports for 2 workers"),
+        ({"timers": {}}, "timers: are each host's own"),
+        ({"timeout_s": 0}, "timeout_s: 0 is no number of seconds"),
+        ({"timeout_s": float("inf")}, "timeout_s: inf is no number of seconds"),
+        ({"lanes": True}, "lanes: True is no whole number"),
+    ],
+)
+def test_an_admission_that_no_switch_can_have_is_refused(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(TransportConfigError, match=message):
+        job_config({**ADMISSION, **changed})
