@@ -1,8 +1,8 @@
 """Runs the shell blocks of a Markdown page as a reader would type them: in order, a block a terminal.
 
-`<!-- not run: REASON -->` before a block keeps it from being run; `<!-- goes on, ready with: TEXT -->` has it run on
-while those after it do, once it has said TEXT. Called as a program, in a folder that has the project's examples:
-`python snippets.py PAGE`.
+`<!-- not run: REASON -->` before a block keeps it from being run; `<!-- goes on, ready with: TEXT -->` has
+it run on while those after it do, once it has said TEXT. Called as a program, in a folder that has the
+project's examples: `python snippets.py PAGE`.
 """
 
 import os
@@ -37,7 +37,7 @@ class SnippetError(Exception):
 
 @dataclass(frozen=True)
 class Block:
-    """What stands in one block; `ready_with` is None unless it goes on, and then what it says once it is ready."""
+    """What stands in one block; `ready_with`: what one that goes on says once it is ready, else None."""
 
     text: str
     ready_with: str | None = None
@@ -79,7 +79,7 @@ class Terminal:
         )
 
     def follow(self) -> None:
-        """Take in what it shows, until it is ready or has ended. Raises SnippetError if it ends as it should not."""
+        """Take in what it shows, until it is ready or has ended. Raises SnippetError if that is wrong."""
         ends_at = time.monotonic() + PATIENCE_S
         while time.monotonic() < ends_at:
             if self.block.ready_with and self.block.ready_with in self.shown:
@@ -123,7 +123,7 @@ def run(found: list[Block]) -> None:
 
 
 def play(page: Path) -> subprocess.CompletedProcess[str]:
-    """Run a page's blocks in a clean environment: nothing of ours in it but the commands, and a network of its own.
+    """Run a page's blocks in a clean environment: of ours the commands only, and a network of its own.
 
     Without the right to have one, the ports that the page names must be free.
     """

@@ -15,7 +15,7 @@ _POLL_S = 0.05
 
 
 def start_detached(arguments: Sequence[str], ready: str) -> int:
-    """Start `peelsum` with `arguments`; return 0 once it has said that it is ready, or its status if it ended.
+    """Start `peelsum` with `arguments`; return 0 once it says that it is ready, or its status if it ends.
 
     ready: what the line begins with that says so; a JSON object is one, too. Until then, this process shows
     what that one says. Later it is found in `up.out` and `up.err` in the folder of `records.folder`. Ctrl-C
