@@ -45,7 +45,7 @@ def test_a_block_is_left_out_for_known_reasons_only(page):
 
 def test_marks_and_blocks_are_told_apart():
     page = (
-        "```sh\nfirst\n```\n\n<!-- not run: installs -->\n```sh\nmake\n```\n```text\npeelsum: s1: ended\n```\n"
+        "```sh\nfirst\n```\n\n<!-- not run: installs -->\n```sh\nmake\n```\n```text\npeelsum: s1: end\n```\n"
         "<!-- goes on, ready with: port 3 at -->\n```sh\nsecond\n```\n```python\nimport peelsum\n```\n"
     )
     assert blocks(page) == [Block("first\n"), Block("second\n", "port 3 at")]

@@ -232,3 +232,58 @@ def test_a_misspelled_name_is_told_with_the_nearest(right: str, wrong: str, comp
     assert text.count(right) == 1
     with pytest.raises(TopologyDescriptionError, match=complaint):
         parse(text.replace(right, wrong), "net.json")
+
+
+def star_of(workers: int) -> dict[str, object]:
+    """One switch with so many workers, and a server."""
+    hosts = [f"h{number}" for number in range(workers + 1)]
+    return {
+        "hosts": {name: {} for name in hosts},
+        "switches": {"s1": {}},
+        "links": [[name, f"s1-p{port}"] for port, name in enumerate(hosts, 1)],
+        "job": {"workers": hosts[:-1], "server": hosts[-1]},
+    }
+
+
+def test_a_switch_sums_32_workers_and_no_more() -> None:
+    topology = parse(json.dumps(star_of(32)), "net.json")
+    assert list(worker_numbers(topology, topology.job).values()) == list(range(32))
+    with pytest.raises(TopologyError, match="job: 33 workers are behind s1; a switch sums 32 at most"):
+        parse(json.dumps(star_of(33)), "net.json")
+
+
+def test_each_rack_may_have_32_workers() -> None:
+    racks = [[f"h{rack}x{place}" for place in range(32)] for rack in (1, 2)]
+    links = [
+        [name, f"s{n}-p{port}"] for n, names in enumerate(racks, 1) for port, name in enumerate(names, 1)
+    ]
+    topology = {
+        "hosts": {name: {} for name in [*racks[0], *racks[1], "top"]},
+        "switches": {"s1": {}, "s2": {}, "s3": {}},
+        "links": [*links, ["s1-p33", "s3-p1"], ["s2-p33", "s3-p2"], ["top", "s3-p3"]],
+        "job": {"workers": [*racks[0], *racks[1]], "server": "top"},
+    }
+    parsed = parse(json.dumps(topology), "net.json")
+    assert worker_numbers(parsed, parsed.job)["h2x31"] == 63
+
+
+MAC, IP = "02:00:00:00:00:aa", "10.0.0.77"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "switch", "complaint"),
+    [
+        ({"h1": {"mac": MAC}, "h2": {"mac": MAC}}, {}, f"h2: {MAC}: belongs to h1, too; give each its own"),
+        ({"h1": {"mac": MAC}, "h2": {"mac": MAC.upper()}}, {}, f"h2: {MAC}: belongs to h1, too"),
+        # The one that h2 has where none is given.
+        ({"h1": {"mac": "02:00:00:00:00:02"}}, {}, "h2: 02:00:00:00:00:02: belongs to h1, too"),
+        ({"h1": {"mac": MAC}}, {"mac": MAC}, f"s1: {MAC}: belongs to h1, too"),
+        ({"h1": {"ip": IP}, "h2": {"ip": IP}}, {}, f"h2: {IP}: belongs to h1, too"),
+        ({"h1": {"ip": f"{IP}/24"}, "h2": {"ip": f"{IP}/16"}}, {}, f"h2: {IP}: belongs to h1, too"),
+        ({"h3": {"ip": "10.0.0.254"}}, {}, "s1: 10.0.0.254: belongs to h3, too"),
+    ],
+)
+def test_an_address_belongs_to_one(hosts, switch, complaint: str) -> None:
+    text = changed(hosts={"h1": {}, "h2": {}, "h3": {}, **hosts}, switches={"s1": switch})
+    with pytest.raises(TopologyError, match=complaint):
+        parse(text, "net.json")
