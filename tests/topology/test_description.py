@@ -287,3 +287,50 @@ def test_an_address_belongs_to_one(hosts, switch, complaint: str) -> None:
     text = changed(hosts={"h1": {}, "h2": {}, "h3": {}, **hosts}, switches={"s1": switch})
     with pytest.raises(TopologyError, match=complaint):
         parse(text, "net.json")
+
+
+@pytest.mark.parametrize("port", [0, 255])
+def test_ports_that_a_switch_does_not_have_are_refused(port: int) -> None:
+    links = [["h1", f"s1-p{port}"], *PAIR["links"][1:]]
+    with pytest.raises(TopologyError, match=rf"links.0: 's1-p{port}': port {port} is out of range; use 1 to"):
+        parse(changed(links=links), "net.json")
+
+
+def test_hosts_and_switches_share_254_addresses() -> None:
+    def network(hosts: int, switches: int) -> str:
+        names = [f"h{number}" for number in range(hosts)]
+        links = [[name, f"s{number // 250}-p{number % 250 + 1}"] for number, name in enumerate(names)]
+        return json.dumps(
+            {
+                "hosts": {name: {} for name in names},
+                "switches": {f"s{number}": {} for number in range(switches)},
+                "links": links,
+            }
+        )
+
+    topology = parse(network(251, 3), "net.json")
+    assert topology.address_of("s2")[1] == "10.0.0.252/24"
+    with pytest.raises(TopologyError, match="hosts: 251: are too many"):
+        parse(network(251, 4), "net.json")
+
+
+def test_workers_behind_a_switch_that_is_not_linked_to_the_servers_are_refused() -> None:
+    topology = {
+        "hosts": {"h1": {}, "h2": {}, "h3": {}},
+        "switches": {"s1": {}, "s2": {}},
+        "links": [["h1", "s1-p1"], ["h2", "s1-p2"], ["h3", "s2-p1"]],
+        "job": {"workers": ["h1", "h2"], "server": "h3"},
+    }
+    with pytest.raises(TopologyError, match="its workers are behind s1, its server behind s2: put all"):
+        parse(json.dumps(topology), "net.json")
+
+
+def test_a_switchs_device_id_is_its_place_from_1_on() -> None:
+    # As `up` starts them.
+    racks = read("two_racks")
+    plans = parse_description(job_description(racks, racks.job, AT, 8, addressed=False), "j.toml").plans()
+    assert sorted((plan.switch.p4runtime, plan.switch.device_id) for plan in plans) == [
+        ("127.0.0.1:1", 1),
+        ("127.0.0.1:2", 2),
+        ("127.0.0.1:3", 3),
+    ]
