@@ -34,7 +34,7 @@ def test_a_wrong_sum_is_shown_and_ends_in_failure(
         return bench.Run([0.5, 0.1, 0.2], int(loss > 0), [{"resends": 1, "window_cuts": 2}], report)
 
     monkeypatch.setattr(bench, "_run", ran)
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match=r"^1$"):
         bench_loss(losses=(0.5,), elements=1000)
     out = capsys.readouterr().out
     assert "50.0%" in out

@@ -96,7 +96,7 @@ def test_a_table_names_what_is_compared(
         return [switch, dense, bench.replace(switch, path="gloo", iteration_ms=75_000, gbps=None, exact=None)]
 
     monkeypatch.setattr(bench, "_rows", rows)
-    with pytest.raises(SystemExit):  # a sum was wrong
+    with pytest.raises(SystemExit, match=r"^1$"):  # a sum was wrong
         bench.bench_train(REQUEST)
     out = capsys.readouterr().out
     assert "2.00x" in out
