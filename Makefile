@@ -27,7 +27,7 @@ test-slow: $(VENV)/.installed
 test-all: $(VENV)/.installed
 	$(PYTEST)
 
-# How many small changes to the program the tests notice (docs/testing.md): make mutants MUTANTS="--area wire"
+# How many small changes to the program the tests notice (docs/reference/testing.md): make mutants MUTANTS="--area wire"
 mutants: $(VENV)/.installed
 	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 

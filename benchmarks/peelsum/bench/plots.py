@@ -1,4 +1,4 @@
-"""Draw the figures of docs/performance.md, docs/codec.md and docs/training.md. Needs matplotlib."""
+"""Draw the figures of docs/results/performance.md, docs/reference/codec.md and docs/results/training.md. Needs matplotlib."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Measure what peeling leaves over, by layout, support, width of a block and size of the sketch.
 
 Peeling needs no values, so only layouts are made. LHC's keeps an element's lane; the codec's rotates it in
-every sub-table. Prints the tables of docs/codec.md; with `--json`, the content of `recovery.json`.
+every sub-table. Prints the tables of docs/reference/codec.md; with `--json`, the content of `recovery.json`.
 """
 
 from __future__ import annotations
