@@ -47,7 +47,9 @@ def _command_line(app: Any) -> None:
     page = Path(app.srcdir) / "reference" / "command-line.md"
     command = [sys.executable, "-m", "typer", "peelsum.cli.app", "utils", "docs", "--name", "peelsum"]
     text = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
-    hidden = re.compile(r"## `peelsum demo-worker`.*?(?=^## )|^\* `demo-worker`[^\n]*\n", re.DOTALL | re.MULTILINE)
+    hidden = re.compile(
+        r"## `peelsum demo-worker`.*?(?=^## )|^\* `demo-worker`[^\n]*\n", re.DOTALL | re.MULTILINE
+    )
     text = hidden.sub("", html.unescape(text)).replace("# `peelsum`", "# The peelsum command", 1)
     if not page.exists() or page.read_text() != text:
         page.write_text(text)
