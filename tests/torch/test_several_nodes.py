@@ -1,4 +1,4 @@
-"""What docs/how-to/train-on-several-nodes.md says to type, typed: each network namespace is one of its machines."""
+"""The commands of docs/how-to/train-on-several-nodes.md: each network namespace is one of its machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Scapy layer, written from docs/reference/protocol.md alone, against pack and unpack: both read the same bytes."""
+"""The Scapy layer, written from the protocol's page alone, against pack and unpack: the same bytes."""
 
 import re
 import subprocess
