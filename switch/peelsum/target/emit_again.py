@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from peelsum.target.emit_machine import CLONING
 from peelsum.target.emit_packets import clear_chunks
-from peelsum.target.emit_statements import CLONING, DROP_PORT
+from peelsum.target.emit_statements import DROP_PORT
 from peelsum.target.emit_switch import (
     EGRESS_SPEC,
     REPLICA,

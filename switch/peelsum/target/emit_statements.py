@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from peelsum.target.emit_hashes import hash_fields
+from peelsum.target.emit_machine import machine, note_again
 from peelsum.target.emit_packets import add_header, copy_header, extract, remove_header, stop_parser
 from peelsum.target.emit_stacks import copy_stack, extract_next, pop, push
 from peelsum.target.emitter import Emitter
-from peelsum.target.errors import UnsupportedConstruct
 from peelsum.target.flow import Apply, Block, Goto, If, Leave, Machine, Repeat, Statement, is_steady, walk
 from peelsum.target.layout import ROW_ENTRY, ROW_PARAMS, CounterPlan, RegisterPlan, TablePlan, limbs, words_of
 from peelsum.target.load_expressions import VALID
@@ -44,12 +44,6 @@ from peelsum.target.operations import (
 from peelsum.target.program import Advance, Extract, ExtractNext, Require, Verify
 
 DROP_PORT = 511
-#: Set in `cloning` beside the session's number, which may be 0.
-CLONING = 1 << 15
-#: Parser states that one packet may go through.
-MOST_VISITS = 4096
-
-
 #: Text of the element where a row of registers starts, and the test of its index, if it needs one.
 Row: TypeAlias = tuple[str, str | None]
 
@@ -84,11 +78,8 @@ class Statements:
         match part:
             case Assign():
                 self._assign(part)
-            case Hash():
-                bits = emit.bits(part.target)
-                if bits > 64:
-                    raise UnsupportedConstruct(f"hash {part.algorithm}: into {bits} bits; at most 64 are run")
-                emit.line(f"{emit.place(part.target)} = {hash_fields(emit, part, bits)}")
+            case Hash(target):
+                emit.line(f"{emit.place(target)} = {hash_fields(emit, part, emit.bits(target))}")
             case AssignChosen():
                 self._assign_chosen(part)
             case If():
@@ -120,9 +111,9 @@ class Statements:
             case ExtractNext(stack):
                 extract_next(emit, stack)
             case Clone() | Resubmit() | Recirculate():
-                self._again(part)
+                note_again(emit, part)
             case Machine():
-                self._machine(part)
+                machine(emit, part, self.block)
             case Goto(state):
                 emit.line("break" if state is None else f"state = {emit.constant(state)}")
             case MarkToDrop():
@@ -185,19 +176,6 @@ class Statements:
         if group is not None:
             emit.line(f"{emit.place(group)} = {emit.constant(0)}")
 
-    def _again(self, part: Clone | Resubmit | Recirculate) -> None:
-        """Note what is to happen once the pipeline is through; the last call of a kind counts."""
-        emit = self._emit
-        match part:
-            case Clone(session, fields):
-                text = emit.expressions.stored(session, 15)
-                emit.line(f"cloning = {text} | {emit.constant(CLONING)}")
-                emit.line(f"clone_fields = {emit.constant(fields)}")
-            case Resubmit(fields):
-                emit.line(f"resubmit_fields = {emit.constant(fields)}")
-            case Recirculate(fields):
-                emit.line(f"recirculate_fields = {emit.constant(fields)}")
-
     # --- branches ---------------------------------------------------------------------------------
 
     def _if(self, part: If, word: str = "if") -> None:
@@ -208,18 +186,6 @@ class Statements:
         elif part.orelse:
             with self._emit.block("else:"):
                 self.block(part.orelse)
-
-    def _machine(self, part: Machine) -> None:
-        """States in a loop. One that takes nothing off the packet could run forever: visits are counted."""
-        emit = self._emit
-        emit.line(f"state = {emit.constant(0)}")
-        emit.line(f"visits = {emit.constant(0)}")
-        with emit.block("while True:"):
-            stop_parser(emit, f"visits == {emit.constant(MOST_VISITS)}", "ParserTimeout")
-            emit.line(f"visits = visits + {emit.constant(1)}")
-            for number, block in enumerate(part.states):
-                with emit.block(f"{'elif' if number else 'if'} state == {emit.constant(number)}:"):
-                    self.block(block)
 
     # --- tables -----------------------------------------------------------------------------------
 
