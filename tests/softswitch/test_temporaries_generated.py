@@ -296,3 +296,8 @@ def test_a_temporary_that_a_table_matches_on_stays():
     )
     assert not seen_through(program)
     assert agrees_with_unrolled(program)
+
+
+def test_a_temporary_that_a_field_list_keeps_stays():
+    program = with_body(each(lambda n: Assign(temporary(n), INDEX), lambda n: mixed(temporary(n))))
+    assert not seen_through(replace(program, field_lists={1: (temporary(2),)}))
