@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD:tests/softswitch/test_stacks.py
-from peelsum.softswitch import Frames
-=======
 from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.compiler.codegen import generate
 from peelsum.softswitch.compiler.loading import parse
 
 P4 = Path(__file__).parent / "p4"
->>>>>>> softswitch:tests/softswitch/test_stacks.py
 
 DEPTH = 4
 OVERFLOW, SHORT = b"StOf", b"PTsh"

@@ -13,16 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-<<<<<<< HEAD:switch/peelsum/softswitch/compiler/emit_again.py
+from peelsum.softswitch.compiler.emit_machine import CLONING
 from peelsum.softswitch.compiler.emit_packets import clear_chunks
-from peelsum.softswitch.compiler.emit_statements import CLONING
 from peelsum.softswitch.compiler.emit_switch import (
-=======
-from peelsum.softswitch.emit_machine import CLONING
-from peelsum.softswitch.compiler.emit_packets import clear_chunks
-from peelsum.softswitch.compiler.emit_statements import DROP_PORT
-from peelsum.softswitch.compiler.emit_switch import (
->>>>>>> softswitch:switch/peelsum/softswitch/emit_again.py
     EGRESS_SPEC,
     REPLICA,
     SwitchWriter,

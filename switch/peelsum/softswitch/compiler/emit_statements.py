@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-<<<<<<< HEAD:switch/peelsum/softswitch/compiler/emit_statements.py
 from peelsum.softswitch.compiler.emit_hashes import hash_fields
+from peelsum.softswitch.compiler.emit_machine import machine, note_again
 from peelsum.softswitch.compiler.emit_packets import (
     add_header,
     copy_header,
@@ -36,22 +36,9 @@ from peelsum.softswitch.compiler.layout import (
     limbs,
     words_of,
 )
-from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.load_expressions import VALID
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
 from peelsum.softswitch.program.operations import (
-=======
-from peelsum.softswitch.compiler.emit_hashes import hash_fields
-from peelsum.softswitch.emit_machine import machine, note_again
-from peelsum.softswitch.compiler.emit_packets import add_header, copy_header, extract, remove_header, stop_parser
-from peelsum.softswitch.compiler.emit_stacks import copy_stack, extract_next, pop, push
-from peelsum.softswitch.compiler.emitter import Emitter
-from peelsum.softswitch.compiler.flow import Apply, Block, Goto, If, Leave, Machine, Repeat, Statement, is_steady
-from peelsum.softswitch.program.operations import walk
-from peelsum.softswitch.compiler.layout import ROW_ENTRY, ROW_PARAMS, CounterPlan, RegisterPlan, TablePlan, limbs, words_of
-from peelsum.softswitch.program.load_expressions import VALID
-from peelsum.softswitch.program.operations import (
->>>>>>> softswitch:switch/peelsum/softswitch/emit_statements.py
     AddHeader,
     AnyRegister,
     Assign,
@@ -82,16 +69,6 @@ from peelsum.softswitch.program.operations import (
 )
 from peelsum.wire import DROP_PORT
 
-<<<<<<< HEAD:switch/peelsum/softswitch/compiler/emit_statements.py
-#: Set in `cloning` beside the session's number, which may be 0.
-CLONING = 1 << 15
-#: Parser states that one packet may go through.
-MOST_VISITS = 4096
-
-
-=======
-DROP_PORT = 511
->>>>>>> softswitch:switch/peelsum/softswitch/emit_statements.py
 #: Text of the element where a row of registers starts, and the test of its index, if it needs one.
 Row: TypeAlias = tuple[str, str | None]
 
