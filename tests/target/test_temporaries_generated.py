@@ -304,7 +304,7 @@ def test_a_temporary_that_a_field_list_keeps_stays():
 
 
 def over_bytes(before, body):
-    """A program whose packets end with eight bytes, `before` bits into a header, that its loops step through."""
+    """A program whose loops step through eight bytes that begin `before` bits into a header."""
     lanes = [Field(f"w{n}", 8) for n in range(8)]
     fields = [Field("x", before), *lanes, Field("y", 8 - before)] if before else lanes
     program = with_body(body)
