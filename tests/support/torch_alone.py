@@ -17,7 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not exp
 
 from peelsum.torch import SwitchAllreduceState, hook
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 @contextmanager
