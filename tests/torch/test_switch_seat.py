@@ -154,7 +154,7 @@ def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
     ):
         plugged(source, 0)
     monkeypatch.setattr(held_seats, "_LEAVING_S", 60.0)
-    leaving, started = threading.Timer(0.05, held[0].close), time.monotonic()
+    leaving, started = threading.Timer(1.0, held[0].close), time.monotonic()
     leaving.start()
     assert plugged(source, 0)[0] == 0
     leaving.join()
