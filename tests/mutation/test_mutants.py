@@ -17,7 +17,7 @@ def f(a: int, b, *rest) -> "1 + 1":
         b.c = 4
         b.d = 5
     h(*rest, a)
-    return a + 1
+    return max(a, b) + 1
 '''
 
 
@@ -45,7 +45,7 @@ def test_each_kind_is_found_and_nothing_in_words_or_annotations(file: Path) -> N
         (8, "constant", "5 -> 4"),
         (8, "constant", "5 -> 6"),
         (9, "removal", "h(*rest, a) -> pass"),
-        (10, "operator", "a + 1 -> (a - 1)"),
+        (10, "operator", "max(a, b) + 1 -> (max(a, b) - 1)"),
         (10, "constant", "1 -> 0"),
         (10, "constant", "1 -> 2"),
     ]
