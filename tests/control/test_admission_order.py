@@ -246,7 +246,7 @@ def test_a_window_may_be_half_of_the_slots_and_no_more(controller, description):
 class Recorded:
     """A controller that only tells what it was asked, in a list that several share."""
 
-    in_charge = False
+    is_primary = False
 
     def __init__(self, name, asked, slots=4096):
         self.name, self.asked, self.size = name, asked, slots
@@ -257,13 +257,13 @@ class Recorded:
     def slots(self):
         return self.size
 
-    def take_charge(self, election_id, *, patience_s):
+    def become_primary(self, election_id, *, patience_s):
         self.asked.append(("take", self.name))
-        self.in_charge = True
+        self.is_primary = True
 
-    def stand_back(self):
+    def become_backup(self):
         self.asked.append(("leave", self.name))
-        self.in_charge = False
+        self.is_primary = False
 
 
 @pytest.fixture
@@ -286,15 +286,15 @@ def recorded(description):
 def test_switches_are_taken_charge_of_by_their_addresses_and_only_those_taken_are_left(recorded):
     """So no two controllers wait for each other, and an outer one keeps what it had."""
     fabric, asked = recorded
-    with fabric.in_charge():
+    with fabric.as_primary():
         assert asked == [("take", 9001), ("take", 9002), ("take", 9003)]
         asked.clear()
-        with fabric.in_charge(0, 2):
+        with fabric.as_primary(0, 2):
             assert asked == []
         assert asked == []
     assert sorted(asked) == [("leave", 9001), ("leave", 9002), ("leave", 9003)]
     asked.clear()
-    with pytest.raises(ZeroDivisionError), fabric.in_charge(1):
+    with pytest.raises(ZeroDivisionError), fabric.as_primary(1):
         raise ZeroDivisionError
     assert asked == [("take", 9003), ("leave", 9003)]
 

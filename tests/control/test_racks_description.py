@@ -32,7 +32,7 @@ def test_what_each_switch_gets():
     assert found.rack_sizes == (2, 1)
     spine, first, second = found.plans()
     assert (spine.level, spine.expected_mask, spine.up_port) == (Level.SPINE, 0b11, 9)
-    assert (spine.group, spine.ways_back) == ((0, 1), {0: 0, 1: 0, 32: 1})
+    assert (spine.group, spine.return_ports) == ((0, 1), {0: 0, 1: 0, 32: 1})
     assert (first.level, first.expected_mask, first.up_port) == (Level.LEAF, 0b11, 8)
     assert [(m.port, m.mask, m.first_worker) for m in second.members] == [(1, 1, 32)]
     assert second.switch.p4runtime == "10.0.0.3:9559"

@@ -19,7 +19,7 @@ from finsy.p4entity import (
     P4TableMatch,
 )
 
-from peelsum.control.answers import Admission, AdmittedJob, SwitchStatus
+from peelsum.control.responses import Admission, AdmittedJob, SwitchStatus
 from peelsum.control.description import JobDescription
 from peelsum.control.entries import (
     PROBE_GROUP,
@@ -64,11 +64,11 @@ class Controller:
     ) -> Controller:
         """Take charge of a switch.
 
-        Raises SwitchError if it cannot be reached, NotInChargeError as `take_charge`.
+        Raises SwitchError if it cannot be reached, NotPrimaryError as `become_primary`.
         """
         controller = cls.observe(address, device_id, timeout_s=timeout_s)
         try:
-            controller.take_charge(election_id, patience_s=patience_s)
+            controller.become_primary(election_id, patience_s=patience_s)
         except BaseException:
             controller.close()
             raise
@@ -90,17 +90,17 @@ class Controller:
         self._session.close()
 
     @property
-    def in_charge(self) -> bool:
+    def is_primary(self) -> bool:
         """Whether this is the primary, as far as is known."""
-        return self._session.in_charge
+        return self._session.is_primary
 
-    def take_charge(self, election_id: int = 1, *, patience_s: float = 0.0) -> None:
-        """Become the primary. Raises NotInChargeError if another controller still is after `patience_s`."""
-        self._session.take_charge(election_id, patience_s=patience_s)
+    def become_primary(self, election_id: int = 1, *, patience_s: float = 0.0) -> None:
+        """Become the primary. Raises NotPrimaryError if another controller still is after `patience_s`."""
+        self._session.become_primary(election_id, patience_s=patience_s)
 
-    def stand_back(self) -> None:
+    def become_backup(self) -> None:
         """Leave the switch to other controllers, and look on."""
-        self._session.stand_back()
+        self._session.become_backup()
 
     # Pipeline
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from peelsum.control.complaints import first_complaint
+from peelsum.control.validation import first_validation_error
 from peelsum.control.errors import DescriptionError
 from peelsum.control.plan import Member, SwitchPlan
 from peelsum.wire import COMPILED_LANES, CPU_PORT, DROP_PORT, MAX_WORKERS, RESERVED_JOB_ID, Level
@@ -186,7 +186,7 @@ class JobDescription(Section):
                 level=Level.ONLY,
                 up_port=self.ports.server,
                 members=tuple(Member(port, 1 << n, n) for n, port in enumerate(self.ports.workers)),
-                ways_back=dict(enumerate(self.ports.workers)),
+                return_ports=dict(enumerate(self.ports.workers)),
                 hosts={int(name): host for name, host in self.hosts.items()},
             ),
         )
@@ -237,4 +237,6 @@ def validated(model: type[Description], tables: Mapping[str, Any], source: str) 
     try:
         return model.model_validate(tables)
     except ValidationError as error:
-        raise DescriptionError(f"{source}: {first_complaint(error, 'a job description', model)}") from None
+        raise DescriptionError(
+            f"{source}: {first_validation_error(error, 'a job description', model)}"
+        ) from None

@@ -60,7 +60,7 @@ def participant_entries(plan: SwitchPlan) -> list[P4TableEntry]:
     for member in plan.members:
         port = P4TableMatch(job_id=plan.job_id, ingress_port=member.port)
         entries.append(P4TableEntry("members", match=port, action=_admission(member)))
-    for worker_id, port_back in plan.ways_back.items():
+    for worker_id, port_back in plan.return_ports.items():
         way = P4TableMatch(job_id=plan.job_id, sender=worker_id)
         action = P4TableAction("return_to", port=port_back)
         entries.append(P4TableEntry("return_paths", match=way, action=action))

@@ -13,7 +13,7 @@ class SwitchError(ControlError):
     """The switch cannot be reached, refused a request, or runs something else."""
 
 
-class NotInChargeError(SwitchError):
+class NotPrimaryError(SwitchError):
     """Another controller is in charge of the switch."""
 
 

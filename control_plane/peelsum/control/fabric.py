@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
-from peelsum.control.answers import Admission, SwitchStatus
+from peelsum.control.responses import Admission, SwitchStatus
 from peelsum.control.controller import Controller
 from peelsum.control.description import JobDescription
 from peelsum.control.errors import ControlError, DescriptionError
@@ -26,7 +26,7 @@ class Fabric:
     """Controllers of a description's switches, the upper one first. A context manager.
 
     A switch has one controller in charge at a time. Who holds a job is so only while there is something to
-    write (`in_charge`), which keeps several writers apart; in between, others may admit jobs of theirs.
+    write (`as_primary`), which keeps several writers apart; in between, others may admit jobs of theirs.
     """
 
     def __init__(
@@ -62,43 +62,43 @@ class Fabric:
         timeout_s: float = 4.0,
         patience_s: float = 0.0,
     ) -> Self:
-        """Take charge of all switches, until `stand_back`.
+        """Take charge of all switches, until `become_backup`.
 
-        Raises SwitchError if one cannot be reached, NotInChargeError if one has another controller for longer
+        Raises SwitchError if one cannot be reached, NotPrimaryError if one has another controller for longer
         than `patience_s`; then none is in our charge.
         """
         fabric = cls.observe(description, election_id=election_id, timeout_s=timeout_s)
         try:
-            fabric._take_charge(range(len(fabric._placed)), patience_s)
+            fabric._become_primaries(range(len(fabric._placed)), patience_s)
         except BaseException:
             fabric.close()
             raise
         return fabric
 
-    def _take_charge(self, switches: Iterable[int], patience_s: float) -> None:
+    def _become_primaries(self, switches: Iterable[int], patience_s: float) -> None:
         # In an order that all controllers keep to: no two wait for each other.
         for switch in sorted(switches, key=lambda one: _identity(self._placed[one][1])):
-            self._placed[switch][0].take_charge(self._election_id, patience_s=patience_s)
+            self._placed[switch][0].become_primary(self._election_id, patience_s=patience_s)
 
-    def stand_back(self) -> None:
+    def become_backup(self) -> None:
         """Leave all switches to other controllers, and look on from now on."""
         for controller, _ in self._placed:
-            controller.stand_back()
+            controller.become_backup()
 
     @contextmanager
-    def in_charge(self, *switches: int, patience_s: float = 0.0) -> Iterator[None]:
+    def as_primary(self, *switches: int, patience_s: float = 0.0) -> Iterator[None]:
         """Be in charge of some switches, by their places in the description, or of all.
 
         Then stands back from those that it was not in charge of before. Raises what `connect` raises.
         """
         wanted = switches or range(len(self._placed))
-        taken = [switch for switch in wanted if not self._placed[switch][0].in_charge]
+        taken = [switch for switch in wanted if not self._placed[switch][0].is_primary]
         try:
-            self._take_charge(taken, patience_s)
+            self._become_primaries(taken, patience_s)
             yield
         finally:
             for switch in taken:
-                self._placed[switch][0].stand_back()
+                self._placed[switch][0].become_backup()
 
     def reconnect(self, switch: int, *, timeout_s: float = 4.0) -> None:
         """Look on anew at one switch, by its place in the description. Raises SwitchError; then as before."""
@@ -155,7 +155,7 @@ class Fabric:
         Takes charge for it where need be. Raises DescriptionError before anything is changed, SwitchError
         if a switch refuses.
         """
-        with self.in_charge(patience_s=_PATIENCE_S):
+        with self.as_primary(patience_s=_PATIENCE_S):
             return self._admit()
 
     def _admit(self) -> Admission:
@@ -219,7 +219,7 @@ class Fabric:
 
         Raises ControlError if no switch has the job.
         """
-        with self.in_charge(patience_s=_PATIENCE_S):
+        with self.as_primary(patience_s=_PATIENCE_S):
             self._evict()
 
     def _evict(self) -> None:

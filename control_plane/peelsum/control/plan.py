@@ -26,7 +26,7 @@ class Member:
 class SwitchPlan:
     """One job on one switch. `section` is where the switch stands in the description, for complaints.
 
-    `up_port` is the server's or the upper switch's. `ways_back` has the port of every worker number. `hosts`
+    `up_port` is the server's or the upper switch's. `return_ports` has the port of every worker number. `hosts`
     has, by port, the addresses of the host behind it.
     """
 
@@ -36,7 +36,7 @@ class SwitchPlan:
     level: Level
     up_port: int
     members: tuple[Member, ...]
-    ways_back: Mapping[int, int]
+    return_ports: Mapping[int, int]
     hosts: Mapping[int, HostAddress] = field(default_factory=dict)
     section: str = "switch"
 
@@ -49,7 +49,7 @@ class SwitchPlan:
     def ports(self) -> tuple[int, ...]:
         """Every port that the job or other traffic uses, ascending."""
         others = {*self.switch.bridge.values(), *(hop.port for hop in self.switch.routes.values())}
-        return tuple(sorted({self.up_port, *self.group, *self.ways_back.values(), *others}))
+        return tuple(sorted({self.up_port, *self.group, *self.return_ports.values(), *others}))
 
     @property
     def group(self) -> tuple[int, ...]:

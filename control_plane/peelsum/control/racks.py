@@ -134,7 +134,7 @@ class RacksDescription(Section):
                 Member(port, 1 << rack, rack * MAX_WORKERS, is_rack=True)
                 for rack, port in enumerate(self._spine_ports)
             ),
-            ways_back={
+            return_ports={
                 rack * MAX_WORKERS + place: section.spine_port
                 for rack, section in enumerate(self.racks)
                 for place in range(len(section.workers))
@@ -162,7 +162,7 @@ class RacksDescription(Section):
             level=Level.LEAF,
             up_port=section.uplink,
             members=tuple(Member(port, 1 << n, first + n) for n, port in enumerate(section.workers)),
-            ways_back={first + n: port for n, port in enumerate(section.workers)},
+            return_ports={first + n: port for n, port in enumerate(section.workers)},
             hosts={int(name): host for name, host in section.hosts.items()},
             section=f"racks.{rack}",
         )

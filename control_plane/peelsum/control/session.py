@@ -21,7 +21,7 @@ from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, p4r_grpc, rpc_code
 from google.protobuf import text_format
 
-from peelsum.control.errors import ControlError, NotInChargeError, RefusedError, SwitchError, UnsupportedError
+from peelsum.control.errors import ControlError, NotPrimaryError, RefusedError, SwitchError, UnsupportedError
 
 #: A pipeline may take a target minutes to compile, on a slow machine, before it answers.
 _PIPELINE_TIMEOUT_S = 600.0
@@ -45,15 +45,15 @@ class Session:
     """A controller's connection. Close it, or use it as a context manager."""
 
     def __init__(self, address: str, device_id: int = 1, *, timeout_s: float = 10.0) -> None:
-        """Connect, and look on until `take_charge`. Raises SwitchError if nobody answers.
+        """Connect, and look on until `become_primary`. Raises SwitchError if nobody answers.
 
         timeout_s: how long the switch may take for any answer but a pipeline's.
         """
         self.address = address
         self._device_id = device_id
         self._election_id = 0
-        #: Whether `take_charge` succeeded and `stand_back` was not called since.
-        self.in_charge = False
+        #: Whether `become_primary` succeeded and `become_backup` was not called since.
+        self.is_primary = False
         self._timeout_s = timeout_s
         #: What the switch runs; None before a pipeline is there.
         self.schema: P4Schema | None = None
@@ -80,10 +80,10 @@ class Session:
         self._outgoing.put(None)
         self._channel.close()
 
-    def take_charge(self, election_id: int = 1, *, patience_s: float = 0.0) -> None:
+    def become_primary(self, election_id: int = 1, *, patience_s: float = 0.0) -> None:
         """Become the primary, and learn what the switch runs by now.
 
-        Raises NotInChargeError if another controller still is after `patience_s`, SwitchError if the switch
+        Raises NotPrimaryError if another controller still is after `patience_s`, SwitchError if the switch
         has gone.
         """
         if election_id <= 0:
@@ -95,17 +95,17 @@ class Session:
             try:
                 self._become_primary()
                 break
-            except NotInChargeError:
-                self.stand_back()
+            except NotPrimaryError:
+                self.become_backup()
                 if monotonic() >= deadline:
                     raise
                 sleep(_BID_EVERY_S)
-        self.in_charge = True
+        self.is_primary = True
         self._learn_schema()
 
-    def stand_back(self) -> None:
+    def become_backup(self) -> None:
         """Leave the switch to other controllers, and look on."""
-        self.in_charge = False
+        self.is_primary = False
         self._outgoing.put(None)
 
     # Connecting
@@ -145,7 +145,7 @@ class Session:
             self._bid()
             answer = self._next_arbitration(deadline)
         if answer.status.code != rpc_code.OK:
-            raise self._not_in_charge(U128.decode(answer.election_id))
+            raise self._not_primary(U128.decode(answer.election_id))
 
     def _bid(self) -> None:
         bid = p4r.MasterArbitrationUpdate(
@@ -277,8 +277,8 @@ class Session:
     def _raise(self, error: grpc.RpcError, doing: str, updates: Sequence[Any] = ()) -> NoReturn:
         raise self._translated(error, doing, updates) from None
 
-    def _not_in_charge(self, election_id: int) -> NotInChargeError:
-        return NotInChargeError(
+    def _not_primary(self, election_id: int) -> NotPrimaryError:
+        return NotPrimaryError(
             f"switch: another controller is in charge of {self.address} (election id {election_id}); "
             "let it finish, or stop it"
         )
@@ -295,7 +295,7 @@ class Session:
             return SwitchError(f"switch: {self.address} runs no pipeline any more; load one first")
         reason = " ".join((error.details() or code.name).split())
         if _ELECTION_ID_TAKEN.search(reason):
-            return self._not_in_charge(self._election_id)
+            return self._not_primary(self._election_id)
         failed = _failed_updates(error)
         if failed:
             number, detail = next(iter(failed.items()))

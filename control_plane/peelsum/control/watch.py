@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from peelsum.control.errors import NotInChargeError, SwitchError
+from peelsum.control.errors import NotPrimaryError, SwitchError
 from peelsum.control.fabric import Fabric
 
 #: How long a switch that is back may take to answer. One that is not back is asked again at the next look.
@@ -72,7 +72,7 @@ class Watch:
                 yield self._lost(switch, error)
         try:
             restored = self._regain(switch)
-        except NotInChargeError:
+        except NotPrimaryError:
             return
         except SwitchError as error:
             if switch not in self._away:
@@ -89,7 +89,7 @@ class Watch:
         """Connect if need be, and put back what is missing; whether the job was."""
         if switch in self._away:
             self._fabric.reconnect(switch, timeout_s=_PATIENCE_S)
-        with self._fabric.in_charge(switch, patience_s=_PATIENCE_S):
+        with self._fabric.as_primary(switch, patience_s=_PATIENCE_S):
             self._fabric.give_pipeline(switch, *self._files)
             # Half of a job put back looks like one that was evicted.
             if switch not in self._halfway and self._fabric.holds(switch, self._generation):

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 
-def first_complaint(error: ValidationError, of: str, model: type[BaseModel]) -> str:
+def first_validation_error(error: ValidationError, of: str, model: type[BaseModel]) -> str:
     """The first problem as `field: value: what would be right`. `of` is what is described: 'a topology'.
 
     model: what the description was checked against. A name that it does not have comes before all else, as
