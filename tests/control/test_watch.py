@@ -15,6 +15,7 @@ from peelsum.control import (
     SwitchLost,
     SwitchRegained,
     Watch,
+    admission,
     parse_description,
 )
 from peelsum.pipelines import pipeline
@@ -135,11 +136,11 @@ def test_a_job_that_was_only_half_put_back_is_put_back_again(held, switch, files
     with fabric.as_primary(patience_s=PATIENCE_S):
         fabric.load_pipeline(*files, force=True)
 
-    def dying(controller, plan):
+    def dying(session, plan):
         raise SwitchError("switch: did not answer in time while writing; try again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Controller, "prepare", dying)
+        patched.setattr(admission, "prepare", dying)
         assert [type(event) for event in watch.look()] == [SwitchLost]
     ((_, row),) = rows(switch.device, "jobs")
     assert row[2] == 0  # closed, as if evicted
