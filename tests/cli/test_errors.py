@@ -90,7 +90,7 @@ def test_description_that_is_not_there():
     ("before", "after", "complaint"),
     [
         ("workers = 2", "workers = 200", "job.workers: 200: "),
-        ("workers = 2", "wokers = 2", "job.wokers: is no field of a job description; call it 'workers'"),
+        ("workers = 2", "wokers = 2", "job.wokers: is not a field of a job description; call it 'workers'"),
         ("id = 1", "id = 'one'", "job.id: 'one': "),
         ("[1, 2]", "[1, 1]", "ports: 1: is used 2 times; give every participant its own port"),
         ("[job]", "[job", "is not TOML"),

@@ -7,7 +7,7 @@ from device_state import forwarding, rows, tables
 from finsy.p4entity import P4TableAction, P4TableEntry, P4TableMatch
 from test_controller import contribute, stamps
 
-from peelsum.control import Controller, DescriptionError, Fabric, SwitchError
+from peelsum.control import Controller, DescriptionError, Fabric, SwitchError, admission
 from peelsum.control.entries import _SALT_FACTOR, NEVER_TICKS, age_limit_ticks, salt
 from peelsum.control.session import Session
 from peelsum.wire import Verdict
@@ -53,13 +53,13 @@ def test_a_controller_admits_in_the_order_in_which_no_packet_meets_half_a_job(
     controller.admit(description)
     seen = []
     for step in ("check", "close_job", "free_slots", "prepare", "open_job"):
-        original = getattr(Controller, step)
+        original = getattr(admission, step)
 
-        def noted(self, *args, step=step, original=original):
+        def noted(*args, step=step, original=original):
             seen.append(step)
-            return original(self, *args)
+            return original(*args)
 
-        monkeypatch.setattr(Controller, step, noted)
+        monkeypatch.setattr(admission, step, noted)
     controller.admit(description)
     assert seen == ["check", "close_job", "free_slots", "prepare", "open_job"]
     seen.clear()
@@ -91,7 +91,7 @@ def test_a_row_that_refuses_to_close_keeps_the_job_as_it_is(controller, device, 
 
     with monkeypatch.context() as patched:
         patched.setattr(Session, "write", refuse)
-        patched.setattr(Controller, "check", lambda *_: None)
+        patched.setattr(admission, "check", lambda *_: None)
         with pytest.raises(SwitchError, match="went away"):
             controller.admit(description)
     assert [rows(device, name) for name in ("jobs", "members", "return_paths")] == before
@@ -100,15 +100,25 @@ def test_a_row_that_refuses_to_close_keeps_the_job_as_it_is(controller, device, 
 
 @pytest.mark.parametrize(
     ("known", "expected"),
-    [([7, 100], 101), ([100, 7], 101), ([7], 8), ([65534, 3], 65535), ([65535, 0, 1], 2), ([65535, 1], 0)],
+    [
+        ([7, 100], 101),
+        ([100, 7], 101),
+        ([7, 9, 8], 10),
+        ([7], 8),
+        ([65534, 3], 65535),
+        ([65535], 0),
+        ([65535, 0], 1),
+        ([65535, 0, 1], 2),
+        ([65535, 1], 0),
+    ],
 )
-def test_the_next_generation_is_after_the_newest_that_any_switch_remembers(controller, known, expected):
-    assert controller.next_generation(known) == expected
+def test_the_next_generation_is_after_the_newest_that_any_switch_remembers(known, expected):
+    assert admission.next_generation(known, now=1e9) == expected
 
 
-def test_the_generation_of_a_job_that_no_switch_remembers_comes_from_the_clock(controller):
+def test_the_generation_of_a_job_that_no_switch_remembers_comes_from_the_clock():
     for seconds, expected in ((0, 0), (0.24, 0), (0.25, 1), (10, 40), (16384, 0), (16384.5, 2)):
-        assert Controller(controller._session, lambda s=seconds: s).next_generation([]) == expected
+        assert admission.next_generation([], seconds) == expected
 
 
 def test_putting_a_job_back_frees_what_its_slots_hold(fabric, device, freed):
@@ -117,7 +127,7 @@ def test_putting_a_job_back_frees_what_its_slots_hold(fabric, device, freed):
     contribute(device, admission, 0, chunk_id=5, lanes=100)
     contribute(device, admission, 1, chunk_id=6)
     before = [rows(device, name) for name in ("jobs", "members", "return_paths")]
-    session = fabric._placed[0][0]._session
+    session = fabric._placed[0][0].session
     session.write([-P4TableEntry("jobs", match=P4TableMatch(job_id=3))])
     freed.clear()
     assert fabric.restore(admission.generation) == 1
@@ -138,7 +148,7 @@ def test_writes_of_any_length_arrive_whole(controller, device, count):
         )
         for mac in range(1, count + 1)
     ]
-    controller._session.write([+entry for entry in entries])
+    controller.session.write([+entry for entry in entries])
     assert rows(device, "bridge") == [((mac,), (mac % 100,)) for mac in range(1, count + 1)]
 
 
@@ -149,7 +159,7 @@ def test_the_first_update_that_fails_is_named_whichever_request_it_is_in(control
         )
 
     with pytest.raises(SwitchError, match=r"refused writing: update 1 \(table_entry\)"):
-        controller._session.write([bridged(mac) for mac in (*range(1, 258), 5)])
+        controller.session.write([bridged(mac) for mac in (*range(1, 258), 5)])
 
 
 def test_slots_are_freed_anew_just_when_their_stamps_may_look_live(controller, device, description, freed):
@@ -192,7 +202,7 @@ def test_every_slot_is_asked_for_once_where_all_answer(controller, device, freed
     from peelsum.control.resets import reset
 
     slots = [*range(130), 4095]
-    reset(controller._session, [*slots, 3, 3], controller.lanes())
+    reset(controller.session, [*slots, 3, 3], controller.lanes())
     assert freed == set(slots)
     assert controller.verdicts()[Verdict.RESET_DONE] >= len(slots)
 
@@ -244,26 +254,20 @@ def test_a_window_may_be_half_of_the_slots_and_no_more(controller, description):
 
 
 class Recorded:
-    """A controller that only tells what it was asked, in a list that several share."""
+    """A controller that is its own session, and notes the requests to it in a list that several share."""
 
-    in_charge = False
+    is_primary = False
 
-    def __init__(self, name, asked, slots=4096):
-        self.name, self.asked, self.size = name, asked, slots
+    def __init__(self, name, asked):
+        self.name, self.asked, self.session = name, asked, self
 
-    def lanes(self):
-        return 32
-
-    def slots(self):
-        return self.size
-
-    def take_charge(self, election_id, *, patience_s):
+    def become_primary(self, election_id, *, patience_s):
         self.asked.append(("take", self.name))
-        self.in_charge = True
+        self.is_primary = True
 
-    def stand_back(self):
+    def become_backup(self):
         self.asked.append(("leave", self.name))
-        self.in_charge = False
+        self.is_primary = False
 
 
 @pytest.fixture
@@ -275,10 +279,10 @@ def recorded(description):
     fabric._description, fabric._election_id = description, 1
     fabric._placed = [
         (
-            Recorded(port, asked, slots),
+            Recorded(port, asked),
             replace(plan, switch=plan.switch.model_copy(update={"p4runtime": f"127.0.0.1:{port}"})),
         )
-        for port, slots in ((9002, 4096), (9003, 1024), (9001, 2048))
+        for port in (9002, 9003, 9001)
     ]
     return fabric, asked
 
@@ -286,30 +290,34 @@ def recorded(description):
 def test_switches_are_taken_charge_of_by_their_addresses_and_only_those_taken_are_left(recorded):
     """So no two controllers wait for each other, and an outer one keeps what it had."""
     fabric, asked = recorded
-    with fabric.in_charge():
+    with fabric.as_primary():
         assert asked == [("take", 9001), ("take", 9002), ("take", 9003)]
         asked.clear()
-        with fabric.in_charge(0, 2):
+        with fabric.as_primary(0, 2):
             assert asked == []
         assert asked == []
     assert sorted(asked) == [("leave", 9001), ("leave", 9002), ("leave", 9003)]
     asked.clear()
-    with pytest.raises(ZeroDivisionError), fabric.in_charge(1):
+    with pytest.raises(ZeroDivisionError), fabric.as_primary(1):
         raise ZeroDivisionError
     assert asked == [("take", 9003), ("leave", 9003)]
 
 
-def test_an_admission_has_the_slots_of_the_smallest_switch(recorded):
-    fabric, _ = recorded
-    assert fabric._admission(7).slots == 1024
+def test_an_admission_has_the_slots_of_the_smallest_switch(description, monkeypatch):
+    sizes = {"spine": 4096, "first": 1024, "second": 2048}
+    monkeypatch.setattr(admission, "lanes", lambda session: 32)
+    monkeypatch.setattr(admission, "slots", sizes.__getitem__)
+    assert admission.admission_of(description, 7, list(sizes)).slots == 1024
 
 
 def test_a_job_is_put_back_only_where_it_still_fits(recorded, monkeypatch):
     fabric, asked = recorded
     for step in ("check", "close_job", "free_slots", "prepare", "open_job"):
         monkeypatch.setattr(
-            Recorded, step, lambda self, *_, step=step: asked.append((step, self.name)), raising=False
+            admission, step, lambda session, *_, step=step: asked.append((step, session.name))
         )
+    monkeypatch.setattr(admission, "lanes", lambda session: 32)
+    monkeypatch.setattr(admission, "slots", lambda session: 4096)
     fabric.put_back(1, 7)
     steps = ["check", "close_job", "free_slots", "prepare", "open_job"]
     assert asked == [(step, 9003) for step in steps]

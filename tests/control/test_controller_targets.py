@@ -4,7 +4,7 @@ import pytest
 from bmv2_process import running_bmv2
 
 from peelsum.control import Controller
-from peelsum.control.description import SwitchSection
+from peelsum.control.sections import SwitchSection
 from peelsum.control.session import Session
 from peelsum.wire import Verdict
 

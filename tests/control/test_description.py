@@ -54,7 +54,7 @@ ip = "10.0.0.1"
             ("workers = 2", "workers = 2\ntimeout_s = inf"),
             "job.timeout_s: inf: input should be a finite number",
         ),
-        (("workers = 2", "workers = 2\nwindows = 5"), "job.windows: is no field of a job description"),
+        (("workers = 2", "workers = 2\nwindows = 5"), "job.windows: is not a field of a job description"),
         (("[1, 2]", "[1, 1]"), "ports: 1: is used 2 times"),
         (("[1, 2]", "[1, 9]"), "ports: 9: is used 2 times"),
         (("[1, 2]", "[1, 255]"), "ports.workers.1: 255: port 255 is the switch's own"),
@@ -63,7 +63,7 @@ ip = "10.0.0.1"
         (("[1, 2]", "[1, 2]\n[switch]\np4runtime = 'here'"), "switch.p4runtime: 'here': must be host:port"),
         (
             ("[1, 2]", "[1, 2]\n[hosts.3]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"),
-            "hosts.3: is no port of this job",
+            "hosts.3: this job does not use that port",
         ),
         (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "switch.address: is missing"),
         (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:1'\nip='10.0.0.1'"), "hosts.1.mac: .* six bytes"),

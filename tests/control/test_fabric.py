@@ -9,6 +9,7 @@ from peelsum.control import (
     DescriptionError,
     Fabric,
     SwitchError,
+    admission,
     controller,
     parse_description,
 )
@@ -201,26 +202,19 @@ def test_what_was_evicted_or_admitted_anew_is_not_restored(fabric, devices):
     assert all(rows(device, "members") == [] for device in devices)
 
 
-def test_generations_that_differ_are_all_left_behind(fabric):
-    upper, _ = fabric._placed[0]
-    assert upper.next_generation([7, 9, 8]) == 10
-    assert upper.next_generation([65535]) == 0
-    assert upper.next_generation([65535, 0]) == 1
-
-
 def test_no_packet_meets_half_an_admission(fabric, devices, monkeypatch):
     """Closed from the workers upwards, reset, prepared, and opened from the server downwards."""
     fabric.admit()
     seen = []
     for step in ("close_job", "free_slots", "prepare", "open_job"):
-        original = getattr(controller.Controller, step)
+        original = getattr(admission, step)
 
-        def noted(self, *args, step=step, original=original):
-            place = next(n for n, (one, _) in enumerate(fabric._placed) if one is self)
+        def noted(session, *args, step=step, original=original):
+            place = next(n for n, (one, _) in enumerate(fabric._placed) if one.session is session)
             seen.append((step, place))
-            return original(self, *args)
+            return original(session, *args)
 
-        monkeypatch.setattr(controller.Controller, step, noted)
+        monkeypatch.setattr(admission, step, noted)
     fabric.admit()
     steps = ["close_job"] * 3 + ["free_slots"] * 3 + ["prepare"] * 3 + ["open_job"] * 3
     assert seen == list(zip(steps, [2, 1, 0, 0, 1, 2, 0, 1, 2, 0, 1, 2], strict=True))
@@ -231,11 +225,11 @@ def test_when_a_switch_fails_on_the_way_the_job_is_closed_and_the_next_admission
 ):
     first = fabric.admit()
 
-    def fail(self, plan):
+    def fail(session, plan):
         raise SwitchError("switch: went away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(controller.Controller, "prepare", fail)
+        patched.setattr(admission, "prepare", fail)
         with pytest.raises(SwitchError, match="went away"):
             fabric.admit()
     assert [status.jobs for status in fabric.status()] == [(), (), ()]

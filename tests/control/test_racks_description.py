@@ -32,7 +32,7 @@ def test_what_each_switch_gets():
     assert found.rack_sizes == (2, 1)
     spine, first, second = found.plans()
     assert (spine.level, spine.expected_mask, spine.up_port) == (Level.SPINE, 0b11, 9)
-    assert (spine.group, spine.ways_back) == ((0, 1), {0: 0, 1: 0, 32: 1})
+    assert (spine.group, spine.return_ports) == ((0, 1), {0: 0, 1: 0, 32: 1})
     assert (first.level, first.expected_mask, first.up_port) == (Level.LEAF, 0b11, 8)
     assert [(m.port, m.mask, m.first_worker) for m in second.members] == [(1, 1, 32)]
     assert second.switch.p4runtime == "10.0.0.3:9559"
@@ -75,7 +75,7 @@ def test_hosts_of_a_rack():
         (("server = 9", "server = 9\npipeline_lanes = 32"), r"racks\.0\.pipeline_lanes: 256: spine has 32"),
         (("server = 9", "server = 9\npipeline_lanes = 31"), r"spine\.pipeline_lanes: 31: is not compiled"),
         (("server = 9", ""), r"spine\.server: is missing"),
-        (("[spine]", "[top]"), "spine: is missing|top: is no field"),
+        (("[spine]", "[top]"), "spine: is missing|top: is not a field"),
         (("uplink = 8", "uplink = 255"), r"racks\.0\.uplink: 255: port 255 is the switch's own"),
         (
             ("workers = [1, 2]", "workers = [1, 2]\nhosts = {1 = {mac = '2:0:0:0:0:1', ip = '10.0.0.1'}}"),

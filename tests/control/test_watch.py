@@ -15,6 +15,7 @@ from peelsum.control import (
     SwitchLost,
     SwitchRegained,
     Watch,
+    admission,
     parse_description,
 )
 from peelsum.pipelines import pipeline
@@ -67,7 +68,7 @@ def held(switch, description, files):
     with Fabric.connect(at(description, switch.address), timeout_s=PATIENCE_S) as fabric:
         fabric.load_pipeline(*files)
         watch = Watch(fabric, fabric.admit().generation, *files)
-        fabric.stand_back()
+        fabric.become_backup()
         yield fabric, watch
 
 
@@ -122,7 +123,7 @@ def test_a_switch_that_stays_away_is_told_of_once(held, switch, monkeypatch):
 def test_tables_lost_without_the_connection_are_put_back(held, switch, files):
     fabric, watch = held
     before = switch.holding()
-    with fabric.in_charge(patience_s=PATIENCE_S):
+    with fabric.as_primary(patience_s=PATIENCE_S):
         fabric.load_pipeline(*files, force=True)
     assert rows(switch.device, "jobs") == []
     assert watch.look() == [SwitchRegained(switch.address, restored=True)]
@@ -132,14 +133,14 @@ def test_tables_lost_without_the_connection_are_put_back(held, switch, files):
 def test_a_job_that_was_only_half_put_back_is_put_back_again(held, switch, files, monkeypatch):
     fabric, watch = held
     before = switch.holding()
-    with fabric.in_charge(patience_s=PATIENCE_S):
+    with fabric.as_primary(patience_s=PATIENCE_S):
         fabric.load_pipeline(*files, force=True)
 
-    def dying(controller, plan):
+    def dying(session, plan):
         raise SwitchError("switch: did not answer in time while writing; try again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Controller, "prepare", dying)
+        patched.setattr(admission, "prepare", dying)
         assert [type(event) for event in watch.look()] == [SwitchLost]
     ((_, row),) = rows(switch.device, "jobs")
     assert row[2] == 0  # closed, as if evicted
@@ -189,7 +190,7 @@ def test_two_held_jobs_are_both_put_back(held, switch, description, files):
     with Fabric.connect(fourth, timeout_s=PATIENCE_S, patience_s=PATIENCE_S) as second:
         assert second.load_pipeline(*files) == 0
         other = Watch(second, second.admit().generation, *files)
-        second.stand_back()
+        second.become_backup()
         before = switch.holding(), switch.device.switch.groups.get(4)
         assert watch.look() == other.look() == []
         switch.stop()
@@ -255,7 +256,7 @@ def test_the_switches_of_racks_are_looked_after_one_by_one(files, monkeypatch):
     with Fabric.connect(parse_description(text), timeout_s=PATIENCE_S) as fabric:
         fabric.load_pipeline(*files)
         watch = Watch(fabric, fabric.admit().generation, *files)
-        fabric.stand_back()
+        fabric.become_backup()
         before = [switch.holding() for switch in switches]
         for switch in (switches[0], switches[2]):
             switch.stop()
@@ -281,7 +282,7 @@ def test_bmv2_gets_its_tables_back_too(tmp_path, description, files):
             fabric = later.enter_context(Fabric.connect(at(description, address), timeout_s=10))
             fabric.load_pipeline(*files)
             watch = Watch(fabric, fabric.admit().generation, *files)
-            fabric.stand_back()
+            fabric.become_backup()
             assert watch.look() == []
             before = fabric.status()[0].jobs
         with running_bmv2(tmp_path / "second.log", address):

@@ -130,7 +130,7 @@ REFUSED = [
     ({"hosts": {**PAIR["hosts"], "h4": {}}}, "hosts: 'h4': has no link; plug it"),
     ({"hosts": {**PAIR["hosts"], "h 4": {}}}, "hosts: 'h 4': must be a short word"),
     ({"switches": {"s1": {}, "h1": {}}}, "hosts: 'h1': is a switch's name, too"),
-    ({"switches": {"s1": {"runtime_json": "a"}}}, "switches.s1.runtime_json: is no field of a topology"),
+    ({"switches": {"s1": {"runtime_json": "a"}}}, "switches.s1.runtime_json: is not a field of a topology"),
     ({"switches": {"s1": {"mark_from": -1}}}, "switches.s1.mark_from: -1: "),
     ({"switches": {"much_too_long": {}}}, "switches: 'much_too_long': must be a short word"),
     ({"links": [["h1", "h2"]]}, "links.0: h1 to h2: joins two hosts; put a switch"),
@@ -214,8 +214,12 @@ def test_every_example_can_be_read(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "complaint"),
     [
-        ('"workers"', '"wokers"', "job.wokers: is no field of a topology; call it 'workers', or remove it"),
-        ('"links"', '"lnks"', "lnks: is no field of a topology; call it 'links', or remove it"),
+        (
+            '"workers"',
+            '"wokers"',
+            "job.wokers: is not a field of a topology; call it 'workers', or remove it",
+        ),
+        ('"links"', '"lnks"', "lnks: is not a field of a topology; call it 'links', or remove it"),
         ('"rate_mbit"', '"rate_mbits"', "links.0.rate_mbits: .* call it 'rate_mbit', or remove it"),
         ('"mac"', '"macs"', "hosts.h1.macs: .* call it 'mac', or remove it"),
     ],

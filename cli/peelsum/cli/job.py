@@ -61,7 +61,7 @@ def admit(
                 fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
             with taking_time("freeing the job's slots, filling tables", tell):
                 admission = fabric.admit()
-            fabric.stand_back()
+            fabric.become_backup()
             values = {**asdict(admission), "timeout_s": job.job.timeout_s}
             if json:
                 say(**values)

@@ -130,7 +130,7 @@ class _Runs:
             fabric.load_pipeline(*self._files)
             admitted = fabric.admit()
             run.callback(self._evict, fabric, admitted.generation)
-            fabric.stand_back()  # others may admit jobs beside this one
+            fabric.become_backup()  # others may admit jobs beside this one
             admission = {**asdict(admitted), "timeout_s": self._job.job.timeout_s}
             server = Part(self._serving(admission), lambda: self._serving(admission))
             run.callback(server.stop)

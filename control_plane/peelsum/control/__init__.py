@@ -1,11 +1,11 @@
-"""The control plane: job descriptions, and a controller that admits jobs to a switch over P4Runtime."""
+"""The control plane: job descriptions, and controllers that admit jobs to switches over P4Runtime."""
 
-from peelsum.control.answers import Admission, AdmittedJob, SwitchStatus
 from peelsum.control.controller import Controller
 from peelsum.control.description import JobDescription
-from peelsum.control.errors import ControlError, DescriptionError, NotInChargeError, SwitchError
+from peelsum.control.errors import ControlError, DescriptionError, NotPrimaryError, SwitchError
 from peelsum.control.fabric import Fabric
 from peelsum.control.racks import RacksDescription, parse_description, read_description
+from peelsum.control.responses import Admission, AdmittedJob, SwitchStatus
 from peelsum.control.watch import SwitchLost, SwitchRegained, Watch
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "DescriptionError",
     "Fabric",
     "JobDescription",
-    "NotInChargeError",
+    "NotPrimaryError",
     "RacksDescription",
     "SwitchError",
     "SwitchLost",

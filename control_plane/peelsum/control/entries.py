@@ -1,4 +1,4 @@
-"""What a job and the switch's limits look like in the pipeline's tables. Builds entities, sends none."""
+"""Build the rows and multicast groups of a job, of the switch's limits and of other traffic."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from finsy.p4entity import (
     P4TableMatch,
 )
 
-from peelsum.control.description import HostAddress, NextHop, Prefix
 from peelsum.control.plan import Member, SwitchPlan
+from peelsum.control.sections import HostAddress, NextHop, Prefix
 from peelsum.wire.clock import NEVER_TICKS, TICK_US
 
-#: Odd, so that neighbouring job ids start at slots far apart and no two jobs at the same one.
+#: An odd factor gives every job another start; a large one puts neighbouring job ids far apart.
 _SALT_FACTOR = 0x9E3779B1
 _WORD = 0xFFFFFFFF
 _BROADCAST = 0xFFFFFFFFFFFF
-#: Multicast groups that no job has: one to try ports with, and the one of broadcasts.
+#: Multicast groups that no job has: one to probe ports with, one for broadcasts.
 PROBE_GROUP = 1 << 8
 FLOOD_GROUP = PROBE_GROUP + 1
 
 
 def salt(job_id: int) -> int:
-    """Where a job's chunk 0 goes: spreads jobs over the slots."""
+    """Return the slot, before reduction, of a job's chunk 0; it spreads jobs over the slots."""
     return job_id * _SALT_FACTOR & _WORD
 
 
 def group_of(job_id: int) -> int:
-    """The multicast group of a job's workers."""
+    """Return the multicast group of a job's workers."""
     return job_id
 
 
 def job_entry(plan: SwitchPlan, generation: int) -> P4TableEntry:
-    """The row that lets a job's packets in; it goes last."""
+    """Return the row that lets a job's packets in, to be written last."""
     action = P4TableAction(
         plan.level.value,
         generation=generation,
@@ -48,22 +48,22 @@ def job_entry(plan: SwitchPlan, generation: int) -> P4TableEntry:
 
 
 def closed_job_entry(job_id: int, generation: int) -> P4TableEntry:
-    """The row of a job that is let in no more, or not yet: nobody is expected, and nobody is a member."""
+    """Return the row of a closed job, which expects no worker."""
     action = P4TableAction("admit_job", generation=generation, salt=0, expected_mask=0, up_port=0, group=0)
     return P4TableEntry("jobs", match=P4TableMatch(job_id=job_id), action=action)
 
 
 def participant_entries(plan: SwitchPlan) -> list[P4TableEntry]:
-    """Who is behind which port, and the way back to each worker."""
+    """Return the rows that say which participant is behind which port, and each worker's return port."""
     up = P4TableMatch(job_id=plan.job_id, ingress_port=plan.up_port)
     entries = [P4TableEntry("members", match=up, action=P4TableAction("admit_server"))]
     for member in plan.members:
         port = P4TableMatch(job_id=plan.job_id, ingress_port=member.port)
         entries.append(P4TableEntry("members", match=port, action=_admission(member)))
-    for worker_id, port_back in plan.ways_back.items():
-        way = P4TableMatch(job_id=plan.job_id, sender=worker_id)
-        action = P4TableAction("return_to", port=port_back)
-        entries.append(P4TableEntry("return_paths", match=way, action=action))
+    for worker_id, return_port in plan.return_ports.items():
+        match = P4TableMatch(job_id=plan.job_id, sender=worker_id)
+        action = P4TableAction("return_to", port=return_port)
+        entries.append(P4TableEntry("return_paths", match=match, action=action))
     return entries
 
 
@@ -74,12 +74,12 @@ def _admission(member: Member) -> P4TableAction:
 
 
 def group_entry(plan: SwitchPlan) -> P4MulticastGroupEntry:
-    """The ports that a result for everyone is copied to."""
+    """Return the multicast group that a result for all workers is copied to."""
     return P4MulticastGroupEntry(group_of(plan.job_id), replicas=list(plan.group))
 
 
 def host_entry(port: int, host: HostAddress, switch: HostAddress) -> P4TableEntry:
-    """The addresses of every packet that leaves by a port."""
+    """Return the row that gives packets leaving by a port their addresses."""
     action = P4TableAction(
         "readdress", src_mac=switch.mac, dst_mac=host.mac, src_ip=switch.ip, dst_ip=host.ip
     )
@@ -87,7 +87,7 @@ def host_entry(port: int, host: HostAddress, switch: HostAddress) -> P4TableEntr
 
 
 def bridge_entries(bridge: Mapping[int, int]) -> list[P4TableEntry]:
-    """Where frames of other traffic go: to the port of their MAC address, broadcasts to the flood's group."""
+    """Return the rows that forward frames by MAC address, and broadcasts to FLOOD_GROUP."""
     actions = {mac: P4TableAction("forward", port=port) for mac, port in bridge.items()}
     actions[_BROADCAST] = P4TableAction("flood", group=FLOOD_GROUP)
     return [
@@ -97,12 +97,12 @@ def bridge_entries(bridge: Mapping[int, int]) -> list[P4TableEntry]:
 
 
 def flood_entry(bridge: Mapping[int, int]) -> P4MulticastGroupEntry:
-    """The ports that broadcasts go to; the program leaves out the one that they came by."""
+    """Return the multicast group of broadcasts. The program leaves out the ingress port."""
     return P4MulticastGroupEntry(FLOOD_GROUP, replicas=sorted(set(bridge.values())))
 
 
 def route_entries(routes: Mapping[Prefix, NextHop], src_mac: int) -> list[P4TableEntry]:
-    """Where IPv4 packets of other traffic go, by prefix."""
+    """Return the rows that route IPv4 packets by prefix."""
     return [
         P4TableEntry(
             "routes",
@@ -114,18 +114,18 @@ def route_entries(routes: Mapping[Prefix, NextHop], src_mac: int) -> list[P4Tabl
 
 
 def age_limit_entry(ticks: int) -> P4TableEntry:
-    """How long a slot that nobody touches keeps its chunk."""
+    """Return the row with the age from which another chunk may take a slot over."""
     action = P4TableAction("set_age_limit", ticks=ticks)
     return P4TableEntry("limits", action=action, is_default_action=True)
 
 
 def queue_limit_entry(depth: int) -> P4TableEntry:
-    """From how many queued packets on the later ones are marked."""
+    """Return the row with the queue depth from which packets get an ECN mark."""
     action = P4TableAction("mark_from", depth=depth)
     return P4TableEntry("congestion", action=action, is_default_action=True)
 
 
 def age_limit_ticks(age_limit_ms: float) -> int:
-    """Ticks of an age limit in milliseconds; what exceeds the clock's reach, infinity included, is never."""
+    """Convert an age limit from milliseconds to ticks; NEVER_TICKS if it exceeds the clock's range."""
     ticks = age_limit_ms * 1000 / TICK_US
     return NEVER_TICKS if ticks >= NEVER_TICKS else round(ticks)

@@ -1,29 +1,30 @@
-"""What can go wrong in the control plane, split by whose fault it is. Every message is one line."""
+"""The errors of the control plane, split by whose fault they are. Every message is one line."""
 
 
 class ControlError(Exception):
-    """Base of everything the control plane raises on purpose."""
+    """Base class of the control plane's errors."""
 
 
 class DescriptionError(ControlError):
-    """The job description is wrong: names file, field, value and what would be right."""
+    """The job description is wrong. The message names file, field, value and remedy."""
 
 
 class SwitchError(ControlError):
     """The switch cannot be reached, refused a request, or runs something else."""
 
 
-class NotInChargeError(SwitchError):
-    """Another controller is in charge of the switch."""
+class NotPrimaryError(SwitchError):
+    """Another controller is the switch's primary."""
 
 
 class RefusedError(SwitchError):
-    """The switch refused to change a part of its state. `reason` is in the switch's own words."""
+    """The switch refused an update."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
+        #: The switch's own words.
         self.reason = reason
 
 
 class UnsupportedError(SwitchError):
-    """The switch does not implement what it was asked for, as BMv2 does not let registers be read."""
+    """The switch does not implement a request, e.g. BMv2 reading registers."""

@@ -1,4 +1,4 @@
-"""Frames that a controller sends through PacketOut, and what it finds in the ones that come back."""
+"""Build the frames that free slots, and read the ones that acknowledge it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from peelsum.wire import FRAME_HEADER_BYTES, Kind, WireError, encapsulation, pac
 
 
 def reset_frames(slots: list[int], lanes: int) -> list[bytes]:
-    """One frame per slot that asks the switch to free it."""
+    """Return a RESET frame for each slot.
+
+    lanes: 32-bit values per packet in the running pipeline.
+    """
     batch = pack(
         np.zeros((len(slots), lanes), np.uint32), kind=Kind.RESET, chunk_id=np.array(slots, np.int64)
     )
@@ -17,7 +20,7 @@ def reset_frames(slots: list[int], lanes: int) -> list[bytes]:
 
 
 def acknowledged_slot(frame: bytes, lanes: int) -> int | None:
-    """The slot that a frame from the switch says is free; None if it says anything else."""
+    """Return the slot that a frame from the switch acknowledges as free; None for any other frame."""
     payload = frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + packet_bytes(lanes)]
     if len(payload) != packet_bytes(lanes):
         return None

@@ -1,44 +1,50 @@
-"""What one switch gets for one job, whatever the shape of the network. Values between files and tables."""
+"""What one switch gets for one job, whatever the shape of the network."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from peelsum.control.sections import HostAddress, SwitchSection
 from peelsum.wire import Level
-
-if TYPE_CHECKING:
-    from peelsum.control.description import HostAddress, SwitchSection
 
 
 @dataclass(frozen=True)
 class Member:
-    """A worker behind a port, with its bit, or a rack of workers from that number on."""
+    """A worker, or a rack of workers, behind one port of a switch."""
 
     port: int
+    """The switch's port to it."""
     mask: int
+    """Its bit in the switch's bitmap."""
     first_worker: int
+    """The worker's number, or that of the rack's first worker."""
     is_rack: bool = False
+    """Whether this is a rack."""
 
 
 @dataclass(frozen=True)
 class SwitchPlan:
-    """One job on one switch. `section` is where the switch stands in the description, for complaints.
-
-    `up_port` is the server's or the upper switch's. `ways_back` has the port of every worker number. `hosts`
-    has, by port, the addresses of the host behind it.
-    """
+    """One job on one switch."""
 
     switch: SwitchSection
+    """The switch's table in the description."""
     job_id: int
+    """Number of the job."""
     window: int
+    """Chunks that a worker keeps in flight."""
     level: Level
+    """The switch's place: alone, below a spine, or the spine."""
     up_port: int
+    """The uplink: port of the aggregation server or of the upper switch."""
     members: tuple[Member, ...]
-    ways_back: Mapping[int, int]
+    """The workers or racks below this switch."""
+    return_ports: Mapping[int, int]
+    """The port towards each worker, by worker number."""
     hosts: Mapping[int, HostAddress] = field(default_factory=dict)
+    """Addresses of hosts, by the port that leads to them."""
     section: str = "switch"
+    """Name of the switch's table, for error messages."""
 
     @property
     def expected_mask(self) -> int:
@@ -49,9 +55,14 @@ class SwitchPlan:
     def ports(self) -> tuple[int, ...]:
         """Every port that the job or other traffic uses, ascending."""
         others = {*self.switch.bridge.values(), *(hop.port for hop in self.switch.routes.values())}
-        return tuple(sorted({self.up_port, *self.group, *self.ways_back.values(), *others}))
+        return tuple(sorted({self.up_port, *self.group, *self.return_ports.values(), *others}))
 
     @property
     def group(self) -> tuple[int, ...]:
-        """The ports that a result for everybody is copied to."""
+        """The ports that a result for all workers is copied to."""
         return tuple(member.port for member in self.members)
+
+    @property
+    def prefix(self) -> str:
+        """What names of fields start with in errors: '' for a switch that is alone."""
+        return "" if self.level is Level.ONLY else f"{self.section}."

@@ -1,6 +1,6 @@
-"""What an operator says about a job over several switches: racks below a spine, in one TOML file.
+"""The description of a job on several switches, racks below a spine, and the parser of either kind.
 
-Owns the checks that need no switch. A description with neither `[spine]` nor `[[racks]]` is of one switch.
+A description with neither `[spine]` nor `[[racks]]` is for one switch.
 """
 
 from __future__ import annotations
@@ -11,49 +11,45 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from peelsum.control.description import (
-    HostAddress,
-    JobDescription,
-    JobSection,
-    Port,
-    Section,
-    SwitchSection,
-    check_ports,
-    tables_of,
-    text_of,
-    validated,
-)
+from peelsum.control.description import JobDescription, file_text, parsed_toml, validated
 from peelsum.control.plan import Member, SwitchPlan
+from peelsum.control.sections import HostAddress, JobSection, Port, Section, SwitchSection, check_ports
 from peelsum.wire import MAX_WORKERS, Level
 
-#: As many as a bitmap has bits.
+#: A spine has one bit of a bitmap for each rack.
 MAX_RACKS = 32
 
 
 class RacksJobSection(JobSection):
-    """`[job]`: as for one switch, but each rack may have as many workers as one switch."""
+    """`[job]`, as for one switch. Each rack may have as many workers as one switch."""
 
     workers: int = Field(ge=2, le=MAX_RACKS * MAX_WORKERS)
 
 
 class SpineSection(SwitchSection):
-    """`[spine]`: the upper switch, and its port to the aggregation server."""
+    """`[spine]`: the upper switch."""
 
     server: Port
+    """Its port to the aggregation server."""
     hosts: dict[str, HostAddress] = Field(default_factory=dict)
+    """Addresses of hosts, by the number of the port that leads to them."""
 
 
 class RackSection(SwitchSection):
-    """`[[racks]]`: a rack's switch, its port to the spine, the spine's port to it, and its workers' ports."""
+    """`[[racks]]`: a rack's switch and its workers."""
 
     uplink: Port
+    """Its port to the spine."""
     spine_port: Port
+    """The spine's port to it."""
     workers: tuple[Port, ...] = Field(strict=False, min_length=1, max_length=MAX_WORKERS)
+    """Its ports to the rack's workers."""
     hosts: dict[str, HostAddress] = Field(default_factory=dict)
+    """Addresses of hosts, by the number of the port that leads to them."""
 
 
 class RacksDescription(Section):
-    """A whole description. Workers are numbered rack * 32 + place, in the order that the racks list them.
+    """A job on racks below a spine. Worker number: rack * 32 + its index in the rack's list of ports.
 
     >>> found = parse_description('''
     ... [job]
@@ -78,8 +74,11 @@ class RacksDescription(Section):
     """
 
     job: RacksJobSection
+    """The job's number, workers, window and timeout."""
     spine: SpineSection
+    """The upper switch."""
     racks: tuple[RackSection, ...] = Field(strict=False, min_length=1, max_length=MAX_RACKS)
+    """The racks' switches."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -109,12 +108,12 @@ class RacksDescription(Section):
 
     @property
     def rack_sizes(self) -> tuple[int, ...]:
-        """How many workers each rack has."""
+        """Workers per rack."""
         return tuple(len(rack.workers) for rack in self.racks)
 
     @property
     def server_port(self) -> int:
-        """The port of the aggregation server, at the spine."""
+        """The spine's port to the aggregation server."""
         return self.spine.server
 
     @property
@@ -123,7 +122,7 @@ class RacksDescription(Section):
         return tuple(port for rack in self.racks for port in rack.workers)
 
     def plans(self) -> tuple[SwitchPlan, ...]:
-        """What each switch gets, the spine first."""
+        """Return what each switch gets, the spine first."""
         spine = SwitchPlan(
             switch=self.spine,
             job_id=self.job.id,
@@ -134,7 +133,7 @@ class RacksDescription(Section):
                 Member(port, 1 << rack, rack * MAX_WORKERS, is_rack=True)
                 for rack, port in enumerate(self._spine_ports)
             ),
-            ways_back={
+            return_ports={
                 rack * MAX_WORKERS + place: section.spine_port
                 for rack, section in enumerate(self.racks)
                 for place in range(len(section.workers))
@@ -162,20 +161,30 @@ class RacksDescription(Section):
             level=Level.LEAF,
             up_port=section.uplink,
             members=tuple(Member(port, 1 << n, first + n) for n, port in enumerate(section.workers)),
-            ways_back={first + n: port for n, port in enumerate(section.workers)},
+            return_ports={first + n: port for n, port in enumerate(section.workers)},
             hosts={int(name): host for name, host in section.hosts.items()},
             section=f"racks.{rack}",
         )
 
 
-def parse_description(text: str, source: str = "job description") -> JobDescription | RacksDescription:
-    """A description of either kind from TOML. Raises DescriptionError naming `source`, field and remedy."""
-    tables = tables_of(text, source)
-    if "spine" in tables or "racks" in tables:
-        return validated(RacksDescription, tables, source)
-    return validated(JobDescription, tables, source)
+#: A job on one switch or on several.
+AnyDescription = JobDescription | RacksDescription
 
 
-def read_description(path: Path) -> JobDescription | RacksDescription:
-    """The description in a file, of either kind. Raises DescriptionError, also where it cannot be read."""
-    return parse_description(text_of(path), str(path))
+def parse_description(text: str, source: str = "job description") -> AnyDescription:
+    """Return the description, of either kind, in a TOML text.
+
+    Raises DescriptionError naming `source`, field, value and remedy.
+    """
+    values = parsed_toml(text, source)
+    if "spine" in values or "racks" in values:
+        return validated(RacksDescription, values, source)
+    return validated(JobDescription, values, source)
+
+
+def read_description(path: Path) -> AnyDescription:
+    """Return the description, of either kind, in a file.
+
+    Raises DescriptionError as `parse_description`, or for an unreadable file.
+    """
+    return parse_description(file_text(path), str(path))

@@ -1,6 +1,6 @@
-"""Looks after a job that was admitted: switches that lost it, by a restart above all, get it back unasked.
+"""Watch an admitted job, and give it back to switches that lost it, e.g. in a restart.
 
-Owns what is noticed and what is done about it. Refuses to know when to look: who has a clock calls `look`.
+A `Watch` has no clock: the caller polls `look()`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from peelsum.control.errors import NotInChargeError, SwitchError
+from peelsum.control.errors import NotPrimaryError, SwitchError
 from peelsum.control.fabric import Fabric
 
-#: How long a switch that is back may take to answer. One that is not back is asked again at the next look.
+#: How long a switch may take to answer a new connection. One that does not is tried again at the next poll.
 _PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True)
 class SwitchLost:
-    """A switch that no longer answers, or not as it did, and why."""
+    """A switch stopped responding."""
 
     p4runtime: str
+    """The switch's P4Runtime server, host:port."""
     reason: str
+    """What went wrong, in one line."""
 
     def __str__(self) -> str:
         return f"{self.reason}; connecting again"
@@ -29,10 +31,12 @@ class SwitchLost:
 
 @dataclass(frozen=True)
 class SwitchRegained:
-    """A switch that answers again. `restored`: it had lost the job, and has it back."""
+    """A switch responds again and has the job."""
 
     p4runtime: str
+    """The switch's P4Runtime server, host:port."""
     restored: bool
+    """Whether it had lost the job, and has been given it back."""
 
     def __str__(self) -> str:
         job = "had lost the job's tables; they are back" if self.restored else "has the job still"
@@ -40,13 +44,14 @@ class SwitchRegained:
 
 
 class Watch:
-    """Looks after one job in the generation of its admission.
+    """One job in the generation of its admission.
 
-    Theory of operation. A look costs a switch one read, of the job's row, and needs no charge of it. If that
-    fails, the switch went away: it is connected to again, look after look, until it answers. A switch without
-    the row has lost its tables: who watches takes charge, unless another controller is just then, which may
-    be one that puts back its own job; puts in the pipeline, if there is none, and the job; and stands back.
-    A switch that stays away is told of once.
+    Theory of operation. A poll reads one row of each switch, the job's, as a backup. If that fails, the
+    switch is lost: each poll tries to connect again, until it answers. A switch without the row has lost its
+    tables.
+    The watch then becomes the primary, loads the pipeline if there is none, puts the job back, and becomes
+    the backup again. While another controller is the primary, e.g. to put back its own job, it waits for the
+    next poll. A switch that stays away is reported once.
     """
 
     def __init__(self, fabric: Fabric, generation: int, json_path: Path, p4info_path: Path) -> None:
@@ -56,14 +61,14 @@ class Watch:
         self._halfway: set[int] = set()
 
     def look(self) -> list[SwitchLost | SwitchRegained]:
-        """Look at every switch once, and put back what is missing. What came about, in words by `str`.
+        """Poll every switch once, and put back what is missing. `str` turns an event into a sentence.
 
-        Raises ControlError where a switch has the job closed or in another generation, or runs another
-        program: then this job is over.
+        Raises ControlError if a switch has the job closed or in another generation, or runs another program:
+        the job has then ended.
         """
-        return [event for switch in range(len(self._fabric.switches)) for event in self._look_at(switch)]
+        return [event for switch in range(len(self._fabric.switches)) for event in self._poll(switch)]
 
-    def _look_at(self, switch: int) -> Iterator[SwitchLost | SwitchRegained]:
+    def _poll(self, switch: int) -> Iterator[SwitchLost | SwitchRegained]:
         if switch not in self._away:
             try:
                 if self._fabric.holds(switch, self._generation):
@@ -72,7 +77,7 @@ class Watch:
                 yield self._lost(switch, error)
         try:
             restored = self._regain(switch)
-        except NotInChargeError:
+        except NotPrimaryError:
             return
         except SwitchError as error:
             if switch not in self._away:
@@ -86,12 +91,12 @@ class Watch:
         return SwitchLost(self._fabric.switches[switch], str(error).partition(";")[0])
 
     def _regain(self, switch: int) -> bool:
-        """Connect if need be, and put back what is missing; whether the job was."""
+        """Connect again if necessary, and put back what is missing. Return whether the job was."""
         if switch in self._away:
             self._fabric.reconnect(switch, timeout_s=_PATIENCE_S)
-        with self._fabric.in_charge(switch, patience_s=_PATIENCE_S):
+        with self._fabric.as_primary(switch, patience_s=_PATIENCE_S):
             self._fabric.give_pipeline(switch, *self._files)
-            # Half of a job put back looks like one that was evicted.
+            # A job that was only half put back looks like an evicted one.
             if switch not in self._halfway and self._fabric.holds(switch, self._generation):
                 return False
             self._halfway.add(switch)

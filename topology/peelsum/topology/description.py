@@ -274,9 +274,9 @@ def parse(text: str, source: str) -> Topology:
         return Topology.model_validate(values)
     except ValidationError as error:
         # Only who complains waits for the control plane to load.
-        from peelsum.control.complaints import first_complaint
+        from peelsum.control.validation import first_validation_error
 
-        complaint = first_complaint(error, "a topology", Topology)
+        complaint = first_validation_error(error, "a topology", Topology)
         raise TopologyDescriptionError(f"{source}: {complaint}") from None
     except ValueError as error:  # what both decoders raise
         raise TopologyDescriptionError(f"{source}: cannot be read: {error}; correct it there") from None

@@ -1,4 +1,4 @@
-"""The first complaint about a description, in words that its author understands."""
+"""Turn pydantic's validation errors into one line for a description's author."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 
-def first_complaint(error: ValidationError, of: str, model: type[BaseModel]) -> str:
-    """The first problem as `field: value: what would be right`. `of` is what is described: 'a topology'.
+def first_validation_error(error: ValidationError, of: str, model: type[BaseModel]) -> str:
+    """Return the first validation error as `field: value: remedy`.
 
-    model: what the description was checked against. A name that it does not have comes before all else, as
-    what it should be called is then reported as missing.
+    An unknown name comes first: if it is misspelled, the right name is also reported as missing.
+    of: what is described, e.g. 'a topology'; model: what the description was checked against.
     """
     problems = error.errors(include_url=False)
     problem = next((found for found in problems if found["type"] == "extra_forbidden"), problems[0])
@@ -25,7 +25,7 @@ def first_complaint(error: ValidationError, of: str, model: type[BaseModel]) -> 
         case "extra_forbidden":
             near = get_close_matches(str(problem["loc"][-1]), _fields(model, problem["loc"][:-1]), 1)
             remedy = f"call it {near[0]!r}, or remove it" if near else "remove it or correct its name"
-            return f"{where}: is no field of {of}; {remedy}"
+            return f"{where}: is not a field of {of}; {remedy}"
         case "value_error" if not where:
             return message
         case "string_pattern_mismatch":
@@ -43,11 +43,11 @@ def first_complaint(error: ValidationError, of: str, model: type[BaseModel]) -> 
 
 
 def _fields(model: type[BaseModel], where: Sequence[str | int]) -> list[str]:
-    """The names that a table of a description may have; `where` leads there from the whole."""
+    """Return the field names of the table at path `where` of a description."""
     found: list[type[BaseModel]] = [model]
     for step in where:
         fields = found[0].model_fields
-        if str(step) in fields:  # else it is a name or a number in a mapping or list of tables
+        if str(step) in fields:  # otherwise a key of a mapping or an index of a list
             found = _models(fields[str(step)].annotation)
         if not found:
             return []
@@ -55,7 +55,7 @@ def _fields(model: type[BaseModel], where: Sequence[str | int]) -> list[str]:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The models in a type such as `dict[str, Host]` or `Host | None`."""
+    """Return the models in a type such as `dict[str, Host]` or `Host | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in get_args(annotation) for model in _models(argument)]

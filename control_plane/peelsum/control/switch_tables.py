@@ -1,4 +1,4 @@
-"""Where a switch forwards other traffic than jobs'. It outlives jobs, with which it has nothing to do."""
+"""Write the tables that outlive jobs: the switch's limits, and the bridge and routes of other traffic."""
 
 from __future__ import annotations
 
@@ -6,13 +6,34 @@ from collections.abc import Mapping, Sequence
 
 from finsy.p4entity import P4MulticastGroupEntry, P4TableEntry
 
-from peelsum.control.description import SwitchSection
-from peelsum.control.entries import FLOOD_GROUP, bridge_entries, flood_entry, route_entries
+from peelsum.control.entries import (
+    FLOOD_GROUP,
+    age_limit_entry,
+    age_limit_ticks,
+    bridge_entries,
+    flood_entry,
+    queue_limit_entry,
+    route_entries,
+)
+from peelsum.control.errors import ControlError
+from peelsum.control.sections import SwitchSection
 from peelsum.control.session import Session
 
 
+def set_limits(session: Session, age_limit_ms: float | None, queue_depth: int | None) -> None:
+    """Change limits; None keeps one. Raises ControlError for a negative age limit."""
+    entries = []
+    if age_limit_ms is not None:
+        if not age_limit_ms >= 0:
+            raise ControlError(f"age_limit_ms: {age_limit_ms}: must be 0 or more, or infinite")
+        entries.append(~age_limit_entry(age_limit_ticks(age_limit_ms)))
+    if queue_depth is not None:
+        entries.append(~queue_limit_entry(queue_depth))
+    session.write(entries)
+
+
 def forward_others(session: Session, switch: SwitchSection) -> None:
-    """Replace the switch's bridge and its routes, each if the section has one."""
+    """Replace the switch's bridge and its routes, each if the description gives one."""
     if switch.bridge:
         _set_bridge(session, switch.bridge)
     if switch.routes:
@@ -28,7 +49,7 @@ def _set_bridge(session: Session, bridge: Mapping[int, int]) -> None:
 
 
 def _replace(session: Session, table: str, wanted: Sequence[P4TableEntry]) -> None:
-    """Give a table these rows and no others; those that stay are there all the time."""
+    """Make `wanted` a table's rows. A row that stays is modified, and never missing in between."""
     present = {_key(session, entry): entry for entry in session.entries(table)}
     keys = [_key(session, entry) for entry in wanted]
     stale = [entry for key, entry in present.items() if key not in keys]
@@ -39,5 +60,5 @@ def _replace(session: Session, table: str, wanted: Sequence[P4TableEntry]) -> No
 
 
 def _key(session: Session, entry: P4TableEntry) -> str:
-    """The same for the same match, also of a route to everywhere, which is no match."""
+    """Return a text that is equal for equal matches. The default route's match is empty in P4Runtime."""
     return str(entry.encode(session.loaded()).table_entry.match)

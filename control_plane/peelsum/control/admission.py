@@ -1,0 +1,105 @@
+"""Admit a job to its switches, in an order that never exposes a half-configured job.
+
+One switch and several take the same steps. A switch is a session and the plan of what it gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from peelsum.control.capacity import lanes, slots
+from peelsum.control.errors import ControlError
+from peelsum.control.job_tables import check, close_job, known_generation, open_job, prepare
+from peelsum.control.plan import SwitchPlan
+from peelsum.control.racks import AnyDescription
+from peelsum.control.resets import free_slots
+from peelsum.control.responses import Admission
+from peelsum.control.session import Session
+from peelsum.control.status import read_jobs
+
+_GENERATIONS = 1 << 16
+#: Seconds per generation of the clock that numbers jobs no switch remembers; it wraps after 4.5 hours.
+_GENERATION_S = 0.25
+
+
+class Placement(NamedTuple):
+    """One job on one switch."""
+
+    session: Session
+    """The primary's session with the switch."""
+    plan: SwitchPlan
+    """What the switch gets."""
+
+
+def admit(
+    description: AnyDescription, placements: Sequence[Placement], now: float, *, free: bool = True
+) -> Admission:
+    """Admit a job to its switches, the upper one first, in one new generation.
+
+    The job is closed from the workers upwards, its slots are freed, its rows written, and it is opened from
+    the server downwards. If a switch fails on the way, the job stays closed at least in part; the next
+    admission starts over in another generation.
+    now: seconds since the epoch. free: False leaves the slots as they are, for switches that just started.
+    Raises DescriptionError before anything is changed, SwitchError if a switch refuses.
+    """
+    job_id = description.job.id
+    for session, plan in placements:
+        check(session, plan)
+    known = [known_generation(session, job_id) for session, _ in placements]
+    generation = next_generation([one for one in known if one is not None], now)
+    for session, _ in reversed(placements):
+        close_job(session, job_id, generation)
+    if free:
+        for session, _ in placements:
+            free_slots(session, job_id, slots(session), lanes(session))
+    for session, plan in placements:
+        prepare(session, plan)
+    for session, plan in placements:
+        open_job(session, plan, generation)
+    return admission_of(description, generation, [session for session, _ in placements])
+
+
+def put_back(session: Session, plan: SwitchPlan, generation: int) -> None:
+    """Admit a running job again to a switch that lost its tables. Raises ControlError.
+
+    Workers and server go on in `generation`; they retransmit what the slots held. If the switch fails on the
+    way, call this again.
+    """
+    check(session, plan)
+    close_job(session, plan.job_id, generation)
+    free_slots(session, plan.job_id, slots(session), lanes(session))
+    prepare(session, plan)
+    open_job(session, plan, generation)
+
+
+def evict(session: Session, job_id: int) -> None:
+    """Stop letting a job's packets in. Raises ControlError if the job is not admitted."""
+    admitted = {job.job_id: job.generation for job in read_jobs(session)}
+    if job_id not in admitted:
+        known = ", ".join(map(str, admitted)) or "none"
+        raise ControlError(f"job: {job_id}: is not admitted; admitted: {known}")
+    close_job(session, job_id, admitted[job_id])
+
+
+def next_generation(known: Sequence[int], now: float) -> int:
+    """Return a generation after those that switches remember; without any, one from the clock."""
+    if not known:
+        return int(now / _GENERATION_S) % _GENERATIONS
+    ahead = (max(known) + 1 + step for step in range(len(known) + 1))
+    return next(one % _GENERATIONS for one in ahead if one % _GENERATIONS not in known)
+
+
+def admission_of(description: AnyDescription, generation: int, sessions: Sequence[Session]) -> Admission:
+    """Return what an admission's participants need to know."""
+    return Admission(
+        description.job.id,
+        generation,
+        description.job.workers,
+        description.job.window,
+        lanes(sessions[0]),
+        min(slots(session) for session in sessions),
+        description.server_port,
+        description.worker_ports,
+        description.rack_sizes,
+    )

@@ -1,0 +1,140 @@
+"""The rows of one job on one switch: check that they fit, write them, and remove them."""
+
+from __future__ import annotations
+
+from finsy.p4entity import P4MulticastGroupEntry, P4TableAction, P4TableEntry, P4TableMatch
+
+from peelsum.control.capacity import lanes, slots
+from peelsum.control.entries import (
+    PROBE_GROUP,
+    closed_job_entry,
+    group_entry,
+    group_of,
+    host_entry,
+    job_entry,
+    participant_entries,
+)
+from peelsum.control.errors import DescriptionError, RefusedError
+from peelsum.control.plan import SwitchPlan
+from peelsum.control.session import Session
+from peelsum.control.switch_tables import forward_others, set_limits
+
+
+def check(session: Session, plan: SwitchPlan) -> None:
+    """Raise DescriptionError if the pipeline or the ports cannot hold the job.
+
+    Two jobs may share a port, as packets carry the job's number. They may not give different addresses for
+    the host behind it.
+    """
+    _check_fits(plan, lanes(session), slots(session))
+    _check_ports(session, plan)
+    others = _ports_in_use(session, besides=plan.job_id)
+    for entry in session.entries("hosts") if plan.hosts else ():
+        port, action = entry["egress_port"], entry.action
+        host = plan.hosts.get(port)
+        if host is None or port not in others or not isinstance(action, P4TableAction):
+            continue
+        if (action.args["dst_mac"], action.args["dst_ip"]) != (host.mac, host.ip):
+            raise DescriptionError(
+                f"{plan.prefix}hosts.{port}: has another address for job {others[port]}; evict that job first"
+            )
+
+
+def known_generation(session: Session, job_id: int, *, closed: bool = True) -> int | None:
+    """Return the last generation of a job that the switch remembers.
+
+    closed: also return that of a closed job.
+    """
+    for entry in session.entries("jobs", P4TableMatch(job_id=job_id)):
+        action = entry.action
+        if isinstance(action, P4TableAction) and (closed or action.args["expected_mask"]):
+            generation: int = action.args["generation"]
+            return generation
+    return None
+
+
+def prepare(session: Session, plan: SwitchPlan) -> None:
+    """Write all rows of a closed job except the one that opens it, and the switch's own tables."""
+    _set_hosts(session, plan)
+    session.write([+entry for entry in participant_entries(plan)])
+    session.write([+group_entry(plan)])
+    set_limits(session, plan.switch.age_limit_ms, plan.switch.queue_depth)
+    forward_others(session, plan.switch)
+
+
+def open_job(session: Session, plan: SwitchPlan, generation: int) -> None:
+    """Let a prepared job's packets in."""
+    session.write([~job_entry(plan, generation)])
+
+
+def close_job(session: Session, job_id: int, generation: int) -> None:
+    """Stop letting a job's packets in, and remove its rows, except the one in `jobs`.
+
+    That row remembers the generation. If a generation were used twice, late packets of its first use would
+    be let in.
+    """
+    closed = closed_job_entry(job_id, generation)
+    present = session.entries("jobs", P4TableMatch(job_id=job_id))
+    session.write([~closed if present else +closed])
+    stale: list[P4TableEntry] = []
+    for table in ("members", "return_paths"):
+        stale += [entry for entry in session.entries(table) if entry["job_id"] == job_id]
+    others = _ports_in_use(session, besides=job_id)
+    stale += [entry for entry in session.entries("hosts") if entry["egress_port"] not in others]
+    for entry in stale:
+        entry.action = None
+    session.write([-entry for entry in stale])
+    group = group_of(job_id)
+    if list(session.read(P4MulticastGroupEntry(group))):
+        session.write([-P4MulticastGroupEntry(group)])
+
+
+def _check_fits(plan: SwitchPlan, lanes: int, slots: int) -> None:
+    wanted = plan.switch.pipeline_lanes
+    if wanted != lanes:
+        raise DescriptionError(
+            f"{plan.section}.pipeline_lanes: {wanted}: the switch runs {lanes} lanes; "
+            f"load that pipeline or ask for {lanes}"
+        )
+    if 2 * plan.window > slots:
+        raise DescriptionError(
+            f"job.window: {plan.window}: at most half of the switch's {slots} slots; use {slots // 2} or less"
+        )
+
+
+def _check_ports(session: Session, plan: SwitchPlan) -> None:
+    """Raise DescriptionError for ports that the switch refuses. BMv2 refuses none.
+
+    P4Runtime has no list of ports, but a switch may refuse to put a missing port into a multicast group.
+    """
+    missing: dict[int, str] = {}
+    for port in plan.ports:
+        probe = P4MulticastGroupEntry(PROBE_GROUP, replicas=[port])
+        try:
+            session.write([+probe, -P4MulticastGroupEntry(PROBE_GROUP)])
+        except RefusedError as error:
+            missing[port] = error.reason
+    if missing:
+        ports, reason = ", ".join(map(str, missing)), next(iter(missing.values()))
+        raise DescriptionError(
+            f"{plan.prefix}ports: {ports}: {plan.switch.p4runtime} refuses them ({reason}); use its own"
+        )
+
+
+def _ports_in_use(session: Session, besides: int) -> dict[int, int]:
+    """Return the ports that jobs other than `besides` use, with one such job for each."""
+    return {
+        entry["ingress_port"]: entry["job_id"]
+        for entry in session.entries("members")
+        if entry["job_id"] != besides
+    }
+
+
+def _set_hosts(session: Session, plan: SwitchPlan) -> None:
+    present = {entry["egress_port"] for entry in session.entries("hosts")} if plan.hosts else set()
+    updates = []
+    for port, host in plan.hosts.items():
+        assert plan.switch.address is not None  # the description's own check
+        entry = host_entry(port, host, plan.switch.address)
+        updates.append(~entry if port in present else +entry)
+    session.write(updates)

@@ -1,0 +1,146 @@
+"""The TOML tables that both kinds of job description share, and the types of their fields.
+
+The checks here need no switch. What a pipeline can hold is checked at admission.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from peelsum.wire import COMPILED_LANES, CPU_PORT, DROP_PORT, MAX_WORKERS, RESERVED_JOB_ID
+
+#: Limits of the switch program's tables. Table `bridge` has one more row, for broadcasts.
+MAX_BRIDGED, MAX_ROUTES = 1023, 1024
+_MAC_HINT = "six bytes in hexadecimal, as 02:00:00:00:00:01"
+
+
+def _port(value: Any) -> Any:
+    if isinstance(value, int) and value in (CPU_PORT, DROP_PORT):
+        raise ValueError(f"port {value} is the switch's own; use another")
+    return value
+
+
+def _mac(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError(f"must be {_MAC_HINT}")
+    parts = value.split(":")
+    try:
+        octets = bytes.fromhex("".join(part.zfill(2) for part in parts))
+    except ValueError:
+        octets = b""
+    if len(parts) != 6 or len(octets) != 6:
+        raise ValueError(f"must be {_MAC_HINT}")
+    return int.from_bytes(octets, "big")
+
+
+def _ip(value: Any) -> Any:
+    try:
+        return int(IPv4Address(value))
+    except ValueError:
+        raise ValueError("must be an IPv4 address, as 10.0.0.1") from None
+
+
+def _prefix(value: Any) -> Any:
+    try:
+        network = IPv4Network(value)
+    except ValueError:
+        raise ValueError("must be an IPv4 prefix without host bits, as 10.0.1.0/24") from None
+    return int(network.network_address), network.prefixlen
+
+
+Port = Annotated[int, BeforeValidator(_port), Field(ge=0, lt=DROP_PORT)]
+Mac = Annotated[int, BeforeValidator(_mac)]
+Ipv4 = Annotated[int, BeforeValidator(_ip)]
+#: Network address and prefix length.
+Prefix = Annotated[tuple[int, int], BeforeValidator(_prefix)]
+
+
+class Section(BaseModel):
+    """One TOML table. Values are not converted between types, and unknown names are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class HostAddress(Section):
+    """Ethernet and IPv4 address of a host, as integers."""
+
+    mac: Mac
+    ip: Ipv4
+
+
+class NextHop(Section):
+    """The port that a route's packets leave by, and the MAC address of the next host or router."""
+
+    port: Port
+    mac: Mac
+
+
+class JobSection(Section):
+    """`[job]`: the job's number, its workers, window and timeout."""
+
+    id: int = Field(gt=RESERVED_JOB_ID, le=255)
+    """Number of the job, which every packet carries."""
+    workers: int = Field(ge=2, le=MAX_WORKERS)
+    """Number of workers."""
+    window: int = Field(default=512, ge=1)
+    """Chunks that a worker keeps in flight."""
+    timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """Seconds without progress after which a worker gives up."""
+
+
+class SwitchSection(Section):
+    """`[switch]`: where P4Runtime listens, and how the switch is set up.
+
+    Limits, bridge and routes hold for the whole switch: the last admission that gives them wins.
+    """
+
+    p4runtime: str = Field(default="127.0.0.1:9559", pattern=r"^.+:\d{1,5}$")
+    """The P4Runtime server, `host:port`."""
+    device_id: int = Field(default=1, ge=0, lt=1 << 64)
+    """P4Runtime's device_id of the switch."""
+    pipeline_lanes: int = COMPILED_LANES[-1]
+    """32-bit values per packet in the pipeline that must run."""
+    age_limit_ms: float = Field(default=1000.0, ge=0)
+    """Milliseconds without a packet after which another chunk may take a slot over."""
+    queue_depth: int | None = Field(default=None, ge=0, lt=1 << 19)
+    """Packets in a port's queue from which later ones get an ECN mark. None keeps the switch's limit."""
+    address: HostAddress | None = None
+    """Source address of packets to hosts whose address is given, and of routed packets."""
+    bridge: dict[Mac, Port] = Field(default_factory=dict, max_length=MAX_BRIDGED)
+    """For other traffic: the port behind which each MAC address is. Broadcasts go to all these ports.
+    An empty one keeps the switch's."""
+    routes: dict[Prefix, NextHop] = Field(default_factory=dict, max_length=MAX_ROUTES)
+    """For other traffic: the next hop by IPv4 prefix. An empty one keeps the switch's."""
+
+    def check(self, where: str, hosts: Mapping[str, HostAddress]) -> None:
+        """Raise ValueError for what no pipeline can do. `where` is the name of the switch's table."""
+        if self.pipeline_lanes not in COMPILED_LANES:
+            have = ", ".join(map(str, COMPILED_LANES))
+            raise ValueError(f"{where}.pipeline_lanes: {self.pipeline_lanes}: is not compiled; use {have}")
+        if (hosts or self.routes) and self.address is None:
+            what = "hosts" if hosts else "routes"
+            raise ValueError(
+                f"{where}.address: is missing; {what} need a source address, {{mac = ..., ip = ...}}"
+            )
+
+
+def check_ports(where: str, ports: Sequence[int], hosts: Mapping[str, HostAddress]) -> None:
+    """Raise ValueError if a port is used twice or a host is behind none of them.
+
+    where: what the error's field names start with: '' or 'table.'.
+    """
+    for port, count in Counter(ports).items():
+        if count > 1:
+            raise ValueError(
+                f"{where}ports: {port}: is used {count} times; give every participant its own port"
+            )
+    for name in hosts:
+        if not name.isdecimal() or int(name) not in ports:
+            raise ValueError(
+                f"{where}hosts.{name}: this job does not use that port; use one of {sorted(ports)}"
+            )

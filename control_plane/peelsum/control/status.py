@@ -1,0 +1,70 @@
+"""Read the state of a switch: its jobs, counters and slots."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from finsy.p4entity import P4CounterEntry, P4TableAction
+
+from peelsum.control.capacity import lanes, slots
+from peelsum.control.resets import slot_owners
+from peelsum.control.responses import AdmittedJob, SwitchStatus
+from peelsum.control.session import Session
+from peelsum.wire import MAX_WORKERS, Level, Verdict
+
+
+def read_status(session: Session) -> SwitchStatus:
+    """Return everything that an operator wants to see at once. Raises SwitchError."""
+    return SwitchStatus(
+        address=session.address,
+        lanes=lanes(session),
+        slots=slots(session),
+        jobs=tuple(read_jobs(session)),
+        verdicts=read_verdicts(session),
+        slots_in_use=_slots_in_use(session),
+    )
+
+
+def read_verdicts(session: Session) -> dict[Verdict, int]:
+    """Return how many packets met each verdict since the pipeline was loaded."""
+    counted = dict.fromkeys(Verdict, 0)
+    for entity in session.read(P4CounterEntry("verdicts")):
+        index = entity.counter_entry.index.index
+        if index < len(counted):
+            counted[Verdict(index)] = entity.counter_entry.data.packet_count
+    return counted
+
+
+def read_jobs(session: Session, *, closed: bool = False) -> list[AdmittedJob]:
+    """Return the admitted jobs, by number. closed: return closed ones, too."""
+    workers: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    racks: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    for entry in session.entries("members"):
+        action, job_id, port = entry.action, entry["job_id"], entry["ingress_port"]
+        if isinstance(action, P4TableAction) and action.name == "admit_worker":
+            workers[job_id][action.args["worker_id"]] = port
+        elif isinstance(action, P4TableAction) and action.name == "admit_rack":
+            racks[job_id][action.args["first_worker"] // MAX_WORKERS] = port
+    jobs = []
+    for entry in session.entries("jobs"):
+        action, job_id = entry.action, entry["job_id"]
+        if isinstance(action, P4TableAction) and (closed or action.args["expected_mask"]):
+            jobs.append(_admitted(job_id, action, workers[job_id], racks[job_id]))
+    return sorted(jobs, key=lambda job: job.job_id)
+
+
+def _slots_in_use(session: Session) -> dict[int, int] | None:
+    owners = slot_owners(session)
+    return None if owners is None else dict(Counter(owners.values()))
+
+
+def _admitted(job_id: int, row: P4TableAction, workers: dict[int, int], racks: dict[int, int]) -> AdmittedJob:
+    return AdmittedJob(
+        job_id=job_id,
+        generation=row.args["generation"],
+        expected_mask=row.args["expected_mask"],
+        server_port=row.args["up_port"],
+        worker_ports=dict(sorted(workers.items())),
+        rack_ports=dict(sorted(racks.items())),
+        level=Level(row.name).name.lower(),
+    )

@@ -1,0 +1,94 @@
+"""One StreamChannel call to a switch: arbitration, and packets through the switch's CPU port."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterable, Iterator
+from threading import Thread
+from time import monotonic
+
+import grpc
+from finsy.proto import U128, p4r, p4r_grpc, rpc_code
+
+from peelsum.control.errors import SwitchError
+from peelsum.control.rpc_errors import not_primary, translated
+
+
+class Stream:
+    """A stream to one switch. A thread moves what arrives into a queue."""
+
+    def __init__(self, stub: p4r_grpc.P4RuntimeStub, address: str, device_id: int) -> None:
+        """Open the stream. It is a backup's until `become_primary`."""
+        self._address, self._device_id = address, device_id
+        #: The election id of the last bid.
+        self.election_id = 0
+        self._outgoing: queue.SimpleQueue[p4r.StreamMessageRequest | None] = queue.SimpleQueue()
+        self._incoming: queue.SimpleQueue[p4r.StreamMessageResponse | SwitchError] = queue.SimpleQueue()
+        calls: Iterator[p4r.StreamMessageResponse] = stub.StreamChannel(iter(self._outgoing.get, None))
+        Thread(target=self._listen, args=(calls,), daemon=True).start()
+
+    def close(self) -> None:
+        """End the stream, and with it the controller's role as primary."""
+        self._outgoing.put(None)
+
+    def become_primary(self, election_id: int, timeout_s: float) -> None:
+        """Bid for primary, and wait for the switch's response.
+
+        If the switch has no primary but has seen a greater election id, bid that. Raises NotPrimaryError if
+        another controller is the primary, SwitchError if there is no response within `timeout_s`.
+        """
+        deadline = monotonic() + timeout_s
+        response = self._bid(election_id, deadline)
+        if response.status.code == rpc_code.NOT_FOUND:
+            response = self._bid(U128.decode(response.election_id), deadline)
+        if response.status.code != rpc_code.OK:
+            raise not_primary(self._address, U128.decode(response.election_id))
+
+    def send_packet(self, frame: bytes) -> None:
+        """Send a frame into the switch through its CPU port."""
+        self._outgoing.put(p4r.StreamMessageRequest(packet=p4r.PacketOut(payload=frame)))
+
+    def next_packet(self, deadline: float) -> bytes | None:
+        """Wait for the next frame from the switch's CPU port; None if there is none by `deadline`.
+
+        deadline: a reading of `time.monotonic`. Raises SwitchError if the switch refused a packet, or if
+        another controller has become the primary.
+        """
+        while (message := self._next_message(deadline)) is not None:
+            match message.WhichOneof("update"):
+                case "packet":
+                    return message.packet.payload
+                case "error":
+                    raise SwitchError(f"switch: {self._address} refused a packet: {message.error.message}")
+                case "arbitration" if message.arbitration.status.code != rpc_code.OK:
+                    raise SwitchError(
+                        f"switch: another controller became the primary of {self._address}; connect again"
+                    )
+        return None
+
+    def _listen(self, responses: Iterable[p4r.StreamMessageResponse]) -> None:
+        try:
+            for response in responses:
+                self._incoming.put(response)
+            self._incoming.put(SwitchError(f"switch: {self._address} ended the session; connect again"))
+        except grpc.RpcError as error:
+            self._incoming.put(translated(error, self._address, "in session", election_id=self.election_id))
+
+    def _bid(self, election_id: int, deadline: float) -> p4r.MasterArbitrationUpdate:
+        self.election_id = election_id
+        bid = p4r.MasterArbitrationUpdate(device_id=self._device_id, election_id=U128.encode(election_id))
+        self._outgoing.put(p4r.StreamMessageRequest(arbitration=bid))
+        while (message := self._next_message(deadline)) is not None:
+            if message.WhichOneof("update") == "arbitration":
+                return message.arbitration
+        raise SwitchError(f"switch: {self._address} does not answer arbitration; is it a P4Runtime switch?")
+
+    def _next_message(self, deadline: float) -> p4r.StreamMessageResponse | None:
+        try:
+            message = self._incoming.get(timeout=max(0.0, deadline - monotonic()))
+        except queue.Empty:
+            return None
+        if isinstance(message, SwitchError):
+            self._incoming.put(message)  # the next caller must get it, too
+            raise message
+        return message
