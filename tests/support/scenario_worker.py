@@ -38,7 +38,7 @@ def main() -> None:
             if round_ == pause:
                 print(f"before {round_}", flush=True)
                 sys.stdin.readline()
-            (result,) = summation.sum([Part(words_of(seat["worker_id"], round_, count))])
+            (result,) = summation.sum_words([Part(words_of(seat["worker_id"], round_, count))])
             expected = sum(words_of(worker, round_, count).astype(np.uint64) for worker in workers)
             assert result.tobytes() == expected.astype(np.uint32).tobytes(), f"round {round_} is wrong"
     print("exact")

@@ -51,7 +51,7 @@ def drawn(worker: int, step: int, length: int) -> np.ndarray:
 def steps(summation: SwitchSummation, count: int) -> list[list[np.ndarray]]:
     """Sum an ADD part, an empty one and an OR part, `count` times."""
     return [
-        summation.sum(
+        summation.sum_words(
             [
                 Part(drawn(summation.worker_id, step, 1000 + step), "add"),
                 Part(drawn(0, 0, 0), "add"),
@@ -138,9 +138,9 @@ def test_a_missing_worker_is_named_by_the_others() -> None:
                 address = switch.worker_address(config, PORT, worker)
                 with SwitchSummation(config, worker, address, timeout_s=3) as summation:
                     with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
-                        summation.sum([Part(drawn(worker, 0, 5), "add")])
+                        summation.sum_words([Part(drawn(worker, 0, 5), "add")])
                     with pytest.raises(TransportError, match="out of step"):
-                        summation.sum([])
+                        summation.sum_words([])
 
             for one in [pool.submit(wait_in_vain, worker) for worker in (0, 1)]:
                 one.result()
@@ -158,7 +158,7 @@ def test_without_a_server_the_stall_says_so() -> None:
             SwitchSummation(config, 0, address, timeout_s=0.2) as summation,
             pytest.raises(StalledError, match=r"server has not answered; .* has the job in generation"),
         ):
-            summation.sum([Part(drawn(0, 0, 5), "add")])
+            summation.sum_words([Part(drawn(0, 0, 5), "add")])
 
 
 def test_what_a_check_raises_ends_the_sum() -> None:
@@ -176,9 +176,9 @@ def test_what_a_check_raises_ends_the_sum() -> None:
 
             with SwitchSummation(config, 0, switch.worker_address(config, PORT, 0)) as summation:
                 with pytest.raises(ValueError, match="5 words"):
-                    summation.sum([Part(drawn(0, 0, 5), "add", refuse)])
+                    summation.sum_words([Part(drawn(0, 0, 5), "add", refuse)])
                 with pytest.raises(TransportError, match="out of step"):
-                    summation.sum([])
+                    summation.sum_words([])
             service.stop()
 
 

@@ -162,7 +162,7 @@ def test_a_run_that_was_answered_with_other_numbers_is_refused(word: int, value:
     numbers = np.array([5, part.words[1], 7], np.uint32)
     part.check(numbers)
     numbers[word] = value if value != part.words[1] else value ^ 2
-    with pytest.raises(TransportError, match="generation 4 has run before; admit the job again"):
+    with pytest.raises(TransportError, match="generation 4 has run before; admit the job and start its server again"):
         part.check(numbers)
 
 
@@ -186,7 +186,7 @@ def test_a_worker_whose_own_code_fails_leaves_without_a_last_chunk() -> None:
             raise ZeroDivisionError
         assert summation.stats().contributions == 0
         with pytest.raises(TransportError, match="this connection is closed"):
-            summation.sum([])
+            summation.sum_words([])
 
 
 ADMISSION = {

@@ -198,7 +198,7 @@ class Allreduce:
 
     def _agree(self, plan: Plan, step: Step) -> None:
         """Exchange a new plan's digest alone: if plans differ, so may the lengths of what follows."""
-        step.sum([self._agreement(plan)])
+        step.sum_words([self._agreement(plan)])
         refused = unsupported(plan.tensors)
         if refused is not None:
             raise InvalidRequestError(

@@ -178,7 +178,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         tensor.detach().copy_(ored.view(tensor.dtype).view(tensor.shape))
 
     def _combined(self, words: Words, op: Op) -> Words:
-        (result,) = self._seat.sum([Part(words, op)])
+        (result,) = self._seat.sum_words([Part(words, op)])
         return result
 
 

@@ -1,8 +1,8 @@
 """A worker's way to sum over a switch reached by UDP: the endpoint joined to a socket and to the clock.
 
-No thread runs between two calls of `sum`, and none is needed: once this worker has a result, the server keeps
-it for whoever lost it, and what others lack for a later chunk they lack from this worker's next call. Only a
-server that loses its state while this worker computes makes others wait for that call.
+No thread runs between two calls of `sum_words`, and none is needed. The server keeps this worker's results
+for workers that lost them. Other workers wait for a later chunk only until this worker's next call of
+`sum_words`; if the server loses its state meanwhile, they wait for that call, too.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class JoiningPart:
 class SwitchSummation:
     """Sums of worker `worker_id`, over the switch port at `switch`. For one thread; a context manager.
 
-    `timeout_s`: how long nothing may move before `sum` gives up, in place of the job's `timers.stall`.
+    `timeout_s`: how long nothing may move before `sum_words` gives up, in place of the job's `timers.stall`.
     `hello_s`: how long the switch may take to answer at first. `wire`: "udp-port" where the switch port is a
     UDP socket, "ethernet" where the switch is on this host's wire and takes what is sent to the address
     `switch`. `held`: closed when this worker leaves the job. Raises TransportConfigError, or
@@ -115,7 +115,7 @@ class SwitchSummation:
         """This worker's number among the job's `worker_ids`."""
         return self._endpoint.worker_id
 
-    def sum(self, parts: Sequence[Part]) -> list[Words]:
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """The parts' results, each uint32 of its part's length, the caller's to keep.
 
         All workers call this with equal lengths and ops in the same order. Blocks until all results are
@@ -127,13 +127,13 @@ class SwitchSummation:
             raise TransportError(f"sum: this connection is {state}; restart the job under a new generation")
         self._broken = True
         if not self._joined:
-            (numbers,) = self._sum([JoiningPart(self._endpoint.config, self.worker_id)])
+            (numbers,) = self._sum_parts([JoiningPart(self._endpoint.config, self.worker_id)])
             self._endpoint.start_run(int(np.bitwise_xor.reduce(numbers)))
-        results = self._sum(parts)
+        results = self._sum_parts(parts)
         self._broken, self._joined = False, True
         return results
 
-    def _sum(self, parts: Sequence[Part]) -> list[Words]:
+    def _sum_parts(self, parts: Sequence[Part]) -> list[Words]:
         tickets = [self._endpoint.submit(part.words, part.op) for part in parts]
         checks = {ticket: part.check for ticket, part in zip(tickets, parts, strict=True)}
         results: dict[int, Words] = {}

@@ -124,7 +124,7 @@ class _Job:
             with SwitchSummation(self.config, worker, address) as summation:
                 self._summations.append(summation)
                 while self._may_begin(rounds):
-                    (result,) = summation.sum([part])
+                    (result,) = summation.sum_words([part])
                     self.wrong += not np.array_equal(result, self._sum)
                     rounds += 1
         except TransportError as error:

@@ -44,7 +44,7 @@ def run(seat: Mapping[str, Any], *, elements: int, seed: int) -> None:
         say(ready=True)
         while hear()["again"]:
             started = time.perf_counter()
-            (total,) = summation.sum([Part(words, "add")])
+            (total,) = summation.sum_words([Part(words, "add")])
             elapsed = time.perf_counter() - started
             say(seconds=elapsed, wrong=int(np.count_nonzero(total != right)))
         stats = summation.stats()

@@ -139,10 +139,10 @@ class TimedSums:
         self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
         self.seconds = 0.0
 
-    def sum(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum`."""
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`."""
         started = time.perf_counter()
-        results = self._summation.sum(parts)
+        results = self._summation.sum_words(parts)
         self.seconds += time.perf_counter() - started
         return results
 
