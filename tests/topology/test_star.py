@@ -12,8 +12,8 @@ from patience import PATIENCE_S
 
 from peelsum.allreduce import Allreduce, Part, PlanMismatchError
 from peelsum.topology import Child, Star
-from peelsum.topology.seats import plug_in
 from peelsum.transport import StalledError, TransportError
+from peelsum.transport.seats import plug_in
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 WORKERS = 3

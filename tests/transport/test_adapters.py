@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from udp_switch import UdpSwitch
 
+from peelsum.summation import Part
 from peelsum.transport import (
     AggregationService,
     JobConfig,
@@ -24,7 +24,7 @@ from peelsum.transport import (
     endpoint_kernels,
     server_kernels,
 )
-from peelsum.transport.rehearsal import rehearse
+from peelsum.transport.warming import warm_up
 from peelsum.wire.datagrams import BatchSocket
 
 PORT = 50
@@ -35,13 +35,6 @@ LOOPS = {
     endpoint_kernels: ["contribute", "take", "store", "next_due", "expire", "resend"],
     server_kernels: ["take", "next_due", "expire", "send"],
 }
-
-
-@dataclass(frozen=True)
-class Part:
-    words: np.ndarray
-    op: str
-    check: Callable[[np.ndarray], None] | None = None
 
 
 def drawn(worker: int, step: int, length: int) -> np.ndarray:
@@ -206,7 +199,7 @@ def test_a_switch_that_forgot_its_peers_meets_them_again() -> None:
 
 def test_nobody_at_the_switch_address() -> None:
     with BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
-        rehearse(CONFIG.lanes)
+        warm_up(CONFIG.lanes)
         started = time.monotonic()
         with pytest.raises(
             SwitchUnreachableError, match=rf"127\.0\.0\.1:{silent.address[1]}: no answer in 0\.3 s"
@@ -222,9 +215,9 @@ def test_jobs_that_cannot_share_a_server() -> None:
         AggregationService([CONFIG, replace(CONFIG, job_id=2, lanes=4)], ("127.0.0.1", 9))
 
 
-def test_after_the_rehearsal_nothing_is_compiled_any_more() -> None:
+def test_after_warm_up_nothing_is_compiled_any_more() -> None:
     config = replace(CONFIG, workers=1)
-    rehearse(config.lanes)
+    warm_up(config.lanes)
     loops = [getattr(module, name) for module, names in LOOPS.items() for name in names]
     before = [len(loop.signatures) for loop in loops]
     with UdpSwitch(8, loss=0.1, seed=3) as switch:

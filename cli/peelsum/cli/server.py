@@ -39,7 +39,7 @@ def run(
 ) -> None:
     """Serve a job until Ctrl-C, or until all its workers have finished."""
     from peelsum.transport import AggregationService, Event, JobFinished, TransportError, job_config
-    from peelsum.transport.rehearsal import rehearse
+    from peelsum.transport.warming import warm_up
 
     if child:
         end_with_parent()
@@ -55,7 +55,7 @@ def run(
 
     with reported(TransportError, AdmissionError):
         config = job_config(_admission(admission))
-        rehearse(config.lanes)
+        warm_up(config.lanes)
         with taking_time(f"waiting for an answer of the switch at {switch}", tell):
             service = AggregationService([config], host_and_port, wire="ethernet" if ethernet else "udp-port")
         with service:

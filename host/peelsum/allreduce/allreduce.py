@@ -49,7 +49,6 @@ from peelsum.allreduce.plan import (
 )
 from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.allreduce.rounds import Span, Step
-from peelsum.allreduce.summation import Part, Summation, Words
 from peelsum.codec import (
     CELLS_PER_CANDIDATE,
     BFloat16,
@@ -59,6 +58,7 @@ from peelsum.codec import (
     kernels,
     memory,
 )
+from peelsum.summation import Part, Summation, Words
 from peelsum.wire import packet_bytes
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from peelsum.allreduce.errors import InvalidRequestError, SummationStalledError
-from peelsum.allreduce.summation import Part, Words
+from peelsum.summation import Part, Words
 
 
 class LocalSummation:

@@ -16,8 +16,8 @@ import numpy as np
 
 from peelsum.allreduce.exchange import TensorExchange
 from peelsum.allreduce.staging import Round, Rounds, Sums
-from peelsum.allreduce.summation import Part, Summation, Words
 from peelsum.codec import Memory
+from peelsum.summation import Part, Summation, Words
 
 _NOTHING = np.zeros(0, np.uint32)
 #: What a step spends its time on.

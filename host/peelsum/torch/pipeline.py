@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from peelsum.allreduce import Part, Summation
-from peelsum.allreduce.summation import Words
+from peelsum.summation import Words
 from peelsum.torch.crew import Crew
 from peelsum.torch.errors import HookError, HookFailedError
 

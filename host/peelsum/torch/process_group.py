@@ -24,8 +24,8 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not e
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from peelsum.allreduce import Allreduce, Part
-from peelsum.allreduce.summation import Op, Words
 from peelsum.codec import warm_up
+from peelsum.summation import Op, Words
 from peelsum.torch.errors import CallTimeoutError, HookConfigError
 from peelsum.torch.futures import pass_on
 from peelsum.torch.host_memory import summable

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import Part, SummationStalledError
-from peelsum.allreduce.summation import Words
+from peelsum.summation import Words
 
 #: How OR is had: by the backend; from everybody's words; or as the maximum of one byte for each bit.
 OrBy = Literal["bor", "gather", "max"]

@@ -2,9 +2,10 @@
 batches of packets, and their adapters to sockets and clocks.
 """
 
+from peelsum.summation import Op
 from peelsum.transport.admission import job_config
 from peelsum.transport.config import JobConfig, Timers
-from peelsum.transport.endpoint import Op, WorkerEndpoint
+from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.errors import (
     StalledError,
     SwitchUnreachableError,

@@ -23,22 +23,21 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.summation import Op
 from peelsum.transport import endpoint_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.congestion import CongestionWindow
-from peelsum.transport.endpoint_state import Clock, Count, Mark, new_state
+from peelsum.transport.endpoint_state import Clock, Count, Identity, Mark, TimerLimits, new_state
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.layout import SERIAL_BASE, Words, header_row, rows_of, run_start
 from peelsum.transport.stats import WorkerStats
 from peelsum.wire import MAX_WORKERS, Batch, Flag, Kind, malformed, packet_bytes
 
-Op = Literal["add", "or"]
 #: Packets per call that a batch socket sends in one go.
 BATCH = 64
 _FLAGS = {"add": Flag.NONE, "or": Flag.OR}
@@ -76,7 +75,8 @@ class WorkerEndpoint:
         first, racks = SERIAL_BASE + config.first_chunk, len(config.rack_masks)
         rack, place = divmod(worker_id, MAX_WORKERS)
         self._mask = 1 << place
-        self._identity = (config.job_id, config.generation, rack if config.racks else -1, self._mask)
+        self._identity = Identity(config.job_id, config.generation, rack if config.racks else -1, self._mask)
+        self._limits = TimerLimits(config.timers.resend_least, config.timers.resend_most)
         self._state = new_state(config.window, config.lanes, racks, first, config.timers.first_answer)
         self._end = first
         self._tensors: deque[_Tensor] = deque()
@@ -140,7 +140,7 @@ class WorkerEndpoint:
 
     def receive(self, batch: Batch, now: float) -> list[Event]:
         """Take in packets uint8[n, packet_bytes], whatever their bytes; what they brought about."""
-        timers, state = self.config.timers, self._state
+        state = self._state
         rows, before = rows_of(batch), state.counts.copy()
         at = np.empty(len(rows), np.int64)
         kernels.take(
@@ -150,7 +150,7 @@ class WorkerEndpoint:
             self._identity,
             self.config.window,
             now,
-            (timers.resend_least, timers.resend_most),
+            self._limits,
             at,
         )
         gained = state.counts - before

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.transport.endpoint_state import Clock, Count, Mark, WorkerState
+from peelsum.transport.endpoint_state import Clock, Count, Identity, Mark, TimerLimits, WorkerState
 from peelsum.transport.layout import (
     BITMAP,
     CHUNK_ID,
@@ -72,17 +72,16 @@ def take(
     state: WorkerState,
     rows: Words,
     bad: NDArray[np.bool_],
-    identity: tuple[int, int, int, int],
+    identity: Identity,
     window: int,
     now: float,
-    limits: tuple[float, float],
+    limits: TimerLimits,
     at: NDArray[np.int64],
 ) -> None:
-    """Take a batch in: rows uint32[n, words], bad bool[n] for malformed ones.
+    """Process received packets: rows uint32[n, words], bad bool[n] for malformed ones.
 
-    identity = (job_id, generation, rack, worker_mask), rack = -1 where there is one level; limits = (least,
-    most) of the resend timer. Sets at[i] to the position of the chunk whose result packet i brings, or to -1
-    where there is nothing to store.
+    Sets at[i] to the position of the chunk whose result packet i brings, or to -1 if there is nothing to
+    store.
     """
     counts, marks = state.counts, state.marks
     for i in range(rows.shape[0]):
@@ -90,9 +89,9 @@ def take(
         packet = rows[i]
         if bad[i]:
             counts[Count.MALFORMED] += 1
-        elif get(packet, JOB_ID) != identity[0]:
+        elif get(packet, JOB_ID) != identity.job_id:
             counts[Count.FOREIGN_JOB] += 1
-        elif get(packet, GENERATION) != identity[1]:
+        elif get(packet, GENERATION) != identity.generation:
             counts[Count.WRONG_GENERATION] += 1
         else:
             kind = get(packet, KIND)
@@ -100,8 +99,8 @@ def take(
             if kind == RESULT:
                 if _accept(state, packet, position, window, now, limits):
                     at[i] = position
-            elif kind == NEED and (get(packet, FLAGS) & SPINE != 0) == (identity[2] >= 0):
-                _need(state, packet, position, window, identity[2], identity[3])
+            elif kind == NEED and (get(packet, FLAGS) & SPINE != 0) == (identity.rack >= 0):
+                _need(state, packet, position, window, identity.rack, identity.worker_mask)
             else:
                 counts[Count.UNEXPECTED_KIND] += 1
     _advance(state, now)
@@ -109,7 +108,7 @@ def take(
 
 @compiled
 def _accept(
-    state: WorkerState, packet: Words, position: int, window: int, now: float, limits: tuple[float, float]
+    state: WorkerState, packet: Words, position: int, window: int, now: float, limits: TimerLimits
 ) -> bool:
     """Whether a RESULT brings something new; if so, book it."""
     counts, marks = state.counts, state.marks
@@ -138,7 +137,7 @@ def _accept(
 
 
 @compiled
-def _sample(clock: NDArray[np.float64], rtt: float, limits: tuple[float, float]) -> None:
+def _sample(clock: NDArray[np.float64], rtt: float, limits: TimerLimits) -> None:
     """One more measured round trip, into the statistics and the resend timer.
 
     A round trip here takes all workers: most of it may be spent waiting for one that lags. So the estimate
@@ -156,7 +155,7 @@ def _sample(clock: NDArray[np.float64], rtt: float, limits: tuple[float, float])
     else:
         usual += (min(rtt, 2 * usual) - usual) / 128
     clock[Clock.USUAL] = usual
-    clock[Clock.TIMEOUT] = min(limits[1], max(limits[0], TIMEOUT_RATIO * usual))
+    clock[Clock.TIMEOUT] = min(limits.most, max(limits.least, TIMEOUT_RATIO * usual))
 
 
 @compiled

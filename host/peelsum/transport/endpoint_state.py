@@ -63,6 +63,22 @@ class Clock(IntEnum):
     ANSWERED = 7  # when the packet was sent that was sent last of those answered
 
 
+class Identity(NamedTuple):
+    """The worker and its job, as packets name them."""
+
+    job_id: int
+    generation: int
+    rack: int  # -1 with one level
+    worker_mask: int
+
+
+class TimerLimits(NamedTuple):
+    """Bounds of the measured resend timer, in seconds."""
+
+    least: float
+    most: float
+
+
 class WorkerState(NamedTuple):
     """One array per property of a chunk, one row per chunk kept."""
 

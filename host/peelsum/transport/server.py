@@ -29,7 +29,15 @@ from peelsum.transport import server_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.events import Event, JobFinished, Stalled
 from peelsum.transport.layout import SERIAL_BASE, rows_of
-from peelsum.transport.server_state import Count, Mark, new_state
+from peelsum.transport.server_state import (
+    CompleteSum,
+    Count,
+    Identity,
+    JoiningChunks,
+    Mark,
+    Waits,
+    new_state,
+)
 from peelsum.transport.stats import Progress, ServerStats
 from peelsum.wire import Batch, Flag, malformed, packet_bytes
 
@@ -50,9 +58,12 @@ class AggregationServer:
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
-        complete = (config.expected_mask, int(Flag.SPINE) if config.racks else 0)
-        joining = (SERIAL_BASE + config.first_chunk, config.joining_chunks)
+        complete = CompleteSum(config.expected_mask, int(Flag.SPINE) if config.racks else 0)
+        joining = JoiningChunks(SERIAL_BASE + config.first_chunk, config.joining_chunks)
         self._state = new_state(config.window, config.lanes, config.rack_masks, complete, joining)
+        self._identity = Identity(config.job_id, config.generation)
+        timers = config.timers
+        self._waits = Waits(timers.need, timers.need_most, timers.reply_gap)
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
         self._report_at = -np.inf
         self._now = -np.inf
@@ -60,16 +71,16 @@ class AggregationServer:
 
     def receive(self, batch: Batch, now: float) -> list[Event]:
         """Take in packets uint8[n, packet_bytes], whatever their bytes; what they brought about."""
-        config, timers = self.config, self.config.timers
+        config = self.config
         self._now = now
         kernels.take(
             self._state,
             rows_of(batch),
             malformed(batch, config.lanes),
-            (config.job_id, config.generation),
+            self._identity,
             config.window,
             now,
-            (timers.need, timers.need_most, timers.reply_gap),
+            self._waits,
         )
         if self._state.marks[Mark.FINISHED] and not self.finished:
             self.finished = True

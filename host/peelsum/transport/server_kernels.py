@@ -27,7 +27,7 @@ from peelsum.transport.layout import (
     swap,
 )
 from peelsum.transport.server_rows import ASKS, current, pause, row_of
-from peelsum.transport.server_state import Count, JobState, Mark
+from peelsum.transport.server_state import Count, Identity, JobState, Mark, Members, Waits
 from peelsum.wire import EVERYONE as EVERYONE_ID
 from peelsum.wire import MAX_WORKERS, Flag, Kind
 
@@ -46,15 +46,12 @@ def take(
     state: JobState,
     rows: Words,
     bad: NDArray[np.bool_],
-    identity: tuple[int, int],
+    identity: Identity,
     window: int,
     now: float,
-    waits: tuple[float, float, float],
+    waits: Waits,
 ) -> None:
-    """Take a batch in: rows uint32[n, words], bad bool[n] for malformed ones.
-
-    identity = (job_id, generation); waits = (need, need_most, reply_gap) in seconds.
-    """
+    """Process received packets: rows uint32[n, words], bad bool[n] for malformed ones."""
     counts, two_levels = state.counts, state.marks[Mark.SUM_FLAG] != 0
     counts[Count.PACKETS] += rows.shape[0]
     for i in range(rows.shape[0]):
@@ -63,24 +60,24 @@ def take(
         rack = _rack_of(packet, two_levels)
         if bad[i]:
             counts[Count.MALFORMED] += 1
-        elif get(packet, JOB_ID) != identity[0]:
+        elif get(packet, JOB_ID) != identity.job_id:
             counts[Count.FOREIGN_JOB] += 1
-        elif get(packet, GENERATION) != identity[1]:
+        elif get(packet, GENERATION) != identity.generation:
             counts[Count.WRONG_GENERATION] += 1
         elif get(packet, KIND) != BYPASS:
             counts[Count.UNEXPECTED_KIND] += 1
         elif not bitmap or bitmap & ~_known(state.expected, state.marks, rack):
             counts[Count.FOREIGN_WORKER] += 1
         else:
-            row = row_of(state, get(packet, CHUNK_ID), window, now, waits[1])
+            row = row_of(state, get(packet, CHUNK_ID), window, now, waits.need_most)
             if row < 0:
                 continue
             if state.done[row]:
-                _answer(state, row, get(packet, SENDER), now, waits[2])
+                _answer(state, row, get(packet, SENDER), now, waits.reply_gap)
                 continue
             if state.deadline[row] == np.inf:
-                state.deadline[row] = now + pause(state.asked[row], waits[0], waits[1])
-            _merge(state, row, packet, (bitmap, rack), now)
+                state.deadline[row] = now + pause(state.asked[row], waits.need, waits.need_most)
+            _merge(state, row, packet, Members(bitmap, rack), now)
 
 
 @compiled
@@ -100,11 +97,11 @@ def _known(expected: NDArray[np.int64], marks: NDArray[np.int64], rack: int) -> 
 
 
 @compiled
-def _part(who: tuple[int, int], rack: int, expected: int) -> int:
+def _part(who: Members, rack: int, expected: int) -> int:
     """Those of one rack, whose workers are `expected`, that are in the set `who` = (bitmap, rack)."""
-    if who[1] == RACKS:
-        return expected if who[0] >> rack & 1 else 0
-    return who[0] if who[1] == rack else 0
+    if who.rack == RACKS:
+        return expected if who.bitmap >> rack & 1 else 0
+    return who.bitmap if who.rack == rack else 0
 
 
 @compiled
@@ -134,7 +131,7 @@ def owe(state: JobState, row: int, rack: int, what: int) -> None:
 
 
 @inlined
-def _merge(state: JobState, row: int, packet: Words, who: tuple[int, int], now: float) -> None:
+def _merge(state: JobState, row: int, packet: Words, who: Members, now: float) -> None:
     """Merge a sum, complete or partial, of workers P into the chunk's H and acc. `who` is P, see `_part`."""
     have, expected = state.have[row], state.expected
     begun, disjoint, contains, contained = _compare(have, expected, who)
@@ -162,7 +159,7 @@ def _merge(state: JobState, row: int, packet: Words, who: tuple[int, int], now: 
 
 @inlined
 def _compare(
-    have: NDArray[np.int64], expected: NDArray[np.int64], who: tuple[int, int]
+    have: NDArray[np.int64], expected: NDArray[np.int64], who: Members
 ) -> tuple[bool, bool, bool, bool]:
     """Whether a chunk's H has anybody, P and H are disjoint, P contains H, H contains P."""
     begun, disjoint, contains, contained = False, True, True, True
@@ -179,7 +176,7 @@ def _compare(
 def _unite(
     have: NDArray[np.int64],
     expected: NDArray[np.int64],
-    who: tuple[int, int],
+    who: Members,
     heard_at: NDArray[np.float64],
     now: float,
 ) -> tuple[bool, bool]:

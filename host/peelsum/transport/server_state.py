@@ -62,6 +62,42 @@ class Clock(IntEnum):
     ELSEWHERE = 1  # since when, of all others, only chunks near the mark of that name have been heard of
 
 
+class Identity(NamedTuple):
+    """The job, as packets name it."""
+
+    job_id: int
+    generation: int
+
+
+class Waits(NamedTuple):
+    """The server's timers in seconds, see `Timers`."""
+
+    need: float
+    need_most: float
+    reply_gap: float
+
+
+class Members(NamedTuple):
+    """A set of workers, as a packet gives it: some of one rack, or all workers of some racks."""
+
+    bitmap: int  # bits of the rack's workers; of racks if `rack` is RACKS
+    rack: int
+
+
+class CompleteSum(NamedTuple):
+    """The header of a complete sum."""
+
+    bitmap: int
+    flag: int  # SPINE in two levels, else 0
+
+
+class JoiningChunks(NamedTuple):
+    """The chunks of the generation's first sum, with which workers join."""
+
+    first: int  # position of the first
+    chunks: int
+
+
 class JobState(NamedTuple):
     """One array per property of a chunk, one row per chunk kept; the job's own constants and marks."""
 
@@ -89,19 +125,16 @@ def new_state(
     window: int,
     lanes: int,
     rack_masks: tuple[int, ...],
-    complete: tuple[int, int],
-    joining: tuple[int, int],
+    complete: CompleteSum,
+    joining: JoiningChunks,
 ) -> JobState:
-    """State of a server that has heard nothing. `complete` = bitmap and SPINE flag of a complete sum.
-
-    `joining` = position and number of the chunks of the generation's first sum.
-    """
-    rows, racks = 2 * window + joining[1], len(rack_masks)
+    """Return the state of a server that has received nothing."""
+    rows, racks = 2 * window + joining.chunks, len(rack_masks)
     numbers = (racks - 1) * MAX_WORKERS + rack_masks[-1].bit_length()
     marks = np.zeros(len(Mark), np.int64)
     marks[[Mark.SUM_BITMAP, Mark.SUM_FLAG]] = complete
-    marks[[Mark.ANCHOR, Mark.FIRST]] = joining[0]
-    marks[Mark.RUN] = sum(joining)
+    marks[[Mark.ANCHOR, Mark.FIRST]] = joining.first
+    marks[Mark.RUN] = joining.first + joining.chunks
     return JobState(
         packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
         position=np.zeros(rows, np.int64),

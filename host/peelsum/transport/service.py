@@ -15,9 +15,9 @@ from peelsum.transport.config import JobConfig
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event
 from peelsum.transport.link import Link, Wire
-from peelsum.transport.rehearsal import rehearse
 from peelsum.transport.server import AggregationServer
 from peelsum.transport.stats import Progress, ServerStats
+from peelsum.transport.warming import warm_up
 from peelsum.wire import Batch, fields_of, packet_bytes
 from peelsum.wire.datagrams import Address
 
@@ -41,7 +41,7 @@ class AggregationService:
         self._servers = {config.job_id: AggregationServer(config) for config in configs}
         self._linger = max(config.timers.linger for config in configs)
         self._stopping = False
-        rehearse(self._lanes)
+        warm_up(self._lanes)
         self._link = Link(switch, packet_bytes(self._lanes), hello_s=hello_s, wire=wire)
 
     def run(self, on_event: Callable[[Event], None] | None = None) -> dict[int, ServerStats]:

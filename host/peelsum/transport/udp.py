@@ -9,50 +9,31 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from peelsum.summation import Part, Words
 from peelsum.transport.config import JobConfig
-from peelsum.transport.endpoint import Op, WorkerEndpoint
+from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.errors import StalledError, TransportError
 from peelsum.transport.events import Event, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.link import Link, Wire
-from peelsum.transport.rehearsal import rehearse
 from peelsum.transport.stats import WorkerStats
+from peelsum.transport.warming import warm_up
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import Address
 
-Words = NDArray[np.uint32]
 
-
-class Part(Protocol):
-    """Words uint32[n] to be combined over all workers by `op`; `check` is called with their result.
-
-    `check` is called as soon as the result is complete, before later parts are waited for; what it raises
-    ends the call.
-    """
-
-    @property
-    def words(self) -> Words: ...
-    @property
-    def op(self) -> Op: ...
-    @property
-    def check(self) -> Callable[[Words], None] | None: ...
-
-
-class JoiningPart:
+class JoiningSum:
     """The first sum of a connection: each worker's random number, in a word of its own.
 
     A worker that gets another number back than it sent was answered from an earlier run of the generation,
     whose sums the server still keeps. Without this they would be taken for this run's.
     """
-
-    op: Op = "add"
 
     def __init__(self, config: JobConfig, worker_id: int) -> None:
         self._config, self._mine = config, config.worker_ids.index(worker_id)
@@ -95,7 +76,7 @@ class SwitchSummation:
         self._endpoint = WorkerEndpoint(config, worker_id)
         self._broken = False
         self._closed = self._joined = False
-        rehearse(config.lanes)
+        warm_up(config.lanes)
         self._link = Link(switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire)
         self._endpoint.limit_window(self._link.room)
         self._held = held or ExitStack()
@@ -127,7 +108,8 @@ class SwitchSummation:
             raise TransportError(f"sum: this connection is {state}; restart the job under a new generation")
         self._broken = True
         if not self._joined:
-            (numbers,) = self._sum_parts([JoiningPart(self._endpoint.config, self.worker_id)])
+            joining = JoiningSum(self._endpoint.config, self.worker_id)
+            (numbers,) = self._sum_parts([Part(joining.words, "add", joining.check)])
             self._endpoint.start_run(int(np.bitwise_xor.reduce(numbers)))
         results = self._sum_parts(parts)
         self._broken, self._joined = False, True

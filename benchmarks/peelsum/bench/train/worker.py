@@ -25,14 +25,14 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not ex
 from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.allreduce import AllreduceError, Part, RequestedForm, Summation
-from peelsum.allreduce.summation import Words
+from peelsum.summation import Words
 from peelsum.topology import hear, say
-from peelsum.topology.seats import plug_in
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
 from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
 from peelsum.training import Batch, ModelName, Task, TrainingDataError, make_task
 from peelsum.transport import TransportError
+from peelsum.transport.seats import plug_in
 
 #: The form in which each backend that uses the switch sends gradients.
 FORMS: dict[str, RequestedForm] = {"switch": "auto", "switch-dense": "dense"}

@@ -1,4 +1,7 @@
-"""The interface of a backend, which adds or ORs words over workers: a switch, or threads of one process."""
+"""The interface of a backend, which adds or ORs words over workers: a switch, or threads of one process.
+
+Backends implement it, `peelsum.allreduce` calls it.
+"""
 
 from __future__ import annotations
 
