@@ -211,14 +211,14 @@ def test_an_admission_may_use_half_of_the_slots_and_every_port_of_a_switch() -> 
     ("changed", "message"),
     [
         ({"slots": 127}, "window: 64 is more than half of the switch's 127 slots"),
-        ({"worker_ports": [0, 511]}, "port 511 is none of a switch"),
-        ({"worker_ports": [-1, 5]}, "port -1 is none of a switch"),
-        ({"server_port": 511}, "port 511 is none of a switch"),
+        ({"worker_ports": [0, 511]}, "port 511 is not a switch port"),
+        ({"worker_ports": [-1, 5]}, "port -1 is not a switch port"),
+        ({"server_port": 511}, "port 511 is not a switch port"),
         ({"worker_ports": [1]}, "worker_ports: 1 ports for 2 workers"),
-        ({"timers": {}}, "timers: are each host's own"),
-        ({"timeout_s": 0}, "timeout_s: 0 is no number of seconds"),
-        ({"timeout_s": float("inf")}, "timeout_s: inf is no number of seconds"),
-        ({"lanes": True}, "lanes: True is no whole number"),
+        ({"timers": {}}, "timers: belong to each host"),
+        ({"timeout_s": 0}, "timeout_s: 0 is not a number of seconds"),
+        ({"timeout_s": float("inf")}, "timeout_s: inf is not a number of seconds"),
+        ({"lanes": True}, "lanes: True is not an integer"),
     ],
 )
 def test_an_admission_that_no_switch_can_have_is_refused(changed: dict[str, object], message: str) -> None:

@@ -1,5 +1,7 @@
-"""Reliable, exact sums over the switch: a worker's endpoint and the aggregation server as state machines over
-batches of packets, and their adapters to sockets and clocks.
+"""Reliable, exact sums over the switch.
+
+The worker's endpoint and the aggregation server are state machines over batches of packets. Adapters connect
+them to sockets and clocks.
 """
 
 from peelsum.summation import Op
