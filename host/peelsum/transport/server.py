@@ -1,7 +1,8 @@
 """The aggregation server of one job, without socket or clock: it completes what the switch could not.
 
-Theory of operation. H is the set of workers in a chunk's sum so far, acc the sum, P the workers in an arriving
-packet: with SPINE whole racks, without it workers of the sender's rack. One level and two have the same rules.
+Theory of operation. H is the set of workers in a chunk's sum so far, acc the sum, P the workers in an
+arriving packet: with SPINE whole racks, without it workers of the sender's rack. The rules are the same for
+one level and two.
 
 | event | action |
 |---|---|

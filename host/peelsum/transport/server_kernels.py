@@ -1,8 +1,8 @@
 """Compiled loops over batches that change the aggregation server's state.
 
 A row keeps its packet as the RESULT it will become, in wire order, so that a sum complete on arrival is only
-copied. Packets tell one level from two: with SPINE, bits mean whole racks; without it, workers of the sender's
-rack. `server_rows` decides which chunks have rows.
+copied. Packets tell one level from two: with SPINE, bits mean whole racks; without it, workers of the
+sender's rack. `server_rows` decides which chunks have rows.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Theory of operation. A worker sends no chunk W or more ahead of its oldest one without a result, and results
 come from the server alone. Let N be the newest complete chunk: no worker sends a chunk above N + W, and none
-needs a chunk up to N - W. The server keeps the 2 W chunks between, each in a row of its own, and drops others.
+needs a chunk up to N - W. The server keeps the 2 W chunks between, each in a row of its own; it drops others.
 
 N is unknown at the start, after a restart, and after the first sum, after which the job continues far ahead.
 Then the server follows the chunks it receives until one is complete. It does so again if for a while it
