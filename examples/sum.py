@@ -11,8 +11,8 @@ import sys
 import numpy as np
 
 from peelsum.allreduce import Allreduce
-from peelsum.topology.seats import plug_in
 from peelsum.transport import job_config
+from peelsum.transport.seats import plug_in
 
 ELEMENTS = 100_000
 

@@ -30,8 +30,8 @@ class Corrupting:
         self._honest = honest
         self.lanes, self.workers, self.worker_id = honest.lanes, honest.workers, honest.worker_id
 
-    def sum(self, parts: Sequence[Part]) -> list[Any]:
-        results = self._honest.sum(parts)
+    def sum_words(self, parts: Sequence[Part]) -> list[Any]:
+        results = self._honest.sum_words(parts)
         if parts[-1].op == "add":
             results[-1][7] ^= np.uint32(1)
         return results

@@ -30,7 +30,7 @@ def test_parts_are_padded_and_combined_by_their_op() -> None:
         [Part(words(2, 2**31, 2**31), "add"), Part(words(0b0011), "or"), Part(words(), "add")],
     ]
     with ThreadPoolExecutor(2) as pool:
-        for result in pool.map(lambda one, its: one.sum(its), group, parts):
+        for result in pool.map(lambda one, its: one.sum_words(its), group, parts):
             assert [total.tolist() for total in result] == [[1, 2**31 + 2, 2**31 + 3], [0b0111], []]
     assert [one.worker_id for one in group] == [0, 1]
 
@@ -53,9 +53,9 @@ def test_a_group_that_cannot_be_is_refused(group: Any, complaint: str) -> None:
 def test_a_stall_names_chunk_and_missing_workers() -> None:
     group = LocalSummation.group(4, lanes=2, timeout_s=0.01)
     with pytest.raises(SummationStalledError, match=r"chunk 0 .* from worker 1, 2, 3 within 0.01 s"):
-        group[0].sum([Part(words(1, 2, 3), "add")])
+        group[0].sum_words([Part(words(1, 2, 3), "add")])
     with pytest.raises(SummationStalledError, match=r"chunk 0 .* from worker 1, 3 within"):
-        group[2].sum([Part(words(1, 2, 3), "add")])
+        group[2].sum_words([Part(words(1, 2, 3), "add")])
 
 
 def test_a_check_ends_the_call_before_later_parts_are_waited_for() -> None:
@@ -66,7 +66,7 @@ def test_a_check_ends_the_call_before_later_parts_are_waited_for() -> None:
 
     def attempt(one: LocalSummation, its: list[Part]) -> None:
         with pytest.raises(ValueError, match=r"saw \[3\]"):
-            one.sum(its)
+            one.sum_words(its)
 
     with ThreadPoolExecutor(2) as pool:
         alone = [Part(words(1), "or", refuse)]

@@ -119,13 +119,13 @@ def test_new_plans_go_alone_and_known_ones_ride_along(make_workers: Any) -> None
     group = make_workers(2, lanes=16, forms="dense")
     small, large = {"g": ONES}, {"g": np.ones(160, np.float32)}
     calls: list[list[int]] = []
-    original = group.summations[0].sum
+    original = group.summations[0].sum_words
 
     def spy(parts: Any) -> Any:
         calls.append([part.words.size for part in parts])
         return original(parts)
 
-    group.summations[0].sum = spy
+    group.summations[0].sum_words = spy
     for tensors in (small, small, large, small):
         result = group.sum([tensors] * 2)[0]
     assert calls == [[4], [8], [20], [4, 8], [20], [4], [8], [160], [4, 8], [20]]

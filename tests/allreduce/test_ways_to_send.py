@@ -161,13 +161,13 @@ class Calls:
 
     def __init__(self, group: Any) -> None:
         self.calls: list[list[tuple[str, int]]] = []
-        original = group.summations[0].sum
+        original = group.summations[0].sum_words
 
         def spy(parts: Any) -> Any:
             self.calls.append([(part.op, part.words.size) for part in parts])
             return original(parts)
 
-        group.summations[0].sum = spy
+        group.summations[0].sum_words = spy
 
     def take(self) -> list[list[tuple[str, int]]]:
         taken, self.calls = self.calls, []

@@ -15,7 +15,7 @@ FOREIGN_PORT = 6
 
 @pytest.fixture
 def forged(frame_rig):
-    """A result for a worker of job 1, to a switch that bridges and routes to that worker."""
+    """Return a result for a worker of job 1, to a switch that bridges and routes to that worker."""
     frame_rig.set_age_limit(NEVER_TICKS)
     job = Job(frame_rig, job_id=1, ports=(1, 2, WORKER_PORT), server_port=8)
     frame_rig.write("bridge", (WORKER_MAC,), "forward", (WORKER_PORT,))
@@ -24,7 +24,7 @@ def forged(frame_rig):
 
 
 def with_options(raw: bytes, options: bytes) -> bytes:
-    """The same frame with options in its IPv4 header."""
+    """Return the frame with options in its IPv4 header."""
     header = bytearray(raw[14:34] + options)
     header[0] += len(options) // 4
     header[2:4] = struct.pack("!H", struct.unpack("!H", header[2:4])[0] + len(options))
@@ -34,7 +34,7 @@ def with_options(raw: bytes, options: bytes) -> bytes:
 
 
 def tagged(raw: bytes, ether_type: int, vlan: int) -> bytes:
-    """The same frame with a VLAN tag."""
+    """Return the frame with a VLAN tag."""
     return raw[:12] + struct.pack("!HH", ether_type, vlan) + raw[12:]
 
 
@@ -45,7 +45,7 @@ def test_ours_from_a_foreign_port(frame_rig, forged):
 
 @pytest.mark.parametrize("words", [1, 5, 10])
 def test_ours_behind_ip_options(frame_rig, forged, words):
-    """Hosts skip options that say nothing."""
+    """Hosts skip no-operation options."""
     raw = with_options(frame(forged), b"\x01" * (4 * words))
     assert frame_rig.process_frames([(FOREIGN_PORT, raw)]) == []
     assert frame_rig.verdicts() == {Verdict.NOT_PEELSUM: 1}
@@ -54,7 +54,7 @@ def test_ours_behind_ip_options(frame_rig, forged, words):
 @pytest.mark.parametrize("ether_type", [0x8100, 0x88A8])
 @pytest.mark.parametrize("vlan", [0, 0xE000])
 def test_ours_behind_a_priority_tag(frame_rig, forged, ether_type, vlan):
-    """Hosts take a tag of VLAN 0 for none."""
+    """Hosts ignore a tag of VLAN 0."""
     raw = tagged(frame(forged), ether_type, vlan)
     assert frame_rig.process_frames([(FOREIGN_PORT, raw)]) == []
     assert frame_rig.verdicts() == {Verdict.NOT_PEELSUM: 1}

@@ -84,7 +84,7 @@ def admit_hers(network: BuggedNetwork, generation: int) -> None:
 
 
 def play(network: BuggedNetwork, workers: list[Actor], tensors: int) -> list[np.ndarray]:
-    """Every worker submits the same number of tensors; what must come of each."""
+    """Let every worker submit the same number of tensors; return the expected results."""
     numbers = np.random.default_rng(network.random.randrange(1 << 32))
     expected = []
     for _ in range(tensors):

@@ -33,7 +33,7 @@ def sent(machine: AggregationServer | WorkerEndpoint, now: float) -> list[np.voi
 
 
 def server_after(chunks: int) -> AggregationServer:
-    """A server that has summed chunks FIRST to FIRST + chunks - 1, each from three parts."""
+    """Return a server that has summed chunks FIRST to FIRST + chunks - 1, each from three parts."""
     server = AggregationServer(CONFIG)
     for chunk in range(FIRST, FIRST + chunks):
         for worker in range(3):
@@ -45,7 +45,7 @@ def server_after(chunks: int) -> AggregationServer:
 
 @pytest.mark.parametrize("back", range(WINDOW))
 def test_a_replay_of_a_kept_chunk_is_answered_with_the_sum_as_it_was(back: int) -> None:
-    """Not added, not believed, and answered at most once per `reply_gap`."""
+    """Copies are not added, and are answered at most once per `reply_gap`."""
     server = server_after(40)
     chunk = FIRST + 39 - back
     for _ in range(5):
@@ -72,7 +72,7 @@ def test_a_replay_from_before_the_window_is_dropped_up_to_the_horizon(back: int)
 
 
 def test_a_replay_of_the_first_chunk_is_answered_with_the_sum_as_it_was() -> None:
-    """It is kept for good, for those who join late."""
+    """The result is kept permanently, for workers that join late."""
     server = server_after(40)
     server.receive(packet(Kind.BYPASS, FIRST, 0xDEADBEEF, bitmap=0b010, sender=1), 1.0)
     (answer,) = sent(server, 1.0)
@@ -91,7 +91,7 @@ def test_a_worker_s_part_is_taken_once_however_often_and_with_whatever_lanes_it_
 
 
 def worker_with_sums() -> tuple[WorkerEndpoint, np.ndarray]:
-    """A worker that has results for chunks FIRST to FIRST + 29, and waits for two more."""
+    """Return a worker that has results for chunks FIRST to FIRST + 29, and waits for two more."""
     worker = WorkerEndpoint(CONFIG, 1)
     worker.submit(np.zeros(30 * LANES, np.uint32), "add")
     events: list[object] = []

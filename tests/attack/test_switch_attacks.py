@@ -24,7 +24,7 @@ def victim(rig):
 
 
 def attack(victim, port, **fields):
-    """One forged packet in at `port`, and all that came of it; the verdict it was counted under."""
+    """Send one forged packet at `port`; return the verdict and the packets sent."""
     before = victim.verdicts()
     outputs = victim.rig.process(port, victim.packet(**fields))
     after = victim.verdicts()
@@ -53,7 +53,7 @@ GARBAGE = [0xDEADBEEF] * 32
 @pytest.mark.parametrize("kind", [k for k in Kind if k is not Kind.RESET])
 @pytest.mark.parametrize("seat", FOREIGN_PORTS)
 def test_another_job_s_packets_are_refused(victim, seat, kind, flags):
-    """Whatever the kind, and whoever Mallory says to be: contributions, results, resends and needs."""
+    """Any kind, under any name that Mallory gives: contributions, results, resends and needs."""
     start(victim)
     for sender in (0, 2, EVERYONE):
         verdict, outputs = attack(

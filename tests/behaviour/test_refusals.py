@@ -1,4 +1,4 @@
-"""What a switch must not act on, each counted under its reason, on every target."""
+"""Packets that a switch must drop, each counted under its reason, on every target."""
 
 import pytest
 from peelsum_packets import Job

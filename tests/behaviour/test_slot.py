@@ -251,7 +251,7 @@ def test_congestion_met_by_any_contribution_leaves_with_the_sum(job):
 
 
 def test_a_worker_that_has_finished_shows_in_any_sum_that_it_is_in(job):
-    """Else a chunk that only some still send would be completed by the others' last, empty one."""
+    """Otherwise finished workers' last, empty chunk would complete a chunk that only some still send."""
     job.contribute(0, chunk=5, value=0, flags=FIN)
     job.contribute(1, chunk=5, value=7)
     ((_, packet),) = job.contribute(2, chunk=5, value=7)

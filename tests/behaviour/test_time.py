@@ -32,7 +32,7 @@ def clocked(request, made_rigs, tmp_path_factory):
 
 
 class JobInTime(Job):
-    """A job whose packets come at `now_us`."""
+    """A job whose packets arrive at `now_us`."""
 
     now_us = 0
 
@@ -41,7 +41,7 @@ class JobInTime(Job):
         super().__init__(rig, **settings)
 
     def at(self, ticks, base_us):
-        """Let the next packets come so many ticks after a time in microseconds."""
+        """Set the next packets' time: this many ticks after a time in microseconds."""
         self.now_us = base_us + ticks * TICK_US
         return self
 
@@ -58,7 +58,7 @@ class JobInTime(Job):
         assert len(self.rig.process(CPU_PORT, packet, self.now_us)) == 1
 
     def claims(self, chunk):
-        """Whether another chunk of slot `chunk` may claim it now, by worker 1."""
+        """Return whether another chunk of slot `chunk`, of worker 1, can claim it now."""
         before = dict(self.verdicts())
         self.send(1, Kind.CONTRIBUTION, chunk + self.slots, 77)
         after = self.verdicts()

@@ -169,24 +169,24 @@ def test_admission_that_is_a_list(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "complaint"),
     [
-        ("job_id", "x", "admission: job_id: 'x' is no whole number; give what "),
-        ("job_id", 1.5, "admission: job_id: 1.5 is no whole number; give what "),
-        ("workers", True, "admission: workers: True is no whole number; give what "),
-        ("lanes", None, "admission: lanes: None is no whole number; give what "),
-        ("racks", 2, "admission: racks: 2 is no list of whole numbers; give what "),
-        ("racks", [1, "1"], "admission: racks[1]: '1' is no whole number; give what "),
-        ("timeout_s", "30", "admission: timeout_s: '30' is no number of seconds; give what "),
-        ("timeout_s", float("inf"), "admission: timeout_s: inf is no number of seconds; give what "),
+        ("job_id", "x", "admission: job_id: 'x' is not an integer; give what "),
+        ("job_id", 1.5, "admission: job_id: 1.5 is not an integer; give what "),
+        ("workers", True, "admission: workers: True is not an integer; give what "),
+        ("lanes", None, "admission: lanes: None is not an integer; give what "),
+        ("racks", 2, "admission: racks: 2 is not a list of integers; give what "),
+        ("racks", [1, "1"], "admission: racks[1]: '1' is not an integer; give what "),
+        ("timeout_s", "30", "admission: timeout_s: '30' is not a number of seconds; give what "),
+        ("timeout_s", float("inf"), "admission: timeout_s: inf is not a number of seconds; give what "),
         ("timeout_s", None, "admission: timeout_s is missing; give what "),
-        ("timers", {}, "admission: timers: are each host's own, not the job's; give what "),
+        ("timers", {}, "admission: timers: belong to each host, not to the job; give what "),
         ("window", 0, "window: 0 is out of range; give a number from 1 to "),
         ("slots", 15, "admission: window: 8 is more than half of the switch's 15 slots; give what "),
-        ("slots", float("nan"), "admission: slots: nan is no whole number; give what "),
-        ("server_port", float("nan"), "admission: server_port: nan is no whole number; give what "),
-        ("server_port", 511, "admission: port 511 is none of a switch; give what "),
-        ("worker_ports", 3, "admission: worker_ports: 3 is no list of whole numbers; give what "),
-        ("worker_ports", [1, None], "admission: worker_ports[1]: None is no whole number; give what "),
-        ("worker_ports", [1, -1], "admission: port -1 is none of a switch; give what "),
+        ("slots", float("nan"), "admission: slots: nan is not an integer; give what "),
+        ("server_port", float("nan"), "admission: server_port: nan is not an integer; give what "),
+        ("server_port", 511, "admission: port 511 is not a switch port; give what "),
+        ("worker_ports", 3, "admission: worker_ports: 3 is not a list of integers; give what "),
+        ("worker_ports", [1, None], "admission: worker_ports[1]: None is not an integer; give what "),
+        ("worker_ports", [1, -1], "admission: port -1 is not a switch port; give what "),
         ("worker_ports", [1], "admission: worker_ports: 1 ports for 2 workers; give what "),
     ],
 )
@@ -198,14 +198,16 @@ def test_admission_of_wrong_types(field, value, complaint):
 
 @pytest.mark.parametrize("admission", [None, [], "{}"])
 def test_admission_that_is_no_object(admission):
-    with pytest.raises(TransportConfigError, match=r"^admission: .* is no JSON object; give what `peelsum"):
+    with pytest.raises(
+        TransportConfigError, match=r"^admission: .* is not a JSON object; give what `peelsum"
+    ):
         job_config(admission)
 
 
 def test_admission_of_a_wrong_type_is_one_line():
     wrong = json.dumps({**ADMISSION, "generation": "1"})
     line = refused(run("server", "run", "--switch", "127.0.0.1:9", "--admission", wrong))
-    assert line.startswith("admission: generation: '1' is no whole number; ")
+    assert line.startswith("admission: generation: '1' is not an integer; ")
 
 
 def test_admission_with_news_for_others_is_taken():

@@ -51,7 +51,12 @@ def file(tmp_path):
             "h:1",
             "admission.json: Expecting value: line 1 column 1 (char 0); give a file of what `peelsum",
         ),
-        ("[]", "0", "h:1", "worker 0: admission: [] is no JSON object; give what `peelsum job admit --json`"),
+        (
+            "[]",
+            "0",
+            "h:1",
+            "worker 0: admission: [] is not a JSON object; give what `peelsum job admit --json`",
+        ),
         ("{}", "0", "h:1", "worker 0: admission: job_id is missing; give what `peelsum job admit --json`"),
     ],
 )

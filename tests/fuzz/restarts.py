@@ -31,11 +31,11 @@ class SpecUnderTest(SpecSwitch):
     """The specification, with what a power failure and a controller do to it."""
 
     def withdraw(self, job_id: int) -> None:
-        """Take a job's row away."""
+        """Remove a job's row."""
         self.jobs.pop(job_id, None)
 
     def lose_everything(self) -> None:
-        """Registers and tables as after power-up."""
+        """Clear registers and tables, as at power-up."""
         limit = self.age_limit
         self.__init__(self.lanes, self.slots)  # type: ignore[misc]
         self.set_age_limit(limit)
@@ -46,12 +46,12 @@ class SpecUnderTest(SpecSwitch):
             assert self.process(CPU_PORT, packet.tobytes(), now_us)
 
     def absorbed(self) -> int:
-        """Contributions absorbed so far."""
+        """Return the number of contributions absorbed."""
         return self.verdicts[Verdict.ABSORBED]
 
 
 class EmbeddedUnderTest(EmbeddedRig):
-    """The compiled pipeline, likewise."""
+    """The compiled pipeline, with the same failures."""
 
     age_limit = 15_625
 
@@ -61,13 +61,13 @@ class EmbeddedUnderTest(EmbeddedRig):
         super().set_age_limit(ticks)
 
     def withdraw(self, job_id: int) -> None:
-        """Take a job's row away."""
+        """Remove a job's row."""
         if ("jobs", (job_id,)) in self._written:
             self._named(self.switch.tables, "jobs").delete((job_id,))
             self._written.discard(("jobs", (job_id,)))
 
     def lose_everything(self) -> None:
-        """Registers and tables as after power-up."""
+        """Clear registers and tables, as at power-up."""
         self.fresh()
         self.set_age_limit(self.age_limit)
 
@@ -77,7 +77,7 @@ class EmbeddedUnderTest(EmbeddedRig):
         assert len(self.process_frames(frames, now_us)) == self.slots
 
     def absorbed(self) -> int:
-        """Contributions absorbed so far."""
+        """Return the number of contributions absorbed."""
         return self.verdicts().get(Verdict.ABSORBED, 0)
 
 
@@ -86,26 +86,26 @@ MakeSwitch = Callable[[], UnderTest]
 
 
 def resets(lanes: int, slots: int) -> np.ndarray:
-    """A RESET for every slot."""
+    """Return a RESET for every slot."""
     return pack(np.zeros((slots, lanes), np.uint32), kind=Kind.RESET, chunk_id=range(slots))
 
 
 @dataclass
 class Round:
-    """One tensor of every worker, and what must come of it, computed apart."""
+    """One tensor of every worker, and its expected result, computed independently."""
 
     op: Op
     inputs: list[Words]
 
     @property
     def expected(self) -> Words:
-        """Their sum modulo 2**32, or their union."""
+        """Return their sum modulo 2**32, or their bitwise OR."""
         if self.op == "or":
             return np.bitwise_or.reduce(self.inputs)
         return np.sum(np.asarray(self.inputs, np.uint64), axis=0).astype(np.uint32)
 
     def computed_anew(self) -> Round:
-        """The same tensors after a restart: other values, so that anything left of the old ones shows."""
+        """Return tensors for a restart: other values, so that left-overs of the old ones show."""
         return Round(self.op, [words ^ np.uint32(0x5A5A5A5A + len(self.inputs)) for words in self.inputs])
 
 
@@ -128,14 +128,14 @@ class JobUnderTest:
         return -(-one.inputs[0].size // self.config.lanes)
 
     def check(self) -> None:
-        """Whatever has come back so far is exact."""
+        """Assert that all results so far are exact."""
         for actor in self.workers:
             for ticket, words in actor.sums.items():
                 np.testing.assert_array_equal(words, self.rounds[ticket].expected)
 
     @property
     def done(self) -> bool:
-        """Whether every worker has every sum."""
+        """Return whether every worker has every sum."""
         return all(len(actor.sums) == len(self.rounds) for actor in self.workers)
 
 
@@ -166,7 +166,7 @@ class FailingNetwork(VirtualNetwork):
         job.submitted = [0] * len(job.workers)
 
     def submit(self, job: JobUnderTest, one: Round) -> None:
-        """Have each worker submit it, at a time of its own."""
+        """Let each worker submit it, at its own time."""
         job.rounds.append(one)
         job.chunks += job.chunks_of(one)
         self._see_to_submission(job)
@@ -187,7 +187,7 @@ class FailingNetwork(VirtualNetwork):
         self.poke(actor)
 
     def sent(self, job: JobUnderTest) -> int:
-        """Packets that the job's hosts have sent since the beginning, lost ones too."""
+        """Return the number of packets that the job's hosts have sent, lost ones included."""
         server = self.actors[job.server_port].machine
         return job.packets_before + sum(map(_sent_by, [server, *(a.machine for a in job.workers)]))
 
@@ -205,18 +205,18 @@ class FailingNetwork(VirtualNetwork):
     # -- failures --------------------------------------------------------------------------------------
 
     def pass_time(self, seconds: float) -> None:
-        """Let things happen for so long."""
+        """Run for this long."""
         over: list[bool] = []
         self.at(self.now + seconds, lambda: over.append(True))
         self.run_until(lambda: bool(over), seconds=self.now + seconds + 1, packets=self.packets + 200_000)
 
     def pass_outage(self, seconds: float) -> None:
-        """The same, counted as time in which nobody can be expected to get on."""
+        """Run for this long, counted as time without expected progress."""
         self.outage += seconds
         self.pass_time(seconds)
 
     def restart_worker(self, job: JobUnderTest, gap: float) -> None:
-        """A worker is back without its memory: the job starts anew with what not every worker has."""
+        """Restart a worker without its state; the job starts again with the tensors that a worker lacks."""
         job.check()
         job.packets_before = self.sent(job)
         for actor in (self.actors[job.server_port], *job.workers):
@@ -235,7 +235,7 @@ class FailingNetwork(VirtualNetwork):
             self._see_to_submission(job)
 
     def fail_server(self, job: JobUnderTest, gap: float) -> None:
-        """The server is gone for a while and comes back knowing nothing."""
+        """Stop the server for a while, and start it without state."""
         actor = self.actors[job.server_port]
         actor.alive = False
         self.pass_outage(gap)
@@ -244,7 +244,7 @@ class FailingNetwork(VirtualNetwork):
         actor.alive = True
 
     def fail_switch(self, which: int, gap: float) -> None:
-        """A switch comes back empty at once, its tables when the controller gets to it."""
+        """Restart a switch empty; the controller restores its tables later."""
         self.switches[which % self.many].lose_everything()
         self.pass_outage(gap)
         for job in self.jobs:
@@ -256,7 +256,7 @@ class FailingNetwork(VirtualNetwork):
         self.actors.update(actors)
 
     def cut(self, gap: float) -> None:
-        """Nothing gets through for a while."""
+        """Drop all packets for a while."""
         faults, self.faults = self.faults, CUT
         self.pass_outage(gap)
         self.faults = faults
@@ -264,7 +264,7 @@ class FailingNetwork(VirtualNetwork):
     # -- the end ---------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Run until every worker has every sum, and no packet is under way any more."""
+        """Run until every worker has every sum and no packet is in flight."""
         self.run_until(self._done, seconds=self.now + 60, packets=self.packets + 500_000)
         for job in self.jobs:
             job.check()
@@ -277,7 +277,7 @@ class FailingNetwork(VirtualNetwork):
         return all(job.done for job in self.jobs)
 
     def all_slots_claimable(self) -> bool:
-        """Whether every slot takes a new job's contribution once the age limit has passed."""
+        """Return whether every slot takes a new job's contribution once the age limit has passed."""
         return all(self._claimable_slots(switch) == self.slots for switch in self.switches)
 
     def _claimable_slots(self, switch: UnderTest) -> int:
@@ -303,7 +303,7 @@ class FailingRacks(FailingNetwork):
     UPLINK, RACK_PORTS = 250, (251, 252)
 
     def admit(self, config: JobConfig, first_port: int, salt: int = 0) -> list[Actor]:
-        """Admit a job of two racks on all three switches; its workers in the order of their numbers."""
+        """Admit a job of two racks on all three switches; return its workers by number."""
         spine, job_id = self.switches[0], config.job_id
         common = {"generation": config.generation, "salt": salt, "group": job_id}
         spine.admit_job(
@@ -338,7 +338,7 @@ class FailingRacks(FailingNetwork):
         raise AssertionError(f"port {port}: nobody's")
 
     def _at(self, which: int, port: int, payload: bytes) -> None:
-        """A packet comes in at a switch, and what it brings about goes on to the next."""
+        """Process a packet at a switch, and pass the packets sent to the next one."""
         for out, packet in self.switches[which].process(port, payload, int(self.now * 1e6)):
             if out == self.UPLINK:
                 rack_port = self.RACK_PORTS[which - 1]
@@ -351,7 +351,7 @@ class FailingRacks(FailingNetwork):
 
 
 def _first_missing(actor: Actor) -> int:
-    """The first tensor whose sum a worker does not have."""
+    """Return the first tensor whose sum a worker lacks."""
     return next(ticket for ticket in range(len(actor.sums) + 1) if ticket not in actor.sums)
 
 

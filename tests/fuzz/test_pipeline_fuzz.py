@@ -48,7 +48,7 @@ KIND_AT, HEADER_END = FRAME_HEADER_BYTES + 1, FRAME_HEADER_BYTES + 16
 
 @dataclass
 class Victim:
-    """Three workers and their server, who add up tensor after tensor, each compared bit for bit."""
+    """Three workers and their server, which sum tensor after tensor, each compared bit for bit."""
 
     numbers: np.random.Generator
     config: JobConfig
@@ -70,7 +70,7 @@ class Victim:
             worker.submit(words, "or" if unite else "add")
 
     def packets(self, now: float) -> list[tuple[int, Batch]]:
-        """What its hosts have to send, by port."""
+        """Return what the hosts send, by port."""
         found = []
         machines = zip((*WORKER_PORTS, SERVER_PORT), (*self.workers, self.server), strict=True)
         for port, machine in machines:
@@ -93,7 +93,7 @@ class Victim:
 
 
 def framed(batch: Batch) -> NDArray[np.uint8]:
-    """The packets as frames, uint8[n, STRIDE]."""
+    """Return the packets as frames, uint8[n, STRIDE]."""
     rows = np.zeros((len(batch), STRIDE), np.uint8)
     rows[:, :FRAME_HEADER_BYTES] = np.frombuffer(frame(bytes(SIZE))[:FRAME_HEADER_BYTES], np.uint8)
     rows[:, FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + SIZE] = batch

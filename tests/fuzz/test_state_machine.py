@@ -49,7 +49,7 @@ def program() -> Program:
 
 
 class Failures(RuleBasedStateMachine):
-    """What may happen, in any order."""
+    """The possible events, in any order."""
 
     network_class = FailingNetwork
 
@@ -167,7 +167,7 @@ class FailuresOfRacks(Failures):
 
 
 class FailuresAroundTheCompiledPipeline(Failures):
-    """One level, with the embedded target for a switch."""
+    """One level, with the softswitch."""
 
     @staticmethod
     def make_switch() -> UnderTest:
@@ -175,7 +175,7 @@ class FailuresAroundTheCompiledPipeline(Failures):
 
 
 class FailuresOfRacksAroundTheCompiledPipeline(FailuresOfRacks):
-    """Two levels, with three embedded targets for switches."""
+    """Two levels, with three softswitches."""
 
     @staticmethod
     def make_switch() -> UnderTest:

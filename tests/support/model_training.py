@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.allreduce import Summation
-from peelsum.topology.seats import plug_in
 from peelsum.torch import SwitchAllreduceState, hook
 from peelsum.training import MODELS, ModelName, Task, bert, lstm, ncf, vgg19
+from peelsum.transport.seats import plug_in
 
 STEPS = 20
 #: A text that does not change, for all that read words.

@@ -9,19 +9,12 @@ line of input.
 import json
 import os
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 
-from peelsum.topology.seats import plug_in
+from peelsum.summation import Part
 from peelsum.transport import job_config
-
-
-@dataclass(frozen=True)
-class Part:
-    words: np.ndarray
-    op: str = "add"
-    check: None = None
+from peelsum.transport.seats import plug_in
 
 
 def words_of(worker: int, round_: int, count: int) -> np.ndarray:
@@ -38,7 +31,7 @@ def main() -> None:
             if round_ == pause:
                 print(f"before {round_}", flush=True)
                 sys.stdin.readline()
-            (result,) = summation.sum([Part(words_of(seat["worker_id"], round_, count))])
+            (result,) = summation.sum_words([Part(words_of(seat["worker_id"], round_, count), "add")])
             expected = sum(words_of(worker, round_, count).astype(np.uint64) for worker in workers)
             assert result.tobytes() == expected.astype(np.uint32).tobytes(), f"round {round_} is wrong"
     print("exact")

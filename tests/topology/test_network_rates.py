@@ -10,8 +10,8 @@ from patience import PATIENCE_S
 from peelsum.allreduce import Allreduce
 from peelsum.softswitch.ports.udp import FRAME_HEADER_BYTES
 from peelsum.topology.description import parse
-from peelsum.topology.network import SEAT, UdpNetwork
-from peelsum.topology.seats import plug_in
+from peelsum.topology.network import UdpNetwork
+from peelsum.transport.seats import SEAT, plug_in
 from peelsum.wire import packet_bytes
 
 LANES, CHUNKS, MBIT = 256, 150, 20.0

@@ -12,8 +12,8 @@ from patience import PATIENCE_S
 
 from peelsum.allreduce import Allreduce, Part, PlanMismatchError
 from peelsum.topology import Child, Star
-from peelsum.topology.seats import plug_in
 from peelsum.transport import StalledError, TransportError
+from peelsum.transport.seats import plug_in
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 WORKERS = 3
@@ -171,11 +171,11 @@ def test_what_a_killed_run_left_in_the_switch_is_not_added_to_the_next():
 
     def killed(worker, summation):
         for _ in range(steps[worker]):
-            summation.sum([Part(words[7][worker], "add")])
+            summation.sum_words([Part(words[7][worker], "add")])
         raise ConnectionAbortedError
 
     def again(worker, summation):
-        return [summation.sum([Part(words[1000][worker], "add")])[0] for _ in range(2)]
+        return [summation.sum_words([Part(words[1000][worker], "add")])[0] for _ in range(2)]
 
     with Star(WORKERS, timeout_s=5.0) as star:
         on_every_worker(star, killed)
@@ -196,7 +196,7 @@ def test_a_worker_that_sums_on_alone_is_told():
 
     def work(worker, summation):
         words = np.full(3, worker + 1, np.uint32)
-        return [summation.sum([Part(words, "add")])[0].tolist() for _ in range(rounds[worker])]
+        return [summation.sum_words([Part(words, "add")])[0].tolist() for _ in range(rounds[worker])]
 
     with Star(WORKERS) as star:
         outcomes = on_every_worker(star, work)

@@ -177,7 +177,7 @@ class Workers:
 
     def check_sum(self):
         parts = [Part(np.arange(1000, dtype=np.uint32) * np.uint32(k), "add") for k in (3, 4_000_000_000)]
-        sums = self._threads.map(lambda one, part: one.sum([part])[0], self._summations, parts)
+        sums = self._threads.map(lambda one, part: one.sum_words([part])[0], self._summations, parts)
         for result in sums:
             np.testing.assert_array_equal(result, parts[0].words + parts[1].words)
 

@@ -33,7 +33,7 @@ class Held:
         self.summed, self.entered, self.go = [], threading.Event(), threading.Event()
         self.fails, self.closed = None, False
 
-    def sum(self, parts):
+    def sum_words(self, parts):
         self.entered.set()
         assert self.go.wait(PATIENCE_S)
         if self.fails:
@@ -59,7 +59,7 @@ def pipeline(held):
 
 
 def sums(seat, number):
-    return lambda: seat.sum([Part(np.full(1, number, np.uint32), "add")])
+    return lambda: seat.sum_words([Part(np.full(1, number, np.uint32), "add")])
 
 
 def test_one_encodes_while_another_is_on_the_network(pipeline, held):
@@ -185,12 +185,12 @@ class Jittery(Held):
         self._rng, self._fails_at, self._error = rng, fails_at, TimeoutError("worker 1 is missing")
         self.go.set()
 
-    def sum(self, parts):
+    def sum_words(self, parts):
         jitter(self._rng)
         (part,) = parts
         if part.words[0] == self._fails_at:
             self.fails = self._error
-        return super().sum(parts)
+        return super().sum_words(parts)
 
 
 def jitter(rng):

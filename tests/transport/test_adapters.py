@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from udp_switch import UdpSwitch
 
+from peelsum.summation import Part
 from peelsum.transport import (
     AggregationService,
     JobConfig,
@@ -24,7 +24,7 @@ from peelsum.transport import (
     endpoint_kernels,
     server_kernels,
 )
-from peelsum.transport.rehearsal import rehearse
+from peelsum.transport.warming import warm_up
 from peelsum.wire.datagrams import BatchSocket
 
 PORT = 50
@@ -37,13 +37,6 @@ LOOPS = {
 }
 
 
-@dataclass(frozen=True)
-class Part:
-    words: np.ndarray
-    op: str
-    check: Callable[[np.ndarray], None] | None = None
-
-
 def drawn(worker: int, step: int, length: int) -> np.ndarray:
     return np.random.default_rng((worker, step)).integers(0, 1 << 32, length, dtype=np.uint32)
 
@@ -51,7 +44,7 @@ def drawn(worker: int, step: int, length: int) -> np.ndarray:
 def steps(summation: SwitchSummation, count: int) -> list[list[np.ndarray]]:
     """Sum an ADD part, an empty one and an OR part, `count` times."""
     return [
-        summation.sum(
+        summation.sum_words(
             [
                 Part(drawn(summation.worker_id, step, 1000 + step), "add"),
                 Part(drawn(0, 0, 0), "add"),
@@ -138,9 +131,9 @@ def test_a_missing_worker_is_named_by_the_others() -> None:
                 address = switch.worker_address(config, PORT, worker)
                 with SwitchSummation(config, worker, address, timeout_s=3) as summation:
                     with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
-                        summation.sum([Part(drawn(worker, 0, 5), "add")])
+                        summation.sum_words([Part(drawn(worker, 0, 5), "add")])
                     with pytest.raises(TransportError, match="out of step"):
-                        summation.sum([])
+                        summation.sum_words([])
 
             for one in [pool.submit(wait_in_vain, worker) for worker in (0, 1)]:
                 one.result()
@@ -158,7 +151,7 @@ def test_without_a_server_the_stall_says_so() -> None:
             SwitchSummation(config, 0, address, timeout_s=0.2) as summation,
             pytest.raises(StalledError, match=r"server has not answered; .* has the job in generation"),
         ):
-            summation.sum([Part(drawn(0, 0, 5), "add")])
+            summation.sum_words([Part(drawn(0, 0, 5), "add")])
 
 
 def test_what_a_check_raises_ends_the_sum() -> None:
@@ -176,9 +169,9 @@ def test_what_a_check_raises_ends_the_sum() -> None:
 
             with SwitchSummation(config, 0, switch.worker_address(config, PORT, 0)) as summation:
                 with pytest.raises(ValueError, match="5 words"):
-                    summation.sum([Part(drawn(0, 0, 5), "add", refuse)])
+                    summation.sum_words([Part(drawn(0, 0, 5), "add", refuse)])
                 with pytest.raises(TransportError, match="out of step"):
-                    summation.sum([])
+                    summation.sum_words([])
             service.stop()
 
 
@@ -206,7 +199,7 @@ def test_a_switch_that_forgot_its_peers_meets_them_again() -> None:
 
 def test_nobody_at_the_switch_address() -> None:
     with BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
-        rehearse(CONFIG.lanes)
+        warm_up(CONFIG.lanes)
         started = time.monotonic()
         with pytest.raises(
             SwitchUnreachableError, match=rf"127\.0\.0\.1:{silent.address[1]}: no answer in 0\.3 s"
@@ -222,9 +215,9 @@ def test_jobs_that_cannot_share_a_server() -> None:
         AggregationService([CONFIG, replace(CONFIG, job_id=2, lanes=4)], ("127.0.0.1", 9))
 
 
-def test_after_the_rehearsal_nothing_is_compiled_any_more() -> None:
+def test_after_warm_up_nothing_is_compiled_any_more() -> None:
     config = replace(CONFIG, workers=1)
-    rehearse(config.lanes)
+    warm_up(config.lanes)
     loops = [getattr(module, name) for module, names in LOOPS.items() for name in names]
     before = [len(loop.signatures) for loop in loops]
     with UdpSwitch(8, loss=0.1, seed=3) as switch:

@@ -6,7 +6,7 @@ from peelsum.transport.congestion import LEAST, SPAN, CongestionWindow
 
 
 def cut(window: CongestionWindow, base: int) -> int:
-    """A mark on chunk `base` with a full window outstanding; the size after it."""
+    """Mark chunk `base` with a full window outstanding; return the new size."""
     window.on_results(1, True, base, base + window.size)
     return window.size
 

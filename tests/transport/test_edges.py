@@ -25,7 +25,7 @@ from peelsum.transport import (
 )
 from peelsum.transport.congestion import CongestionWindow
 from peelsum.transport.layout import unwrap
-from peelsum.transport.udp import JoiningPart
+from peelsum.transport.udp import JoiningSum
 from peelsum.wire import Flag, Kind, unpack
 
 RUN = 5000
@@ -158,11 +158,11 @@ def test_positions_reach_half_of_all_chunk_ids_back_and_one_less_ahead(near: int
 
 @pytest.mark.parametrize(("word", "value"), [(0, 0), (2, 0), (1, 0), (1, 1), (1, 0xFFFFFFFF)])
 def test_a_run_that_was_answered_with_other_numbers_is_refused(word: int, value: int) -> None:
-    part = JoiningPart(UDP_CONFIG, 1)
+    part = JoiningSum(UDP_CONFIG, 1)
     numbers = np.array([5, part.words[1], 7], np.uint32)
     part.check(numbers)
     numbers[word] = value if value != part.words[1] else value ^ 2
-    with pytest.raises(TransportError, match="generation 4 has run before; admit the job again"):
+    with pytest.raises(TransportError, match="generation 4 has run before; admit the job and start"):
         part.check(numbers)
 
 
@@ -175,7 +175,7 @@ def test_the_number_that_a_worker_joins_with_is_not_zero(
         return drawn
 
     monkeypatch.setattr(udp.secrets, "randbelow", randbelow)
-    assert JoiningPart(UDP_CONFIG, 1).words.tolist() == [0, number, 0]
+    assert JoiningSum(UDP_CONFIG, 1).words.tolist() == [0, number, 0]
 
 
 def test_a_worker_whose_own_code_fails_leaves_without_a_last_chunk() -> None:
@@ -186,7 +186,7 @@ def test_a_worker_whose_own_code_fails_leaves_without_a_last_chunk() -> None:
             raise ZeroDivisionError
         assert summation.stats().contributions == 0
         with pytest.raises(TransportError, match="this connection is closed"):
-            summation.sum([])
+            summation.sum_words([])
 
 
 ADMISSION = {
@@ -211,14 +211,14 @@ def test_an_admission_may_use_half_of_the_slots_and_every_port_of_a_switch() -> 
     ("changed", "message"),
     [
         ({"slots": 127}, "window: 64 is more than half of the switch's 127 slots"),
-        ({"worker_ports": [0, 511]}, "port 511 is none of a switch"),
-        ({"worker_ports": [-1, 5]}, "port -1 is none of a switch"),
-        ({"server_port": 511}, "port 511 is none of a switch"),
+        ({"worker_ports": [0, 511]}, "port 511 is not a switch port"),
+        ({"worker_ports": [-1, 5]}, "port -1 is not a switch port"),
+        ({"server_port": 511}, "port 511 is not a switch port"),
         ({"worker_ports": [1]}, "worker_ports: 1 ports for 2 workers"),
-        ({"timers": {}}, "timers: are each host's own"),
-        ({"timeout_s": 0}, "timeout_s: 0 is no number of seconds"),
-        ({"timeout_s": float("inf")}, "timeout_s: inf is no number of seconds"),
-        ({"lanes": True}, "lanes: True is no whole number"),
+        ({"timers": {}}, "timers: belong to each host"),
+        ({"timeout_s": 0}, "timeout_s: 0 is not a number of seconds"),
+        ({"timeout_s": float("inf")}, "timeout_s: inf is not a number of seconds"),
+        ({"lanes": True}, "lanes: True is not an integer"),
     ],
 )
 def test_an_admission_that_no_switch_can_have_is_refused(changed: dict[str, object], message: str) -> None:

@@ -24,7 +24,7 @@ CONFIG = JobConfig(job_id=9, generation=77, workers=3, lanes=LANES, window=8, fi
 
 
 def all_of(endpoint: WorkerEndpoint, now: float = 0.0) -> list[np.void]:
-    """Every packet the endpoint would send now, unpacked."""
+    """Return every packet that the endpoint sends now, unpacked."""
     packets: list[np.void] = []
     while len(batch := endpoint.to_send(now)):
         packets.extend(unpack(batch.copy(), LANES))
@@ -185,7 +185,7 @@ def test_a_missing_chunk_holds_nothing_up_until_the_window_is_full() -> None:
 
 
 def lossy_start(lost: list[int]) -> WorkerEndpoint:
-    """32 chunks sent at 0; at 0.001 all but the lost are answered, and those resent. The timer is 4 ms."""
+    """Send 32 chunks at 0; at 0.001, answer all but the lost ones, which are resent. The timer is 4 ms."""
     endpoint = WorkerEndpoint(replace(CONFIG, window=128, initial_window=32, first_chunk=0), 0)
     endpoint.submit(np.zeros(64 * LANES, np.uint32), "add")
     assert len(all_of(endpoint)) == 32

@@ -1,4 +1,4 @@
-"""A worker's resend timer, computed apart from docs/reference/protocol.md's formula."""
+"""A worker's resend timer, compared with docs/reference/protocol.md's formula."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMERS = Timers(first_answer=0.3, resend_least=0.002, resend_most=0.1)
 
 
 def after(round_trips: list[float]) -> WorkerEndpoint:
-    """A worker whose chunks, one after the other, took so long."""
+    """Return a worker whose chunks had these round-trip times, one after the other."""
     worker = WorkerEndpoint(replace(CONFIG, first_chunk=0, timers=TIMERS), 0)
     worker.submit(np.zeros(100 * LANES, np.uint32), "add")
     now = 0.0
@@ -28,7 +28,7 @@ def after(round_trips: list[float]) -> WorkerEndpoint:
 
 
 def average(round_trips: list[float]) -> float:
-    """What the page says of them."""
+    """Return the timer by the page's formula."""
     first, *others = round_trips
     usual = first
     for one in others:

@@ -1,4 +1,4 @@
-"""What a row of a worker's or a server's state still knows when another chunk gets it: nothing."""
+"""A row of a worker's or a server's state keeps nothing when another chunk gets it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROWS = 2 * WINDOW
 
 
 def server_at(newest: int) -> AggregationServer:
-    """A server whose newest complete chunk that is."""
+    """Return a server with this newest complete chunk."""
     server = AggregationServer(CONFIG)
     server.receive(partial(newest, 0b111, 1), 0.0)
     assert len(sent(server)) == 1
@@ -184,7 +184,7 @@ def test_a_result_of_the_next_chunk_to_send_is_out_of_the_window() -> None:
 
 
 def probing() -> tuple[WorkerEndpoint, int]:
-    """A worker that has sent 24 chunks and got the result of none since the first 8, at 1 ms."""
+    """Return a worker that has sent 24 chunks and got the results of the first 8, at 1 ms."""
     config = replace(WORKER_CONFIG, window=32, initial_window=32, first_chunk=0)
     worker = WorkerEndpoint(config, 0)
     worker.submit(np.zeros(32 * LANES, np.uint32), "add")
@@ -194,7 +194,7 @@ def probing() -> tuple[WorkerEndpoint, int]:
 
 
 def asked(worker: WorkerEndpoint) -> tuple[list[int], float]:
-    """The chunks that the worker resends when its timer runs out, and when that is."""
+    """Return the chunks that the worker resends when its timer runs out, and that time."""
     due = worker.next_timer()
     assert due is not None
     worker.expire(due)

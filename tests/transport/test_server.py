@@ -16,7 +16,7 @@ CONFIG = JobConfig(job_id=9, generation=77, workers=3, lanes=LANES, window=8, ti
 
 
 def sent(server: AggregationServer, now: float = 0.0) -> list[np.void]:
-    """Every packet the server would send now, unpacked."""
+    """Return every packet that the server sends now, unpacked."""
     packets: list[np.void] = []
     while len(batch := server.to_send(now, limit=2)):
         packets.extend(unpack(batch.copy(), LANES))

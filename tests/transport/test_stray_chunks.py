@@ -1,4 +1,4 @@
-"""Packets of chunks that no worker can be at: the server drops them, asks nobody, and blames nobody."""
+"""Packets of chunks outside all windows: the server drops them, asks for nothing and names no worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASKS = 8
 
 
 def settled(newest: int = RUN, config: JobConfig = CONFIG) -> AggregationServer:
-    """A server whose newest complete chunk is `newest`, heard of at time 0."""
+    """Return a server whose newest complete chunk is `newest`, received at time 0."""
     server = AggregationServer(config)
     everybody = config.expected_mask
     flags = Flag.SPINE if config.racks else Flag.NONE
@@ -32,7 +32,7 @@ def settled(newest: int = RUN, config: JobConfig = CONFIG) -> AggregationServer:
 
 
 def sums_of(server: AggregationServer, chunks: range, now: float) -> list[int]:
-    """The chunks of these that complete when each worker's part comes once."""
+    """Return those chunks that complete when each worker's part arrives once."""
     complete = []
     for chunk in chunks:
         for worker in range(3):

@@ -23,14 +23,14 @@ KINDS = (Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS)
 
 
 def stray(config: JobConfig, worker: int, chunk: int, kind: Kind) -> np.ndarray:
-    """A packet as `worker` might send it, of a chunk that it is not at."""
+    """Return a packet from `worker`, of a chunk outside its window."""
     lanes = np.full((1, config.lanes), 0x5EED5EED, np.uint32)
     header = {"job_id": config.job_id, "generation": config.generation, "sender": worker}
     return pack(lanes, kind=kind, chunk_id=chunk & 0xFFFFFFFF, bitmap=1 << worker, **header)
 
 
 def join_and_sum(network: VirtualNetwork, actor: Actor, rounds: list[Round], numbers: np.ndarray) -> None:
-    """Join with `numbers`, go on where these say, and submit each round when the one before is there."""
+    """Join with `numbers`, go to the run's start, and submit each round after the previous results."""
     machine, worker = actor.machine, actor.machine.worker_id
     mine = np.where(np.arange(len(numbers)) == worker, numbers, 0).astype(np.uint32)
     tickets = [machine.submit(mine, "add")]

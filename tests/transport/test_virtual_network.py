@@ -1,4 +1,4 @@
-"""Whatever the network does, every worker gets the exact sums, and it comes to an end."""
+"""Whatever the network does, every worker gets the exact sums, in bounded time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVER_PORT = {1: 100, 2: 120}
 
 @dataclass
 class Round:
-    """One tensor of every worker, and what must come out of it, computed apart."""
+    """One tensor of every worker, and the expected result, computed independently."""
 
     op: Op
     inputs: list[Words]
@@ -45,14 +45,14 @@ def drawn_rounds(random: Random, workers: int) -> list[Round]:
 
 
 def play(network: VirtualNetwork, actors: list[Actor], rounds: list[Round]) -> None:
-    """Have each worker submit its tensors at times of its own, some at once and some after an answer."""
+    """Let each worker submit its tensors at its own times, some at once and some after a result."""
     for worker, actor in enumerate(actors):
         start = network.random.choice([0.0, network.random.uniform(0, 0.05)])
         network.at(start, lambda worker=worker, actor=actor: submit_next(network, actor, worker, rounds, 0))
 
 
 def submit_next(network: VirtualNetwork, actor: Actor, worker: int, rounds: list[Round], number: int) -> None:
-    """Submit round `number` and see to what follows it."""
+    """Submit round `number` and schedule the next one."""
     if number == len(rounds):
         actor.machine.finish(network.now)
     elif number == 0 or network.random.random() < 0.5 or number - 1 in actor.sums:

@@ -15,7 +15,7 @@ WORKERS = 1000
 
 
 class TwoLevelNetwork(VirtualNetwork):
-    """`switch` is the spine; rack r hangs at its port r, and is `leaves[r]`, whose uplink is port 400.
+    """`switch` is the spine; rack r is behind its port r, and is `leaves[r]`, whose uplink is port 400.
 
     Every host has a port number of its own, of whichever switch: a job's server p, its worker n p + 1000 + n.
     """
@@ -29,7 +29,7 @@ class TwoLevelNetwork(VirtualNetwork):
             leaf.set_age_limit(age_limit)
 
     def admit(self, config: JobConfig, first_port: int, salt: int = 0) -> list[Actor]:
-        """Admit a job of two levels on all switches; its workers in the order of their numbers."""
+        """Admit a job of two levels on all switches; return its workers in the order of their numbers."""
         common = {"generation": config.generation, "salt": salt, "group": config.job_id}
         spine, job_id = self.switch, config.job_id
         spine.admit_job(
@@ -57,7 +57,7 @@ class TwoLevelNetwork(VirtualNetwork):
         return self.actors[port]
 
     def restart_leaf(self, rack: int) -> None:
-        """A rack's switch loses its registers; the controller has put its tables back."""
+        """Clear the registers of a rack's switch, whose tables the controller restores."""
         self.leaves[rack].state = SpecSwitch(self.lanes, self.slots).state
 
     def _at_switch(self, port: int, payload: bytes) -> None:

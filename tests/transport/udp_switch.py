@@ -1,4 +1,4 @@
-"""The specification's switch behind real UDP sockets, in a thread: what the adapters are tried against."""
+"""The specification's switch behind real UDP sockets, in a thread, for tests of the adapters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from peelsum.wire.datagrams import Address, BatchSocket
 
 
 class UdpSwitch:
-    """Admits jobs, one UDP socket a port; loses a seeded share of packets both ways. A context manager."""
+    """A switch with a UDP socket per port, which drops a seeded share of packets. A context manager."""
 
     def __init__(self, lanes: int, *, loss: float = 0.0, seed: int = 0) -> None:
         self.spec = SpecSwitch(lanes, 4096)
@@ -58,7 +58,7 @@ class UdpSwitch:
         return self._ports[server_port + 10 * config.job_id + worker].address
 
     def forget_peers(self) -> None:
-        """As if the switch process had been restarted: nobody has said hello."""
+        """Forget all hosts, as a restarted switch process does."""
         self._peers.clear()
 
     def __enter__(self) -> UdpSwitch:

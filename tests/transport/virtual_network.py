@@ -24,7 +24,7 @@ HOP = 50e-6
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to a packet on one hop, as probabilities. A delayed one may come any time within 20 ms."""
+    """Probabilities of what happens to a packet on one hop. A delayed packet arrives within 20 ms."""
 
     drop: float = 0.0
     repeat: float = 0.0
@@ -49,7 +49,7 @@ class Actor:
 
 
 class VirtualNetwork:
-    """One switch, any number of jobs, and a clock that only events move."""
+    """One switch, any number of jobs, and a clock that only events advance."""
 
     def __init__(self, seed: int, *, lanes: int, slots: int, faults: Faults, age_limit: int) -> None:
         self.random = Random(seed)
@@ -65,7 +65,7 @@ class VirtualNetwork:
     # -- setting up ------------------------------------------------------------------------------------
 
     def admit(self, config: JobConfig, first_port: int, salt: int = 0) -> list[Actor]:
-        """Admit a job, its server at `first_port` and its workers at the ports after it; its workers."""
+        """Admit a job, its server at `first_port` and its workers at the next ports; return the workers."""
         ports = [first_port + 1 + worker for worker in range(config.workers)]
         self.switch.admit_job(
             config.job_id,
@@ -86,7 +86,7 @@ class VirtualNetwork:
         return [self.actors[port] for port in ports]
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Do something at a virtual time."""
+        """Call a function at a virtual time."""
         self._numbered += 1
         heapq.heappush(self._events, (time, self._numbered, action))
 
@@ -99,19 +99,19 @@ class VirtualNetwork:
             assert self.switch.process(CPU_PORT, packet.tobytes(), int(self.now * 1e6))
 
     def restart_server(self, port: int) -> None:
-        """The server loses all it knew."""
+        """Replace the server by one without state."""
         actor = self.actors[port]
         actor.machine, actor.wake_at = AggregationServer(actor.machine.config), None
 
     def restart_switch(self) -> None:
-        """The switch loses its registers; the controller has put its tables back."""
+        """Clear the switch's registers; the controller restores its tables."""
         fresh = SpecSwitch(self.lanes, self.slots)
         self.switch.state = fresh.state
 
     # -- running ---------------------------------------------------------------------------------------
 
     def run_until(self, done: Callable[[], bool], *, seconds: float, packets: int) -> None:
-        """Let time pass until `done()`. AssertionError when it takes more virtual time or packets.
+        """Advance time until `done()`. Raises AssertionError if that takes more virtual time or packets.
 
         Whatever happens, happens because of a packet or a timer: events are bounded with the packets, so that
         a timer that is always due fails too.
@@ -127,7 +127,7 @@ class VirtualNetwork:
         raise AssertionError(f"not done after {10 * packets} events")
 
     def poke(self, actor: Actor) -> None:
-        """Send all that an actor has to send, and see to its next timer."""
+        """Send all of an actor's packets, and schedule its next timer."""
         if not actor.alive:
             return
         while len(batch := actor.machine.to_send(self.now, limit=self.random.choice([1, 3, 64]))):

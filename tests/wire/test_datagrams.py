@@ -30,7 +30,7 @@ def pair(
 
 
 def drain(sock: BatchSocket) -> list[Burst]:
-    """Everything that waits, copied out of the socket's buffer."""
+    """Return everything that has arrived, copied out of the socket's buffer."""
     bursts = []
     while (burst := sock.receive()) is not None:
         bursts.append(Burst(burst.packets.copy(), burst.source))
@@ -143,7 +143,7 @@ def test_limit_bounds_a_burst_and_loses_nothing() -> None:
 
 
 class StubbornSocket(socket.socket):
-    """A socket whose device takes so many bytes and no more, after accepting the option."""
+    """A socket whose device accepts the option, and then at most this many bytes per send."""
 
     refusal = errno.EINVAL
     most = 100

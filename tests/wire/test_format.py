@@ -1,4 +1,4 @@
-"""The packet format: golden vectors both ways, every field at every value, and bytes that are no packets."""
+"""The packet format: golden vectors both ways, every field at every value, and bytes that are not packets."""
 
 import struct
 

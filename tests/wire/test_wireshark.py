@@ -23,7 +23,7 @@ PACKETS = pack(
 
 
 def write_pcap(path, packets):
-    """A capture of packets, each in a frame of its own."""
+    """Return a capture of packets, one per frame."""
     with path.open("wb") as file:
         file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1))
         for packet in packets:

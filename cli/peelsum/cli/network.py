@@ -129,7 +129,7 @@ def exec_(
     Wait until the network is up, and its job in a generation that no workers have finished.
     """
     from peelsum.topology.namespaces import inside
-    from peelsum.topology.network import SEAT
+    from peelsum.transport.seats import SEAT
 
     words = command[1:] if command[0] == "--" else command
     with reported(TopologyError):
@@ -178,8 +178,8 @@ def _awaited(record: Record | None) -> str:
 
 def readmit() -> None:
     """Have the job of the network that is up admitted again, for workers that start again."""
-    from peelsum.topology.network import SEAT
     from peelsum.topology.records import Record
+    from peelsum.transport.seats import SEAT
 
     with reported(TopologyError):
         before = Record.read()

@@ -16,7 +16,7 @@ from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index, IndexForm,
 from peelsum.allreduce.local import LocalSummation
 from peelsum.allreduce.plan import Choice, Form, Plan, Prediction, Settings, TensorPlan
 from peelsum.allreduce.result import StepResult, TensorResult
-from peelsum.allreduce.summation import Op, Part, Summation
+from peelsum.summation import Op, Part, Summation
 
 __all__ = [
     "Allreduce",

@@ -49,7 +49,6 @@ from peelsum.allreduce.plan import (
 )
 from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.allreduce.rounds import Span, Step
-from peelsum.allreduce.summation import Part, Summation, Words
 from peelsum.codec import (
     CELLS_PER_CANDIDATE,
     BFloat16,
@@ -59,6 +58,7 @@ from peelsum.codec import (
     kernels,
     memory,
 )
+from peelsum.summation import Part, Summation, Words
 from peelsum.wire import packet_bytes
 
 
@@ -198,7 +198,7 @@ class Allreduce:
 
     def _agree(self, plan: Plan, step: Step) -> None:
         """Exchange a new plan's digest alone: if plans differ, so may the lengths of what follows."""
-        step.sum([self._agreement(plan)])
+        step.sum_words([self._agreement(plan)])
         refused = unsupported(plan.tensors)
         if refused is not None:
             raise InvalidRequestError(

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from peelsum.allreduce.indexes import BloomIndex, Index
 from peelsum.allreduce.plan import Choice, Settings
 from peelsum.allreduce.staging import Round, Rounds, Sums, staged
-from peelsum.allreduce.summation import Words
 from peelsum.codec import (
     ESTIMABLE,
     EXPONENT_WORDS,
@@ -30,6 +29,7 @@ from peelsum.codec import (
     index_words,
     largest_exponent_field,
 )
+from peelsum.summation import Words
 
 Positions = NDArray[np.int64]
 #: int32[limbs, k].

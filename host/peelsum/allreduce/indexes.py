@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from peelsum.allreduce.summation import Words
 from peelsum.codec import BloomLayout, Kernels, Memory, block_words, index_words
+from peelsum.summation import Words
 
 IndexForm = Literal["bitmap", "two_level", "bloom"]
 INDEX_FORMS: tuple[IndexForm, ...] = ("bitmap", "two_level", "bloom")

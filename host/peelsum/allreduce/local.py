@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from peelsum.allreduce.errors import InvalidRequestError, SummationStalledError
-from peelsum.allreduce.summation import Part, Words
+from peelsum.summation import Part, Words
 
 
 class LocalSummation:
@@ -48,8 +48,11 @@ class LocalSummation:
         """See `Summation.workers`."""
         return self._hub.workers
 
-    def sum(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum`. Raises SummationStalledError if a part's sum takes longer than `timeout_s`."""
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`.
+
+        Raises SummationStalledError if a part's sum takes longer than `timeout_s`.
+        """
         begins = [self._contribute(part) for part in parts]
         results = []
         for part, begin in zip(parts, begins, strict=True):

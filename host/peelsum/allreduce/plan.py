@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 
 from peelsum.allreduce.indexes import Index
-from peelsum.allreduce.summation import Words
 from peelsum.codec import CELLS_PER_CANDIDATE
+from peelsum.summation import Words
 
 #: How a tensor's values are sent: all, those at the index's positions, or a sketch of the latter.
 Form = Literal["dense", "compact", "sketch"]

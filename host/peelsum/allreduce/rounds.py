@@ -1,4 +1,4 @@
-"""Run the exchanges of all tensors of a step in common rounds, each with one call of `Summation.sum`.
+"""Run the exchanges of all tensors of a step in common rounds, each with one call of `Summation.sum_words`.
 
 A round places all tensors' words back to back, so that chunks are full. `Step` measures time and counts
 chunks.
@@ -16,8 +16,8 @@ import numpy as np
 
 from peelsum.allreduce.exchange import TensorExchange
 from peelsum.allreduce.staging import Round, Rounds, Sums
-from peelsum.allreduce.summation import Part, Summation, Words
 from peelsum.codec import Memory
+from peelsum.summation import Part, Summation, Words
 
 _NOTHING = np.zeros(0, np.uint32)
 #: What a step spends its time on.
@@ -67,10 +67,10 @@ class Step:
             with self.timed("decode"):
                 running, ahead = _advanced(running, sums), ()
 
-    def sum(self, parts: Sequence[Part]) -> list[Words]:
-        """Call `Summation.sum`, measure it, and run each part's check, in case the summation did not."""
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """Call `Summation.sum_words`, measure it, and run each part's check, in case the backend did not."""
         with self.timed("exchange"):
-            results = self._summation.sum(parts)
+            results = self._summation.sum_words(parts)
         self.chunks += sum(-(-part.words.size // self._summation.lanes) for part in parts)
         for part, result in zip(parts, results, strict=True):
             if part.check is not None:
@@ -88,7 +88,7 @@ class Step:
                 one.exchange.settle()
         parts = [Part(ored, "or"), Part(added, "add")]
         sent = [part for part in parts if part.words.size]
-        totals = self.sum([*ahead, *sent])[len(ahead) :]
+        totals = self.sum_words([*ahead, *sent])[len(ahead) :]
         by_op = {part.op: total for part, total in zip(sent, totals, strict=True)}
         ored, added = by_op.get("or", _NOTHING), by_op.get("add", _NOTHING)
         return [Sums(ored[a], added[b]) for a, b in zip(or_spans, add_spans, strict=True)]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import NamedTuple
 
-from peelsum.allreduce.summation import Words
 from peelsum.codec import Memory
+from peelsum.summation import Words
 
 
 class Round(NamedTuple):

@@ -23,7 +23,7 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         "is no group that this rank is in; give one of torch.distributed, or None for all ranks",
     ),
     "over": (
-        lambda value: isinstance(value, str) or callable(getattr(value, "sum", None)),
+        lambda value: isinstance(value, str) or callable(getattr(value, "sum_words", None)),
         "is no way to sum; use 'switch', a backend such as 'gloo', or a Summation",
     ),
     "seed": (

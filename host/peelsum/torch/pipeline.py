@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from peelsum.allreduce import Part, Summation
-from peelsum.allreduce.summation import Words
+from peelsum.summation import Words
 from peelsum.torch.crew import Crew
 from peelsum.torch.errors import HookError, HookFailedError
 
@@ -26,8 +26,8 @@ class Seat:
         #: The work that now runs here, and the last that was submitted.
         self.ticket = self.last = -1
 
-    def sum(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum`."""
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`."""
         return self._pipeline.sum_at(self.ticket, parts)
 
 
@@ -69,10 +69,10 @@ class Pipeline:
         self._crew.join()
 
     def sum_at(self, ticket: int, parts: Sequence[Part]) -> list[Words]:
-        """`Summation.sum`, when it is that ticket's turn."""
+        """`Summation.sum_words`, when it is that ticket's turn."""
         self._crew.wait_for(ticket)
         self._check()
-        return self.summation.sum(parts)
+        return self.summation.sum_words(parts)
 
     def _run(
         self, ticket: int, after: int, seat: Seat, work: Callable[[], object], future: Future[None]

@@ -24,8 +24,8 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not e
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from peelsum.allreduce import Allreduce, Part
-from peelsum.allreduce.summation import Op, Words
 from peelsum.codec import warm_up
+from peelsum.summation import Op, Words
 from peelsum.torch.errors import CallTimeoutError, HookConfigError
 from peelsum.torch.futures import pass_on
 from peelsum.torch.host_memory import summable
@@ -178,7 +178,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         tensor.detach().copy_(ored.view(tensor.dtype).view(tensor.shape))
 
     def _combined(self, words: Words, op: Op) -> Words:
-        (result,) = self._seat.sum([Part(words, op)])
+        (result,) = self._seat.sum_words([Part(words, op)])
         return result
 
 

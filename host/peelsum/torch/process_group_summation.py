@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import Part, SummationStalledError
-from peelsum.allreduce.summation import Words
+from peelsum.summation import Words
 
 #: How OR is had: by the backend; from everybody's words; or as the maximum of one byte for each bit.
 OrBy = Literal["bor", "gather", "max"]
@@ -62,8 +62,11 @@ class ProcessGroupSummation:
         self._backend = backend
         self._store = group.get_group_store()
 
-    def sum(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum`. Raises SummationStalledError naming the workers that have gone or are late."""
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`.
+
+        Raises SummationStalledError, which names the workers that have gone or are late.
+        """
         results = []
         for part in parts:
             try:

@@ -17,9 +17,8 @@ from peelsum.torch.errors import HookConfigError
 from peelsum.torch.held_seats import only_here
 from peelsum.transport import JobConfig, SwitchSummation, job_config
 from peelsum.transport.asking import Claim
+from peelsum.transport.seats import SEAT
 
-#: This worker's seat, as `peelsum exec` gives it to a host's commands.
-SEAT = "PEELSUM_SEAT"
 #: The job for all ranks of a machine: what may stand behind `switch:`.
 JOB = "PEELSUM_JOB"
 #: How long a controller may take to admit a job, in seconds.

@@ -1,10 +1,13 @@
-"""Reliable, exact sums over the switch: a worker's endpoint and the aggregation server as state machines over
-batches of packets, and their adapters to sockets and clocks.
+"""Reliable, exact sums over the switch.
+
+The worker's endpoint and the aggregation server are state machines over batches of packets. Adapters connect
+them to sockets and clocks.
 """
 
+from peelsum.summation import Op
 from peelsum.transport.admission import job_config
 from peelsum.transport.config import JobConfig, Timers
-from peelsum.transport.endpoint import Op, WorkerEndpoint
+from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.errors import (
     StalledError,
     SwitchUnreachableError,

@@ -1,7 +1,6 @@
-"""From what the controller says of a job at its admission, which travels as JSON, to the job's configuration.
+"""Make a job's configuration from its admission, the JSON object that the controller prints.
 
-Checks types, as JSON has no others than it has, and what is in it of the switch. The other ranges are
-JobConfig's affair.
+Checks the types, and that the job fits the switch; `JobConfig` checks the other ranges.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from peelsum.transport.config import JobConfig, Timers
 from peelsum.transport.errors import TransportConfigError
 from peelsum.wire import DROP_PORT
 
-#: Ports are below the number by which v1model drops.
 _REMEDY = "give what `peelsum job admit --json` printed"
 
 
 def job_config(admission: Mapping[str, Any]) -> JobConfig:
-    """The job of an `admission`, whose `timeout_s` is how long a stall may last, in seconds.
+    """Return the configuration of an admitted job.
 
-    What it says of the switch, if anything, must fit: `slots` the window, and ports the workers. What else is
-    in it is left alone. Raises TransportConfigError naming what is missing or wrong.
+    `timeout_s` in the admission becomes the timer `stall`, in seconds. If the admission has `slots`, the
+    window must fit them; if it has ports, there must be one for each worker. Other members are ignored.
+    Raises TransportConfigError, which names what is missing or wrong.
     """
     if not isinstance(admission, Mapping):
-        raise TransportConfigError(f"admission: {admission!r} is no JSON object; {_REMEDY}")
+        raise TransportConfigError(f"admission: {admission!r} is not a JSON object; {_REMEDY}")
     if "timers" in admission:
-        raise TransportConfigError(f"admission: timers: are each host's own, not the job's; {_REMEDY}")
+        raise TransportConfigError(f"admission: timers: belong to each host, not to the job; {_REMEDY}")
     values: dict[str, Any] = {}
     for field in fields(JobConfig):
         if field.name in admission:
@@ -41,7 +40,7 @@ def job_config(admission: Mapping[str, Any]) -> JobConfig:
 
 
 def _check_switch(admission: Mapping[str, Any], job: JobConfig) -> None:
-    """Whether the switch that the admission tells of can have the job."""
+    """Raise TransportConfigError unless the job fits the switch that the admission describes."""
     if "slots" in admission:
         slots = _whole_number("slots", admission["slots"])
         if 2 * job.window > slots:
@@ -57,18 +56,18 @@ def _check_switch(admission: Mapping[str, Any], job: JobConfig) -> None:
         ports = (*ports, _whole_number("server_port", admission["server_port"]))
     for port in ports:
         if not 0 <= port < DROP_PORT:
-            raise TransportConfigError(f"admission: port {port} is none of a switch; {_REMEDY}")
+            raise TransportConfigError(f"admission: port {port} is not a switch port; {_REMEDY}")
 
 
 def _whole_number(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TransportConfigError(f"admission: {name}: {value!r} is no whole number; {_REMEDY}")
+        raise TransportConfigError(f"admission: {name}: {value!r} is not an integer; {_REMEDY}")
     return value
 
 
 def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
-        raise TransportConfigError(f"admission: {name}: {value!r} is no list of whole numbers; {_REMEDY}")
+        raise TransportConfigError(f"admission: {name}: {value!r} is not a list of integers; {_REMEDY}")
     return tuple(_whole_number(f"{name}[{i}]", item) for i, item in enumerate(value))
 
 
@@ -76,5 +75,5 @@ def _seconds(name: str, value: Any) -> float:
     if value is None:
         raise TransportConfigError(f"admission: {name} is missing; {_REMEDY}")
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise TransportConfigError(f"admission: {name}: {value!r} is no number of seconds; {_REMEDY}")
+        raise TransportConfigError(f"admission: {name}: {value!r} is not a number of seconds; {_REMEDY}")
     return value

@@ -1,7 +1,6 @@
-"""How a job's rank 0 asks a controller to start the job, over TCP: a line each way, then an open connection.
+"""Ask a controller over TCP to start a job: one line each way, then an open connection.
 
-The connection is the claim to the job: whoever holds it open trains, however the holder ends. Refuses to know
-what a start is.
+The open connection is the lease on the job. It ends with the process that holds it, however that ends.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import suppress
 
 from peelsum.wire.datagrams import Address
 
-#: A longer first line is no request.
+#: The longest request, in bytes.
 LONGEST_REQUEST = 64
 #: Seconds without an answer after which the wait is talked of.
 _TELL_AFTER_S = 2.0
@@ -24,10 +23,10 @@ _REQUEST = re.compile(rb"peelsum start ([0-9]{1,10})")
 
 
 class Claim:
-    """A job that was asked for, and the controller's `answer`. Until `close`, nobody else may start it."""
+    """A lease on a job. Until `close`, no other process may start the job; `answer` is the response."""
 
     def __init__(self, controller: Address, patience_s: float) -> None:
-        """Raises OSError if nobody answers there within so many seconds."""
+        """Request a start. Raises OSError if the controller does not respond within `patience_s` seconds."""
         self._link = socket.create_connection(controller, patience_s)
         waiting = "controller %s:%d: admits the job; waiting up to %g s"
         told = threading.Timer(_TELL_AFTER_S, _log.warning, (waiting, *controller, patience_s))
@@ -44,13 +43,13 @@ class Claim:
             told.cancel()
 
     def close(self) -> None:
-        """Give the job up. Forked processes that have the connection, too, keep it no longer."""
-        with suppress(OSError):  # the controller has gone first
+        """End the lease, also for forked processes that inherited the connection."""
+        with suppress(OSError):  # the controller may have closed it first
             self._link.shutdown(socket.SHUT_RDWR)
         self._link.close()
 
 
 def asking_process(line: bytes) -> int | None:
-    """The number of the process whose request this is, without its line's end; None if it is none."""
+    """Return the process id in a request line (without its line end), or None if it is not a request."""
     request = _REQUEST.fullmatch(line)
     return int(request[1]) if request else None

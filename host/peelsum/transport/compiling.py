@@ -1,4 +1,4 @@
-"""Says what Numba compiles while it does."""
+"""Report what Numba is compiling while it compiles."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from numba.core import event
 
-#: Seconds from one message to the next while something is compiled.
+#: Seconds between messages during compilation.
 BEAT_S = 2.0
 _log = logging.getLogger("peelsum")
-#: What a module's loops are for, by the first words of its name.
+#: What a module's functions are called in messages, by the prefix of its name.
 _PARTS = {"peelsum.transport": "packet loops", "peelsum.codec": "codec", "peelsum_": "switch program"}
 
 
 class _Work(event.Listener):
-    """Counts the functions that are compiled, and tells of them from a thread of its own every BEAT_S."""
+    """A listener that counts compiled functions and reports every BEAT_S from a thread."""
 
     def __init__(self) -> None:
         self.tell: Callable[[str], None] = _log.warning
@@ -37,7 +37,7 @@ class _Work(event.Listener):
                 self._part, self._done, self._since = part, 0, time.monotonic()
         self._under_way.append(module)
         self._busy.set()
-        if self._thread is None or not self._thread.is_alive():  # a forked process has none
+        if self._thread is None or not self._thread.is_alive():  # threads do not survive a fork
             self._thread = threading.Thread(target=self._beat, name="compiling", daemon=True)
             self._thread.start()
 
@@ -64,5 +64,5 @@ event.register("numba:compile", _work)  # type: ignore[no-untyped-call]
 
 
 def announce(tell: Callable[[str], None]) -> None:
-    """Have `tell` called, from a thread, with what is compiled; left alone, the logger `peelsum` warns."""
+    """Call `tell`, from a thread, with messages on compilation, instead of the logger `peelsum`."""
     _work.tell = tell

@@ -1,7 +1,4 @@
-"""What all participants of a job agree on before the first packet, and how patient they are.
-
-Pure values, checked once; knows no socket and no packet.
-"""
+"""A job's configuration: what all participants agree on before the first packet, and their timers."""
 
 from __future__ import annotations
 
@@ -11,40 +8,42 @@ from dataclasses import dataclass, field, fields
 from peelsum.transport.errors import TransportConfigError
 from peelsum.wire import MAX_WORKERS
 
-#: Racks below a spine: as many as a bitmap has bits.
+#: Most racks below a spine: a bitmap has one bit for each.
 MAX_RACKS = 32
 
 
 @dataclass(frozen=True)
 class Timers:
-    """How long each side waits, in seconds.
-
-    `first_answer`: a worker's wait while nothing at all comes back: others may still be computing.
-    `resend_least`, `resend_most`: bounds of a worker's measured resend timer; back-off stops at the latter.
-    It may be short: when nothing comes back, a worker asks about one chunk only.
-    `need`, `need_most`: how long the server leaves a chunk incomplete before it asks, and its back-off's end.
-    `reply_gap`: the server answers the same worker for the same chunk at most this often.
-    `linger`: how long a worker that has all its results waits for the others before it leaves.
-    `stall`: no progress for this long is reported as a stall.
-    """
+    """Timers of workers and servers, in seconds."""
 
     first_answer: float = 0.1
+    """A worker's wait while nothing has come back: other workers may still be computing."""
     resend_least: float = 0.002
+    """Lower bound of a worker's measured resend timer.
+
+    It may be short: in silence, a worker retransmits one chunk only.
+    """
     resend_most: float = 0.1
+    """Upper bound of a worker's resend timer and of its back-off."""
     need: float = 0.01
+    """How long the server leaves a chunk incomplete before it asks for the missing parts."""
     need_most: float = 0.5
+    """Upper bound of the server's back-off."""
     reply_gap: float = 0.001
+    """Shortest time between two replies of the server to one worker about one chunk."""
     linger: float = 2.0
+    """How long a worker that has all its results waits for the others before it leaves."""
     stall: float = 30.0
+    """Time without progress after which a stall is reported."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
             if not 0 < value < float("inf"):
                 raise TransportConfigError(
-                    f"timers.{item.name}: {value} is no time to wait; give seconds above 0"
+                    f"timers.{item.name}: {value} is not a time to wait; give seconds above 0"
                 )
-            # Whole numbers too become floats: the loops would be compiled anew for integers.
+            # Convert integers, for which the loops would be compiled again.
             object.__setattr__(self, item.name, float(value))
         for least, most in (("resend_least", "resend_most"), ("need", "need_most")):
             if getattr(self, least) > getattr(self, most):
@@ -56,24 +55,32 @@ class Timers:
 
 @dataclass(frozen=True)
 class JobConfig:
-    """One generation of one job, the same for its workers and its server.
+    """One generation of one job; equal for its workers and its server, except for the timers.
 
-    `window` is W_max of the protocol: the most chunks a worker has outstanding. The switch needs at least
-    `2 * window` slots. `first_chunk` is the chunk id that this generation starts with.
-    `racks`: how many of the `workers` each rack has, where the switches stand in two levels; empty with one
-    switch. A worker's number is then rack * 32 + its place in the rack, else simply its place.
-    Raises TransportConfigError naming field, value and remedy.
+    Raises TransportConfigError, which names field, value and remedy.
     """
 
     job_id: int
+    """1 to 255."""
     generation: int
+    """0 to 65535; higher at every admission."""
     workers: int
+    """Number of workers, in all racks."""
     lanes: int
+    """32-bit words per chunk; the same as in the switch's pipeline."""
     window: int = 1024
+    """Most outstanding chunks of a worker, W in the protocol. The switch needs `2 * window` slots."""
     first_chunk: int = 0
+    """Chunk id with which the generation starts."""
     initial_window: int = 128
+    """Congestion window at the start, in chunks."""
     racks: tuple[int, ...] = ()
+    """Number of workers in each rack if there are two levels of switches; empty with one switch.
+
+    With racks, a worker's number is rack * 32 + its place in the rack.
+    """
     timers: Timers = field(default_factory=Timers)
+    """How long this participant waits."""
 
     def __post_init__(self) -> None:
         _within("job_id", self.job_id, 1, 255)
@@ -101,17 +108,17 @@ class JobConfig:
 
     @property
     def expected_mask(self) -> int:
-        """The bitmap of a complete sum: one bit per worker, in two levels one per rack."""
+        """Bitmap of a complete sum: one bit per worker, or per rack in two levels."""
         return (1 << (len(self.racks) or self.workers)) - 1
 
     @property
     def rack_masks(self) -> tuple[int, ...]:
-        """The bitmap of each rack's complete sum; one rack in all where there is one level."""
+        """Bitmap of each rack's complete sum; a single rack with one level."""
         return tuple((1 << workers) - 1 for workers in self.racks or (self.workers,))
 
     @property
     def joining_chunks(self) -> int:
-        """How many chunks a connection's first sum has, which has a word for each worker."""
+        """Number of chunks of a connection's first sum, which has one word per worker."""
         return -(-self.workers // self.lanes)
 
     @property
@@ -126,7 +133,7 @@ def _within(name: str, value: int, least: int, most: int) -> None:
 
 
 def numbers_of(bitmaps: Iterable[int]) -> tuple[int, ...]:
-    """The worker numbers whose bits are set, ascending; `bitmaps` has one bitmap for each rack, in order."""
+    """Return the numbers of the workers whose bits are set, ascending. `bitmaps` has one bitmap per rack."""
     return tuple(
         rack * MAX_WORKERS + worker
         for rack, bitmap in enumerate(bitmaps)

@@ -1,19 +1,19 @@
 """A worker's end of the protocol, without socket or clock: tensors in, packets out, results in, sums out.
 
-Theory of operation. A tensor is cut into chunks; the window [base, base + cwnd) slides over the chunks of all
-tensors in the order of submission. `base` is the oldest chunk without its result, W the most outstanding.
+Theory of operation. A tensor is cut into chunks. The window slides over the chunks of all tensors in order of
+submission. `base` is the oldest chunk without its result, W the most chunks outstanding.
 
-| what happens | what the worker does |
+| event | action |
 |---|---|
 | chunk < base + W, unanswered < cwnd <= W | CONTRIBUTION, once |
-| nothing came back since the oldest chunk left, for `first_answer` | RESEND that chunk alone, backing off |
-| no new result for the measured timer | RESEND the oldest chunk; backing off; more when it helped |
-| the result of a chunk 3 after another that was contributed | RESEND that other |
-| a result of what was sent after a chunk was resent, or none for half that timer | RESEND that chunk again |
+| nothing received for `first_answer` since the oldest chunk was sent | RESEND that chunk alone, backing off |
+| no new result for the measured timer | RESEND the oldest chunk, backing off; more if that helped |
+| the result of the third chunk after a contributed one | RESEND the earlier chunk |
+| the result of a packet sent after a RESEND, or none for half that timer | RESEND that chunk again |
 | RESULT of this generation, sent chunk, new | store, advance, cwnd grows, or on CE is cut |
 | chunks were lost at the first try | cwnd is W / 4 at the most, or halves if they are more than half |
-| RESULT with FIN of a chunk that I sent without | refuse it, report that a worker left |
-| NEED naming me, sent chunk >= base - W | RESEND, even if already answered |
+| RESULT with FIN of a chunk sent without FIN | refuse it, report that a worker left |
+| NEED naming this worker, sent chunk >= base - W | RESEND, even if already answered |
 | joined | go on at `layout.run_start` |
 | always | contributions of [base - W, base + W) are kept |
 | finish() and all results are there | a FIN chunk; leave on its result or after `linger` |
@@ -23,23 +23,22 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.summation import Op
 from peelsum.transport import endpoint_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.congestion import CongestionWindow
-from peelsum.transport.endpoint_state import Clock, Count, Mark, new_state
+from peelsum.transport.endpoint_state import Clock, Count, Identity, Mark, TimerLimits, new_state
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.layout import SERIAL_BASE, Words, header_row, rows_of, run_start
 from peelsum.transport.stats import WorkerStats
 from peelsum.wire import MAX_WORKERS, Batch, Flag, Kind, malformed, packet_bytes
 
-Op = Literal["add", "or"]
-#: Packets per call that a batch socket sends in one go.
+#: Packets per batch: a socket sends as many in one system call.
 BATCH = 64
 _FLAGS = {"add": Flag.NONE, "or": Flag.OR}
 _DROPS = (
@@ -53,7 +52,7 @@ _DROPS = (
 
 @dataclass(eq=False)
 class _Tensor:
-    """Chunks [start, stop) by position, and what is still to come of them."""
+    """A submitted tensor: chunks [start, stop) by position."""
 
     ticket: int
     start: int
@@ -65,7 +64,10 @@ class _Tensor:
 
 
 class WorkerEndpoint:
-    """Worker number `worker_id` of the job. All submit tensors of equal length and op in the same order."""
+    """Worker `worker_id` of a job. All workers submit tensors of equal lengths and ops in the same order.
+
+    Raises TransportConfigError if the job has no such worker.
+    """
 
     def __init__(self, config: JobConfig, worker_id: int) -> None:
         if worker_id not in config.worker_ids:
@@ -76,7 +78,8 @@ class WorkerEndpoint:
         first, racks = SERIAL_BASE + config.first_chunk, len(config.rack_masks)
         rack, place = divmod(worker_id, MAX_WORKERS)
         self._mask = 1 << place
-        self._identity = (config.job_id, config.generation, rack if config.racks else -1, self._mask)
+        self._identity = Identity(config.job_id, config.generation, rack if config.racks else -1, self._mask)
+        self._limits = TimerLimits(config.timers.resend_least, config.timers.resend_most)
         self._state = new_state(config.window, config.lanes, racks, first, config.timers.first_answer)
         self._end = first
         self._tensors: deque[_Tensor] = deque()
@@ -91,15 +94,15 @@ class WorkerEndpoint:
         self.finished = False
 
     def limit_window(self, chunks: int) -> None:
-        """Keep at most `chunks` outstanding, though the job allows more: what the sockets on the way hold."""
+        """Keep at most `chunks` outstanding, e.g. because the socket's buffer holds no more."""
         self._window.limit(chunks)
 
     def start_run(self, number: int) -> None:
-        """Go on far from the chunks with which this worker joined, where no other run of the generation was.
+        """Continue at a random position, so that this run's chunk ids differ from those of earlier runs.
 
-        `number` is 32 random bits that all workers have alike. What an earlier run left in the switch's slots
-        has other chunk ids, and is not added to. Raises TransportConfigError unless this worker has joined,
-        and done nothing since.
+        `number` is 32 random bits, equal in all workers. Chunks that an earlier run of the generation left
+        in the switch's slots are then not added to. Raises TransportConfigError unless this worker has
+        joined and submitted nothing since.
         """
         marks = self._state.marks
         if self.outstanding or marks[Mark.RUN] != marks[Mark.FIRST] or self._end == marks[Mark.FIRST]:
@@ -111,15 +114,15 @@ class WorkerEndpoint:
         self._end = start
 
     def submit(self, words: NDArray[np.uint32], op: Op) -> int:
-        """Have uint32[n] summed ("add", modulo 2**32) or united ("or") with the other workers' tensors.
+        """Submit words uint32[n] to be combined over all workers by "add" (modulo 2**32) or "or".
 
-        Returns the ticket that its TensorCompleted will carry. `words` is not copied: leave it unchanged
-        until then. Raises TransportConfigError for another dtype, shape or op, or after finish().
+        Returns the ticket of the TensorCompleted event to come. `words` is not copied: leave it unchanged
+        until then. Raises TransportConfigError for another dtype, shape or op, or after `finish`.
         """
         if self._finishing:
             raise TransportConfigError("submit: the job is being finished; submit before finish()")
         if op not in _FLAGS:
-            raise TransportConfigError(f"op: {op!r} is none of {', '.join(_FLAGS)}")
+            raise TransportConfigError(f"op: {op!r} is unknown; use {' or '.join(_FLAGS)}")
         if words.dtype != np.uint32 or words.ndim != 1:
             raise TransportConfigError(
                 f"words: {words.dtype}[{words.ndim} dimensions] given; pass uint32 of one dimension"
@@ -131,16 +134,16 @@ class WorkerEndpoint:
         return tensor.ticket
 
     def finish(self, now: float) -> None:
-        """No more tensors: once all results are there, tell the others, and leave when they know.
+        """Finish once all results are there, by a last chunk with FIN. No tensor can be submitted afterwards.
 
-        JobFinished is reported at the latest `linger` seconds after this worker's last result.
+        JobFinished is reported at most `linger` seconds after this worker's last result.
         """
         self._finishing = True
         self._start_leaving(now)
 
     def receive(self, batch: Batch, now: float) -> list[Event]:
-        """Take in packets uint8[n, packet_bytes], whatever their bytes; what they brought about."""
-        timers, state = self.config.timers, self._state
+        """Process received packets uint8[n, packet_bytes], of any content; return the events."""
+        state = self._state
         rows, before = rows_of(batch), state.counts.copy()
         at = np.empty(len(rows), np.int64)
         kernels.take(
@@ -150,7 +153,7 @@ class WorkerEndpoint:
             self._identity,
             self.config.window,
             now,
-            (timers.resend_least, timers.resend_most),
+            self._limits,
             at,
         )
         gained = state.counts - before
@@ -164,7 +167,7 @@ class WorkerEndpoint:
         return events + self._deliver(rows, at, now)
 
     def to_send(self, now: float, limit: int = BATCH) -> Batch:
-        """Up to `limit` packets to send now, uint8[n, packet_bytes]; n = 0 when there is nothing.
+        """Return up to `limit` packets to send now, uint8[n, packet_bytes].
 
         The batch is valid until the next call. Call until it is empty.
         """
@@ -177,7 +180,7 @@ class WorkerEndpoint:
         return packets.view(np.uint8)
 
     def expire(self, now: float) -> list[Event]:
-        """Do what is due: queue resends, report a stall, leave. Call when `next_timer` has passed."""
+        """Queue retransmissions, report a stall or leave, as is due. Call once `next_timer` has passed."""
         timers = self.config.timers
         events, self._pending = self._pending, []
         losses = kernels.expire(self._state, now, timers.first_answer, timers.resend_most)
@@ -192,7 +195,7 @@ class WorkerEndpoint:
         return events
 
     def next_timer(self) -> float | None:
-        """When to call `expire` if nothing arrives before; None: not at all."""
+        """Return when to call `expire` if nothing arrives before, or None for never."""
         if self._pending:
             return 0.0
         if self.finished:
@@ -207,11 +210,11 @@ class WorkerEndpoint:
 
     @property
     def outstanding(self) -> int:
-        """Chunks submitted whose results are not all there, counted from the oldest."""
+        """Number of submitted chunks from the oldest one without a result on."""
         return self._end - int(self._state.marks[Mark.BASE])
 
     def stalled(self, now: float) -> Stalled:
-        """The report of a stall as it stands: what is waited for, and since when."""
+        """Return a `Stalled` event that describes the current wait."""
         marks = self._state.marks
         known = marks[Mark.NEEDED] == marks[Mark.BASE]
         missing = numbers_of(self._state.missing) if known else ()
@@ -222,7 +225,7 @@ class WorkerEndpoint:
         )
 
     def stats(self) -> WorkerStats:
-        """What was counted since the beginning."""
+        """Return what was counted since the start."""
         counts, clock = self._state.counts, self._state.clock
         measured = clock[Clock.RTT_SAMPLES] > 0
         return WorkerStats(
@@ -265,7 +268,7 @@ class WorkerEndpoint:
         return tensor
 
     def _contribute(self, now: float, limit: int) -> Words:
-        """Pack new chunks where they stay until they can no longer be asked for, and show them there."""
+        """Pack new chunks into the rows that keep them for retransmission; return these rows."""
         state = self._state
         base, position = self._span()
         row = position % len(state.packets)
@@ -284,7 +287,7 @@ class WorkerEndpoint:
         return state.packets[row : row + count]
 
     def _deliver(self, rows: Words, at: NDArray[np.int64], now: float) -> list[Event]:
-        """Store the sums at[i] >= 0 names in their tensors' results; report the tensors completed."""
+        """Copy the sums with at[i] >= 0 to their tensors' results; return the events."""
         new = at[at >= 0]
         low, high = int(new.min()), int(new.max())
         events: list[Event] = []
@@ -309,7 +312,7 @@ class WorkerEndpoint:
         return JobFinished(self.config.job_id, confirmed=True)
 
     def _start_leaving(self, now: float) -> None:
-        """Contribute the FIN chunk once every result is there; its result says the same of every worker."""
+        """Submit the FIN chunk once every result is there. Its result means that all workers have theirs."""
         if self._finishing and self._leave_at is None and not self.outstanding:
             self._append(np.zeros(0, np.uint32), 1, Flag.FIN)
             self._leave_at = now + self.config.timers.linger

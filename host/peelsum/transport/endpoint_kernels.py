@@ -1,7 +1,6 @@
-"""The compiled loops over batches that change a worker's state.
+"""Compiled loops that change a worker's state, once per packet or chunk.
 
-Everything that happens once per packet or per chunk happens here; decisions per tensor and per batch are
-`peelsum.transport.endpoint`'s.
+`peelsum.transport.endpoint` decides per tensor and per batch.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.transport.endpoint_state import Clock, Count, Mark, WorkerState
+from peelsum.transport.endpoint_state import Clock, Count, Identity, Mark, TimerLimits, WorkerState
 from peelsum.transport.layout import (
     BITMAP,
     CHUNK_ID,
@@ -29,12 +28,12 @@ from peelsum.wire import Flag, Kind
 
 RESULT, NEED, RESEND = int(Kind.RESULT), int(Kind.NEED), int(Kind.RESEND)
 CE, FIN, SPINE = int(Flag.CE), int(Flag.FIN), int(Flag.SPINE)
-#: A packet counts as lost once a chunk contributed this much later has its result.
+#: A contribution counts as lost once the chunk this many positions later has its result.
 REORDERING = 3
-#: The resend timer, in usual round trips, and the share of it for chunks known to be lost.
+#: The resend timer in usual round-trip times, and its share for chunks known to be lost.
 TIMEOUT_RATIO = 4.0
 LOST_BEFORE = 0.5
-#: Usual round trips that a resend's answer takes at least: what comes sooner answers an earlier packet.
+#: Usual round-trip times that the answer to a RESEND takes at least. A sooner one answers an earlier packet.
 SOONEST = 0.5
 #: Why a chunk is queued, in `WorkerState.queued`.
 OWN_DOUBT, NEEDED = 1, 2
@@ -42,7 +41,7 @@ OWN_DOUBT, NEEDED = 1, 2
 
 @compiled
 def contribute(state: WorkerState, header: Words, tensor: Words, offset: int, count: int, now: float) -> None:
-    """Pack the next `count` chunks from tensor uint32[n], element `offset` on, and count them as sent."""
+    """Pack the next `count` chunks from tensor uint32[n], from element `offset`, and count them as sent."""
     rows, words = state.packets.shape
     lanes = words - HEADER_WORDS
     if state.marks[Mark.BASE] == state.marks[Mark.NEXT]:
@@ -72,17 +71,16 @@ def take(
     state: WorkerState,
     rows: Words,
     bad: NDArray[np.bool_],
-    identity: tuple[int, int, int, int],
+    identity: Identity,
     window: int,
     now: float,
-    limits: tuple[float, float],
+    limits: TimerLimits,
     at: NDArray[np.int64],
 ) -> None:
-    """Take a batch in: rows uint32[n, words], bad bool[n] for malformed ones.
+    """Process received packets: rows uint32[n, words], bad bool[n] for malformed ones.
 
-    identity = (job_id, generation, rack, worker_mask), rack = -1 where there is one level; limits = (least,
-    most) of the resend timer. Sets at[i] to the position of the chunk whose result packet i brings, or to -1
-    where there is nothing to store.
+    Sets at[i] to the position of the chunk whose result packet i brings, or to -1 if there is nothing to
+    store.
     """
     counts, marks = state.counts, state.marks
     for i in range(rows.shape[0]):
@@ -90,9 +88,9 @@ def take(
         packet = rows[i]
         if bad[i]:
             counts[Count.MALFORMED] += 1
-        elif get(packet, JOB_ID) != identity[0]:
+        elif get(packet, JOB_ID) != identity.job_id:
             counts[Count.FOREIGN_JOB] += 1
-        elif get(packet, GENERATION) != identity[1]:
+        elif get(packet, GENERATION) != identity.generation:
             counts[Count.WRONG_GENERATION] += 1
         else:
             kind = get(packet, KIND)
@@ -100,8 +98,8 @@ def take(
             if kind == RESULT:
                 if _accept(state, packet, position, window, now, limits):
                     at[i] = position
-            elif kind == NEED and (get(packet, FLAGS) & SPINE != 0) == (identity[2] >= 0):
-                _need(state, packet, position, window, identity[2], identity[3])
+            elif kind == NEED and (get(packet, FLAGS) & SPINE != 0) == (identity.rack >= 0):
+                _need(state, packet, position, window, identity.rack, identity.worker_mask)
             else:
                 counts[Count.UNEXPECTED_KIND] += 1
     _advance(state, now)
@@ -109,9 +107,9 @@ def take(
 
 @compiled
 def _accept(
-    state: WorkerState, packet: Words, position: int, window: int, now: float, limits: tuple[float, float]
+    state: WorkerState, packet: Words, position: int, window: int, now: float, limits: TimerLimits
 ) -> bool:
-    """Whether a RESULT brings something new; if so, book it."""
+    """Return whether a RESULT is new; if so, update the state."""
     counts, marks = state.counts, state.marks
     if position >= marks[Mark.NEXT] or position < marks[Mark.BASE] - window:
         counts[Count.OUT_OF_WINDOW] += 1
@@ -132,17 +130,17 @@ def _accept(
     clock[Clock.QUIET_SINCE] = now
     if state.tries[row] == 0 or now - sent > SOONEST * clock[Clock.USUAL]:
         clock[Clock.ANSWERED] = max(clock[Clock.ANSWERED], sent)
-    if state.tries[row] == 0:  # Karn: the answer to a repeated question measures nothing
+    if state.tries[row] == 0:  # Karn: the answer to a retransmitted chunk gives no sample
         _sample(clock, max(0.0, now - sent), limits)
     return True
 
 
 @compiled
-def _sample(clock: NDArray[np.float64], rtt: float, limits: tuple[float, float]) -> None:
-    """One more measured round trip, into the statistics and the resend timer.
+def _sample(clock: NDArray[np.float64], rtt: float, limits: TimerLimits) -> None:
+    """Add a measured round-trip time to the statistics and to the resend timer.
 
-    A round trip here takes all workers: most of it may be spent waiting for one that lags. So the estimate
-    follows the quick ones, down at once and up slowly, and the timer is a multiple of it.
+    A round trip involves all workers, and may mostly consist of waiting for a slow one. So the estimate
+    follows the short times, down fast and up slowly, and the timer is a multiple of it.
     """
     clock[Clock.RTT_LEAST] = min(clock[Clock.RTT_LEAST], rtt)
     clock[Clock.RTT_MOST] = max(clock[Clock.RTT_MOST], rtt)
@@ -156,21 +154,21 @@ def _sample(clock: NDArray[np.float64], rtt: float, limits: tuple[float, float])
     else:
         usual += (min(rtt, 2 * usual) - usual) / 128
     clock[Clock.USUAL] = usual
-    clock[Clock.TIMEOUT] = min(limits[1], max(limits[0], TIMEOUT_RATIO * usual))
+    clock[Clock.TIMEOUT] = min(limits.most, max(limits.least, TIMEOUT_RATIO * usual))
 
 
 @compiled
 def _need(
     state: WorkerState, packet: Words, position: int, window: int, own_rack: int, worker_mask: int
 ) -> None:
-    """Heed a NEED: remember whom the server misses in the oldest chunk, and resend if it misses us."""
+    """Process a NEED: note who is missing from the oldest chunk; queue a RESEND if this worker is."""
     counts, marks = state.counts, state.marks
     counts[Count.NEEDS] += 1
     if position == marks[Mark.BASE]:
         marks[Mark.NEEDED] = position
         for rack in range(state.missing.shape[0]):
             state.missing[rack] = _missing(packet, rack)
-    # What others need to join has the rows of the chunks before the run's first.
+    # The joining chunks have the rows of the chunks before the run's first.
     joining = marks[Mark.FIRST] <= position < marks[Mark.JOINED]
     own = position + (marks[Mark.RUN] - marks[Mark.JOINED] if joining else 0)
     sent = joining or marks[Mark.RUN] <= position < marks[Mark.NEXT]
@@ -181,7 +179,7 @@ def _need(
 
 @compiled
 def _missing(packet: Words, rack: int) -> int:
-    """The workers of a rack that a NEED names: in the bitmap, in two levels in the rack's lane."""
+    """Return a rack's workers that a NEED names: its bitmap, or in two levels the rack's lane."""
     if get(packet, FLAGS) & SPINE:
         return int(swap(packet[HEADER_WORDS + rack])) if get(packet, BITMAP) >> rack & 1 else 0
     return get(packet, BITMAP)
@@ -189,10 +187,10 @@ def _missing(packet: Words, rack: int) -> int:
 
 @compiled
 def _enqueue(state: WorkerState, position: int, cause: int) -> None:
-    """Queue a chunk for resending, once.
+    """Queue a chunk for retransmission, once.
 
-    The queue cannot overflow: a chunk is in it once, and rows are reused only while it is empty, because
-    resends leave before contributions.
+    The queue cannot overflow: it holds a chunk once, and rows are reused only while it is empty, because
+    retransmissions are sent before contributions.
     """
     rows = state.queue.shape[0]
     row = position % rows
@@ -204,9 +202,9 @@ def _enqueue(state: WorkerState, position: int, cause: int) -> None:
 
 @compiled
 def _advance(state: WorkerState, now: float) -> None:
-    """Move the window past answered chunks, and queue those that results have overtaken.
+    """Move the window past answered chunks, and queue chunks that later results show to be lost.
 
-    A contribution is overtaken by chunks after it, a resend by whatever was sent after it (as in RFC 8985).
+    A contribution is overtaken by later chunks, a RESEND by any packet sent after it (as in RFC 8985).
     """
     marks, clock, rows = state.marks, state.clock, state.answered.shape[0]
     while marks[Mark.BASE] < marks[Mark.NEXT] and state.answered[marks[Mark.BASE] % rows]:
@@ -223,7 +221,7 @@ def _advance(state: WorkerState, now: float) -> None:
 
 @compiled
 def store(rows: Words, at: NDArray[np.int64], start: int, stop: int, lanes: int, result: Words) -> int:
-    """Copy the sums of chunks at positions [start, stop) into result uint32[n]; how many there were."""
+    """Copy the sums of chunks [start, stop) into result uint32[n]; return how many there were."""
     stored = 0
     for i in range(at.shape[0]):
         if start <= at[i] < stop:
@@ -238,10 +236,10 @@ def store(rows: Words, at: NDArray[np.int64], start: int, stop: int, lanes: int,
 
 @compiled
 def _due(clock: NDArray[np.float64], sent: float, tries: int, patience: float, most: float) -> float:
-    """When a chunk is to be sent again that was sent at `sent` and not answered.
+    """Return when to retransmit a chunk that was sent at `sent` and not answered.
 
-    Each new result starts the wait anew (RFC 6298, 5.3): while some come, what is lost is overtaken, and what
-    is not queues somewhere. Silence backs off: one lasts as long again before it is broken, at most `most`.
+    Each new result restarts the timer (RFC 6298, 5.3): while results arrive, later ones reveal the lost
+    chunks, and the others are queued somewhere. Without results the wait doubles, up to `most`.
     """
     silence = sent - clock[Clock.QUIET_SINCE]
     if tries == 0 and silence >= 0:
@@ -252,11 +250,11 @@ def _due(clock: NDArray[np.float64], sent: float, tries: int, patience: float, m
 
 @compiled
 def next_due(state: WorkerState, patience: float, most: float) -> float:
-    """When a chunk is to be sent again; infinity without one.
+    """Return when a chunk is to be retransmitted; infinity if there is none.
 
-    Only the oldest and those sent again before have a timer. The others may be waiting for a worker that
-    lags, or computes: a window of resends would take all its partial sums out of the switch. Their losses
-    show when they are overtaken.
+    Only the oldest chunk and chunks retransmitted before have a timer. The others may wait for a slow worker:
+    retransmitting a whole window would take all its partial sums out of the switch. Later results reveal
+    their losses.
     """
     marks, due = state.marks, np.inf
     stop = min(marks[Mark.NEXT], max(marks[Mark.BASE] + 1, marks[Mark.HIGHEST]))
@@ -270,10 +268,10 @@ def next_due(state: WorkerState, patience: float, most: float) -> float:
 
 @compiled
 def expire(state: WorkerState, now: float, patience: float, most: float) -> int:
-    """Queue the chunks whose time has come, and some after the oldest. Returns how many are found lost.
+    """Queue the chunks whose timer has run out, and probes after the oldest. Return how many were found lost.
 
-    When all that came since the oldest was last asked for was what had been asked for, the tail of a window
-    was lost: then twice as many are asked for each time, the oldest first.
+    If only retransmitted chunks were answered since the last timeout, the window's tail was lost: `_probes`
+    then doubles the number of probes.
     """
     marks, clock = state.marks, state.clock
     queued = probes = lost = 0
@@ -296,7 +294,7 @@ def expire(state: WorkerState, now: float, patience: float, most: float) -> int:
 
 @compiled
 def _probes(state: WorkerState) -> int:
-    """How many chunks to ask for now that the oldest one's timer has run out."""
+    """Return how many chunks to retransmit now that the oldest one's timer has run out."""
     marks = state.marks
     came = state.counts[Count.RESULTS] - marks[Mark.RESULTS_BEFORE]
     marks[Mark.RESULTS_BEFORE] = state.counts[Count.RESULTS]
@@ -307,7 +305,7 @@ def _probes(state: WorkerState) -> int:
 
 @compiled
 def resend(state: WorkerState, now: float, out: Words) -> int:
-    """Fill out uint32[limit, words] with queued resends; returns how many."""
+    """Fill out uint32[limit, words] with queued RESENDs; return how many."""
     marks, rows, filled = state.marks, state.queue.shape[0], 0
     while marks[Mark.QUEUE_HEAD] < marks[Mark.QUEUE_TAIL] and filled < out.shape[0]:
         position = state.queue[marks[Mark.QUEUE_HEAD] % rows]

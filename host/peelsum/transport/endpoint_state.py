@@ -1,7 +1,7 @@
-"""A worker's state: one array per property of a chunk, and the job's marks, counts and times.
+"""A worker's state: one array per property of a chunk, and the job's positions, counts and times.
 
-Chunk `p` (a position, see `layout.unwrap`) lives in row `p % rows`, rows = 2 * window, which is what the
-protocol asks a worker to keep. `endpoint_kernels` beside it changes the arrays.
+Chunk `p` (a position, see `layout.unwrap`) has row `p % rows`. The protocol asks a worker to keep
+rows = 2 * window chunks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peelsum.transport.layout import HEADER_WORDS
 
 
 class Mark(IntEnum):
-    """Positions and bitmaps the loops keep, in `WorkerState.marks`."""
+    """Indices of positions and numbers in `WorkerState.marks`."""
 
     FIRST = 0  # the generation's first chunk
     BASE = 1  # the oldest chunk without its result
@@ -26,13 +26,13 @@ class Mark(IntEnum):
     QUEUE_TAIL = 5
     NEEDED = 6  # the chunk whose missing workers are known
     PROBES = 7  # how many chunks the resend timer resends at once
-    RESULTS_BEFORE = 8  # results that had come when it last ran out
-    JOINED = 9  # the first chunk behind those with which this worker joined; FIRST before
-    RUN = 10  # the run's first chunk: FIRST, or where `start_run` led
+    RESULTS_BEFORE = 8  # results received when the timer last ran out
+    JOINED = 9  # the first chunk after the joining chunks; FIRST until then
+    RUN = 10  # the run's first chunk: FIRST, or as set by `start_run`
 
 
 class Count(IntEnum):
-    """What the loops count, in `WorkerState.counts`."""
+    """Indices of counters in `WorkerState.counts`."""
 
     CONTRIBUTIONS = 0
     RESENDS = 1
@@ -47,20 +47,36 @@ class Count(IntEnum):
     WRONG_GENERATION = 10
     UNEXPECTED_KIND = 11
     OUT_OF_WINDOW = 12
-    DEPARTED = 13  # results that hold the FIN of a worker that sends no more
+    DEPARTED = 13  # results with the FIN of a worker that has finished
 
 
 class Clock(IntEnum):
-    """Times and round-trip times in seconds, in `WorkerState.clock`."""
+    """Indices of times and round-trip times, in seconds, in `WorkerState.clock`."""
 
-    QUIET_SINCE = 0  # when a new result last came, or waiting for one began
-    USUAL = 1  # the RTT when no worker lags, negative before the first sample
+    QUIET_SINCE = 0  # when a new result last arrived, or the wait for one began
+    USUAL = 1  # the RTT without slow workers, negative before the first sample
     TIMEOUT = 2  # the resend timer made from it
     RTT_LEAST = 3
     RTT_MOST = 4
     RTT_SUM = 5
     RTT_SAMPLES = 6
-    ANSWERED = 7  # when the packet was sent that was sent last of those answered
+    ANSWERED = 7  # when the latest of the answered packets was sent
+
+
+class Identity(NamedTuple):
+    """The worker and its job, as packets name them."""
+
+    job_id: int
+    generation: int
+    rack: int  # -1 with one level
+    worker_mask: int
+
+
+class TimerLimits(NamedTuple):
+    """Bounds of the measured resend timer, in seconds."""
+
+    least: float
+    most: float
 
 
 class WorkerState(NamedTuple):
@@ -69,9 +85,9 @@ class WorkerState(NamedTuple):
     packets: NDArray[np.uint32]  # [rows, words]: contributions as sent
     answered: NDArray[np.bool_]  # [rows]
     queued: NDArray[np.uint8]  # [rows]: OWN_DOUBT or NEEDED while in the queue
-    tries: NDArray[np.int64]  # [rows]: resends so far
+    tries: NDArray[np.int64]  # [rows]: retransmissions so far
     sent_at: NDArray[np.float64]  # [rows]
-    queue: NDArray[np.int64]  # [rows]: ring of positions to resend
+    queue: NDArray[np.int64]  # [rows]: ring of positions to retransmit
     missing: NDArray[np.int64]  # [racks]: the workers that the last NEED for chunk NEEDED named
     marks: NDArray[np.int64]  # [Mark]
     counts: NDArray[np.int64]  # [Count]
@@ -79,9 +95,9 @@ class WorkerState(NamedTuple):
 
 
 def new_state(window: int, lanes: int, racks: int, first: int, timeout: float) -> WorkerState:
-    """State of a worker that has sent nothing; `first` is a position, `timeout` holds until measured.
+    """Return the state of a worker that has sent nothing.
 
-    `racks` is 1 where there is one level.
+    racks: 1 with one level. first: a position. timeout: the resend timer until an RTT is measured, seconds.
     """
     rows = 2 * window
     marks = np.zeros(len(Mark), np.int64)

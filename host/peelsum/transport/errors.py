@@ -1,17 +1,17 @@
-"""The transport's errors, split by whose fault they are."""
+"""Errors of the transport, split by whose fault they are."""
 
 
 class TransportError(Exception):
-    """Anything that keeps tensors from being summed. One line: field, value, remedy."""
+    """Base of the transport's errors. Messages name field, value and remedy in one line."""
 
 
 class TransportConfigError(TransportError, ValueError):
-    """The caller asked for something that cannot be: a value out of range, a call out of order."""
+    """The caller passed a value out of range or made a call out of order."""
 
 
 class SwitchUnreachableError(TransportError):
-    """Nothing answers at the switch's address, or the socket to it failed."""
+    """The switch does not answer at its address, or the socket to it failed."""
 
 
 class StalledError(TransportError):
-    """Other participants are missing: names the job, the oldest chunk and the workers waited for."""
+    """The job made no progress; the message names the job, its oldest chunk and the missing workers."""

@@ -1,4 +1,4 @@
-"""What the endpoint and the server report, in the past tense. They hold values only."""
+"""Events that the endpoint and the server report."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from peelsum.wire import MAX_WORKERS
 
 @dataclass(frozen=True, eq=False)
 class TensorCompleted:
-    """Every chunk of the tensor submitted as `ticket` is summed: `words` is the sum, uint32[n]."""
+    """Every chunk of a tensor is summed."""
 
     ticket: int
+    """The number that `submit` returned for the tensor."""
     words: NDArray[np.uint32]
+    """The sum, uint32[n]."""
 
 
 def named(workers: Sequence[int], last_seen: Sequence[float | None], racks: int) -> str:
-    """Workers as a list for people: numbers, racks where there are any, and when each was last seen."""
+    """Return the workers as text: their numbers, their racks if there are any, when each was last seen."""
     ages: Sequence[float | str | None] = last_seen or [""] * len(workers)
     return ", ".join(_named(worker, age, racks) for worker, age in zip(workers, ages, strict=True))
 
@@ -36,20 +38,22 @@ def _named(worker: int, age: float | str | None, racks: int) -> str:
 
 @dataclass(frozen=True)
 class Stalled:
-    """Nothing moved for `seconds`. `missing_workers` is empty while the server has not named any.
-
-    `last_seen`: at the server, how many seconds ago something of each missing worker's last came, None for
-    never; empty at workers, who don't know. `racks`: how many racks the job has, 0 with one level.
-    `generation`: the worker's; None at the server.
-    """
+    """The job made no progress for a while."""
 
     job_id: int
+    """The job."""
     oldest_chunk: int
+    """Chunk id of the oldest incomplete chunk."""
     missing_workers: tuple[int, ...]
+    """Numbers of the workers that the chunk waits for; empty while the server has not named any."""
     seconds: float
+    """How long there was no progress."""
     last_seen: tuple[float | None, ...] = ()
+    """Seconds since each missing worker's last contribution, None for never; always empty at a worker."""
     racks: int = 0
+    """Number of racks; 0 with one level."""
     generation: int | None = None
+    """The worker's generation; None at the server."""
 
     def __str__(self) -> str:
         who = named(self.missing_workers, self.last_seen, self.racks)
@@ -67,9 +71,10 @@ class Stalled:
 
 @dataclass(frozen=True)
 class WorkerLeft:
-    """Some worker finished, and its last, empty chunk met one that this worker still had summed."""
+    """Another worker has finished while this one was still summing: their chunks were combined."""
 
     job_id: int
+    """The job."""
 
     def __str__(self) -> str:
         return (
@@ -81,10 +86,12 @@ class WorkerLeft:
 
 @dataclass(frozen=True)
 class JobFinished:
-    """The job is over here. `confirmed`: every worker has every result; else the wait for that ran out."""
+    """The job has finished at this endpoint or server."""
 
     job_id: int
+    """The job."""
     confirmed: bool
+    """Whether every worker is known to have every result; False if the wait for that timed out."""
 
 
 Event = TensorCompleted | Stalled | WorkerLeft | JobFinished

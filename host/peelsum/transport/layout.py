@@ -1,5 +1,6 @@
-"""Packets as rows of big-endian 32-bit words, for compiled loops: where each header field lies, derived from
-the wire format, and how to read and write it. Knows nothing of what the fields mean.
+"""Packets as rows of big-endian 32-bit words, for compiled loops.
+
+The places of the header fields in a row are derived from the wire format.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ Words = NDArray[np.uint32]
 Place = tuple[int, int, int]
 
 HEADER_WORDS = HEADER_BYTES // 4
-#: Positions are chunk ids plus this or more, so that none is ever negative.
+#: Added to the first chunk id, so that no position is ever negative.
 SERIAL_BASE = 1 << 32
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _fingerprint() -> str:
-    """A hash of all that compiled loops take constants and functions from, besides their own module."""
+    """Return a hash of the sources from which compiled loops take constants and functions."""
     here = Path(__file__).parent
     shared = sorted([*here.glob("*_state.py"), *here.glob("*_rows.py")])
     sources = [Path(wire_format.__file__), Path(__file__), *shared]
@@ -39,24 +40,24 @@ _FINGERPRINT = _fingerprint()
 
 
 def _named_by_sources(function: Function) -> Function:
-    """The function under a name of these sources: Numba's cache goes by it, and by the function's own file.
+    """Add the sources' hash to the function's name, which is part of the key in Numba's cache.
 
-    What is compiled has other modules' constants in it, a header field's place for example, and Numba would
-    take it from the cache when only those have changed.
+    Compiled code contains other modules' constants, e.g. the place of a header field. Numba notices only
+    changes of the function's own file, so without the hash it would reuse outdated code.
     """
     function.__qualname__ += f"_{_FINGERPRINT}"
     return function
 
 
 def compiled(function: Function) -> Function:
-    """The function, compiled by Numba on its first call, cached on disk, run without Python's lock."""
+    """Compile the function with Numba on its first call; cache it on disk; run it without the GIL."""
     return cast(Function, njit(cache=True, nogil=True)(_named_by_sources(function)))
 
 
 def inlined(function: Function) -> Function:
-    """As `compiled`, but made part of what calls it, for what runs per packet with many arrays.
+    """As `compiled`, but inlined into its callers: for functions of many arrays that run once per packet.
 
-    Numba counts references to each array that is passed, which can cost more than the work.
+    Numba counts references to each array passed, which can cost more than the work itself.
     """
     return cast(Function, njit(cache=True, nogil=True, inline="always")(_named_by_sources(function)))
 
@@ -81,27 +82,27 @@ BITMAP = _place("bitmap")
 
 
 def rows_of(batch: Batch) -> Words:
-    """The batch uint8[n, packet_bytes] as rows of raw words, uint32[n, packet_bytes / 4], sharing memory."""
+    """Return a batch uint8[n, packet_bytes] as raw words uint32[n, packet_bytes / 4], sharing memory."""
     rows = np.ascontiguousarray(batch).view(np.uint32)
     return rows if rows.flags.aligned else rows.copy()
 
 
 def header_row(**fields: Any) -> Words:
-    """The raw header words of a packet with these fields, uint32[HEADER_WORDS]."""
+    """Return the raw header words of a packet with these fields, uint32[HEADER_WORDS]."""
     row: Words = pack(np.zeros((1, 0), np.uint32), **fields).view(np.uint32)[0]
     return row
 
 
 @compiled
 def swap(word: np.uint32) -> np.uint32:
-    """One 32-bit word with its bytes in the opposite order."""
+    """Return a 32-bit word with its bytes reversed."""
     native = np.uint32(word)
     return np.uint32((native << 24) | ((native & 0xFF00) << 8) | ((native >> 8) & 0xFF00) | (native >> 24))
 
 
 @compiled
 def get(row: Words, place: Place) -> int:
-    """A field of one packet, row uint32[words], as int64."""
+    """Return a field of one packet, row uint32[words], as int64."""
     return int((np.int64(swap(row[place[0]])) >> place[1]) & place[2])
 
 
@@ -114,7 +115,7 @@ def put(row: Words, place: Place, value: int) -> None:
 
 @compiled
 def unwrap(chunk_id: int, near: int) -> int:
-    """The position closest to `near` that has this 32-bit chunk id: serial-number arithmetic (RFC 1982).
+    """Return the position closest to `near` with this 32-bit chunk id (serial numbers, RFC 1982).
 
     Positions are int64 and equal their chunk id modulo 2**32, so they order chunks across the wrap.
     """
@@ -123,10 +124,11 @@ def unwrap(chunk_id: int, near: int) -> int:
 
 
 def run_start(joined: int, number: int, window: int) -> int:
-    """The position of a run's first chunk; joining took all before `joined`, `number` is 32 random bits.
+    """Return the position of a run's first chunk.
 
-    Less than 2**31 ahead, so that it unwraps near there; whole rings of 2 * window rows ahead, so that what
-    joining took keeps its rows for as long as somebody may need it.
+    joined: the first position after the chunks of the joining sum. number: 32 random bits.
+    The result is less than 2**31 ahead, so that chunk ids unwrap correctly. It is a multiple of 2 * window
+    ahead, so that the joining chunks keep their rows while a worker may need them.
     """
     ring = 2 * window
     return joined + ring * (1 + number % ((1 << 31) // ring - 2))

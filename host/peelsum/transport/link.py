@@ -1,9 +1,9 @@
-"""A host's UDP link to its switch port: hello, batches in and out, waiting. Knows no protocol beyond hello.
+"""A host's UDP link to its switch port: hello, batches in and out, waiting.
 
-Where the switch port is a UDP socket (`udp-port`), an empty datagram says 'I am here'; the switch answers
-with one. It is said again whenever nothing has come for a while, so that a switch process that was restarted
-learns who is behind its ports. On a wire (`ethernet`), the switch knows who is behind its port: nothing is
-said, and the host takes the port number that results are sent to.
+If the switch port is a UDP socket (`udp-port`), the host says hello with an empty datagram, and the switch
+answers with one. The host repeats its hello when nothing has arrived for a while, so that a restarted switch
+learns the host's address. On a wire (`ethernet`) there is no hello; the host binds the UDP port that results
+are sent to.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.wire import UDP_PORT, Batch
 from peelsum.wire.datagrams import Address, BatchSocket
 
-#: What lies between a host and its switch port.
+#: The kind of connection between a host and its switch port.
 Wire = Literal["udp-port", "ethernet"]
 
-#: Seconds between hellos that are not answered.
+#: Seconds between unanswered hellos.
 _HELLO_GAP = 0.1
-#: Seconds without an answer after which hellos are talked of.
+#: Seconds without an answer after which a warning is logged.
 _TELL_AFTER = 2.0
-#: Seconds without any datagram after which the switch may have forgotten us.
+#: Seconds without a datagram after which to say hello again.
 _SILENCE = 1.0
 
 
@@ -35,21 +35,21 @@ _log = logging.getLogger("peelsum")
 
 
 class Machine(Protocol):
-    """What sends: a worker's endpoint or an aggregation server."""
+    """A sender of batches: a worker's endpoint or an aggregation server."""
 
     def to_send(self, now: float, limit: int = ...) -> Batch: ...
 
 
 class Link:
-    """A connected socket to one switch port. `address` is where the switch listens for it."""
+    """A socket connected to one switch port, whose address is `address`."""
 
     def __init__(
         self, address: Address, packet_bytes: int, *, hello_s: float, wire: Wire = "udp-port"
     ) -> None:
         """Open the socket and, unless on a wire, say hello until answered.
 
-        Raises SwitchUnreachableError when nobody answers within `hello_s` seconds, or when another program
-        of this host has its end of the wire.
+        Raises SwitchUnreachableError if there is no answer within `hello_s` seconds, or if another program
+        on this host uses the wire's UDP port.
         """
         self._address = address
         self._greets = wire == "udp-port"
@@ -75,7 +75,7 @@ class Link:
             raise
 
     def receive(self) -> Batch | None:
-        """Packets that have arrived, uint8[n, packet_bytes], valid until the next call; None without any."""
+        """Return packets that have arrived, uint8[n, packet_bytes], valid until the next call, or None."""
         with self._blaming_the_network():
             while (burst := self._socket.receive()) is not None:
                 self._heard_at = time.monotonic()
@@ -84,7 +84,7 @@ class Link:
         return None
 
     def send_from(self, machine: Machine, now: float) -> None:
-        """Send what the machine has to send, as far as the kernel takes it; the rest goes first next time."""
+        """Send the machine's packets until the kernel's buffer is full; the rest goes first next time."""
         while self._unsent is None or self._flushed():
             batch = machine.to_send(now)
             if not len(batch):
@@ -92,7 +92,7 @@ class Link:
             self._unsent = batch
 
     def wait(self, until: float | None) -> None:
-        """Wait for a packet, for room to send what is left, for `wake`, or until that time."""
+        """Wait for a packet, for room to send the rest, for `wake`, or until the time `until`."""
         now = time.monotonic()
         if now - self._heard_at >= _SILENCE:
             self._heard_at = now
@@ -106,18 +106,18 @@ class Link:
                 self._woken.recv(64)
 
     def wake(self) -> None:
-        """Make `wait` return, from any thread or signal handler."""
+        """Make `wait` return. Callable from any thread or signal handler."""
         with suppress(OSError):
             self._waker.send(b"\0")
 
     @property
     def room(self) -> int:
-        """About how many packets the kernel holds for a socket like this one while nobody reads."""
+        """Approximate number of packets that the receive buffer holds."""
         return self._socket.room
 
     @property
     def overruns(self) -> int:
-        """Packets the kernel dropped because they came faster than they were taken."""
+        """Packets that the kernel dropped because the receive buffer was full."""
         return self._socket.overruns
 
     def close(self) -> None:
@@ -134,12 +134,12 @@ class Link:
     def _bind(self, packet_bytes: int) -> BatchSocket:
         if self._greets:
             return BatchSocket.bind(("0.0.0.0", 0), packet_bytes)
-        # Whole datagrams only: what a network interface does with segmented ones, not every switch bears.
+        # No offload: not every switch handles what a network interface makes of segmented sends.
         return BatchSocket.bind(("0.0.0.0", UDP_PORT), packet_bytes, offload=False)
 
     @contextmanager
     def _blaming_the_network(self) -> Iterator[None]:
-        """Raise what the operating system complains of as a SwitchUnreachableError that names the address."""
+        """Turn OSError into a SwitchUnreachableError that names the address."""
         try:
             yield
         except OSError as error:
@@ -154,14 +154,14 @@ class Link:
         self._waker.close()
 
     def _watch(self, *, writing: bool) -> None:
-        """Have the selector report room for sending too, or no longer."""
+        """Set whether the selector also reports room for sending."""
         if writing != self._writing:
             self._writing = writing
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
             self._selector.modify(self._socket, events)
 
     def _flushed(self) -> bool:
-        """Send what was kept back; whether all of it is gone."""
+        """Send the unsent rest; return whether all of it was sent."""
         assert self._unsent is not None
         with self._blaming_the_network():
             left = self._unsent[self._socket.send(self._unsent) :]

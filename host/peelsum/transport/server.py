@@ -1,11 +1,12 @@
 """The aggregation server of one job, without socket or clock: it completes what the switch could not.
 
-Theory of operation. H is who is in a chunk's sum so far, acc the sum, P the workers in an arriving packet:
-with SPINE whole racks, without it workers of the sender's rack. The rules are the same for one level and two.
+Theory of operation. H is the set of workers in a chunk's sum so far, acc the sum, P the workers in an
+arriving packet: with SPINE whole racks, without it workers of the sender's rack. The rules are the same for
+one level and two.
 
-| packet or time | what the server does |
+| event | action |
 |---|---|
-| malformed; another job, generation or kind; workers, racks or a level the job does not have | drop, count |
+| malformed; another job, generation or kind; unknown workers, racks or level | drop, count |
 | chunk is complete and kept | RESULT to the sender, at most once per `reply_gap` |
 | chunk not within (N - W, N + W], N the newest complete | drop, count; see `server_rows` |
 | P and H disjoint | acc += d (or \\|= d), H \\|= P |
@@ -13,12 +14,12 @@ with SPINE whole racks, without it workers of the sender's rack. The rules are t
 | H contains P | drop, count |
 | overlap, OR | acc \\|= d, H \\|= P |
 | overlap, ADD | drop, count |
-| H is everybody | keep as the result (2 W are kept), RESULT to all; CE of any part is echoed |
+| H is all workers | keep as the result (2 W are kept), RESULT to all, with CE if any part had it |
 | H incomplete for `need`, then backing off; after 8 times, once for each packet of it | RESEND to the
   switch, in two levels to the spine and to each incomplete rack's: give up what you hold; from the second
-  time on also NEED to all, naming the missing workers, so that those who wait can name them too |
+  time on also NEED to all, naming the missing workers, so that waiting workers can name them, too |
 
-A server that lost its state starts as a fresh object of the same generation: workers resend what it lacks.
+A server that lost its state restarts as a new object of the same generation: workers resend what it lacks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ from peelsum.transport import server_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.events import Event, JobFinished, Stalled
 from peelsum.transport.layout import SERIAL_BASE, rows_of
-from peelsum.transport.server_state import Count, Mark, new_state
+from peelsum.transport.server_state import (
+    CompleteSum,
+    Count,
+    Identity,
+    JoiningChunks,
+    Mark,
+    Waits,
+    new_state,
+)
 from peelsum.transport.stats import Progress, ServerStats
 from peelsum.wire import Batch, Flag, malformed, packet_bytes
 
@@ -46,30 +55,33 @@ _DROPS = (
 
 
 class AggregationServer:
-    """The server of one generation of one job. Its memory is bounded by the job's window."""
+    """The aggregation server of one generation of one job. Its memory is bounded by the job's window."""
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
-        complete = (config.expected_mask, int(Flag.SPINE) if config.racks else 0)
-        joining = (SERIAL_BASE + config.first_chunk, config.joining_chunks)
+        complete = CompleteSum(config.expected_mask, int(Flag.SPINE) if config.racks else 0)
+        joining = JoiningChunks(SERIAL_BASE + config.first_chunk, config.joining_chunks)
         self._state = new_state(config.window, config.lanes, config.rack_masks, complete, joining)
+        self._identity = Identity(config.job_id, config.generation)
+        timers = config.timers
+        self._waits = Waits(timers.need, timers.need_most, timers.reply_gap)
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
         self._report_at = -np.inf
         self._now = -np.inf
         self.finished = False
 
     def receive(self, batch: Batch, now: float) -> list[Event]:
-        """Take in packets uint8[n, packet_bytes], whatever their bytes; what they brought about."""
-        config, timers = self.config, self.config.timers
+        """Process received packets uint8[n, packet_bytes], of any content; return the events."""
+        config = self.config
         self._now = now
         kernels.take(
             self._state,
             rows_of(batch),
             malformed(batch, config.lanes),
-            (config.job_id, config.generation),
+            self._identity,
             config.window,
             now,
-            (timers.need, timers.need_most, timers.reply_gap),
+            self._waits,
         )
         if self._state.marks[Mark.FINISHED] and not self.finished:
             self.finished = True
@@ -77,7 +89,7 @@ class AggregationServer:
         return []
 
     def to_send(self, now: float, limit: int = BATCH) -> Batch:
-        """Up to `limit` packets to send now, uint8[n, packet_bytes]; n = 0 when there is nothing.
+        """Return up to `limit` packets to send now, uint8[n, packet_bytes].
 
         The batch is valid until the next call. Call until it is empty.
         """
@@ -87,7 +99,7 @@ class AggregationServer:
         return self._scratch[:count].view(np.uint8)
 
     def expire(self, now: float) -> list[Event]:
-        """Do what is due: ask for missing parts, report a stall. Call when `next_timer` has passed."""
+        """Ask for missing parts or report a stall, as is due. Call once `next_timer` has passed."""
         timers = self.config.timers
         self._now = now
         kernels.expire(self._state, now, self.config.window, timers.need, timers.need_most)
@@ -111,14 +123,12 @@ class AggregationServer:
         ]
 
     def next_timer(self) -> float | None:
-        """When to call `expire` if nothing arrives before; None: not at all."""
+        """Return when to call `expire` if nothing arrives before, or None for never."""
         due = kernels.next_due(self._state)
         return due if due < np.inf else None
 
     def progress(self, now: float | None = None) -> Progress:
-        """Where the job stands: the oldest chunk that is incomplete here, who is missing from it, and when
-        something of theirs last came: before `now`, or before the last packet or timer if that is left out.
-        """
+        """Return the job's progress as of `now`, by default the time of the last packet or timer."""
         state = self._state
         incomplete, row = kernels.oldest_incomplete(state, self.config.window)
         missing = numbers_of(state.expected & ~state.have[row]) if incomplete else ()
@@ -135,7 +145,7 @@ class AggregationServer:
         )
 
     def stats(self) -> ServerStats:
-        """What was counted since the beginning."""
+        """Return what was counted since the start."""
         counts = self._state.counts
         return ServerStats(
             chunks_in_switch=int(counts[Count.IN_SWITCH]),
@@ -153,7 +163,7 @@ class AggregationServer:
         )
 
     def _unseen_for(self, worker: int, now: float) -> float | None:
-        """Seconds since something of a worker's last came; None if nothing ever did."""
+        """Return the seconds since a worker's last contribution, or None if there was none."""
         seen_at = float(max(self._state.heard_at[worker], self._state.heard_at[-1]))
         return max(0.0, now - seen_at) if seen_at > -np.inf else None
 

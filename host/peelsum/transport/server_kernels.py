@@ -1,8 +1,8 @@
-"""The compiled loops over batches that change the aggregation server's state.
+"""Compiled loops over batches that change the aggregation server's state.
 
-A row's packet is kept as the RESULT it will become, in wire order, so that a sum complete on arrival is only
-copied. What differs between one level and two is in the packets: with SPINE, bits are whole racks; without,
-they are workers of the sender's rack. Which chunks have a row is `server_rows`'.
+A row keeps its packet as the RESULT it will become, in wire order, so that a sum complete on arrival is only
+copied. Packets tell one level from two: with SPINE, bits mean whole racks; without it, workers of the
+sender's rack. `server_rows` decides which chunks have rows.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from peelsum.transport.layout import (
     swap,
 )
 from peelsum.transport.server_rows import ASKS, current, pause, row_of
-from peelsum.transport.server_state import Count, JobState, Mark
+from peelsum.transport.server_state import Count, Identity, JobState, Mark, Members, Waits
 from peelsum.wire import EVERYONE as EVERYONE_ID
 from peelsum.wire import MAX_WORKERS, Flag, Kind
 
 BYPASS, RESULT, RESEND, NEED = int(Kind.BYPASS), int(Kind.RESULT), int(Kind.RESEND), int(Kind.NEED)
 OR, CE, FIN, SPINE = int(Flag.OR), int(Flag.CE), int(Flag.FIN), int(Flag.SPINE)
 EVERYONE = int(EVERYONE_ID)
-#: In place of a rack: what is counted is racks.
+#: In place of a rack's number: the bitmap's bits are racks.
 RACKS = -1
-#: Bits of `JobState.owed`: below these, one bit per worker of the rack that is owed the result.
+#: Bits of `JobState.owed`. Each lower bit is a worker of the rack to which the result is owed.
 OWE_ALL, OWE_RESEND = 1 << MAX_WORKERS, 2 << MAX_WORKERS
 OWE_SPINE_RESEND, OWE_NEED = 4 << MAX_WORKERS, 8 << MAX_WORKERS
 
@@ -46,15 +46,12 @@ def take(
     state: JobState,
     rows: Words,
     bad: NDArray[np.bool_],
-    identity: tuple[int, int],
+    identity: Identity,
     window: int,
     now: float,
-    waits: tuple[float, float, float],
+    waits: Waits,
 ) -> None:
-    """Take a batch in: rows uint32[n, words], bad bool[n] for malformed ones.
-
-    identity = (job_id, generation); waits = (need, need_most, reply_gap) in seconds.
-    """
+    """Process received packets: rows uint32[n, words], bad bool[n] for malformed ones."""
     counts, two_levels = state.counts, state.marks[Mark.SUM_FLAG] != 0
     counts[Count.PACKETS] += rows.shape[0]
     for i in range(rows.shape[0]):
@@ -63,29 +60,29 @@ def take(
         rack = _rack_of(packet, two_levels)
         if bad[i]:
             counts[Count.MALFORMED] += 1
-        elif get(packet, JOB_ID) != identity[0]:
+        elif get(packet, JOB_ID) != identity.job_id:
             counts[Count.FOREIGN_JOB] += 1
-        elif get(packet, GENERATION) != identity[1]:
+        elif get(packet, GENERATION) != identity.generation:
             counts[Count.WRONG_GENERATION] += 1
         elif get(packet, KIND) != BYPASS:
             counts[Count.UNEXPECTED_KIND] += 1
         elif not bitmap or bitmap & ~_known(state.expected, state.marks, rack):
             counts[Count.FOREIGN_WORKER] += 1
         else:
-            row = row_of(state, get(packet, CHUNK_ID), window, now, waits[1])
+            row = row_of(state, get(packet, CHUNK_ID), window, now, waits.need_most)
             if row < 0:
                 continue
             if state.done[row]:
-                _answer(state, row, get(packet, SENDER), now, waits[2])
+                _answer(state, row, get(packet, SENDER), now, waits.reply_gap)
                 continue
             if state.deadline[row] == np.inf:
-                state.deadline[row] = now + pause(state.asked[row], waits[0], waits[1])
-            _merge(state, row, packet, (bitmap, rack), now)
+                state.deadline[row] = now + pause(state.asked[row], waits.need, waits.need_most)
+            _merge(state, row, packet, Members(bitmap, rack), now)
 
 
 @compiled
 def _rack_of(packet: Words, two_levels: bool) -> int:
-    """The rack whose workers a packet's bitmap counts; RACKS where it counts racks."""
+    """Return the rack whose workers are the bits of a packet's bitmap; RACKS if the bits are racks."""
     if get(packet, FLAGS) & SPINE:
         return RACKS
     return get(packet, SENDER) // MAX_WORKERS if two_levels else 0
@@ -93,23 +90,23 @@ def _rack_of(packet: Words, two_levels: bool) -> int:
 
 @compiled
 def _known(expected: NDArray[np.int64], marks: NDArray[np.int64], rack: int) -> int:
-    """Everybody that a bitmap may count there: a rack's workers, or the racks of a job that has any."""
+    """Return the bits that a bitmap may have: a rack's workers, or the job's racks if it has any."""
     if rack == RACKS:
         return int(marks[Mark.SUM_BITMAP]) if marks[Mark.SUM_FLAG] else 0
     return int(expected[rack]) if rack < expected.shape[0] else 0
 
 
 @compiled
-def _part(who: tuple[int, int], rack: int, expected: int) -> int:
-    """Those of one rack, whose workers are `expected`, that are in the set `who` = (bitmap, rack)."""
-    if who[1] == RACKS:
-        return expected if who[0] >> rack & 1 else 0
-    return who[0] if who[1] == rack else 0
+def _part(who: Members, rack: int, expected: int) -> int:
+    """Return the bitmap of one rack's workers, of all its workers `expected`, that are in `who`."""
+    if who.rack == RACKS:
+        return expected if who.bitmap >> rack & 1 else 0
+    return who.bitmap if who.rack == rack else 0
 
 
 @compiled
 def _answer(state: JobState, row: int, sender: int, now: float, gap: float) -> None:
-    """Somebody still works on a complete chunk: send it the result, if that did not just happen."""
+    """Queue a reply to a worker that still sends a complete chunk, at most one per `gap` seconds."""
     counts = state.counts
     counts[Count.DUPLICATES] += 1
     rack, worker = divmod(sender, MAX_WORKERS)
@@ -124,7 +121,7 @@ def _answer(state: JobState, row: int, sender: int, now: float, gap: float) -> N
 
 @compiled
 def owe(state: JobState, row: int, rack: int, what: int) -> None:
-    """Queue the row for sending, once, whatever it owes; what concerns no rack is booked with any."""
+    """Add a debt to a row, and queue the row once. Debts that concern no rack are stored with any rack."""
     state.owed[row, rack] |= what
     if not state.queued[row]:
         rows = state.queue.shape[0]
@@ -134,8 +131,8 @@ def owe(state: JobState, row: int, rack: int, what: int) -> None:
 
 
 @inlined
-def _merge(state: JobState, row: int, packet: Words, who: tuple[int, int], now: float) -> None:
-    """Merge a sum, complete or partial, of workers P into the chunk's H and acc. `who` is P, see `_part`."""
+def _merge(state: JobState, row: int, packet: Words, who: Members, now: float) -> None:
+    """Merge a complete or partial sum into the chunk's H and acc; `who` is P of the theory of operation."""
     have, expected = state.have[row], state.expected
     begun, disjoint, contains, contained = _compare(have, expected, who)
     kept = state.packets[row]
@@ -147,7 +144,7 @@ def _merge(state: JobState, row: int, packet: Words, who: tuple[int, int], now: 
         state.counts[Count.DUPLICATES] += 1
         return
     elif not disjoint and not get(packet, FLAGS) & OR:
-        state.counts[Count.OVERLAPS] += 1  # sums of some workers cannot be taken apart again
+        state.counts[Count.OVERLAPS] += 1  # a sum cannot be separated into its contributions
         return
     else:
         _combine(kept, packet)
@@ -162,9 +159,9 @@ def _merge(state: JobState, row: int, packet: Words, who: tuple[int, int], now: 
 
 @inlined
 def _compare(
-    have: NDArray[np.int64], expected: NDArray[np.int64], who: tuple[int, int]
+    have: NDArray[np.int64], expected: NDArray[np.int64], who: Members
 ) -> tuple[bool, bool, bool, bool]:
-    """Whether a chunk's H has anybody, P and H are disjoint, P contains H, H contains P."""
+    """Return whether H is not empty, P and H are disjoint, P contains H, and H contains P."""
     begun, disjoint, contains, contained = False, True, True, True
     for rack in range(expected.shape[0]):
         arrived = _part(who, rack, expected[rack])
@@ -179,11 +176,11 @@ def _compare(
 def _unite(
     have: NDArray[np.int64],
     expected: NDArray[np.int64],
-    who: tuple[int, int],
+    who: Members,
     heard_at: NDArray[np.float64],
     now: float,
 ) -> tuple[bool, bool]:
-    """H |= P, and remember when P came; whether H is everybody now, and whether P was."""
+    """Do H |= P and record when P arrived. Return whether H, and whether P, is all workers."""
     complete = complete_on_arrival = True
     for rack in range(expected.shape[0]):
         arrived = _part(who, rack, expected[rack])
@@ -202,7 +199,7 @@ def _unite(
 
 @compiled
 def _combine(kept: Words, packet: Words) -> None:
-    """kept += packet, or |=, lane by lane; both are in wire order."""
+    """Do kept += packet, or kept |= packet, lane by lane; both are in wire order."""
     left, right = kept[HEADER_WORDS:], packet[HEADER_WORDS:]
     if get(packet, FLAGS) & OR:
         for lane in range(left.shape[0]):
@@ -214,7 +211,7 @@ def _combine(kept: Words, packet: Words) -> None:
 
 @inlined
 def _complete(state: JobState, row: int, in_switch: bool) -> None:
-    """H is everybody: the packet becomes the RESULT, kept for whoever loses it."""
+    """Turn the packet of a complete chunk into its RESULT, kept for workers that lose it."""
     marks, packet = state.marks, state.packets[row]
     put(packet, KIND, RESULT)
     put(packet, SENDER, EVERYONE)
@@ -233,19 +230,19 @@ def _complete(state: JobState, row: int, in_switch: bool) -> None:
 
 @compiled
 def next_due(state: JobState) -> float:
-    """The earliest time at which a chunk is to be asked for, or infinity."""
+    """Return the earliest time at which to ask for a chunk, or infinity."""
     return float(state.deadline.min())
 
 
 @compiled
 def expire(state: JobState, now: float, window: int, need: float, most: float) -> None:
-    """Ask for what is missing from every chunk whose time has come: first the switches, then workers too."""
+    """Queue requests for all chunks whose timer has run out: first to switches, later to workers, too."""
     racks = state.expected.shape[0]
     for row in range(state.position.shape[0]):
         if state.deadline[row] > now:
             continue
         if not current(state.marks, state.position[row], window):
-            state.deadline[row] = np.inf  # until a packet of it comes
+            state.deadline[row] = np.inf  # until a packet of the chunk arrives
             continue
         if state.marks[Mark.SUM_FLAG]:
             owe(state, row, 0, OWE_SPINE_RESEND)
@@ -260,7 +257,7 @@ def expire(state: JobState, now: float, window: int, need: float, most: float) -
 
 @compiled
 def oldest_incomplete(state: JobState, window: int) -> tuple[int, int]:
-    """How many chunks are incomplete, and the row of the oldest, or -1."""
+    """Return the number of incomplete chunks, and the row of the oldest one or -1."""
     incomplete, oldest = 0, -1
     for row in range(state.position.shape[0]):
         counted = current(state.marks, state.position[row], window)
@@ -273,7 +270,7 @@ def oldest_incomplete(state: JobState, window: int) -> tuple[int, int]:
 
 @compiled
 def send(state: JobState, out: Words) -> int:
-    """Fill out uint32[limit, words] with what rows owe, oldest debt first; returns how many."""
+    """Fill out uint32[limit, words] with what rows owe, oldest first; return the number of packets."""
     marks, rows, filled = state.marks, state.queue.shape[0], 0
     while marks[Mark.QUEUE_HEAD] < marks[Mark.QUEUE_TAIL]:
         row = state.queue[marks[Mark.QUEUE_HEAD] % rows]
@@ -291,7 +288,7 @@ def send(state: JobState, out: Words) -> int:
 
 @inlined
 def _pay(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
-    """Write the one packet that pays one debt; 0 if it was settled since: what came made asking needless."""
+    """Write the packet that pays one debt; return 1, or 0 if the debt no longer exists."""
     if debt in (OWE_RESEND, OWE_SPINE_RESEND, OWE_NEED):
         return _ask(state, row, rack, debt, packet)
     packet[:] = state.packets[row]
@@ -303,7 +300,7 @@ def _pay(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
 
 @compiled
 def _ask(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
-    """Write a RESEND to a switch or a NEED to the workers; 0 if nothing is missing there any more."""
+    """Write a RESEND or a NEED; return 1, or 0 if nothing is missing any more."""
     if state.done[row] or (debt == OWE_RESEND and state.have[row, rack] == state.expected[rack]):
         return 0
     packet[:] = state.packets[row]
@@ -316,7 +313,7 @@ def _ask(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
     elif debt == OWE_SPINE_RESEND:
         put(packet, FLAGS, get(packet, FLAGS) | SPINE)
     elif state.marks[Mark.SUM_FLAG]:
-        # What the rack gives up has this sender, and the spine lets only the rack's own pass.
+        # The packet in which the rack's switch gives up its sum keeps this sender, and the spine checks it.
         put(packet, SENDER, rack * MAX_WORKERS)
     state.counts[Count.NEEDS if debt == OWE_NEED else Count.RESENDS] += 1
     return 1
@@ -324,7 +321,7 @@ def _ask(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
 
 @compiled
 def _name_missing(state: JobState, row: int, packet: Words) -> None:
-    """Name who is missing: by the bitmap, or in two levels racks by the bitmap and their workers by lanes."""
+    """Name the missing workers: in the bitmap; in two levels, racks in the bitmap and workers in lanes."""
     if not state.marks[Mark.SUM_FLAG]:
         put(packet, BITMAP, state.expected[0] & ~state.have[row, 0])
         return
@@ -339,7 +336,7 @@ def _name_missing(state: JobState, row: int, packet: Words) -> None:
 
 @compiled
 def _lowest_bit(value: int) -> int:
-    """The number of the lowest bit that is set in `value`, not 0."""
+    """Return the number of the lowest bit set in `value`, which is not 0."""
     number = 0
     while not value >> number & 1:
         number += 1

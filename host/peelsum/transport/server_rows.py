@@ -1,11 +1,12 @@
-"""Which chunks the aggregation server takes, and the rows that they get.
+"""Decide which chunks the aggregation server accepts, and which rows they get.
 
-Theory of operation. A worker sends no chunk W or more ahead of its oldest without a result, and each result
-comes from here. So, N being the newest complete chunk, nobody sends a chunk above N + W, and nobody needs one
-up to N - W: what is kept are the 2 W chunks between, each with a row that no other of them has. The rest is
-dropped. Where N is not known, at the start, after a restart, and after the first sum, behind which a job goes
-on far ahead, the server follows whatever it hears, until a chunk is complete. It follows again if it hears
-nothing near N for a while, and all that time keeps hearing of chunks near another.
+Theory of operation. A worker sends no chunk W or more ahead of its oldest one without a result, and results
+come from the server alone. Let N be the newest complete chunk: no worker sends a chunk above N + W, and none
+needs a chunk up to N - W. The server keeps the 2 W chunks between, each in a row of its own; it drops others.
+
+N is unknown at the start, after a restart, and after the first sum, after which the job continues far ahead.
+Then the server follows the chunks it receives until one is complete. It does so again if for a while it
+receives nothing near N, but packets near one other chunk.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from numpy.typing import NDArray
 from peelsum.transport.layout import compiled, inlined, unwrap
 from peelsum.transport.server_state import Clock, Count, JobState, Mark
 
-#: How often a chunk is asked for while no packet of it comes. A worker that waits for it repeats its own.
+#: Most requests for a chunk without a packet of it. A worker that waits for it retransmits its own.
 ASKS = 8
 
 
 @inlined
 def row_of(state: JobState, chunk_id: int, window: int, now: float, patience: float) -> int:
-    """The chunk's row, taken over from another chunk if need be; -1, and counted, for one to be dropped.
+    """Return the chunk's row, taken over from an older chunk if necessary; -1 if it is to be dropped.
 
-    The first sum's chunks are kept for good: a worker that joins when a run is under way is told that there
-    was one. Once the run is 2^31 chunks away, where their ids look like the future, it has to ask twice.
+    The first sum's chunks are kept permanently, so that a worker that joins later learns that the run has
+    begun. Once the run is 2^31 chunks away, their ids look like future ones, and the worker must ask twice.
     """
     marks, ring = state.marks, 2 * window
     position = unwrap(chunk_id, marks[Mark.ANCHOR])
@@ -55,7 +56,7 @@ def row_of(state: JobState, chunk_id: int, window: int, now: float, patience: fl
 
 @inlined
 def _hand_over(state: JobState, row: int, position: int) -> None:
-    """Give a row to a chunk of which nothing has come yet."""
+    """Give a row to a new chunk."""
     state.position[row] = position
     state.have[row] = 0
     state.done[row] = False
@@ -67,7 +68,7 @@ def _hand_over(state: JobState, row: int, position: int) -> None:
 
 @compiled
 def _near(marks: NDArray[np.int64], position: int, window: int) -> bool:
-    """Whether a worker of the job may be at a chunk, from what is known of where the job is."""
+    """Return whether a chunk may be in use, judged by the job's position."""
     ahead = position - marks[Mark.ANCHOR]
     if marks[Mark.SETTLED]:
         return bool(-window < ahead <= window)
@@ -83,10 +84,9 @@ def _followed(
     now: float,
     patience: float,
 ) -> bool:
-    """Whether the job is taken to be at a chunk that is not near where it was.
+    """Return whether to follow the job to a chunk far from its last known position.
 
-    It is where that is not known; or where nothing near has come, but chunks about this one have, for
-    `patience`.
+    That is so if the position is unknown, or if for `patience` seconds only chunks near this one arrived.
     """
     moved = abs(position - marks[Mark.ELSEWHERE]) >= 2 * window
     if moved or clock[Clock.ELSEWHERE] <= clock[Clock.HEARD]:
@@ -99,12 +99,12 @@ def _followed(
 
 @compiled
 def pause(asked: int, need: float, most: float) -> float:
-    """How long to wait before a chunk is asked for again that was asked for so often."""
+    """Return the wait, in seconds, before the next request for a chunk after `asked` requests."""
     return float(min(most, need * 2.0 ** max(0, min(asked - 1, 30))))
 
 
 @compiled
 def current(marks: NDArray[np.int64], position: int, window: int) -> bool:
-    """Whether somebody may wait for a chunk: one near, or one of the first sum while somebody may join."""
+    """Return whether a worker may wait for a chunk: near ones, and the first sum's while workers join."""
     joining = not marks[Mark.SETTLED] and marks[Mark.FIRST] <= position < marks[Mark.RUN]
     return bool(joining or _near(marks, position, window))

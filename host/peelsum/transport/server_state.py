@@ -1,8 +1,8 @@
 """The aggregation server's state: one array per property of a chunk, and the job's constants and marks.
 
-Chunk `p` (a position, see `layout.unwrap`) lives in row `p % (2 * window)`. The chunks of the generation's
-first sum, with which workers join, have rows of their own behind these, for good. Sets of workers are one
-bitmap per rack; a job of one level is a single rack. `server_kernels` beside it changes the arrays.
+Chunk `p` (a position, see `layout.unwrap`) has row `p % (2 * window)`. The joining chunks, those of the
+generation's first sum, have permanent rows after these. A set of workers is one bitmap per rack; a job of one
+level is a single rack.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from peelsum.wire import MAX_WORKERS
 
 
 class Mark(IntEnum):
-    """Positions the loops keep, and what the job's complete sums look like, in `JobState.marks`."""
+    """Indices of positions and constants in `JobState.marks`."""
 
-    ANCHOR = 0  # where the job is: the newest complete chunk; until SETTLED, the chunk last heard of
-    SETTLED = 1  # 1 once a chunk is complete there that is not of the first sum
+    ANCHOR = 0  # the job's position: the newest complete chunk; until SETTLED, the chunk last received
+    SETTLED = 1  # 1 once a chunk after the first sum is complete
     QUEUE_HEAD = 2
     QUEUE_TAIL = 3
     FINISHED = 4  # 1 once the FIN chunk is complete
     SUM_BITMAP = 5  # of a complete sum
     SUM_FLAG = 6  # SPINE in two levels, else 0
     FIRST = 7  # the generation's first chunk
-    RUN = 8  # the first chunk behind those of the generation's first sum
-    ELSEWHERE = 9  # the chunk last heard of far from ANCHOR; 0 before the first
+    RUN = 8  # the first chunk after the generation's first sum
+    ELSEWHERE = 9  # the last chunk received far from ANCHOR; 0 before the first
 
 
 class Count(IntEnum):
-    """What the loops count, in `JobState.counts`."""
+    """Indices of counters in `JobState.counts`."""
 
     IN_SWITCH = 0
     AT_SERVER = 1
@@ -51,34 +51,69 @@ class Count(IntEnum):
     WRONG_GENERATION = 13
     UNEXPECTED_KIND = 14
     FOREIGN_WORKER = 15
-    OUT_OF_WINDOW = 16  # so old that nobody can need it
-    AHEAD_OF_WINDOW = 17  # so new that no worker can have got there
+    OUT_OF_WINDOW = 16  # too old to be needed
+    AHEAD_OF_WINDOW = 17  # too new for any worker
 
 
 class Clock(IntEnum):
-    """Times in seconds, in `JobState.clock`."""
+    """Indices of times, in seconds, in `JobState.clock`."""
 
-    HEARD = 0  # when a chunk near ANCHOR was last heard of
-    ELSEWHERE = 1  # since when, of all others, only chunks near the mark of that name have been heard of
+    HEARD = 0  # when a chunk near ANCHOR was last received
+    ELSEWHERE = 1  # since when all other chunks received were near Mark.ELSEWHERE
+
+
+class Identity(NamedTuple):
+    """The job, as packets name it."""
+
+    job_id: int
+    generation: int
+
+
+class Waits(NamedTuple):
+    """The server's timers in seconds, see `Timers`."""
+
+    need: float
+    need_most: float
+    reply_gap: float
+
+
+class Members(NamedTuple):
+    """A set of workers, as a packet gives it: some of one rack, or all workers of some racks."""
+
+    bitmap: int  # bits of the rack's workers; of racks if `rack` is RACKS
+    rack: int
+
+
+class CompleteSum(NamedTuple):
+    """The header of a complete sum."""
+
+    bitmap: int
+    flag: int  # SPINE in two levels, else 0
+
+
+class JoiningChunks(NamedTuple):
+    """The chunks of the generation's first sum, with which workers join."""
+
+    first: int  # position of the first
+    chunks: int
 
 
 class JobState(NamedTuple):
     """One array per property of a chunk, one row per chunk kept; the job's own constants and marks."""
 
     packets: NDArray[np.uint32]  # [rows, words]: the RESULT to be: acc, in wire order
-    position: NDArray[np.int64]  # [rows]: whose row it is, 0 for nobody's
+    position: NDArray[np.int64]  # [rows]: the row's chunk, 0 for none
     have: NDArray[np.int64]  # [rows, racks]: H, the workers whose contributions are in
     done: NDArray[np.bool_]  # [rows]
     deadline: NDArray[np.float64]  # [rows]: when to ask for what is missing; infinity for never
-    since: NDArray[np.float64]  # [rows]: when the first part came
-    asked: NDArray[np.int64]  # [rows]: how often it was asked for
+    since: NDArray[np.float64]  # [rows]: when the first part arrived
+    asked: NDArray[np.int64]  # [rows]: number of requests sent
     answered_at: NDArray[np.float64]  # [rows, worker numbers]: when the worker was last sent the result
     owed: NDArray[np.int64]  # [rows, racks]: what is to be sent: OWE_* and workers' bits
     queued: NDArray[np.bool_]  # [rows]
     queue: NDArray[np.int64]  # [rows]: ring of rows that owe something
-    heard_at: NDArray[
-        np.float64
-    ]  # [worker numbers + 1]: when part of a sum last came; the last: a complete one
+    # [worker numbers + 1]: when each worker's last contribution arrived; last element: a complete sum
+    heard_at: NDArray[np.float64]
     expected: NDArray[np.int64]  # [racks]: all workers of each rack
     marks: NDArray[np.int64]  # [Mark]
     counts: NDArray[np.int64]  # [Count]
@@ -89,19 +124,16 @@ def new_state(
     window: int,
     lanes: int,
     rack_masks: tuple[int, ...],
-    complete: tuple[int, int],
-    joining: tuple[int, int],
+    complete: CompleteSum,
+    joining: JoiningChunks,
 ) -> JobState:
-    """State of a server that has heard nothing. `complete` = bitmap and SPINE flag of a complete sum.
-
-    `joining` = position and number of the chunks of the generation's first sum.
-    """
-    rows, racks = 2 * window + joining[1], len(rack_masks)
+    """Return the state of a server that has received nothing."""
+    rows, racks = 2 * window + joining.chunks, len(rack_masks)
     numbers = (racks - 1) * MAX_WORKERS + rack_masks[-1].bit_length()
     marks = np.zeros(len(Mark), np.int64)
     marks[[Mark.SUM_BITMAP, Mark.SUM_FLAG]] = complete
-    marks[[Mark.ANCHOR, Mark.FIRST]] = joining[0]
-    marks[Mark.RUN] = sum(joining)
+    marks[[Mark.ANCHOR, Mark.FIRST]] = joining.first
+    marks[Mark.RUN] = joining.first + joining.chunks
     return JobState(
         packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
         position=np.zeros(rows, np.int64),

@@ -1,4 +1,4 @@
-"""The aggregation server as a process: the servers of one or more jobs joined to one socket and the clock."""
+"""The aggregation server as a process: the servers of one or more jobs on one socket."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from peelsum.transport.config import JobConfig
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event
 from peelsum.transport.link import Link, Wire
-from peelsum.transport.rehearsal import rehearse
 from peelsum.transport.server import AggregationServer
 from peelsum.transport.stats import Progress, ServerStats
+from peelsum.transport.warming import warm_up
 from peelsum.wire import Batch, fields_of, packet_bytes
 from peelsum.wire.datagrams import Address
 
 
 class AggregationService:
-    """Serves the jobs of one switch port, at `switch`. A context manager; `stop` may come from any thread.
+    """The aggregation servers behind one switch port, at `switch`. A context manager.
 
-    Raises TransportConfigError for jobs that cannot share a port, SwitchUnreachableError when the switch does
+    Raises TransportConfigError if the jobs cannot share a port, and SwitchUnreachableError if the switch does
     not answer within `hello_s` seconds. `wire` is as for `SwitchSummation`.
     """
 
@@ -33,7 +33,7 @@ class AggregationService:
         self, configs: Sequence[JobConfig], switch: Address, *, hello_s: float = 10.0, wire: Wire = "udp-port"
     ) -> None:
         if len({config.job_id for config in configs}) != len(configs) or not configs:
-            raise TransportConfigError("job_id: serve at least one job, and each only once")
+            raise TransportConfigError("job_id: give at least one job, and each only once")
         lanes = {config.lanes for config in configs}
         if len(lanes) != 1:
             raise TransportConfigError(f"lanes: {sorted(lanes)} given; all jobs of a switch have its lanes")
@@ -41,13 +41,13 @@ class AggregationService:
         self._servers = {config.job_id: AggregationServer(config) for config in configs}
         self._linger = max(config.timers.linger for config in configs)
         self._stopping = False
-        rehearse(self._lanes)
+        warm_up(self._lanes)
         self._link = Link(switch, packet_bytes(self._lanes), hello_s=hello_s, wire=wire)
 
     def run(self, on_event: Callable[[Event], None] | None = None) -> dict[int, ServerStats]:
-        """Serve until `stop`, or until every job has finished and been quiet for `linger`; the statistics.
+        """Serve until `stop`, or until all jobs have finished and no packet came for `linger` seconds.
 
-        `on_event` is told of stalls and of finished jobs.
+        Calls `on_event` with stalls and finished jobs. Returns the statistics by job id.
         """
         report = on_event or (lambda event: None)
         quiet_since = time.monotonic()
@@ -62,16 +62,16 @@ class AggregationService:
         return self.stats()
 
     def stop(self) -> None:
-        """Make `run` return soon."""
+        """Make `run` return soon. Callable from any thread or signal handler."""
         self._stopping = True
         self._link.wake()
 
     def stats(self) -> dict[int, ServerStats]:
-        """What was counted so far, by job id."""
+        """Return the statistics by job id."""
         return {job_id: server.stats() for job_id, server in self._servers.items()}
 
     def progress(self) -> dict[int, Progress]:
-        """Where each job stands, by job id: the oldest incomplete chunk and who is missing from it."""
+        """Return each job's progress by job id."""
         now = time.monotonic()
         return {job_id: server.progress(now) for job_id, server in self._servers.items()}
 
@@ -86,7 +86,7 @@ class AggregationService:
         self.close()
 
     def _turn(self, quiet_since: float) -> tuple[list[Event], bool]:
-        """Send, wait and receive once; what came about, and whether any packet came."""
+        """Send, wait and receive once; return the events and whether any packet arrived."""
         for server in self._servers.values():
             self._link.send_from(server, time.monotonic())
         batch = self._link.receive()
@@ -127,9 +127,9 @@ def serve(
     hello_s: float = 10.0,
     on_event: Callable[[Event], None] | None = None,
 ) -> dict[int, ServerStats]:
-    """Serve the jobs until they have finished, or until SIGINT or SIGTERM; the statistics by job id.
+    """Serve the jobs until they have finished, or until SIGINT or SIGTERM. Return statistics by job id.
 
-    Raises what `AggregationService` raises.
+    Raises the errors of `AggregationService`.
     """
     with AggregationService(configs, switch, hello_s=hello_s) as service, _stopped_by_signals(service.stop):
         return service.run(on_event)
@@ -137,7 +137,7 @@ def serve(
 
 @contextmanager
 def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Have SIGINT and SIGTERM call `stop`, where this thread may say so."""
+    """Make SIGINT and SIGTERM call `stop`. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

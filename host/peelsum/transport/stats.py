@@ -1,4 +1,4 @@
-"""What the endpoint and the server counted, as plain values for people and for JSON."""
+"""Statistics of the endpoint and the server, as plain values for people and for JSON."""
 
 from __future__ import annotations
 
@@ -9,60 +9,86 @@ from peelsum.transport.events import named
 
 @dataclass(frozen=True)
 class WorkerStats:
-    """One worker's packets and round-trip times (seconds, None before the first measured one)."""
+    """One worker's packets and round-trip times."""
 
     contributions: int
+    """Chunks sent for the first time."""
     resends: int
+    """RESEND packets sent."""
     results: int
+    """Results accepted."""
     duplicates: int
+    """Results of chunks that already had theirs."""
     lost: int
+    """Contributions found lost because later chunks got their results."""
     timeouts: int
+    """Chunks retransmitted by the resend timer."""
     needs: int
+    """NEED packets received."""
     marked: int
+    """Results that carried an ECN mark (CE)."""
     window: int
+    """Congestion window, in chunks."""
     window_cuts: int
+    """How often the congestion window was cut."""
     dropped: dict[str, int]
+    """Packets dropped, by reason."""
     rtt_mean: float | None
+    """Mean round-trip time in seconds; None before the first sample."""
     rtt_least: float | None
+    """Shortest round-trip time in seconds; None before the first sample."""
     rtt_most: float | None
+    """Longest round-trip time in seconds; None before the first sample."""
 
 
 @dataclass(frozen=True)
 class ServerStats:
-    """One job's chunks and packets at its aggregation server.
-
-    `chunks_in_switch` arrived complete; `chunks_at_server` were completed here, from partial sums.
-    """
+    """One job's chunks and packets at its aggregation server."""
 
     chunks_in_switch: int
+    """Chunks that arrived complete."""
     chunks_at_server: int
+    """Chunks that the server completed from partial sums."""
     packets: int
+    """Packets received."""
     merged: int
+    """Packets combined with what the server held."""
     duplicates: int
+    """Packets of complete chunks, or whose workers were all in the chunk's sum already."""
     overlaps: int
+    """Partial sums dropped because only some of their workers were in the chunk's sum already."""
     results: int
+    """Results sent to all workers."""
     replies: int
+    """Results sent to one worker."""
     replies_withheld: int
+    """Replies not sent because the worker had got the same one less than `reply_gap` before."""
     resends: int
+    """RESEND packets sent to switches."""
     needs: int
+    """NEED packets sent to workers."""
     dropped: dict[str, int]
+    """Packets dropped, by reason."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a job stands at its server. `oldest_chunk` is None when no chunk is incomplete there.
-
-    `last_seen`: how many seconds ago something of each missing worker's last came, None for never.
-    `racks`: how many racks the job has, 0 with one level.
-    """
+    """A job's progress at its server."""
 
     job_id: int
+    """The job."""
     chunks_complete: int
+    """Chunks completed so far."""
     chunks_incomplete: int
+    """Chunks of which some workers are missing."""
     oldest_chunk: int | None
+    """Chunk id of the oldest incomplete chunk; None if there is none."""
     missing_workers: tuple[int, ...]
+    """Numbers of the workers missing from the oldest incomplete chunk."""
     last_seen: tuple[float | None, ...] = ()
+    """Seconds since each missing worker's last contribution, None for never."""
     racks: int = 0
+    """Number of racks; 0 with one level."""
 
     def __str__(self) -> str:
         done = f"job {self.job_id}: {self.chunks_complete} chunks summed"

@@ -1,58 +1,39 @@
-"""A worker's way to sum over a switch reached by UDP: the endpoint joined to a socket and to the clock.
+"""The switch as a backend: a worker's endpoint connected to a UDP socket and to the clock.
 
-No thread runs between two calls of `sum`, and none is needed: once this worker has a result, the server keeps
-it for whoever lost it, and what others lack for a later chunk they lack from this worker's next call. Only a
-server that loses its state while this worker computes makes others wait for that call.
+No thread runs between two calls of `sum_words`, and none is needed. The server keeps this worker's results
+for workers that lost them. Other workers wait for a later chunk only until this worker's next call of
+`sum_words`; if the server loses its state meanwhile, they wait for that call, too.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from peelsum.summation import Part, Words
 from peelsum.transport.config import JobConfig
-from peelsum.transport.endpoint import Op, WorkerEndpoint
+from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.errors import StalledError, TransportError
 from peelsum.transport.events import Event, Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.link import Link, Wire
-from peelsum.transport.rehearsal import rehearse
 from peelsum.transport.stats import WorkerStats
+from peelsum.transport.warming import warm_up
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import Address
 
-Words = NDArray[np.uint32]
 
+class JoiningSum:
+    """The first sum of a connection: one word per worker, in which it sends a random number.
 
-class Part(Protocol):
-    """Words uint32[n] to be combined over all workers by `op`; `check` is called with their result.
-
-    `check` is called as soon as the result is complete, before later parts are waited for; what it raises
-    ends the call.
+    A worker that gets another number back was answered from an earlier run of the generation, whose sums the
+    server still keeps. Without this sum, the worker would take them for this run's.
     """
-
-    @property
-    def words(self) -> Words: ...
-    @property
-    def op(self) -> Op: ...
-    @property
-    def check(self) -> Callable[[Words], None] | None: ...
-
-
-class JoiningPart:
-    """The first sum of a connection: each worker's random number, in a word of its own.
-
-    A worker that gets another number back than it sent was answered from an earlier run of the generation,
-    whose sums the server still keeps. Without this they would be taken for this run's.
-    """
-
-    op: Op = "add"
 
     def __init__(self, config: JobConfig, worker_id: int) -> None:
         self._config, self._mine = config, config.worker_ids.index(worker_id)
@@ -61,7 +42,7 @@ class JoiningPart:
         self.words[self._mine] = self._number
 
     def check(self, result: Words) -> None:
-        """Raise TransportError unless the answer is to this run."""
+        """Raise TransportError if `result` is from an earlier run."""
         if result[self._mine] != self._number or not result.all():
             raise TransportError(
                 f"job {self._config.job_id}: generation {self._config.generation} has run before; "
@@ -70,13 +51,14 @@ class JoiningPart:
 
 
 class SwitchSummation:
-    """Sums of worker `worker_id`, over the switch port at `switch`. For one thread; a context manager.
+    """The backend of one worker, over the switch port at `switch`. For one thread; a context manager.
 
-    `timeout_s`: how long nothing may move before `sum` gives up, in place of the job's `timers.stall`.
-    `hello_s`: how long the switch may take to answer at first. `wire`: "udp-port" where the switch port is a
-    UDP socket, "ethernet" where the switch is on this host's wire and takes what is sent to the address
-    `switch`. `held`: closed when this worker leaves the job. Raises TransportConfigError, or
-    SwitchUnreachableError when the switch does not answer.
+    timeout_s: time without progress after which `sum_words` raises; by default the job's `timers.stall`.
+    hello_s: how long to wait for the switch's first answer.
+    wire: "udp-port" if the switch port is a UDP socket; "ethernet" if the switch is on this host's wire and
+        takes packets sent to the address `switch`.
+    held: closed when this worker leaves the job.
+    Raises TransportConfigError, or SwitchUnreachableError if the switch does not answer.
     """
 
     def __init__(
@@ -95,7 +77,7 @@ class SwitchSummation:
         self._endpoint = WorkerEndpoint(config, worker_id)
         self._broken = False
         self._closed = self._joined = False
-        rehearse(config.lanes)
+        warm_up(config.lanes)
         self._link = Link(switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire)
         self._endpoint.limit_window(self._link.room)
         self._held = held or ExitStack()
@@ -107,7 +89,7 @@ class SwitchSummation:
 
     @property
     def workers(self) -> int:
-        """How many workers the job has."""
+        """Number of workers in the job."""
         return self._endpoint.config.workers
 
     @property
@@ -115,25 +97,25 @@ class SwitchSummation:
         """This worker's number among the job's `worker_ids`."""
         return self._endpoint.worker_id
 
-    def sum(self, parts: Sequence[Part]) -> list[Words]:
-        """The parts' results, each uint32 of its part's length, the caller's to keep.
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`.
 
-        All workers call this with equal lengths and ops in the same order. Blocks until all results are
-        there. Raises StalledError naming job, oldest chunk and missing workers; after an error the workers
-        may be out of step, so that only `close` is left.
+        Raises StalledError, which names job, oldest chunk and missing workers, or TransportError. After an
+        error the workers may be out of step: call only `close`.
         """
         if self._broken or self._closed:
             state = "closed" if self._closed else "out of step after an earlier error"
             raise TransportError(f"sum: this connection is {state}; restart the job under a new generation")
         self._broken = True
         if not self._joined:
-            (numbers,) = self._sum([JoiningPart(self._endpoint.config, self.worker_id)])
+            joining = JoiningSum(self._endpoint.config, self.worker_id)
+            (numbers,) = self._sum_parts([Part(joining.words, "add", joining.check)])
             self._endpoint.start_run(int(np.bitwise_xor.reduce(numbers)))
-        results = self._sum(parts)
+        results = self._sum_parts(parts)
         self._broken, self._joined = False, True
         return results
 
-    def _sum(self, parts: Sequence[Part]) -> list[Words]:
+    def _sum_parts(self, parts: Sequence[Part]) -> list[Words]:
         tickets = [self._endpoint.submit(part.words, part.op) for part in parts]
         checks = {ticket: part.check for ticket, part in zip(tickets, parts, strict=True)}
         results: dict[int, Words] = {}
@@ -151,16 +133,16 @@ class SwitchSummation:
         return [results[ticket] for ticket in tickets]
 
     def stats(self) -> WorkerStats:
-        """What was counted since the beginning."""
+        """Return what was counted since the start."""
         return self._endpoint.stats()
 
     @property
     def overruns(self) -> int:
-        """Packets the kernel dropped because this process did not take them in time."""
+        """Packets that the kernel dropped because this process did not read them in time."""
         return self._link.overruns
 
     def close(self) -> None:
-        """Leave the job: wait, a bounded time, until every worker has every result; free the port."""
+        """Wait, at most `timers.linger`, until every worker has every result; then free the port."""
         if self._closed:
             return
         self._closed = True
@@ -181,7 +163,7 @@ class SwitchSummation:
         self.close()
 
     def _turn(self) -> list[Event]:
-        """Send what can be sent, wait for packets or the next timer, take in what came."""
+        """Send, wait for packets or the next timer, and process what arrived; return the events."""
         self._link.send_from(self._endpoint, time.monotonic())
         batch = self._link.receive()
         if batch is None:

@@ -1,7 +1,4 @@
-"""The compiled pipelines that come with peelsum: where they are, whether current, how to rebuild them.
-
-It knows files and the compiler's command line, not what is in them.
-"""
+"""The compiled pipelines that come with peelsum: find them, check that they are current, rebuild them."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class PipelineError(Exception):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One compiled pipeline: BMv2 JSON and P4Info (protobuf text)."""
+    """A compiled pipeline: BMv2 JSON and P4Info (protobuf text)."""
 
     lanes: int
     json_path: Path
@@ -35,7 +32,7 @@ class Pipeline:
 
 
 def _beside_or_in_checkout(name: str) -> Path:
-    """A folder that a wheel carries inside this package and a checkout keeps in switch/."""
+    """Return a folder that is inside this package in a wheel, and in switch/ in a checkout."""
     packaged = Path(__file__).parent / name
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / name
 
@@ -45,7 +42,7 @@ P4_SOURCES = _beside_or_in_checkout("p4")
 
 
 def pipeline(lanes: int, artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> Pipeline:
-    """The committed pipeline of `lanes` lanes. Raises PipelineError where there is none or it is stale."""
+    """Return the committed pipeline of `lanes` lanes. Raises PipelineError if it is missing or stale."""
     if lanes not in COMPILED_LANES:
         have = ", ".join(map(str, COMPILED_LANES))
         raise PipelineError(f"lanes: {lanes} is not compiled; choose one of {have}")
@@ -57,7 +54,7 @@ def pipeline(lanes: int, artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> 
 
 
 def staleness(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> str | None:
-    """Why the pipelines in `artifacts` do not come from the sources in `p4`; None if they do."""
+    """Return why the pipelines in `artifacts` do not match the sources in `p4`, or None if they do."""
     try:
         manifest = json.loads((artifacts / MANIFEST).read_text())
     except (OSError, ValueError):
@@ -77,7 +74,7 @@ def staleness(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> str | None:
 
 
 def digests(folder: Path, pattern: str) -> dict[str, str]:
-    """SHA-256 of every file below `folder` that matches, by POSIX path relative to it."""
+    """Return the SHA-256 of every file in `folder` that matches, by POSIX path relative to it."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.glob(pattern))
@@ -85,7 +82,7 @@ def digests(folder: Path, pattern: str) -> dict[str, str]:
 
 
 def _sources(p4: Path) -> dict[str, str]:
-    """Digests of what these pipelines are made of: not of what only the Tofino's programs are."""
+    """Return the digests of these pipelines' sources, without those only for Tofino."""
     return {
         name: digest
         for name, digest in digests(p4, "**/*.p4").items()
@@ -94,7 +91,7 @@ def _sources(p4: Path) -> dict[str, str]:
 
 
 def write_generated(p4: Path = P4_SOURCES) -> None:
-    """Write the P4 files that derive from `peelsum.wire` below p4/generated."""
+    """Write the P4 files generated from `peelsum.wire` below p4/generated."""
     for name, text in generated_sources().items():
         path = p4 / "generated" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,9 +99,9 @@ def write_generated(p4: Path = P4_SOURCES) -> None:
 
 
 def compile_pipelines(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> list[Pipeline]:
-    """Rebuild generated sources, every pipeline and the manifest.
+    """Rebuild the generated sources, all pipelines and the manifest.
 
-    Raises PipelineError where the compiler is missing or refuses.
+    Raises PipelineError if the compiler is missing or fails.
     """
     if shutil.which(COMPILER) is None:
         raise PipelineError(f"{COMPILER}: not found on PATH; install p4c, or keep the committed pipelines")
@@ -124,7 +121,7 @@ def _compile(lanes: int, artifacts: Path, p4: Path) -> Pipeline:
     built = Pipeline(lanes, artifacts / f"peelsum_{lanes}.json", artifacts / f"peelsum_{lanes}.p4info.txtpb")
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw.json"
-        # Run from the sources' folder: the compiler writes the paths it was given into its output.
+        # Run in the sources' folder: the compiler writes its arguments' paths into its output.
         command = [COMPILER, "--std", "p4-16", "-I", f"generated/lanes_{lanes}", "-o", str(raw)]
         _run([*command, "--p4runtime-files", str(built.p4info_path), "v1model/peelsum.p4"], p4)
         program = _without_source_info(json.loads(raw.read_text()))
@@ -134,7 +131,7 @@ def _compile(lanes: int, artifacts: Path, p4: Path) -> Pipeline:
 
 
 def _version() -> str:
-    """The compiler's name and version. It says them on one stream or the other, by version."""
+    """Return the compiler's name and version. Versions differ in the stream that they write it to."""
     done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=False)
     return " ".join((done.stdout + done.stderr).split())
 
@@ -147,7 +144,7 @@ def _run(command: list[str], folder: Path) -> str:
 
 
 def _without_source_info(node: Any) -> Any:
-    """The same JSON without the positions in source files, which are two thirds of it."""
+    """Return the JSON without positions in source files, which are two thirds of it."""
     if isinstance(node, dict):
         return {key: _without_source_info(value) for key, value in node.items() if key != "source_info"}
     if isinstance(node, list):

@@ -1,7 +1,4 @@
-"""What the program costs on a Tofino: runs p4c's Tofino back end and puts its account into one page of text.
-
-It knows the compiler's command line and its JSON reports. Nothing here talks to a switch.
-"""
+"""Compile the program with p4c's Tofino back end and report its resources as one page of text."""
 
 from __future__ import annotations
 
@@ -36,12 +33,12 @@ _PER_STAGE = {
 
 
 def report_path(device: str, artifacts: Path = ARTIFACTS) -> Path:
-    """Where the report for a device is committed."""
+    """Return the path of a device's committed report."""
     return artifacts / f"{device}_{TOFINO_LANES[device]}.txt"
 
 
 def fingerprint(lanes: int, p4: Path = P4_SOURCES) -> str:
-    """A digest of the P4 files that a pipeline of `lanes` lanes for a Tofino is made of."""
+    """Return a digest of the P4 sources of a Tofino pipeline of `lanes` lanes."""
     generated = [f"generated/{name}" for name in ("wire.p4", *(f"lanes_{lanes}/{n}.p4" for n in _GENERATED))]
     found = {
         name: sha
@@ -52,9 +49,9 @@ def fingerprint(lanes: int, p4: Path = P4_SOURCES) -> str:
 
 
 def compile_for(device: str, out: Path | None = None, p4: Path = P4_SOURCES) -> str:
-    """Compile and assemble for `tofino` or `tofino2`; return the report. `out` keeps what the compiler made.
+    """Compile and assemble for `tofino` or `tofino2`; return the report. `out` keeps the compiler's output.
 
-    Raises PipelineError where the compiler is missing, refuses, or needs more stages than the device has.
+    Raises PipelineError if the compiler is missing, fails, or needs more stages than the device has.
     """
     for tool in (COMPILER, ASSEMBLER):
         if shutil.which(tool) is None:
@@ -79,10 +76,10 @@ def _compile(device: str, lanes: int, out: Path, p4: Path) -> str:
 
 
 def report(device: str, lanes: int, pipe: Path, sources: str) -> str:
-    """The page: stages and what each uses, PHV containers, and which table went where.
+    """Return the report: resources used per stage, PHV containers, and the stage of each table.
 
-    `pipe` is the compiler's folder of that name, `sources` says what was compiled. Raises PipelineError where
-    stages are too many.
+    `pipe` is the compiler's folder of that name, `sources` the fingerprint of the sources. Raises
+    PipelineError if there are too many stages.
     """
     resources = json.loads((pipe / "logs" / "resources.json").read_text())
     phv = json.loads((pipe / "logs" / "phv.json").read_text())
@@ -120,7 +117,7 @@ def _stage_table(stages: list[dict[str, Any]]) -> list[str]:
 
 
 def _available(stage: dict[str, Any]) -> list[str]:
-    """How much of each column's resource one stage has."""
+    """Return how much of each column's resource a stage has."""
     size = {name: stage[part] for name, (part, _) in _PER_STAGE.items()}
     grid = {
         name: size[name][f"n{rows}"] * size[name][f"n{units}"]
@@ -149,7 +146,7 @@ def _containers(phv: dict[str, Any]) -> list[str]:
 
 
 def _placements(summary: str) -> list[str]:
-    """Table names by stage, from the last placement that the compiler tried. Lanes are told as a range."""
+    """Return the tables of each stage, from the last placement that the compiler tried."""
     last = summary[summary.rindex("Number of stages in table allocation") :]
     tables: dict[int, list[str]] = {}
     for stage, name in re.findall(r"^\|\s+(\d+)\s+\|.*\|\s+(\S+)\s+\|$", last, re.MULTILINE):
@@ -158,7 +155,7 @@ def _placements(summary: str) -> list[str]:
 
 
 def _named(names: Iterable[str]) -> list[str]:
-    """Tables as the program calls them; compiler-made ones are counted."""
+    """Return the program's names of tables, and the numbers of lanes and of compiler-made tables."""
     ours, lanes, made = [], 0, 0
     for name in names:
         if re.search(r"lane_\d+\.operations$", name):
@@ -180,5 +177,5 @@ def _aligned(rows: list[list[Any]]) -> list[str]:
 def _run(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip())
-        raise PipelineError(f"{command[0]}: exit status {done.returncode}: {complaint}")
+        message = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip())
+        raise PipelineError(f"{command[0]}: exit status {done.returncode}: {message}")

@@ -1,4 +1,4 @@
-"""The switch's executable specification."""
+"""The executable specification of the switch."""
 
 from peelsum.spec.packet import Packet
 from peelsum.spec.switch import SpecSwitch

@@ -1,4 +1,4 @@
-"""One packet as plain values. Written apart from `peelsum.wire.batch`, so that each can check the other."""
+"""A packet as plain values. Independent of `peelsum.wire.batch`, so that each can check the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEADER = struct.Struct("!BBBBHHII")
 
 @dataclass
 class Packet:
-    """The fields of one packet, lanes as a list of unsigned 32-bit integers."""
+    """The fields of a packet, with the lanes as a list of unsigned 32-bit integers."""
 
     kind: int
     flags: int
@@ -25,7 +25,7 @@ class Packet:
 
     @classmethod
     def parse(cls, payload: bytes, lanes: int) -> Packet:
-        """Parse `payload`. Raises WireError whose argument is the verdict to count it under."""
+        """Parse `payload`. Raises WireError, whose argument is the verdict to count."""
         size = HEADER_BYTES + 4 * lanes
         if len(payload) != size:
             raise WireError(Verdict.SHORT_PACKET if len(payload) < size else Verdict.BAD_LENGTH)
@@ -38,7 +38,7 @@ class Packet:
         return cls(kind, flags, job_id, generation, sender, chunk_id, bitmap, words)
 
     def build(self) -> bytes:
-        """The packet as bytes."""
+        """Return the packet as bytes."""
         header = HEADER.pack(
             VERSION,
             self.kind,
@@ -53,11 +53,11 @@ class Packet:
 
     @property
     def ce(self) -> bool:
-        """Whether congestion was met on the way."""
+        """Whether the packet carries an ECN mark."""
         return bool(self.flags & Flag.CE)
 
     def combined_with(self, held: list[int]) -> list[int]:
-        """This packet's lanes added to, or OR-ed with, the `held` ones, modulo 2**32."""
+        """Return this packet's lanes added to, or OR-ed with, the lanes `held`, modulo 2**32."""
         if self.flags & Flag.OR:
             return [a | b for a, b in zip(self.lanes, held, strict=True)]
         return [(a + b) & 0xFFFFFFFF for a, b in zip(self.lanes, held, strict=True)]

@@ -1,7 +1,7 @@
-"""The switch as plain Python, one packet at a time: the oracle that every target is compared with.
+"""The switch as plain Python, one packet at a time: the specification that every target is compared with.
 
-It implements the slot table of docs/reference/protocol.md: no frames, no addresses, no speed.
-A packet is UDP payload; a port is a number; time is a parameter.
+It implements the slot table of docs/reference/protocol.md. A packet is a UDP payload; a port is a number;
+time is a parameter.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from peelsum.wire import CPU_PORT, EVERYONE, Flag, Kind, Level, Verdict, WireErr
 from peelsum.wire.clock import DEFAULT_AGE_TICKS, EPOCH_TICKS, FREED_TICKS, TICK_US
 
 WORD = 0xFFFFFFFF
-#: Flags that a slot keeps of every packet that it takes.
+#: Flags that a slot keeps from every packet that it takes.
 MARKS = int(Flag.CE | Flag.FIN)
-#: Bits of a worker's number that tell it from others of its rack.
+#: Bits of a worker's number that give its place in its rack.
 RACK_BITS = 31
 
 Outputs = list[tuple[int, bytes]]
@@ -25,7 +25,7 @@ Outputs = list[tuple[int, bytes]]
 
 @dataclass
 class Slot:
-    """One chunk's place in the switch. `tag` 0 is nobody's."""
+    """The switch's state for one chunk. A free slot has tag 0."""
 
     tag: int = 0
     stamp: int = 0
@@ -46,9 +46,9 @@ class Job(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A row of table `members`: who is behind a port, and what bit it has in a slot.
+    """A row of table `members`: the participant behind a port and its bit in a slot.
 
-    A rack's worker_id is that of its first worker. The server has no bit.
+    A rack's worker_id is that of its first worker. The server's mask is 0.
     """
 
     role: str
@@ -58,7 +58,7 @@ class Member(NamedTuple):
 
 SERVER = Member("server", worker_mask=0, worker_id=EVERYONE)
 
-#: Which kinds each role may send. Everything else is refused as coming from a foreign port.
+#: Which kinds each role may send. Others are counted as FOREIGN_PORT.
 MAY_SEND = {
     "worker": {Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS},
     "rack": {Kind.CONTRIBUTION, Kind.BYPASS},
@@ -67,7 +67,7 @@ MAY_SEND = {
 
 
 class SpecSwitch:
-    """A switch of `slots` slots of `lanes` 32-bit lanes, with the tables a controller would fill."""
+    """A switch of `slots` slots of `lanes` 32-bit lanes, with the tables that a controller fills."""
 
     def __init__(self, lanes: int, slots: int = 4096) -> None:
         self.lanes, self.slots = lanes, slots
@@ -92,11 +92,11 @@ class SpecSwitch:
         group: int,
         level: Level = Level.ONLY,
     ) -> None:
-        """Write a row of `jobs`, replacing the one before."""
+        """Write a row of `jobs`, replacing the previous one."""
         self.jobs[job_id] = Job(level, generation, salt, expected_mask, up_port, group)
 
     def admit_worker(self, job_id: int, port: int, *, worker_mask: int, worker_id: int) -> None:
-        """Bind a worker to the port behind which it lives."""
+        """Bind a worker to its port."""
         self.members[job_id, port] = Member("worker", worker_mask, worker_id)
 
     def admit_rack(self, job_id: int, port: int, *, rack_mask: int, first_worker: int) -> None:
@@ -108,21 +108,21 @@ class SpecSwitch:
         self.members[job_id, port] = SERVER
 
     def return_to(self, job_id: int, sender: int, port: int) -> None:
-        """Where a packet for `sender` alone goes."""
+        """Set the return port of packets for `sender` alone."""
         self.return_paths[job_id, sender] = port
 
     def set_group(self, group: int, ports: list[int]) -> None:
-        """The ports of a multicast group."""
+        """Set the ports of a multicast group."""
         self.groups[group] = list(ports)
 
     def set_age_limit(self, ticks: int) -> None:
-        """Set how long an untouched slot keeps its chunk, in ticks: 0 not at all, NEVER_TICKS for good."""
+        """Set how long an untouched slot keeps its chunk, in ticks: 0 is no time, NEVER_TICKS unlimited."""
         self.age_limit = ticks
 
     # -- data plane ------------------------------------------------------------------------------------
 
     def process(self, port: int, payload: bytes, now_us: int = 0) -> Outputs:
-        """Take one packet in at `port`; return what leaves, as (port, payload) in order."""
+        """Process a packet that arrives at `port`; return the packets sent, as (port, payload) in order."""
         now = (now_us // TICK_US + EPOCH_TICKS) & WORD
         try:
             packet = Packet.parse(payload, self.lanes)
@@ -225,7 +225,7 @@ class SpecSwitch:
         self._count(Verdict.RESET_DONE)
         return [(CPU_PORT, packet.build())]
 
-    # -- ways out --------------------------------------------------------------------------------------
+    # -- output ----------------------------------------------------------------------------------------
 
     def _count(self, verdict: Verdict) -> Outputs:
         self.verdicts[verdict] += 1
@@ -252,10 +252,10 @@ class SpecSwitch:
 
 
 def _long_ago(now: int) -> int:
-    """A stamp that has expired under every limit."""
+    """Return a stamp that has expired under every limit."""
     return (now - FREED_TICKS) & WORD
 
 
 def _expired(stamp: int, deadline: int) -> bool:
-    """Whether `stamp` is not after `deadline`, as a signed difference of 32-bit clocks."""
+    """Return whether `stamp` is not later than `deadline`, as a signed difference of 32-bit clocks."""
     return (deadline - stamp) & WORD < 1 << 31

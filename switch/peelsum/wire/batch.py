@@ -1,7 +1,6 @@
-"""Batches of packets as NumPy arrays: pack, unpack, and a view that does neither.
+"""Batches of packets as NumPy arrays: packing, unpacking, and a view without copying.
 
 A batch is `uint8[n, packet_bytes(lanes)]`, C-contiguous: what a socket sends and receives in one call.
-Nothing here keeps an object per packet.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ Batch = NDArray[np.uint8]
 
 @cache
 def packet_dtype(lanes: int) -> np.dtype[Any]:
-    """Structured type of one packet: the header's fields, then `lanes` (big-endian uint32[lanes])."""
+    """Return the structured dtype of a packet: the header's fields, then `lanes` (big-endian uint32)."""
     names: list[Any] = [(field.name, f">u{field.bits // 8}") for field in FIELDS]
     return np.dtype([*names, ("lanes", ">u4", (lanes,))])
 
 
 def empty(count: int, lanes: int) -> Batch:
-    """A batch of `count` zeroed packets with the version set."""
+    """Return a batch of `count` packets, zero except for the version."""
     batch = np.zeros((count, packet_bytes(lanes)), np.uint8)
     batch[:, 0] = VERSION
     return batch
 
 
 def fields_of(batch: Batch, lanes: int) -> NDArray[Any]:
-    """The packets of a batch as a structured array `[n]` that shares its memory, unchecked."""
+    """Return the packets of a batch as a structured array [n] that shares its memory, unchecked."""
     return batch.view(packet_dtype(lanes))[:, 0]
 
 
 def pack(lanes_per_packet: NDArray[np.uint32], **fields: Any) -> Batch:
-    """Packets from values.
+    """Return a batch of packets with these values.
 
-    `lanes_per_packet` is uint32[n, lanes]; every other field is a scalar or an array [n], 0 if left out
-    (`version` is set). Raises WireError naming the first field and value that do not fit.
+    `lanes_per_packet` is uint32[n, lanes]; every other field is a scalar or an array [n], 0 by default
+    (`version` is set). Raises WireError, which names the first field and value that do not fit.
     """
     count, lanes = lanes_per_packet.shape
     batch = empty(count, lanes)
@@ -60,7 +59,7 @@ def pack(lanes_per_packet: NDArray[np.uint32], **fields: Any) -> Batch:
 
 
 def malformed(batch: Batch, lanes: int) -> NDArray[np.bool_]:
-    """Which packets no receiver may act on: wrong version, unknown kind, reserved flags, job 0. bool[n]"""
+    """Return bool[n]: packets to be dropped for their version, kind, reserved flags or job 0."""
     packets = fields_of(batch, lanes)
     wrong = (packets["version"] != VERSION) | (packets["flags"] & ~np.uint8(ALL_FLAGS) != 0)
     wrong |= (packets["kind"] < min(Kind)) | (packets["kind"] > max(Kind))
@@ -69,9 +68,9 @@ def malformed(batch: Batch, lanes: int) -> NDArray[np.bool_]:
 
 
 def unpack(data: bytes | bytearray | memoryview | Batch, lanes: int) -> NDArray[Any]:
-    """The packets in `data`, back to back, as a structured array [n] of `packet_dtype(lanes)`.
+    """Return the packets in `data`, which follow each other, as an array [n] of `packet_dtype(lanes)`.
 
-    Shares memory with `data`. Raises WireError if the bytes are not whole, well-formed packets.
+    The array shares memory with `data`. Raises WireError if the bytes are not whole, well-formed packets.
     """
     flat = (
         np.ascontiguousarray(data).reshape(-1)
@@ -87,14 +86,14 @@ def unpack(data: bytes | bytearray | memoryview | Batch, lanes: int) -> NDArray[
     batch = flat.reshape(-1, size)
     bad = np.flatnonzero(malformed(batch, lanes))
     if bad.size:
-        raise WireError(_complaint(fields_of(batch, lanes)[bad[0]], int(bad[0])))
+        raise WireError(_validation_error(fields_of(batch, lanes)[bad[0]], int(bad[0])))
     return fields_of(batch, lanes)
 
 
-def _complaint(packet: Any, position: int) -> str:
+def _validation_error(packet: Any, position: int) -> str:
     where = f"packet {position}"
     if packet["version"] != VERSION:
-        return f"{where}: version: {packet['version']}, this is version {VERSION}; upgrade the older side"
+        return f"{where}: version: {packet['version']}, expected {VERSION}; upgrade the older side"
     if packet["flags"] & ~np.uint8(ALL_FLAGS):
         return f"{where}: flags: {packet['flags']:#04x} sets reserved bits; use only {int(ALL_FLAGS):#04x}"
     if not min(Kind) <= packet["kind"] <= max(Kind):

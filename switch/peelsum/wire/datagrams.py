@@ -1,7 +1,7 @@
 """UDP sockets that move batches: many datagrams of one size per system call, no object per packet.
 
-Owns segmentation offload (UDP_SEGMENT) on the way out, its counterpart (UDP_GRO) on the way in, and the plain
-datagrams that replace them where the kernel refuses. Refuses to know what a packet says.
+Sends use segmentation offload (UDP_SEGMENT) and receives its counterpart (UDP_GRO); if the kernel refuses
+either, single datagrams.
 """
 
 from __future__ import annotations
@@ -41,27 +41,24 @@ _NO_OFFLOAD = (errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.EOPNOTSUPP)
 
 
 class Burst(NamedTuple):
-    """What one `receive` took: consecutive datagrams from one source.
-
-    packets: uint8[n, packet_bytes], in order of arrival, valid until the socket's next `receive`;
-        without rows for a hello.
-    source: who sent them.
-    """
+    """Consecutive datagrams from one source, as returned by one `receive`."""
 
     packets: Batch
+    """uint8[n, packet_bytes], in order of arrival, valid until the next `receive`; n = 0 for a hello."""
     source: Address
+    """The sender's address."""
 
     @property
     def hello(self) -> bool:
-        """Whether this is an empty datagram: 'I am here', carrying nothing."""
+        """Whether this is a hello, an empty datagram."""
         return not len(self.packets)
 
 
 class BatchSocket:
     """A non-blocking UDP socket (IPv4) for datagrams of `packet_bytes` bytes each.
 
-    odd: datagrams of another size that arrived and were thrown away.
-    offload: whether sends are segmented by the kernel; turns false by itself where a network device refuses.
+    odd: number of datagrams of another size, which were dropped.
+    offload: whether the kernel segments sends; false once a device refuses.
     """
 
     def __init__(
@@ -75,10 +72,10 @@ class BatchSocket:
     ) -> None:
         """Take over `sock`, which must be a UDP socket.
 
-        buffer_bytes: wanted for each of the kernel's two buffers; it grants what it permits.
-        burst: most packets that one `receive` returns, give or take one segmented datagram.
-        offload: None asks the kernel; False goes without.
-        Raises ValueError where `packet_bytes` fits no datagram.
+        buffer_bytes: requested size of each of the kernel's two buffers; the kernel may grant less.
+        burst: most packets that one `receive` returns, plus at most one segmented datagram.
+        offload: None to use it if the kernel supports it; False to never use it.
+        Raises ValueError if `packet_bytes` does not fit a datagram.
         """
         sock.setblocking(False)
         self._sock = sock
@@ -91,7 +88,7 @@ class BatchSocket:
         _raise_buffer(sock, _SO_SNDBUFFORCE, socket.SO_SNDBUF, buffer_bytes)
 
     def resize(self, packet_bytes: int) -> None:
-        """From now on datagrams have `packet_bytes` bytes. Raises ValueError where that fits no datagram."""
+        """Change the size of datagrams. Raises ValueError if it does not fit a datagram."""
         if not 1 <= packet_bytes <= MAX_DATAGRAM:
             raise ValueError(f"packet_bytes: {packet_bytes} fits no datagram; use 1 to {MAX_DATAGRAM}")
         self._size = packet_bytes
@@ -112,7 +109,7 @@ class BatchSocket:
         burst: int = 1024,
         offload: bool | None = None,
     ) -> Self:
-        """A socket bound to `address` (port 0: any free one). Raises OSError that names the address."""
+        """Return a socket bound to `address` (port 0: any free). Raises OSError that names the address."""
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             sock.bind(address)
@@ -129,13 +126,13 @@ class BatchSocket:
 
     @property
     def address(self) -> Address:
-        """Where this socket is bound."""
+        """The address to which this socket is bound."""
         host, port = self._sock.getsockname()[:2]
         return str(host), int(port)
 
     @property
     def overruns(self) -> int:
-        """What the kernel dropped because this socket's receive buffer was full, as the kernel counts it."""
+        """Packets that the kernel dropped because the receive buffer was full."""
         with suppress(OSError):
             info = self._sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 64)
             if len(info) >= 4 * (_MEMINFO_DROPS + 1):
@@ -144,9 +141,9 @@ class BatchSocket:
 
     @property
     def room(self) -> int:
-        """About how many packets the receive buffer holds while nobody reads: more on the way may be lost.
+        """Approximate number of packets that the receive buffer holds; more packets in flight may be lost.
 
-        A peer on this machine got as much from the same kernel, so this bounds what to send it unanswered.
+        A peer on this machine has a buffer of the same size, so this bounds the packets in flight to it, too.
         """
         granted = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         overhead = _OVERHEAD_IN_BURSTS if self._gro and self.offload else _OVERHEAD_ALONE
@@ -154,15 +151,15 @@ class BatchSocket:
 
     @property
     def holding(self) -> bool:
-        """Whether a burst was read that no `receive` has returned yet; the descriptor does not tell."""
+        """Whether a burst was read that no `receive` has returned yet; `select` does not report it."""
         return self._held is not None
 
     def fileno(self) -> int:
-        """For select, poll and epoll."""
+        """Return the file descriptor, for select, poll and epoll."""
         return self._sock.fileno()
 
     def connect(self, address: Address) -> None:
-        """Send to `address` from now on, and receive from nobody else."""
+        """Send to `address` from now on, and receive only from there."""
         self._sock.connect(address)
 
     def close(self) -> None:
@@ -176,7 +173,7 @@ class BatchSocket:
         self.close()
 
     def send(self, batch: Batch, address: Address | None = None) -> int:
-        """Send packets, uint8[n, packet_bytes], in order; how many the kernel took.
+        """Send packets, uint8[n, packet_bytes], in order; return how many the kernel took.
 
         Less than n means that its buffer is full: keep the rest, or drop it. `address` may be left out
         on a connected socket. A peer that is not there takes everything, as a wire would.
@@ -202,11 +199,11 @@ class BatchSocket:
         return sent
 
     def send_hello(self, address: Address | None = None) -> None:
-        """Send one empty datagram; lost, like any other, where there is no room for it."""
+        """Send one empty datagram, which is lost if the kernel's buffer is full."""
         self._send(memoryview(b""), address)
 
     def receive(self, limit: int | None = None) -> Burst | None:
-        """What has arrived, up to about `limit` packets from one source; None where nothing has.
+        """Return up to about `limit` packets that have arrived from one source, or None.
 
         A hello is a burst of its own. Never blocks. Call it until it returns None, or `holding` is false,
         before waiting for the descriptor.
@@ -227,7 +224,7 @@ class BatchSocket:
         return None if source is None else Burst(self._rows(count), source)
 
     def _take_held(self) -> tuple[int, Address | None]:
-        """Move what the last call left to the buffer's front; how many packets (0: a hello), from whom."""
+        """Move packets left by the last call to the front; return number (0: a hello) and source."""
         if self._held is None:
             return 0, None
         (start, count, source), self._held = self._held, None
@@ -238,7 +235,7 @@ class BatchSocket:
         return self._buffer[: count * self._size].reshape(count, self._size)
 
     def _take(self, count: int) -> tuple[int, Address] | None:
-        """Read datagrams behind `count` packets in the buffer; how many (0: a hello), from whom."""
+        """Read datagrams after `count` packets in the buffer; return number (0: a hello) and source."""
         window = self._view[count * self._size :]
         while True:
             try:
@@ -250,7 +247,7 @@ class BatchSocket:
             except BlockingIOError:
                 return None
             except (ConnectionError, InterruptedError):
-                continue  # An earlier datagram found nobody listening: no news of this direction.
+                continue  # Reports that an earlier datagram of ours was not received.
             if not got:
                 return 0, source
             segment = struct.unpack("=i", ancillary[0][2])[0] if ancillary else got
@@ -260,7 +257,7 @@ class BatchSocket:
                 return packets, source
 
     def _send(self, data: memoryview, address: Address | None) -> int:
-        """One system call; 0 or the errno it failed with."""
+        """Send with one system call; return 0 or the errno."""
         for _ in range(2):
             try:
                 if address is None:
@@ -268,14 +265,14 @@ class BatchSocket:
                 else:
                     self._sock.sendto(data, address)
             except ConnectionError:
-                continue  # Reports an earlier datagram that met nobody; this one was not sent yet.
+                continue  # Reports that an earlier datagram was not received; this one was not sent yet.
             except OSError as error:
                 return error.errno or errno.EIO
             return 0
         return 0
 
     def _ask_less(self) -> None:
-        """Fewer segments in a send, or none, after the kernel or a device refused as many."""
+        """Reduce the segments per send, or disable offload, after the kernel or a device refused."""
         if self._per_send > _SAFE_SEGMENTS:
             self._per_send = _SAFE_SEGMENTS
             return
@@ -284,7 +281,7 @@ class BatchSocket:
 
 
 def _option(sock: socket.socket, level: int, option: int, value: int) -> bool:
-    """Set a socket option; whether the kernel took it."""
+    """Set a socket option; return whether the kernel accepted it."""
     try:
         sock.setsockopt(level, option, value)
     except OSError:

@@ -1,5 +1,5 @@
-"""The one error of the wire format."""
+"""The error of the wire format."""
 
 
 class WireError(ValueError):
-    """Bytes that are no peelsum packet, or values that do not fit one. Says field, value and remedy."""
+    """Bytes are not a peelsum packet, or values do not fit a field. Names field, value and remedy."""

@@ -1,6 +1,6 @@
 """The packet format, declared once: fields, constants and limits.
 
-Everything else that knows the format derives from this page: the batches in `peelsum.wire.batch`, the P4
+Everything else that knows the format derives from this module: the batches in `peelsum.wire.batch`, the P4
 header written by `peelsum.wire.p4`, and the byte table in docs/reference/protocol.md.
 """
 
@@ -55,7 +55,7 @@ HEADER_BYTES = sum(field.bits for field in FIELDS) // 8
 
 
 class Kind(IntEnum):
-    """What a packet asks of whoever receives it."""
+    """What a packet asks of its receiver."""
 
     CONTRIBUTION = 1  # worker -> switch: add my lanes to the chunk's slot
     RESEND = 2  # worker -> switch: I may not have been heard; server -> switch: give up what you hold
@@ -79,7 +79,7 @@ ALL_FLAGS = Flag.OR | Flag.SPINE | Flag.CE | Flag.FIN
 
 
 class Verdict(IntEnum):
-    """What became of a packet at the switch. Every packet counts under exactly one of these."""
+    """What the switch did with a packet. Every packet counts under exactly one verdict."""
 
     NOT_PEELSUM = 0  # no IPv4/UDP datagram to UDP_PORT, and nowhere to forward it
     SHORT_PACKET = 1  # the frame ends before the last lane
@@ -108,7 +108,7 @@ class Verdict(IntEnum):
 
 
 class Level(Enum):
-    """Where a switch stands for a job; the value is the action of the job's row in table `jobs`."""
+    """A switch's level in a job; the value is the action of the job's row in table `jobs`."""
 
     ONLY = "admit_job"  # slots hold workers, sums go to the server
     LEAF = "admit_leaf"  # slots hold a rack's workers, sums are contributions to a spine
@@ -116,22 +116,22 @@ class Level(Enum):
 
 
 def packet_bytes(lanes: int) -> int:
-    """Length of every packet, in bytes of UDP payload, in a pipeline of `lanes` 32-bit lanes."""
+    """Return the length of every packet, in bytes of UDP payload, in a pipeline of `lanes` 32-bit lanes."""
     return HEADER_BYTES + 4 * lanes
 
 
 def lanes_in(registers: Iterable[str]) -> int:
-    """How many lanes a pipeline sums, from the names of its registers: those called `lane_<i>`."""
+    """Return a pipeline's number of lanes, by its registers called `lane_<i>`."""
     return sum(1 for name in registers if _LANE_REGISTER.search(name))
 
 
 def slot_index(salt: int, chunk_id: int, slots: int) -> int:
-    """The slot of a chunk; `slots` is a power of two, at least 256."""
+    """Return the slot of a chunk; `slots` is a power of two, at least 256."""
     return (salt + chunk_id) & (slots - 1)
 
 
 def slot_tag(job_id: int, chunk_id: int) -> int:
-    """What tells a slot's chunk from every other that shares the slot: exact, with the slot's index.
+    """Return the tag of a chunk, which with the slot's index identifies it exactly.
 
     A slot's index holds the chunk's low 8 bits at least; the job takes their place.
     """

@@ -1,7 +1,4 @@
-"""What stands before a packet on an Ethernet: Ethernet's, IPv4's (without options) and UDP's headers.
-
-Owns each of those bytes. Refuses to know whose addresses they carry.
-"""
+"""The Ethernet, IPv4 (without options) and UDP headers of a packet on a wire."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _NO_OPTIONS, _DO_NOT_FRAGMENT, _TTL = 0x45, 0x4000, 64
 
 
 class FrameAddress(NamedTuple):
-    """Whom a frame is from or to: a MAC and an IPv4 address."""
+    """The source or destination of a frame: its MAC and IPv4 addresses."""
 
     mac: bytes = bytes(6)
     ip: bytes = bytes(4)
@@ -31,7 +28,7 @@ NOBODY = FrameAddress()
 def encapsulation(
     packet_bytes: int, source: FrameAddress = NOBODY, destination: FrameAddress = NOBODY
 ) -> bytes:
-    """The FRAME_HEADER_BYTES before a packet: lengths and the IPv4 checksum right, no UDP checksum."""
+    """Return the headers of a packet, FRAME_HEADER_BYTES: with an IPv4 checksum, without a UDP checksum."""
     datagram = _UDP.size + packet_bytes
     ends = (source.ip, destination.ip)
     fields = (_NO_OPTIONS, 0, _IPV4.size + datagram, 0, _DO_NOT_FRAGMENT, _TTL, _PROTOCOL_UDP)
@@ -44,7 +41,7 @@ def encapsulation(
 
 
 def _internet_checksum(header: bytes) -> int:
-    """RFC 1071: the complement of the one's complement sum of 16-bit words."""
+    """Return the checksum of RFC 1071: the complement of the one's complement sum of 16-bit words."""
     total: int = sum(struct.unpack(f"!{len(header) // 2}H", header))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)

@@ -1,7 +1,6 @@
-"""P4 source made from the wire format: constants, the header, and one header and one register a lane.
+"""Generate P4 source from the wire format: constants, the header, and a field and a register per lane.
 
-It writes text and knows nothing of compilers. `peelsum switch compile` puts the files in place; a test
-compares them with what is committed.
+`peelsum switch compile` writes the files; a test compares them with the committed ones.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ NOTICE = "// Generated from peelsum.wire by `peelsum switch compile`; edit that 
 
 
 def sources() -> dict[str, str]:
-    """Every generated file: path below switch/p4/generated -> text."""
+    """Return the text of every generated file by its path below switch/p4/generated."""
     files = {"wire.p4": wire_p4()}
     for lanes in COMPILED_LANES:
         files[f"lanes_{lanes}/lanes_h.p4"] = lanes_h_p4(lanes)
@@ -40,7 +39,7 @@ def sources() -> dict[str, str]:
 
 
 def wire_p4() -> str:
-    """Constants and the packet header `peelsum_h`. `flags` is split into its bits."""
+    """Return the constants and the packet header `peelsum_h`, with `flags` split into bits."""
     lines = [
         NOTICE,
         f"const bit<8> VERSION = {VERSION};",
@@ -58,7 +57,7 @@ def wire_p4() -> str:
 
 
 def lanes_h_p4(lanes: int) -> str:
-    """The header `lanes_h` and the lengths that follow from the number of lanes."""
+    """Return the header `lanes_h` and the packet length for this number of lanes."""
     return "\n".join(
         [
             NOTICE,
@@ -74,7 +73,7 @@ def lanes_h_p4(lanes: int) -> str:
 
 
 def v1model_lanes_p4(lanes: int) -> str:
-    """The control `Lanes` for v1model: one register a lane and the four things that can happen to it."""
+    """Return the control `Lanes` for v1model: one register per lane and its four operations."""
     return "\n".join(
         [
             NOTICE,
@@ -98,7 +97,7 @@ def v1model_lanes_p4(lanes: int) -> str:
 
 
 def tofino_lanes_p4(lanes: int) -> str:
-    """The control `Lanes` for Tofino: one `Lane` a lane, each with a stateful ALU."""
+    """Return the control `Lanes` for Tofino: one control `Lane` per lane, each with a stateful ALU."""
     return "\n".join(
         [
             NOTICE,
@@ -120,7 +119,7 @@ def _constants(type_name: str, prefix: str, members: type[IntEnum]) -> list[str]
 
 
 def _flag_bits() -> list[str]:
-    """The bits of `flags`, most significant first; reserved ones are one field."""
+    """Return the bits of `flags`, most significant first; the reserved ones are one field."""
     reserved = 8 - int(ALL_FLAGS).bit_count()
     named = sorted(Flag, key=lambda flag: -flag.value)
     return [

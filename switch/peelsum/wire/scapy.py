@@ -1,8 +1,8 @@
-"""A Scapy layer for peelsum packets: to look at captures and to forge packets by hand.
+"""A Scapy layer for peelsum packets, to inspect captures and to forge packets.
 
-It owns a second reading of docs/reference/protocol.md, written from that page alone, and refuses to know
-`peelsum.wire.format` and `peelsum.wire.batch`, so that a test can hold one against the other. Scapy is
-GPL-2.0 and optional (`pip install 'peelsum[scapy]'`): nothing else in the project imports it or this module.
+It is written from docs/reference/protocol.md alone, without `peelsum.wire.format` and `peelsum.wire.batch`,
+so that a test can compare the two. Scapy is GPL-2.0 and optional (`pip install 'peelsum[scapy]'`): nothing else
+in the project imports it or this module.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ PORT = 20563
 VERSION = 1
 NOBODY_IN_PARTICULAR = 0xFFFF
 KINDS = {1: "CONTRIBUTION", 2: "RESEND", 3: "BYPASS", 4: "RESULT", 5: "NEED", 6: "RESET"}
-#: Bit 0 first; the reserved ones have names too, so that a packet that sets them shows it.
+#: Bit 0 first; the reserved ones have names too, so that they are shown if set.
 FLAGS = ["OR", "SPINE", "CE", "FIN", "RESERVED4", "RESERVED5", "RESERVED6", "RESERVED7"]
 LEAST_LANES = 32
 
 
 class LanesField(Field[list[int], bytes]):
-    """All whole 32-bit words to the end of the datagram; what is left over is not the packet's."""
+    """All whole 32-bit words up to the end of the datagram. Remaining bytes are left to the next layer."""
 
     islist = 1
 
@@ -32,25 +32,25 @@ class LanesField(Field[list[int], bytes]):
         super().__init__(name, default, "I")
 
     def i2len(self, pkt: Packet | None, x: Any) -> int:
-        """Length on the wire, in bytes."""
+        """Return the length on the wire, in bytes."""
         return 4 * len(x)
 
     def addfield(self, pkt: Packet | None, s: bytes, val: list[int] | None) -> bytes:
-        """`s` with the lanes after it."""
+        """Return `s` followed by the lanes."""
         lanes = val or []
         return s + struct.pack(f"!{len(lanes)}I", *lanes)
 
     def getfield(self, pkt: Packet | None, s: bytes) -> tuple[bytes, list[int]]:
-        """What follows the lanes, and the lanes."""
+        """Return the bytes after the lanes, and the lanes."""
         count = len(s) // 4
         return s[4 * count :], list(struct.unpack_from(f"!{count}I", s))
 
     def any2i(self, pkt: Packet | None, x: Any) -> list[int]:
-        """Any iterable of integers is fine, NumPy's too."""
+        """Convert any iterable of integers, including NumPy arrays."""
         return [int(lane) for lane in x]
 
     def i2repr(self, pkt: Packet | None, x: Any) -> str:
-        """All zero, or the first few: 256 numbers help nobody who reads a capture."""
+        """Return a short text: the first 8 lanes, or the number of zeros."""
         if not any(x):
             return f"{len(x)} x 0"
         return f"{x}" if len(x) <= 8 else f"{x[:8]} and {len(x) - 8} more"
@@ -77,7 +77,7 @@ class Peelsum(Packet):
     ]
 
     def mysummary(self) -> str:
-        """One line: what, of which job and chunk, from or to whom, whose sum, how marked."""
+        """Return one line: kind, job, chunk, sender or receiver, workers, flags and number of lanes."""
         kind = KINDS.get(self.kind, f"kind {self.kind}")
         if kind == "RESET":
             return f"RESET slot {self.chunk_id}"

@@ -1,4 +1,4 @@
-"""Writes a Wireshark dissector, in Lua, from the packet format's declaration.
+"""Generate a Wireshark dissector, in Lua, from the declaration of the packet format.
 
 `peelsum switch dissector` prints it. It reads captures of the peelsum port, and of any other UDP port by
 `Decode As` (a softswitch's ports have numbers of their own).
@@ -57,7 +57,7 @@ def _table(members: Iterable[IntEnum]) -> str:
 
 
 def _declared() -> list[str]:
-    """The fields' declarations: header fields, flags, lanes."""
+    """Return the declarations of header fields, flags and lanes."""
     lines = []
     for name, bits in FIELDS:
         base = _SHOWN.get(name, "base.DEC")
@@ -74,7 +74,7 @@ def _declared() -> list[str]:
 
 
 def _read() -> list[str]:
-    """The statements that put each header field into the tree, in the order on the wire."""
+    """Return the statements that add each header field to the tree, in wire order."""
     lines, at = [], 0
     for name, bits in FIELDS:
         here = f"buffer({at}, {bits // 8})"

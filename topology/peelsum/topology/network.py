@@ -26,11 +26,10 @@ from peelsum.topology.namespaces import HostNetwork, Wires, hold_namespace, insi
 from peelsum.topology.parts import Part
 from peelsum.topology.processes import Child
 from peelsum.topology.records import MARKER, Place, Process
+from peelsum.transport.seats import SEAT
 from peelsum.wire import UDP_PORT
 
 SwitchKind = Literal["embedded", "bmv2"]
-#: The environment variable that holds a worker's seat, as JSON.
-SEAT = "PEELSUM_SEAT"
 #: BMv2's queues hold 64 packets a port by default; more chunks under way would be dropped there.
 _WINDOWS = {"embedded": 512, "bmv2": 64}
 _LOOPBACK = "127.0.0.1"

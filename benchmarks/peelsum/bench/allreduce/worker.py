@@ -118,7 +118,7 @@ def run(
     seat: Mapping[str, Any], cases: Iterable[Case], *, iterations: int, warmups: int, check: bool
 ) -> None:
     """Join the job of `seat`, measure the cases in order, and print each measurement."""
-    from peelsum.topology.seats import plug_in
+    from peelsum.transport.seats import plug_in
 
     with plug_in(seat) as summation:
         say(ready=True)

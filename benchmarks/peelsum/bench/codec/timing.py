@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from peelsum.allreduce import Choice, Settings
 from peelsum.allreduce.exchange import Setting, TensorExchange
 from peelsum.allreduce.staging import Round, Sums
-from peelsum.allreduce.summation import Words
 from peelsum.bench.codec.device import Device
 from peelsum.bench.codec.lhc import LhcLayout
 from peelsum.codec import FixedPoint, Memory
+from peelsum.summation import Words
 
 #: Number of runs of a measurement, unless they reach _ENOUGH_S seconds before.
 REPEATS = 5

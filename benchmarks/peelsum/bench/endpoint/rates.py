@@ -66,7 +66,7 @@ def over_sockets(lanes: int, seconds: float, peer: Address) -> Spent:
     words = _words(lanes)
 
     def turn() -> int:
-        (result,) = summation.sum([Part(words, "add")])
+        (result,) = summation.sum_words([Part(words, "add")])
         _require_equal(result, words)
         return _TENSOR_CHUNKS
 

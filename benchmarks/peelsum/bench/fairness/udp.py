@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -14,9 +13,10 @@ from numpy.typing import NDArray
 
 from peelsum.bench.fairness.scene import Scene, Shares, admit
 from peelsum.softswitch.runtime.queues import QueueCounts
+from peelsum.summation import Part
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.processes import Child
-from peelsum.transport import AggregationService, JobConfig, Op, SwitchSummation, TransportError
+from peelsum.transport import AggregationService, JobConfig, SwitchSummation, TransportError
 from peelsum.wire.datagrams import Address
 
 Words = NDArray[np.uint32]
@@ -73,15 +73,6 @@ def _served(configs: Sequence[JobConfig], address: Address) -> Iterator[None]:
             thread.join()
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Words to add."""
-
-    words: Words
-    op: Op = "add"
-    check: None = None
-
-
 class _Job:
     """The workers of one job, a thread each, which sum repeatedly during the body of `with`."""
 
@@ -119,12 +110,12 @@ class _Job:
         return sum(one.stats().results for one in self._summations) / len(self._threads)
 
     def _work(self, worker: int, address: Address) -> None:
-        part, rounds = _Part(self._words[worker]), 0
+        part, rounds = Part(self._words[worker], "add"), 0
         try:
             with SwitchSummation(self.config, worker, address) as summation:
                 self._summations.append(summation)
                 while self._may_begin(rounds):
-                    (result,) = summation.sum([part])
+                    (result,) = summation.sum_words([part])
                     self.wrong += not np.array_equal(result, self._sum)
                     rounds += 1
         except TransportError as error:

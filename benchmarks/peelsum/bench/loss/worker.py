@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Part
 from peelsum.topology import hear, say
-from peelsum.topology.seats import plug_in
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
 from peelsum.transport import TransportError
+from peelsum.transport.seats import plug_in
 
 
 def words_of(elements: int, seed: int, worker_id: int) -> NDArray[np.uint32]:
@@ -44,7 +44,7 @@ def run(seat: Mapping[str, Any], *, elements: int, seed: int) -> None:
         say(ready=True)
         while hear()["again"]:
             started = time.perf_counter()
-            (total,) = summation.sum([Part(words, "add")])
+            (total,) = summation.sum_words([Part(words, "add")])
             elapsed = time.perf_counter() - started
             say(seconds=elapsed, wrong=int(np.count_nonzero(total != right)))
         stats = summation.stats()

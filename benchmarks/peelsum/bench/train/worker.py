@@ -25,14 +25,14 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not ex
 from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.allreduce import AllreduceError, Part, RequestedForm, Summation
-from peelsum.allreduce.summation import Words
+from peelsum.summation import Words
 from peelsum.topology import hear, say
-from peelsum.topology.seats import plug_in
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
 from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
 from peelsum.training import Batch, ModelName, Task, TrainingDataError, make_task
 from peelsum.transport import TransportError
+from peelsum.transport.seats import plug_in
 
 #: The form in which each backend that uses the switch sends gradients.
 FORMS: dict[str, RequestedForm] = {"switch": "auto", "switch-dense": "dense"}
@@ -139,10 +139,10 @@ class TimedSums:
         self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
         self.seconds = 0.0
 
-    def sum(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum`."""
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`."""
         started = time.perf_counter()
-        results = self._summation.sum(parts)
+        results = self._summation.sum_words(parts)
         self.seconds += time.perf_counter() - started
         return results
 

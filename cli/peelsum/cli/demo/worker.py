@@ -101,7 +101,7 @@ class Replica:
 def _train(replica: Replica, seat: Mapping[str, Any], check: GlooCheck, steps: int, seed: int) -> None:
     from peelsum.allreduce import Allreduce
     from peelsum.codec import warm_up
-    from peelsum.topology.seats import plug_in
+    from peelsum.transport.seats import plug_in
 
     warm_up()
     with plug_in(seat) as summation:

@@ -1,4 +1,4 @@
-"""Compiles the loops before the first packet, so that no compilation looks like a slow network."""
+"""Compile the packet loops ahead of use, so that compilation cannot be taken for a slow network."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from peelsum.wire import Kind, fields_of
 
 
 @cache
-def rehearse(lanes: int) -> None:
-    """Play a job of one worker in memory, with a resend: every compiled loop has run once afterwards."""
+def warm_up(lanes: int) -> None:
+    """Compile every packet loop for `lanes`, by playing a job of one worker, with a resend, in memory."""
     config = JobConfig(job_id=1, generation=0, workers=1, lanes=lanes, window=4)
     worker, server = WorkerEndpoint(config, 0), AggregationServer(config)
     worker.submit(np.zeros(1, np.uint32), "add")

@@ -1,4 +1,7 @@
-"""The interface of a backend, which adds or ORs words over workers: a switch, or threads of one process."""
+"""The interface of a backend, which adds or ORs words over workers: a switch, or threads of one process.
+
+Backends implement it, `peelsum.allreduce` calls it.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ class Part:
     check: Callable[[Words], None] | None = None
     """Called with the part's result as soon as it is complete, before later parts are waited for.
 
-    An exception that it raises ends the call of `sum`. It is thus the way out if workers disagree, because
-    later parts would never complete.
+    An exception that it raises ends the call of `sum_words`. It is thus the way out if workers disagree,
+    because later parts would never complete.
     """
 
 
 class Summation(Protocol):
-    """A backend. All workers of a job call `sum` with parts of equal lengths and ops, in the same order."""
+    """A backend. All workers of a job call `sum_words` equally often, with equal lengths and ops in order."""
 
     @property
     def lanes(self) -> int:
@@ -44,7 +47,7 @@ class Summation(Protocol):
     def worker_id(self) -> int:
         """This worker's number, from 0."""
 
-    def sum(self, parts: Sequence[Part]) -> list[Words]:
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """Return each part's result: uint32 of the part's length, native-endian, owned by the caller.
 
         Blocks until all results are complete; until then it reads the parts' words, but never writes to them.
