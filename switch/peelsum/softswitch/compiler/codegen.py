@@ -18,9 +18,16 @@ from peelsum.softswitch.compiler.lane_temporaries import see_through
 from peelsum.softswitch.compiler.layout import TablePlan, plan_counters, plan_registers, plan_tables
 from peelsum.softswitch.compiler.reroll import Roller
 from peelsum.softswitch.compiler.storage import Storage
-from peelsum.softswitch.program.hashes import HASHES
 from peelsum.softswitch.program.model import Program
-from peelsum.softswitch.program.operations import AddHeader, CopyHeader, CopyStack, Push, Recirculate, walk
+from peelsum.softswitch.program.operations import (
+    HASHES,
+    AddHeader,
+    CopyHeader,
+    CopyStack,
+    Push,
+    Recirculate,
+    walk,
+)
 
 #: Names that generated code takes from `plain` or `native`.
 RUNTIME = (

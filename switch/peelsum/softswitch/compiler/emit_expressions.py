@@ -8,7 +8,7 @@ range must fit, and if it does not the program is refused. So code never has to 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.operations import (
@@ -23,12 +23,10 @@ from peelsum.softswitch.program.operations import (
     Lookahead,
     Param,
     StackCount,
+    Target,
     Ternary,
     Unary,
 )
-
-if TYPE_CHECKING:
-    from peelsum.softswitch.compiler.emitter import Emitter
 
 _TOP = 1 << 64
 _HALF = 1 << 63
@@ -59,11 +57,39 @@ def unsigned(text: str, bits: int) -> Value:
     return Value(text, 0, (1 << bits) - 1)
 
 
-class Expressions:
-    """Writes expressions for one emitter, which knows variables and constants."""
+class Names(Protocol):
+    """The program's names in the generated code, as expressions need them; `Emitter` provides them."""
 
-    def __init__(self, emitter: Emitter) -> None:
-        self._emit = emitter
+    def constant(self, value: int) -> str:
+        """Return the name of a constant."""
+
+    def validity(self, header: str) -> str:
+        """Return the text of a header's validity."""
+
+    def hit(self, table: str) -> str:
+        """Return the variable that says whether a table's last lookup hit."""
+
+    def param(self, param: Param, limb: int = 0) -> str:
+        """Return the variable of a 64-bit limb of an action parameter."""
+
+    def read(self, target: Target) -> Value:
+        """Return a field's value."""
+
+    def peek(self, offset: int, bits: int) -> str:
+        """Return the text of `bits` bits that lie `offset` bits beyond the parsed part of the packet."""
+
+    def stack_count(self, stack: str) -> str:
+        """Return the variable that holds how many elements of a stack are filled."""
+
+    def stack_size(self, stack: str) -> int:
+        """Return how many elements a stack has."""
+
+
+class Expressions:
+    """Writes expressions with the names of one generated function."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
 
     # --- truth values -----------------------------------------------------------------------------
 
@@ -73,9 +99,9 @@ class Expressions:
             case Bool(value):
                 return str(value)
             case IsValid(header):
-                return self._emit.validity(header)
+                return self._names.validity(header)
             case Hit(table):
-                return self._emit.hit(table)
+                return self._names.hit(table)
             case Unary("not", operand):
                 return f"(not {self.condition(operand)})"
             case Unary("d2b", Unary("b2d", operand)):
@@ -109,7 +135,7 @@ class Expressions:
         if left.exact and right.exact:
             return f"({left.text} {op} {right.text})"
         if left.signed and right.signed:
-            bias, whole = self._emit.constant(_HALF), self._emit.constant(_TOP - 1)
+            bias, whole = self._names.constant(_HALF), self._names.constant(_TOP - 1)
             sides = (f"(({side.text} + {bias}) & {whole})" for side in (left, right))
             return f"({next(sides)} {op} {next(sides)})"
         raise UnsupportedConstruct(
@@ -120,7 +146,7 @@ class Expressions:
 
     def constant(self, value: int) -> Value:
         """A number written in the program."""
-        return Value(self._emit.constant(value), value, value)
+        return Value(self._names.constant(value), value, value)
 
     def exact(self, expr: Expr, what: str) -> Value:
         """An expression whose text must give the value itself, `what` for."""
@@ -137,15 +163,15 @@ class Expressions:
             case Const(number):
                 return self.constant(number)
             case FieldRef() | Element():
-                return self._emit.read(expr)
+                return self._names.read(expr)
             case Param():
-                return unsigned(self._emit.param(expr), expr.bits)
+                return unsigned(self._names.param(expr), expr.bits)
             case Lookahead(offset, bits):
-                return unsigned(self._emit.peek(offset, bits), bits)
+                return unsigned(self._names.peek(offset, bits), bits)
             case StackCount(stack):
-                return Value(self._emit.stack_count(stack), 0, len(self._emit.program.stacks[stack]))
+                return Value(self._names.stack_count(stack), 0, self._names.stack_size(stack))
             case Unary("b2d", operand):
-                texts = self._emit.constant(1), self.condition(operand), self._emit.constant(0)
+                texts = self._names.constant(1), self.condition(operand), self._names.constant(0)
                 return Value("({} if {} else {})".format(*texts), 0, 1)
             case Unary("~", operand):
                 inner = self.value(operand)
@@ -178,7 +204,7 @@ class Expressions:
 
     def _shifted_left(self, value: Value, by: Expr) -> Value:
         if isinstance(by, Const) and 0 <= by.value < 64:
-            text = f"({value.text} << {self._emit.constant(by.value)})"
+            text = f"({value.text} << {self._names.constant(by.value)})"
             return Value(text, value.low << by.value, value.high << by.value)
         count = self.exact(by, "operator <<")
         if value.low < 0:
@@ -189,7 +215,7 @@ class Expressions:
 
     def _shifted_right(self, value: Value, by: Expr) -> Value:
         if isinstance(by, Const) and 0 <= by.value < 64:
-            return Value(f"({value.text} >> {self._emit.constant(by.value)})", 0, value.high >> by.value)
+            return Value(f"({value.text} >> {self._names.constant(by.value)})", 0, value.high >> by.value)
         return Value(f"shr({value.text}, {self.exact(by, 'operator >>').text})", 0, value.high)
 
     def _cast(self, op: str, value: Value, bits: int) -> Value:
@@ -203,20 +229,20 @@ class Expressions:
             raise UnsupportedConstruct(
                 f"operator {op}: on numbers that do not fit 63 bits; cast them to fewer bits"
             )
-        ends = ", ".join(self._emit.constant(end) for end in (low, high))
+        ends = ", ".join(self._names.constant(end) for end in (low, high))
         return Value(
             f"clamp({value.text}, {ends})", max(low, min(value.low, high)), min(high, max(value.high, low))
         )
 
     def sign_extended(self, text: str, bits: int) -> Value:
         """The signed value of `bits` bits that `text` gives as unsigned."""
-        half = self._emit.constant(1 << bits - 1)
+        half = self._names.constant(1 << bits - 1)
         return Value(f"(({text} ^ {half}) - {half})", -(1 << bits - 1), (1 << bits - 1) - 1)
 
     def _cut(self, value: Value, bits: int) -> Value:
         if value.low >= 0 and value.high < 1 << bits:
             return value
-        return unsigned(f"({value.text} & {self._emit.constant((1 << bits) - 1)})", bits)
+        return unsigned(f"({value.text} & {self._names.constant((1 << bits) - 1)})", bits)
 
     def stored(self, expr: Expr, bits: int) -> str:
         """Source text of an expression cut to the `bits` (64 at most) of where it goes."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from peelsum.softswitch.compiler.emit_packets import limbs_of
+from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.operations import Hash
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from peelsum.softswitch.compiler.emitter import Emitter
 
 
 def hash_fields(emit: Emitter, part: Hash, bits: int) -> str:

@@ -7,48 +7,14 @@ to be parsed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from peelsum.softswitch.compiler.emit_loads import SIZES, load_bits
+from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
 from peelsum.softswitch.compiler.layout import limbs, words_of
 from peelsum.softswitch.compiler.storage import Array, Chunk, Variable
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Checksum
 from peelsum.softswitch.program.operations import FieldRef
-
-if TYPE_CHECKING:
-    from peelsum.softswitch.compiler.emitter import Emitter
-
-_SIZES = (8, 4, 2, 1)
-
-
-def load_bits(emit: Emitter, base: str, offset: int, bits: int) -> str:
-    """Text of the `bits` (64 at most) that start `offset` bits after the byte at `base`."""
-    first, end = offset // 8, -(-(offset + bits) // 8)
-    if end - first > 8:
-        # Nine bytes: the last one's share apart.
-        tail = offset + bits - 8 * (end - 1)
-        head = load_bits(emit, base, offset, bits - tail)
-        low = load_bits(emit, base, 8 * (end - 1), tail)
-        return f"(({head} << {emit.constant(tail)}) | {low})"
-    text = _load_bytes(emit, base, first, end - first)
-    spare = 8 * end - offset - bits
-    if spare:
-        text = f"({text} >> {emit.constant(spare)})"
-    if offset % 8:
-        text = f"({text} & {emit.constant((1 << bits) - 1)})"
-    return text
-
-
-def _load_bytes(emit: Emitter, base: str, first: int, count: int) -> str:
-    text = ""
-    for size in _SIZES:
-        while count >= size:
-            at = f"{base} + {emit.constant(first)}" if first else base
-            part = f"load{8 * size}(data, {at})"
-            text = f"(({text} << {emit.constant(8 * size)}) | {part})" if text else part
-            first, count = first + size, count - size
-    return text
-
 
 # --- parsing --------------------------------------------------------------------------------------
 
@@ -68,7 +34,7 @@ def extract(emit: Emitter, header: str) -> None:
     emit.line("at = base + off")
     for chunk in emit.storage.chunks[header]:
         if isinstance(chunk, Variable):
-            emit.line(f"{emit.name(chunk.name)} = {load_bits(emit, 'at', chunk.offset, chunk.bits)}")
+            emit.line(f"{emit.name(chunk.name)} = {load_bits(emit.constant, 'at', chunk.offset, chunk.bits)}")
         else:
             with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
                 emit.line(
@@ -120,7 +86,7 @@ def remove_header(emit: Emitter, header: str) -> None:
 
 
 def _resize(emit: Emitter, sign: str, header: str) -> None:
-    size = emit.name("current_size")
+    size = emit.name(CURRENT_SIZE)
     emit.line(f"{size} = {size} {sign} {emit.constant(emit.program.headers[header].bits // 8)}")
 
 
@@ -180,10 +146,10 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
         name = emit.name(part.name)
         texts.append(f"({name} << {emit.constant(shift)})" if shift else name)
     text, first, count = " | ".join(texts), group[0].offset // 8, (end - group[0].offset) // 8
-    if len(texts) > 1 and count not in _SIZES:
+    if len(texts) > 1 and count not in SIZES:
         emit.line(f"word = {text}")
         text = "word"
-    for size in _SIZES:
+    for size in SIZES:
         while count >= size:
             after = 8 * (count - size)
             shifted = f"({text}) >> {emit.constant(after)}" if after else text

@@ -6,12 +6,8 @@ stack; which element is `next` is asked when a packet is there, so that parsers 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from peelsum.softswitch.compiler.emit_packets import copy_fields, extract, stop_parser
-
-if TYPE_CHECKING:
-    from peelsum.softswitch.compiler.emitter import Emitter
+from peelsum.softswitch.compiler.emitter import Emitter
 
 
 def extract_next(emit: Emitter, stack: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from peelsum.softswitch.compiler.emit_expressions import Expressions, Value, unsigned
+from peelsum.softswitch.compiler.emit_loads import load_bits
 from peelsum.softswitch.compiler.layout import TablePlan
 from peelsum.softswitch.compiler.storage import Array, Storage
 from peelsum.softswitch.errors import UnsupportedConstruct
@@ -119,11 +120,13 @@ class Emitter:
 
     def peek(self, offset: int, bits: int) -> str:
         """Bits of the packet beyond what is parsed."""
-        from peelsum.softswitch.compiler.emit_packets import load_bits
-
         if bits > 64:
             raise UnsupportedConstruct(f"lookahead of {bits} bits: this target has up to 64; look at fewer")
-        return load_bits(self, "(base + off)", offset, bits)
+        return load_bits(self.constant, "(base + off)", offset, bits)
+
+    def stack_size(self, stack: str) -> int:
+        """Return how many elements a stack has."""
+        return len(self.program.stacks[stack])
 
     def cell(self, array: Array, start: int, step: int = 0) -> str:
         """An element of an array: a fixed one, or in a loop the one that turn `k` steps to."""

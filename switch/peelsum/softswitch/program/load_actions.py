@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
-from peelsum.softswitch.program.hashes import HASHES
 from peelsum.softswitch.program.load_expressions import VALID, Scope
 from peelsum.softswitch.program.model import (
     Advance,
@@ -20,6 +19,7 @@ from peelsum.softswitch.program.model import (
     Verify,
 )
 from peelsum.softswitch.program.operations import (
+    HASHES,
     Action,
     ActionParam,
     AddHeader,

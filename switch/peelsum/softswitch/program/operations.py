@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
+#: Hash algorithms, by their names in BMv2 JSON.
+HASHES = ("crc16", "crc32", "csum16", "xor16", "identity")
+
 # --- expressions ----------------------------------------------------------------------------------
 
 

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from threading import RLock
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from peelsum.softswitch import Program, Switch
-    from peelsum.softswitch.runtime.queues import Queues
+from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.runtime.queues import Queues
+from peelsum.softswitch.runtime.switch import Switch
 
 #: Frames that may wait for the data plane before `inject` refuses more.
 WAITING_LIMIT = 8192
@@ -58,8 +58,6 @@ class Device:
 
     def build(self, program: Program) -> Switch:
         """A switch for the program, in its initial state, that does not run here yet."""
-        from peelsum.softswitch import Switch
-
         return Switch(program, mode=self.mode, queues=self.queues)
 
     def install(self, switch: Switch) -> None:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,7 @@ from numba import types as numba_types
 from numba.core import cgutils as numba_cgutils
 from numba.extending import intrinsic
 
-from peelsum.softswitch.program.hashes import make_hashes
-from peelsum.softswitch.runtime.lookups import make_lookups
-from peelsum.softswitch.runtime.queues import make_queueing
+from peelsum.softswitch.runtime import hashes, lookups, queues
 
 # Numba's own annotations are partial; what it gives back has no type that would help here.
 types: Any = numba_types
@@ -31,11 +31,23 @@ def K(value: int) -> np.uint64:  # noqa: N802 - a constant's maker, written a th
     return np.uint64(value & (1 << 64) - 1)
 
 
-find_exact1, find_exact, find_first1, find_first = (_jit(part) for part in make_lookups(K))
-hash_crc16, hash_crc32, hash_csum16, hash_xor16, hash_identity = (
-    _jit(part) for part in make_hashes(K, np.uint64)
-)
-enqueue, waiting_time, leave = (_jit(part) for part in make_queueing(K))
+def _kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function of a module whose integer constants become unsigned 64-bit numbers.
+
+    Numba makes a float of an unsigned and a signed number, and Python computes with plain integers.
+    """
+    names: dict[str, Any] = vars(sys.modules[function.__module__])
+    typed = {name: K(value) if type(value) is int else value for name, value in names.items()}
+    return _jit(FunctionType(function.__code__, typed, function.__name__))
+
+
+find_exact1, find_exact = _kernel(lookups.find_exact1), _kernel(lookups.find_exact)
+find_first1, find_first = _kernel(lookups.find_first1), _kernel(lookups.find_first)
+hash_crc16, hash_crc32 = _kernel(hashes.crc16), _kernel(hashes.crc32)
+hash_csum16, hash_xor16 = _kernel(hashes.csum16), _kernel(hashes.xor16)
+hash_identity = _kernel(hashes.identity)
+enqueue, leave = _kernel(queues.enqueue), _kernel(queues.leave)
+waiting_time = _kernel(queues.waiting_time)
 
 #: An unsigned 64-bit number from an array's element.
 number = np.uint64

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.program.hashes import make_hashes
-from peelsum.softswitch.runtime.lookups import make_lookups
-from peelsum.softswitch.runtime.queues import make_queueing
+from peelsum.softswitch.runtime import hashes, lookups, queues
 
-find_exact1, find_exact, find_first1, find_first = make_lookups(int)
-hash_crc16, hash_crc32, hash_csum16, hash_xor16, hash_identity = make_hashes(int, int)
-enqueue, waiting_time, leave = make_queueing(int)
-
+find_exact1, find_exact = lookups.find_exact1, lookups.find_exact
+find_first1, find_first = lookups.find_first1, lookups.find_first
+hash_crc16, hash_crc32 = hashes.crc16, hashes.crc32
+hash_csum16, hash_xor16, hash_identity = hashes.csum16, hashes.xor16, hashes.identity
+enqueue, waiting_time, leave = queues.enqueue, queues.waiting_time, queues.leave
 
 #: An integer from an array's element.
 number = int
