@@ -49,7 +49,7 @@ def test_const_entries_read_back_with_the_first_largest(switch):
 
 def test_a_duplicate_is_refused(routes):
     routes.insert(((0x0A000000, 8),), DROP)
-    with pytest.raises(DuplicateEntry, match=f"table {ROUTES}: .*there already"):
+    with pytest.raises(DuplicateEntry, match=f"table {ROUTES}: .*already exists"):
         routes.insert(((0x0A000000, 8),), ROUTE, (1, 2))
     assert routes.entries()[0].action == DROP
 

@@ -231,7 +231,7 @@ def test_total_loss_lets_hellos_through_only() -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_loss_outside_its_range_is_refused_and_frees_the_port(share: float) -> None:
-    with pytest.raises(ValueError, match=f"loss: {share} is no share of datagrams; use 0 to 1"):
+    with pytest.raises(ValueError, match=f"loss: {share} is out of range; use 0 to 1"):
         UdpPorts([1], loss=share)
 
 

@@ -1,8 +1,8 @@
-"""Expressions -> source text, with the range of values that each can have.
+"""Writes expressions as source text and tracks the range of each one's value.
 
-BMv2 computes with integers of any size, generated code with 64 bits that wrap. The two agree on sums,
-products and bits modulo 2**64; where an operator needs the value itself (comparisons, shifts right), its
-range must fit, and if it does not the program is refused. So code never has to ask.
+BMv2 computes with integers of any size, generated code modulo 2**64. Both agree modulo 2**64 on sums,
+products and bitwise operators. Comparisons and right shifts need the value itself: a program whose ranges do
+not fit there is refused, so generated code needs no checks.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class Value:
 
     @property
     def exact(self) -> bool:
-        """Whether the text gives the value itself."""
+        """Whether the text's value is the value itself."""
         return self.low >= 0 and self.high < _TOP
 
     @property
     def signed(self) -> bool:
-        """Whether the text gives the value in two's complement."""
+        """Whether the text's value is the value in two's complement."""
         return self.low >= -_HALF and self.high < _HALF
 
 
 def unsigned(text: str, bits: int) -> Value:
-    """A number of `bits` bits."""
+    """Return the value of `text` as an unsigned number of `bits` bits."""
     return Value(text, 0, (1 << bits) - 1)
 
 
@@ -94,7 +94,7 @@ class Expressions:
     # --- truth values -----------------------------------------------------------------------------
 
     def condition(self, expr: Expr) -> str:
-        """Source text of a truth value."""
+        """Return the source text of a Boolean expression."""
         match expr:
             case Bool(value):
                 return str(value)
@@ -118,7 +118,7 @@ class Expressions:
                 texts = (self.condition(part) for part in (left, condition, right))
                 return "({} if {} else {})".format(*texts)
         raise UnsupportedConstruct(
-            f"{_shown(expr)} as a truth value: this target cannot; compare it with a number"
+            f"{_shown(expr)} as a truth value: not supported; compare it with a number"
         )
 
     def _comparison(self, op: str, left: Expr, right: Expr) -> str:
@@ -145,11 +145,11 @@ class Expressions:
     # --- numbers ----------------------------------------------------------------------------------
 
     def constant(self, value: int) -> Value:
-        """A number written in the program."""
+        """Return the value of a constant."""
         return Value(self._names.constant(value), value, value)
 
     def exact(self, expr: Expr, what: str) -> Value:
-        """An expression whose text must give the value itself, `what` for."""
+        """Return an expression's value. Raises UnsupportedConstruct naming `what` beyond 64 bits."""
         value = self.value(expr)
         if not value.exact:
             raise UnsupportedConstruct(
@@ -158,7 +158,7 @@ class Expressions:
         return value
 
     def value(self, expr: Expr) -> Value:
-        """Source text of a number."""
+        """Return an expression's value."""
         match expr:
             case Const(number):
                 return self.constant(number)
@@ -182,9 +182,7 @@ class Expressions:
                 return Value(text, min(one.low, other.low), max(one.high, other.high))
             case Binary(op, left, right):
                 return self._binary(op, left, right)
-        raise UnsupportedConstruct(
-            f"{_shown(expr)} as a number: this target cannot; leave it out of the program"
-        )
+        raise UnsupportedConstruct(f"{_shown(expr)} as a number: not supported; leave it out of the program")
 
     def _binary(self, op: str, left: Expr, right: Expr) -> Value:
         match op:
@@ -198,9 +196,7 @@ class Expressions:
                 return self._shifted_right(self.exact(left, "operator >>"), right)
             case "two_comp_mod" | "usat_cast" | "sat_cast":
                 return self._cast(op, self.value(left), _width(op, right))
-        raise UnsupportedConstruct(
-            f"operator {op} as a number: this target cannot; leave it out of the program"
-        )
+        raise UnsupportedConstruct(f"operator {op} as a number: not supported; leave it out of the program")
 
     def _shifted_left(self, value: Value, by: Expr) -> Value:
         if isinstance(by, Const) and 0 <= by.value < 64:
@@ -235,7 +231,7 @@ class Expressions:
         )
 
     def sign_extended(self, text: str, bits: int) -> Value:
-        """The signed value of `bits` bits that `text` gives as unsigned."""
+        """Return the unsigned `text` of `bits` bits as a signed value."""
         half = self._names.constant(1 << bits - 1)
         return Value(f"(({text} ^ {half}) - {half})", -(1 << bits - 1), (1 << bits - 1) - 1)
 
@@ -245,7 +241,7 @@ class Expressions:
         return unsigned(f"({value.text} & {self._names.constant((1 << bits) - 1)})", bits)
 
     def stored(self, expr: Expr, bits: int) -> str:
-        """Source text of an expression cut to the `bits` (64 at most) of where it goes."""
+        """Return the source text of an expression truncated to `bits` bits (at most 64)."""
         return self._cut(self.value(expr), bits).text
 
 
@@ -284,7 +280,7 @@ def _bitwise(op: str, left: Value, right: Value) -> Value:
 
 def _width(op: str, expr: Expr) -> int:
     if not isinstance(expr, Const) or not 1 <= expr.value <= 64:
-        raise UnsupportedConstruct(f"operator {op}: to more than 64 bits; this target has up to 64")
+        raise UnsupportedConstruct(f"operator {op}: to more than 64 bits; use up to 64")
     return expr.value
 
 

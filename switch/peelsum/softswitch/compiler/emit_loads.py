@@ -13,10 +13,10 @@ SIZES = (8, 4, 2, 1)
 
 
 def load_bits(constant: Constant, base: str, offset: int, bits: int) -> str:
-    """Text of the `bits` (64 at most) that start `offset` bits after the byte at `base`."""
+    """Return the text of `bits` bits (at most 64) that start `offset` bits after the byte at `base`."""
     first, end = offset // 8, -(-(offset + bits) // 8)
     if end - first > 8:
-        # Nine bytes: the last one's share apart.
+        # They span nine bytes: load the last one separately.
         tail = offset + bits - 8 * (end - 1)
         head = load_bits(constant, base, offset, bits - tail)
         low = load_bits(constant, base, 8 * (end - 1), tail)

@@ -1,4 +1,4 @@
-"""Statements -> source text: assignments, state, tables, branches, and the loops over lanes."""
+"""Writes statements as source text: assignments, state, tables, branches, and loops over lanes."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ from peelsum.softswitch.program.operations import (
 )
 from peelsum.wire import DROP_PORT
 
-#: Set in `cloning` beside the session's number, which may be 0.
+#: Set in `cloning` together with the session's number, which may be 0.
 CLONING = 1 << 15
-#: Parser states that one packet may go through.
+#: Most parser states that one packet may visit.
 MOST_VISITS = 4096
 
 
-#: Text of the element where a row of registers starts, and the test of its index, if it needs one.
+#: Text of the index of a register row's first element, and the range check of the row, if it needs one.
 Row: TypeAlias = tuple[str, str | None]
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the program's state lies."""
+    """The layout of the program's registers and counters."""
 
     registers: dict[str, RegisterPlan]
     counters: dict[str, CounterPlan]
@@ -95,16 +95,16 @@ class Statements:
         self._emit = emitter
         self._places = places
         self._register_list = list(emitter.program.registers)
-        #: In a loop: variables with the elements where rows start; None where the index is past the end.
+        #: In a loop: the variable with the start of each row; None if the row's index is out of range.
         self._rows: dict[Row, str | None] = {}
 
     def block(self, block: Block) -> None:
-        """Every statement in turn."""
+        """Write a block's statements in order."""
         for part in block:
             self.statement(part)
 
     def statement(self, part: Statement) -> None:
-        """One statement."""
+        """Write one statement."""
         emit, express = self._emit, self._emit.expressions
         match part:
             case Assign():
@@ -112,7 +112,7 @@ class Statements:
             case Hash():
                 bits = emit.bits(part.target)
                 if bits > 64:
-                    raise UnsupportedConstruct(f"hash {part.algorithm}: into {bits} bits; at most 64 are run")
+                    raise UnsupportedConstruct(f"hash {part.algorithm}: into {bits} bits; use up to 64")
                 emit.line(f"{emit.place(part.target)} = {hash_fields(emit, part, bits)}")
             case AssignChosen():
                 self._assign_chosen(part)
@@ -190,7 +190,7 @@ class Statements:
                 self._assign(Assign(target, part.value))
 
     def _wide(self, value: Expr, bits: int) -> list[str]:
-        """Texts of a value's limbs, cut to or filled up to `bits`."""
+        """Return the texts of a value's limbs, truncated or zero-extended to `bits`."""
         count = words_of(bits)
         zero = self._emit.constant(0)
         match value:
@@ -211,7 +211,7 @@ class Statements:
             emit.line(f"{emit.place(group)} = {emit.constant(0)}")
 
     def _again(self, part: Clone | Resubmit | Recirculate) -> None:
-        """Note what is to happen once the pipeline is through; the last call of a kind counts."""
+        """Record what happens at the end of the pipeline; the last call of each kind takes effect."""
         emit = self._emit
         match part:
             case Clone(session, fields):
@@ -235,7 +235,7 @@ class Statements:
                 self.block(part.orelse)
 
     def _machine(self, part: Machine) -> None:
-        """States in a loop. One that takes nothing off the packet could run forever: visits are counted."""
+        """Write the states in a loop. It counts visits, as states that extract nothing could run forever."""
         emit = self._emit
         emit.line(f"state = {emit.constant(0)}")
         emit.line(f"visits = {emit.constant(0)}")
@@ -277,7 +277,7 @@ class Statements:
                 self._arm(plan, row, number, arm)
 
     def _arm(self, plan: TablePlan, row: str, number: int, arm: Block) -> None:
-        """An action and what follows it, its parameters loaded first."""
+        """Write an action, preceded by loads of its parameters."""
         emit, name = self._emit, plan.table.name
         params = {node.index: node for node in walk(arm) if isinstance(node, Param) and node.table == name}
         declared = emit.program.actions[number].params
@@ -313,7 +313,7 @@ class Statements:
         return " | ".join(parts)
 
     def _key_limb(self, plan: TablePlan, number: int, limb: int) -> str:
-        """A limb of a packet's key value; fields of invalid headers count as 0."""
+        """Return a limb of a packet's key value; fields of invalid headers are 0."""
         emit, key = self._emit, plan.table.keys[number]
         if key.target.field == VALID:
             text = f"({emit.constant(1)} if {emit.validity(key.target.header)} else {emit.constant(0)})"
@@ -348,7 +348,7 @@ class Statements:
         return self._places.registers[name]
 
     def _cell(self, register: AnyRegister, row: str) -> str:
-        """A register's cell, `row` being the element where all cells of that index start."""
+        """Return the text of a register's cell; `row` is the first element of all cells with that index."""
         plan, emit = self._plan(register), self._emit
         array = "wide" if plan.wide else "regs"
         column = plan.base
@@ -359,7 +359,7 @@ class Statements:
         return f"{array}[{text}]"
 
     def _found_row(self, register: AnyRegister, index: Expr) -> Row | None:
-        """Where the row starts and what is left to test; None where the index is known to be too large."""
+        """Return the row's start and its remaining check; None if the index is known to be too large."""
         row = self._row(register, index)
         if row not in self._rows:
             return row
@@ -367,7 +367,7 @@ class Statements:
         return None if known is None else (known, None)
 
     def _row(self, register: AnyRegister, index: Expr) -> Row:
-        """The text of `index` times the bank's width, and the test that it needs; None if it always fits."""
+        """Return the text of `index` times the bank's width, and its range check; None if it always fits."""
         plan = self._plan(register)
         value = self._emit.expressions.exact(index, "index of a register")
         row = value.text if plan.step == 1 else f"{value.text} * {self._emit.constant(plan.step)}"
@@ -405,7 +405,7 @@ class Statements:
     # --- loops ------------------------------------------------------------------------------------
 
     def _repeat(self, part: Repeat) -> None:
-        """A loop. Register rows that stay the same are found, and checked, once before it."""
+        """Write a loop. Register rows with a constant index are computed and checked once before it."""
         self._checked_loop(part, self._steady_rows(part))
         self._rows.clear()
 
@@ -445,7 +445,7 @@ class Statements:
             self._emit.drop_lines(mark)
 
     def _steady_rows(self, part: Repeat) -> list[Row]:
-        """Rows of the loop's registers whose index is the same on every turn."""
+        """Return the rows of the loop's registers whose index is the same in every iteration."""
         rows: dict[Row, None] = {}
         for step in walk(part.body):
             if isinstance(step, (ReadRegister, WriteRegister)) and is_steady(

@@ -30,7 +30,7 @@ class Counters:
         self._switch.counters[counter.name].write(index, *counter_values(entry.data, counter.name))
 
     def read(self, wanted: p4r.CounterEntry) -> Iterator[p4r.CounterEntry]:
-        """The cells that `wanted` selects, as they are now: one, a counter's, or (counter_id 0) all."""
+        """Return the cells that `wanted` selects now: one, a counter's, or all for counter_id 0."""
         found = []
         for counter in _select(self._info.counters, wanted.counter_id, "counter"):
             chosen, state = _indices(wanted, counter), self._switch.counters[counter.name]
@@ -59,7 +59,7 @@ class Registers:
         self._switch.registers[register.name].write(index, value)
 
     def read(self, wanted: p4r.RegisterEntry) -> Iterator[p4r.RegisterEntry]:
-        """The cells that `wanted` selects, as they are now: one, a register's, or (register_id 0) all."""
+        """Return the cells that `wanted` selects now: one, a register's, or all for register_id 0."""
         found = []
         for register in _select(self._info.registers, wanted.register_id, "register"):
             chosen, state = _indices(wanted, register), self._switch.registers[register.name]
@@ -82,7 +82,7 @@ def _register_entry(register_id: int, index: int, value: int) -> p4r.RegisterEnt
 
 
 def counter_values(data: p4r.CounterData, name: str) -> tuple[int, int]:
-    """Packets and bytes of a counter's data. Raises RequestError if one is negative."""
+    """Return packets and bytes of a counter's data. Raises RequestError if one is negative."""
     if data.packet_count < 0 or data.byte_count < 0:
         raise invalid(f"counter of {name}: {min(data.packet_count, data.byte_count)} is negative")
     return data.packet_count, data.byte_count

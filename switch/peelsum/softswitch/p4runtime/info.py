@@ -1,7 +1,7 @@
-"""A P4Info indexed for requests: what an id stands for, how wide its values are.
+"""Indexes a P4Info by id for requests: names, widths and match kinds.
 
-Refuses P4Infos that ask for what this target lacks (action profiles, meters, translated types and so on).
-Knows nothing of entries or of the running switch.
+A P4Info with something that the softswitch does not support (action profiles, meters, translated types and so
+on) is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ActionInfo:
 
 @dataclass(frozen=True)
 class TableInfo:
-    """A table: its key in declaration order, and which actions its entries and its default may have."""
+    """A table: its key in declaration order, and the actions that its entries and its default may use."""
 
     id: int
     name: str
@@ -57,7 +57,7 @@ class TableInfo:
 
     @property
     def needs_priority(self) -> bool:
-        """Whether entries can overlap, so that each says which one goes first."""
+        """Whether entries can overlap and therefore need a priority."""
         return any(part.kind in ("ternary", "range", "optional") for part in self.fields)
 
 
@@ -82,7 +82,7 @@ class PacketFieldInfo:
 
 @dataclass(frozen=True)
 class PipelineInfo:
-    """Everything a request may name, by id."""
+    """Everything that a request may name, by id."""
 
     tables: dict[int, TableInfo]
     actions: dict[int, ActionInfo]
@@ -92,7 +92,7 @@ class PipelineInfo:
 
     @classmethod
     def of(cls, p4info: p4i.P4Info) -> PipelineInfo:
-        """Index a P4Info. Raises RequestError: UNIMPLEMENTED by name, INVALID_ARGUMENT if inconsistent."""
+        """Index a P4Info. Raises RequestError: UNIMPLEMENTED, or INVALID_ARGUMENT if it is inconsistent."""
         _refuse_unsupported(p4info)
         actions = _by_id(_action(action) for action in p4info.actions)
         counters = {counter.direct_table_id: counter.preamble.name for counter in p4info.direct_counters}

@@ -1,6 +1,6 @@
-"""Table entries: P4Runtime's messages to the switch's tables and back.
+"""Converts P4Runtime's table entries to those of the switch's tables and back.
 
-Owns what the switch does not keep: each entry's metadata. Entries themselves live in the switch only.
+Entries are stored in the switch; only their metadata is stored here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Key = tuple[KeyPart, ...]
 
 
 class _Address(NamedTuple):
-    """What tells an entry from every other."""
+    """What identifies an entry."""
 
     table: str
     key: Key
@@ -36,7 +36,7 @@ class _Address(NamedTuple):
 
 
 class _Metadata(NamedTuple):
-    """What a controller stores beside an entry, opaque to the switch."""
+    """What a controller stores with an entry; the switch does not interpret it."""
 
     metadata: bytes = b""
     controller_metadata: int = 0
@@ -46,7 +46,7 @@ _NOTHING_KEPT = _Metadata()
 
 
 class _Row(NamedTuple):
-    """An entry as it was when it was read; `counted` is packets and bytes, if they were asked for."""
+    """An entry at the time of a read; `counted` is packets and bytes, if requested."""
 
     entry: Entry
     kept: _Metadata
@@ -68,7 +68,7 @@ class Tables:
     # Writing
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry) -> None:
-        """Insert, modify or delete. Raises RequestError or the target's own error, then nothing changed."""
+        """Insert, modify or delete. Raises RequestError or SoftswitchError and then changes nothing."""
         table = self._table(entry.table_id)
         _refuse_extras(entry, table)
         if table.is_const:
@@ -109,7 +109,7 @@ class Tables:
         self._keep(address, entry)
 
     def _keep(self, address: _Address, entry: p4r.TableEntry) -> None:
-        """Keep what a controller wrote beside an entry, if anything."""
+        """Store the metadata that a controller wrote with an entry, if any."""
         self._metadata.pop(address, None)
         if entry.metadata or entry.controller_metadata:
             self._metadata[address] = _Metadata(entry.metadata, entry.controller_metadata)
@@ -149,7 +149,7 @@ class Tables:
     # Direct counters
 
     def write_counter(self, kind: p4r.Update.Type.ValueType, entry: p4r.DirectCounterEntry) -> None:
-        """Set the counter of one entry. Raises RequestError or the target's own error."""
+        """Set the counter of one entry. Raises RequestError or SoftswitchError."""
         if kind != p4r.Update.MODIFY:
             raise invalid("direct_counter_entry: is only ever modified; it comes and goes with its entry")
         table = self._counted_table(entry.table_entry.table_id)
@@ -161,7 +161,7 @@ class Tables:
         state.write_counter(address.key, packets, octets, priority=address.priority)
 
     def read_counters(self, wanted: p4r.DirectCounterEntry) -> Iterator[p4r.DirectCounterEntry]:
-        """The counters of the entries that `wanted.table_entry` selects now, in tables that count."""
+        """Return the counters of the entries that `wanted` selects now, in tables with direct counters."""
         chosen = wanted.table_entry
         counted = [table for table in self._info.tables.values() if table.direct_counter is not None]
         asked = p4r.TableEntry(counter_data=p4r.CounterData())
@@ -178,7 +178,7 @@ class Tables:
     # Reading
 
     def read(self, wanted: p4r.TableEntry) -> Iterator[p4r.TableEntry]:
-        """The entries, or the defaults, that `wanted` selects now: one, a table's, or (table_id 0) all."""
+        """Return the entries or defaults that `wanted` selects now: one, a table's, or all for table_id 0."""
         if wanted.HasField("time_since_last_hit"):
             raise unimplemented("time_since_last_hit")
         if wanted.match and not wanted.table_id:
@@ -194,7 +194,7 @@ class Tables:
         return (entry for entry in entries if _selects(wanted, entry))
 
     def _rows(self, wanted: p4r.TableEntry, table: TableInfo) -> list[_Row]:
-        """The rows of a table that a request may select, as they are now."""
+        """Return the rows of a table that a request may select now."""
         state = self._switch.tables[table.name]
         counts = wanted.HasField("counter_data") and table.direct_counter is not None
         if not wanted.match:
@@ -251,7 +251,7 @@ class Tables:
 
 
 def decode_key(matches: Sequence[p4r.FieldMatch], table: TableInfo) -> Key:
-    """The switch's key for an entry's match fields, omitted ones as wildcards. Raises RequestError."""
+    """Return the switch's key for match fields; omitted ones are wildcards. Raises RequestError."""
     given: dict[int, p4r.FieldMatch] = {}
     for match in matches:
         if match.field_id in given:
@@ -296,7 +296,7 @@ def _refuse_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
 
 
 def _direct_counter(entry: p4r.TableEntry) -> p4r.DirectCounterEntry:
-    """The counter of an entry that was read with its counter."""
+    """Return the counter of an entry that was read with its counter."""
     data = p4r.CounterData()
     data.CopyFrom(entry.counter_data)
     entry.ClearField("counter_data")
@@ -304,7 +304,7 @@ def _direct_counter(entry: p4r.TableEntry) -> p4r.DirectCounterEntry:
 
 
 def _selects(wanted: p4r.TableEntry, entry: p4r.TableEntry) -> bool:
-    """Whether the fields of a read request besides table and match, where set, agree with the entry."""
+    """Return whether an entry agrees with a request's fields that are set, table and match aside."""
     if wanted.priority and wanted.priority != entry.priority:
         return False
     action_id = wanted.action.action.action_id

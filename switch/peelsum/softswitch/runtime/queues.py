@@ -18,9 +18,9 @@ from peelsum.softswitch.errors import SoftswitchError
 
 #: A tick is 2**-16 microseconds, so that ticks in 64 bits wrap together with the pipeline's clock of 48.
 TICK_SHIFT = 16
-#: Packets that may wait at a port, unless told otherwise.
+#: Packets that may wait at a port by default.
 QUEUE_LIMIT = 1024
-#: What a rate may be, in Mbit/s: below, a long packet's time would not fit; above, nothing is known to be.
+#: Limits of a rate, in Mbit/s. Below the lower one, the time of a long packet would overflow.
 LEAST_MBIT, MOST_MBIT = 0.01, 1_000_000.0
 
 _PORTS = 512
@@ -28,42 +28,42 @@ _MOST_LIMIT = (1 << 19) - 1
 _ZERO, _ONE = 0, 1
 _HALF, _WHOLE = 1 << 63, (1 << 64) - 1
 _COST_SHIFT = 20
-# One queue's words: ticks a byte (times 2**20), most packets, when the last one will have left, then counts
-# and a ring with the time at which each waiting packet will have left.
+# One queue's words: ticks per byte (times 2**20), packets that may wait, the last packet's departure time,
+# counts, and a ring of the waiting packets' departure times.
 _COST, _LIMIT, _FREE_AT, _HEAD, _WAITING, _SENT, _FOUND, _DROPPED, _DEEPEST, _RING = range(10)
 
 
 @dataclass(frozen=True)
 class QueueCounts:
-    """One queue since it was made.
-
-    sent, dropped: packets that passed, and that found no room. mean: how many were there before a packet that
-    passed, on average. deepest: most packets that were there at once.
-    """
+    """Counts of one queue since it was made."""
 
     sent: int
+    """Packets that passed."""
     dropped: int
+    """Packets that found the queue full."""
     mean: float
+    """Mean number of packets that a passing packet found in the queue."""
     deepest: int
+    """Most packets in the queue at once."""
 
     @classmethod
     def of(cls, words: NDArray[np.uint64]) -> Self:
-        """The counts in one queue's words."""
+        """Return the counts in one queue's words."""
         sent, found, dropped, deepest = (int(words[at]) for at in (_SENT, _FOUND, _DROPPED, _DEEPEST))
         return cls(sent, dropped, found / sent if sent else 0.0, deepest)
 
 
 class Queues:
-    """A queue for each of `ports`, those that have a rate; others send whatever comes, at once.
+    """The queues of the ports that have a rate, in `ports`; other ports send at once.
 
-    A packet waits for those before it, then for its own last bit: bits are those of the frame, without
-    preamble and check sequence.
+    A packet waits until those before it and its own bits have been sent. Its bits are those of the frame,
+    without preamble and check sequence.
     """
 
     def __init__(self, mbit: Mapping[int, float], limit: int = QUEUE_LIMIT) -> None:
-        """mbit: rates in Mbit/s by port. limit: packets that may wait at each of these ports.
+        """Set rates in Mbit/s by port, and how many packets may wait at each of these ports.
 
-        Raises SoftswitchError naming what is out of range.
+        Raises SoftswitchError naming the value that is out of range.
         """
         if not 1 <= limit <= _MOST_LIMIT:
             raise SoftswitchError(f"port queue: {limit} packets are out of range; use 1 to {_MOST_LIMIT}")
@@ -84,7 +84,7 @@ class Queues:
             self.memory[at + _LIMIT] = limit
 
     def counts(self) -> dict[int, QueueCounts]:
-        """What each queue did so far, by port."""
+        """Return the counts of each queue, by port."""
         return {port: QueueCounts.of(self.memory[int(self.memory[port]) :]) for port in self.ports}
 
 
