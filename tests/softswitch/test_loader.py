@@ -1,4 +1,4 @@
-"""What the loader takes, and what it refuses by name."""
+"""Programs that the loader accepts, and constructs that it refuses by name."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""A Tofino stage reads, changes and writes a register once per packet; BMv2 would let the program do more.
+"""Register accesses: a Tofino stage reads, changes and writes a register once per packet; BMv2 allows more.
 
 This keeps it honest, over every path through the compiled control flow.
 """
@@ -26,7 +26,7 @@ class Paths:
         self.known = {}
 
     def ways(self, name):
-        """(accesses, next node) of each way through; an access is (register, "read" or "write", index)."""
+        """Return (accesses, next node) of each branch; an access is (register, "read" or "write", index)."""
         node = self.nodes[name]
         if "true_next" in node:
             return [([], node["true_next"]), ([], node["false_next"])]
@@ -45,7 +45,7 @@ class Paths:
         return found
 
     def worst(self, name):
-        """Per register: the sequences of accesses, as text, that some path from `name` to the end makes."""
+        """Return, per register, the access sequences, as text, of all paths from `name` to the end."""
         if name is None:
             return {}
         if name not in self.known:
@@ -60,7 +60,7 @@ class Paths:
         return self.known[name]
 
     def offences(self):
-        """Registers that some path touches more than by one read, one write, or one read before one write."""
+        """Return the registers that a path accesses other than by a read, a write, or a read then a write."""
         found = self.worst(self.start)
         return {
             register: seqs - {"", "r", "w", "rw"}
@@ -69,7 +69,7 @@ class Paths:
         }
 
     def indices(self):
-        """The indices by which each register is accessed, anywhere."""
+        """Return all indices by which each register is accessed."""
         found = defaultdict(set)
         for name in self.nodes:
             for accesses, _ in self.ways(name):

@@ -25,7 +25,7 @@ SIZE = packet_bytes(LANES)
 
 
 class StubSwitch:
-    """Sends every frame out where `route` says; remembers when and what it was given."""
+    """A switch that sends every frame to the port from `route` and records its input and times."""
 
     def __init__(self, route: Callable[[np.ndarray], np.ndarray], lanes: int = LANES) -> None:
         self.registers = dict.fromkeys([f"ingress.lanes.lane_{i}" for i in range(lanes)] + ["owner_tag"])

@@ -1,4 +1,4 @@
-"""The rules of table entries: what fits, what is refused and how, what order entries are tried in."""
+"""The rules of table entries: validation, errors, and the order in which entries are tried."""
 
 import random
 
@@ -131,7 +131,7 @@ def test_direct_counters_need_an_entry_and_a_counter(routes, by_port):
 
 
 def test_random_changes_are_looked_up_as_a_dictionary_would(switch_of):
-    """The table of exact keys is hashed, entries come and go; a dict says what should be found."""
+    """Insert into and delete from a hashed table at random, and compare lookups with a dict."""
     rng = random.Random(8)
     switch = switch_of("router")
     table, known = switch.tables[BY_PORT], {}
