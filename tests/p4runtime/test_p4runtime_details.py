@@ -327,7 +327,7 @@ def test_copies_leave_by_ports_that_are_there(schema):
     entities = Pipeline.build(schema.get_pipeline_config(), device).entities
     device.close()
     entities.write([update("INSERT", packet_replication_engine_entry=multicast(1, new=[1, 2]))])
-    with pytest.raises(BatchError, match="port 3 is none of this switch, which has 1, 2"):
+    with pytest.raises(BatchError, match="port 3 is not on this switch; use one of 1, 2"):
         entities.write([update("MODIFY", packet_replication_engine_entry=multicast(1, new=[1, 3]))])
 
 

@@ -69,7 +69,7 @@ class Entities:
     def _write_one(self, update: p4r.Update) -> None:
         kind = update.type
         if kind not in (p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE):
-            raise invalid(f"type: update type {kind} is none of INSERT, MODIFY, DELETE")
+            raise invalid(f"type: update type {kind} is unknown; use INSERT, MODIFY or DELETE")
         entity = update.entity
         match entity.WhichOneof("entity"):
             case "table_entry":
@@ -87,7 +87,7 @@ class Entities:
                 else:
                     self._groups.write(kind, entry)
             case None:
-                raise invalid("entity: is empty")
+                raise invalid("entity: is empty; give one")
             case other:
                 raise unimplemented(other)
 
@@ -107,7 +107,7 @@ class Entities:
             case "packet_replication_engine_entry":
                 found = self._replicating(wanted.packet_replication_engine_entry)
             case None:
-                raise invalid("entity: is empty")
+                raise invalid("entity: is empty; give one")
             case other:
                 raise unimplemented(other)
         return (make(**{kind: entity}) for entity in found)

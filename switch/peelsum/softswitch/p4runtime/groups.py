@@ -33,9 +33,9 @@ class Groups:
             raise invalid(f"multicast_group_id: {number} is not between 1 and {_GROUP_LIMIT - 1}")
         exists = number in self._switch.groups
         if kind == p4r.Update.INSERT and exists:
-            raise RequestError(Code.ALREADY_EXISTS, f"multicast group {number} exists")
+            raise RequestError(Code.ALREADY_EXISTS, f"multicast group {number} exists; modify it instead")
         if kind != p4r.Update.INSERT and not exists:
-            raise RequestError(Code.NOT_FOUND, f"multicast group {number} does not exist")
+            raise RequestError(Code.NOT_FOUND, f"multicast group {number} does not exist; insert it first")
         if kind == p4r.Update.DELETE:
             self._switch.groups.delete(number)
             return
@@ -67,7 +67,7 @@ def check_ports(known: Collection[int] | None, ports: Iterable[int]) -> None:
     for port in ports:
         if known is not None and port not in known:
             shown = ", ".join(map(str, sorted(known)))
-            raise invalid(f"port {port} is none of this switch, which has {shown}")
+            raise invalid(f"port {port} is not on this switch; use one of {shown}")
 
 
 def encode_replicas(replicas: Sequence[tuple[int, int]], older_form: bool) -> Iterator[p4r.Replica]:
@@ -82,7 +82,7 @@ def encode_replicas(replicas: Sequence[tuple[int, int]], older_form: bool) -> It
 def _multicast(entry: p4r.PacketReplicationEngineEntry) -> p4r.MulticastGroupEntry:
     kind = entry.WhichOneof("type")
     if kind is None:
-        raise invalid("packet_replication_engine_entry: is empty")
+        raise invalid("packet_replication_engine_entry: is empty; give a multicast group or a clone session")
     if kind != "multicast_group_entry":
         raise unimplemented(kind)
     return entry.multicast_group_entry
@@ -96,9 +96,11 @@ def replicas_of(given: Iterable[p4r.Replica], what: str) -> list[tuple[int, int]
             raise unimplemented("backup replicas")
         kind = replica.WhichOneof("port_kind")
         if kind is None:
-            raise invalid(f"{what}: a replica has no port")
+            raise invalid(f"{what}: a replica has no port; give it one")
         port = to_int(replica.port, _PORT_BITS, "port") if kind == "port" else replica.egress_port
         if (port, replica.instance) in replicas:
-            raise invalid(f"{what}: port {port} instance {replica.instance} appears twice")
+            raise invalid(
+                f"{what}: port {port} instance {replica.instance} appears twice; give each replica once"
+            )
         replicas[port, replica.instance] = None
     return list(replicas)

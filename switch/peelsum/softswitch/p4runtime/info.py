@@ -122,7 +122,7 @@ def _refuse_unsupported(p4info: p4i.P4Info) -> None:
 
 def _id_name(item: Any) -> tuple[int, str]:
     if not item.preamble.id:
-        raise invalid(f"p4info: {item.preamble.name!r} has no id")
+        raise invalid(f"p4info: {item.preamble.name!r} has no id; compile the program again")
     return item.preamble.id, item.preamble.name
 
 
@@ -130,7 +130,7 @@ def _by_id(items: Iterable[_T]) -> dict[int, _T]:
     indexed: dict[int, _T] = {}
     for item in items:
         if item.id in indexed:
-            raise invalid(f"p4info: id {item.id:#x} is used twice")
+            raise invalid(f"p4info: id {item.id:#x} is used twice; compile the program again")
         indexed[item.id] = item
     return indexed
 
@@ -147,7 +147,7 @@ def _field(match: p4i.MatchField, table: str) -> FieldInfo:
             f"match kind {match.other_match_type or match.match_type} of {table}.{match.name}"
         )
     if match.bitwidth <= 0:
-        raise invalid(f"p4info: {table}.{match.name} has no bit width")
+        raise invalid(f"p4info: {table}.{match.name} has no bit width; compile the program again")
     return FieldInfo(match.id, match.name, match.bitwidth, kind)
 
 

@@ -29,14 +29,14 @@ def to_frame(packet: p4r.PacketOut, info: PipelineInfo) -> bytes:
         raise invalid(f"packet_out: {len(packet.payload)} bytes are too many; send up to {_LONGEST_PAYLOAD}")
     given = {item.metadata_id: item.value for item in packet.metadata}
     if len(given) != len(packet.metadata):
-        raise invalid("packet_out: a metadata field is given twice")
+        raise invalid("packet_out: a metadata field is given twice; give each once")
     header = info.packet_headers.get("packet_out", ())
     number = 0
     for field in header:
         value = to_int(given.pop(field.id, b"\0"), field.bits, f"packet_out.{field.name}")
         number = number << field.bits | value
     if given:
-        raise invalid(f"packet_out: has no metadata field {min(given)}")
+        raise invalid(f"packet_out: has no metadata field {min(given)}; use the P4Info's ids")
     return number.to_bytes(_header_bytes(header), "big") + packet.payload
 
 

@@ -49,7 +49,7 @@ class Pipeline:
     def described(self, response_type: int) -> p4r.ForwardingPipelineConfig:
         """Return the configuration for GetForwardingPipelineConfig. Raises RequestError."""
         if response_type not in _Get.ResponseType.values():
-            raise invalid(f"response_type: {response_type} is none the specification knows")
+            raise invalid(f"response_type: {response_type} is unknown; use one of P4Runtime 1.4")
         answer = p4r.ForwardingPipelineConfig()
         if self.config.HasField("cookie"):
             answer.cookie.CopyFrom(self.config.cookie)

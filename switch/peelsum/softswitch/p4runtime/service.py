@@ -136,7 +136,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             case _Set.VERIFY_AND_SAVE | _Set.VERIFY_AND_COMMIT | _Set.RECONCILE_AND_COMMIT:
                 return Pipeline.build(request.config, self._device)
             case other:
-                raise invalid(f"action: {other} is none the specification knows")
+                raise invalid(f"action: {other} is not in the specification; use one of P4Runtime 1.4")
 
     def _take(self, request: p4r.SetForwardingPipelineConfigRequest, built: Pipeline | None) -> None:
         """Save or commit the pipeline that was built, or the existing one."""
@@ -146,7 +146,9 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                 self._saved = built
             case _Set.COMMIT, _:
                 if self._saved is None:
-                    raise RequestError(Code.FAILED_PRECONDITION, "action: COMMIT needs a saved config")
+                    raise RequestError(
+                        Code.FAILED_PRECONDITION, "action: COMMIT needs a saved config; send VERIFY_AND_SAVE"
+                    )
                 self._commit(self._saved)
             case _Set.RECONCILE_AND_COMMIT, None if committed is not None:
                 committed.config, self._saved = request.config, None
@@ -207,7 +209,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def _listen(self, stream: ControllerStream, requests: Iterable[p4r.StreamMessageRequest]) -> None:
         """Handle a client's messages, in a thread of its own."""
         ending: RequestError | None = None
-        with suppress(grpc.RpcError):  # the client broke off: nobody hears how the stream ends
+        with suppress(grpc.RpcError):  # the client has disconnected and cannot receive the end's status
             for request in requests:
                 try:
                     self._message(stream, request)
@@ -238,7 +240,9 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
 
     def _packet_out(self, stream: ControllerStream, packet: p4r.PacketOut) -> None:
         if self._arbiter.primary is not stream:
-            raise RequestError(Code.PERMISSION_DENIED, "packet_out: only the primary sends packets")
+            raise RequestError(
+                Code.PERMISSION_DENIED, "packet_out: only the primary sends packets; win the election"
+            )
         pipeline = self._committed
         if pipeline is None:
             raise RequestError(Code.FAILED_PRECONDITION, _NO_PIPELINE)

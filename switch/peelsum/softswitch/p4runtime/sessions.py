@@ -28,9 +28,9 @@ class Sessions:
             raise invalid(f"session_id: {number} is not between 1 and {self._sessions.limit - 1}")
         exists = number in self._sessions
         if kind == p4r.Update.INSERT and exists:
-            raise RequestError(Code.ALREADY_EXISTS, f"clone session {number} exists")
+            raise RequestError(Code.ALREADY_EXISTS, f"clone session {number} exists; modify it instead")
         if kind != p4r.Update.INSERT and not exists:
-            raise RequestError(Code.NOT_FOUND, f"clone session {number} does not exist")
+            raise RequestError(Code.NOT_FOUND, f"clone session {number} does not exist; insert it first")
         if kind == p4r.Update.DELETE:
             self._sessions.delete(number)
             self._older_form.discard(number)

@@ -72,7 +72,9 @@ class Tables:
         table = self._table(entry.table_id)
         _refuse_extras(entry, table)
         if table.is_const:
-            raise RequestError(Code.PERMISSION_DENIED, f"table {table.name} is const: its entries are fixed")
+            raise RequestError(
+                Code.PERMISSION_DENIED, f"table {table.name} is const: change the program instead"
+            )
         if entry.is_default_action:
             self._write_default(kind, entry, table)
             return
@@ -95,11 +97,15 @@ class Tables:
         self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry, table: TableInfo
     ) -> None:
         if kind != p4r.Update.MODIFY:
-            raise invalid(f"table {table.name}: a default action is only ever modified")
+            raise invalid(f"table {table.name}: a default action cannot be inserted or deleted; modify it")
         if entry.match or entry.priority:
-            raise invalid(f"table {table.name}: a default action has neither match nor priority")
+            raise invalid(
+                f"table {table.name}: a default action has neither match nor priority; leave both out"
+            )
         if table.const_default:
-            raise RequestError(Code.PERMISSION_DENIED, f"table {table.name}: the default action is const")
+            raise RequestError(
+                Code.PERMISSION_DENIED, f"table {table.name}: the default action is const; change the program"
+            )
         state = self._switch.tables[table.name]
         address = _Address(table.name, (), 0)
         if entry.HasField("action"):
@@ -117,7 +123,7 @@ class Tables:
     def _table(self, table_id: int) -> TableInfo:
         table = self._info.tables.get(table_id)
         if table is None:
-            raise invalid(f"table_id: no table {table_id:#x} in the P4Info")
+            raise invalid(f"table_id: no table {table_id:#x} in the P4Info; use one of its ids")
         return table
 
     def _address(self, entry: p4r.TableEntry, table: TableInfo) -> _Address:
@@ -139,7 +145,9 @@ class Tables:
             )
         action = self._info.actions.get(entry.action.action.action_id)
         if action is None or action.id not in table.entry_actions | table.default_actions:
-            raise invalid(f"table {table.name}: has no action {entry.action.action.action_id:#x}")
+            raise invalid(
+                f"table {table.name}: has no action {entry.action.action.action_id:#x}; use one of its own"
+            )
         if action.id not in allowed:
             raise RequestError(
                 Code.PERMISSION_DENIED, f"table {table.name}: {action.name} cannot be {where}'s action"
@@ -151,10 +159,10 @@ class Tables:
     def write_counter(self, kind: p4r.Update.Type.ValueType, entry: p4r.DirectCounterEntry) -> None:
         """Set the counter of one entry. Raises RequestError or SoftswitchError."""
         if kind != p4r.Update.MODIFY:
-            raise invalid("direct_counter_entry: is only ever modified; it comes and goes with its entry")
+            raise invalid("direct_counter_entry: exists as long as its table entry; modify it")
         table = self._counted_table(entry.table_entry.table_id)
         if not entry.HasField("data"):
-            raise invalid(f"table {table.name}: counter data is missing")
+            raise invalid(f"table {table.name}: counter data is missing; give packets and bytes")
         address = self._address(entry.table_entry, table)
         packets, octets = counter_values(entry.data, table.name)
         state = self._switch.tables[table.name]
@@ -172,7 +180,7 @@ class Tables:
     def _counted_table(self, table_id: int) -> TableInfo:
         table = self._table(table_id)
         if table.direct_counter is None:
-            raise invalid(f"table {table.name}: has no direct counter")
+            raise invalid(f"table {table.name}: has no direct counter; declare one in the program")
         return table
 
     # Reading
@@ -182,7 +190,7 @@ class Tables:
         if wanted.HasField("time_since_last_hit"):
             raise unimplemented("time_since_last_hit")
         if wanted.match and not wanted.table_id:
-            raise invalid("match: is meaningless without table_id")
+            raise invalid("match: has no meaning without table_id; give both")
         tables = [self._table(wanted.table_id)] if wanted.table_id else self._info.tables.values()
         if wanted.is_default_action:
             return iter([self._default(table) for table in tables])
@@ -255,41 +263,41 @@ def decode_key(matches: Sequence[p4r.FieldMatch], table: TableInfo) -> Key:
     given: dict[int, p4r.FieldMatch] = {}
     for match in matches:
         if match.field_id in given:
-            raise invalid(f"table {table.name}: match field {match.field_id} is given twice")
+            raise invalid(f"table {table.name}: match field {match.field_id} is given twice; give it once")
         given[match.field_id] = match
     parts: list[KeyPart] = []
     for field in table.fields:
         found = given.pop(field.id, None)
         part = wildcard(field) if found is None else decode_match(found, field)
         if part is None:
-            raise invalid(f"table {table.name}: exact field {field.name} is missing")
+            raise invalid(f"table {table.name}: exact field {field.name} is missing; give its value")
         parts.append(part)
     if given:
-        raise invalid(f"table {table.name}: has no match field {min(given)}")
+        raise invalid(f"table {table.name}: has no match field {min(given)}; use the P4Info's ids")
     return tuple(parts)
 
 
 def _decode_params(action: p4r.Action, declared: ActionInfo) -> tuple[int, ...]:
     given = {param.param_id: param.value for param in action.params}
     if len(given) != len(action.params):
-        raise invalid(f"action {declared.name}: a parameter is given twice")
+        raise invalid(f"action {declared.name}: a parameter is given twice; give each once")
     values: list[int] = []
     for param in declared.params:
         if param.id not in given:
-            raise invalid(f"action {declared.name}: parameter {param.name} is missing")
+            raise invalid(f"action {declared.name}: parameter {param.name} is missing; give its value")
         values.append(to_int(given.pop(param.id), param.bits, f"{declared.name}.{param.name}"))
     if given:
-        raise invalid(f"action {declared.name}: has no parameter {min(given)}")
+        raise invalid(f"action {declared.name}: has no parameter {min(given)}; use the P4Info's ids")
     return tuple(values)
 
 
 def _refuse_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
     for extra in ("meter_config", "meter_counter_data"):
         if entry.HasField(extra):
-            raise invalid(f"table {table.name}: has no direct meter for {extra}")
+            raise invalid(f"table {table.name}: has no direct meter for {extra}; leave it out")
     if entry.HasField("counter_data"):
         if table.direct_counter is None or entry.is_default_action:
-            raise invalid(f"table {table.name}: has no direct counter for counter_data")
+            raise invalid(f"table {table.name}: has no direct counter for counter_data; leave it out")
         counter_values(entry.counter_data, table.name)
     if entry.idle_timeout_ns or entry.HasField("time_since_last_hit"):
         raise unimplemented(f"idle timeout of table {table.name}")

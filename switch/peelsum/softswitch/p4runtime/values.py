@@ -46,7 +46,7 @@ def to_int(value: bytes, bits: int, what: str) -> int:
         raise invalid(f"{what}: the byte string is empty; zero is written as one zero byte")
     number = int.from_bytes(value, "big")
     if number >> bits:
-        raise invalid(f"{what}: {number:#x} does not fit {bits} bits")
+        raise invalid(f"{what}: {number:#x} does not fit {bits} bits; use a smaller value")
     return number
 
 
@@ -98,7 +98,7 @@ def _decode(match: p4r.FieldMatch, field: FieldInfo) -> KeyPart:
             low = to_int(match.range.low, bits, f"{name} (low)")
             high = to_int(match.range.high, bits, f"{name} (high)")
             if low > high:
-                raise invalid(f"{name}: the range {low}..{high} is empty")
+                raise invalid(f"{name}: the range {low}..{high} is empty; swap its ends")
             return (low, high)
 
 
