@@ -1,6 +1,6 @@
-"""Large and many requests: how their time grows, what they hold up, and how they end.
+"""Large and many requests: how their time grows, which other requests they delay, and how they end.
 
-Time is that of this thread's own work, so that a busy machine changes little.
+Times are this thread's CPU times, which a busy machine hardly changes.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Register accesses: a Tofino stage reads, changes and writes a register once per packet; BMv2 allows more.
 
-This keeps it honest, over every path through the compiled control flow.
+These tests check every path through the compiled control flow against Tofino's rule.
 """
 
 import copy
@@ -14,8 +14,9 @@ from peelsum.wire import COMPILED_LANES
 
 
 class Paths:
-    """What happens to registers on the paths through a pipeline of BMv2 JSON: an acyclic graph of tables and
-    conditions, where every action of a table is a way through it.
+    """The register accesses on the paths through a pipeline of BMv2 JSON.
+
+    A pipeline is an acyclic graph of tables and conditions; each action of a table is a branch.
     """
 
     def __init__(self, program, name="ingress"):

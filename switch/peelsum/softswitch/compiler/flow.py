@@ -101,7 +101,7 @@ class Goto:
 Statement: TypeAlias = If | Apply | Leave | Repeat | Machine | Goto | ParserOp
 Block: TypeAlias = tuple[Statement, ...]
 
-#: Most that a graph may grow when converted to blocks, where shared branches are duplicated.
+#: Largest factor by which a graph may grow when it is converted to blocks, which duplicates shared branches.
 _GROWTH_LIMIT = 20
 
 

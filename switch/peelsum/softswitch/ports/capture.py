@@ -33,7 +33,7 @@ class CapturedPorts:
     """
 
     def __init__(self, ports: Ports, folder: Path, *, clock: Callable[[], int] = time.time_ns) -> None:
-        """clock: returns nanoseconds since 1970. Raises SoftswitchError if a file exists or is refused."""
+        """clock: returns nanoseconds since 1970. Raises SoftswitchError if a file cannot be made."""
         self._inner, self._clock = ports, clock
         self._stack = ExitStack()
         self._files: dict[tuple[int, str], BinaryIO] = {}
