@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from peelsum.softswitch.compiler.emit_hashes import hash_fields
+from peelsum.softswitch.compiler.emit_lookups import lookup
 from peelsum.softswitch.compiler.emit_packets import (
     add_header,
     copy_header,
@@ -36,7 +37,6 @@ from peelsum.softswitch.compiler.layout import (
     words_of,
 )
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.program.load_expressions import VALID
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
 from peelsum.softswitch.program.operations import (
     AddHeader,
@@ -252,7 +252,7 @@ class Statements:
         emit, plan = self._emit, self._emit.plans[part.table]
         row = emit.temporary("row")
         default = emit.constant(plan.default_row)
-        emit.line(f"{row} = {self._lookup(plan) if plan.table.keys else default}")
+        emit.line(f"{row} = {lookup(emit, plan) if plan.table.keys else default}")
         direct = self._places.direct.get(part.table)
         if part.table in emit.hits or direct is not None:
             emit.line(f"{emit.hit(part.table)} = {row} != {default}")
@@ -286,44 +286,6 @@ class Statements:
             for limb in range(words_of(param.bits)):
                 emit.line(f"{emit.param(param, limb)} = memory[{row} + {emit.constant(before + limb)}]")
         self.block(arm)
-
-    def _lookup(self, plan: TablePlan) -> str:
-        emit = self._emit
-        texts = [self._key_word(plan, number) for number in range(len(plan.words))]
-        texts += [self._key_limb(plan, number, 0) for number in plan.ranges]
-        numbers = [plan.region, plan.row_words, plan.key_offset]
-        region, row_words, at = map(emit.constant, numbers)
-        default = emit.constant(plan.default_row)
-        last = f", {emit.constant(plan.capacity - 1)}" if plan.exact else ""
-        kind = "exact" if plan.exact else "first"
-        if len(texts) == 1 and not plan.ranges:
-            return f"find_{kind}1(memory, {region}{last}, {row_words}, {at}, {texts[0]}, {default})"
-        for number, text in enumerate(texts):
-            emit.line(f"keys[{emit.constant(number)}] = {text}")
-        counts = emit.constant(len(plan.words))
-        if not plan.exact:
-            counts += f", {emit.constant(len(plan.ranges))}"
-        return f"find_{kind}(memory, {region}{last}, {row_words}, {at}, keys, {counts}, {default})"
-
-    def _key_word(self, plan: TablePlan, number: int) -> str:
-        parts = []
-        for part in plan.words[number]:
-            text = self._key_limb(plan, part.key, part.limb)
-            parts.append(f"({text} << {self._emit.constant(part.shift)})" if part.shift else text)
-        return " | ".join(parts)
-
-    def _key_limb(self, plan: TablePlan, number: int, limb: int) -> str:
-        """Return a limb of a packet's key value; fields of invalid headers are 0."""
-        emit, key = self._emit, plan.table.keys[number]
-        if key.target.field == VALID:
-            text = f"({emit.constant(1)} if {emit.validity(key.target.header)} else {emit.constant(0)})"
-        else:
-            text = emit.limb_places(key.target)[limb]
-            if not emit.program.headers[key.target.header].metadata:
-                text = f"({text} if {emit.validity(key.target.header)} else {emit.constant(0)})"
-        if key.mask is not None:
-            text = f"({text} & {emit.constant(limbs(key.mask, key.bits)[limb])})"
-        return text
 
     # --- counters and registers -------------------------------------------------------------------
 
