@@ -317,7 +317,7 @@ def test_ports_that_the_switch_does_not_have_are_named_before_anything_changes(f
         controller.load_pipeline(*files)
         with pytest.raises(
             DescriptionError,
-            match=r"ports: 5: .* refuses them \(port 5 is none of this switch, which has 1, 2, 4, 9\)",
+            match=r"ports: 5: .* refuses them \(port 5 is not on this switch; use one of 1, 2, 4, 9\)",
         ):
             controller.admit(description)
         assert rows(device, "jobs") == rows(device, "members") == []

@@ -1,4 +1,4 @@
-"""A P4Runtime server over the embedded target in its Python mode, with the test program or without."""
+"""Fixtures: a P4Runtime server of the softswitch in Python mode, with or without the test program."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ P4 = Path(__file__).parent / "p4"
 
 @pytest.fixture
 def connect(server):
-    """Makes clients: connect(election_id)."""
+    """Return a function that makes clients: connect(election_id)."""
     clients = []
 
     def make(election_id=1):
@@ -28,13 +28,13 @@ def connect(server):
 
 @pytest.fixture(scope="session")
 def schema():
-    """The test program's P4Info and JSON."""
+    """Return the test program's P4Info and JSON."""
     return P4Schema(P4 / "every_match_kind.p4info.txtpb", (P4 / "every_match_kind.json").read_bytes())
 
 
 @pytest.fixture
 def client(connect, schema):
-    """The primary, with the test program committed."""
+    """Return the primary, with the test program committed."""
     client = connect()
     client.become_primary()
     client.set_pipeline(schema.get_pipeline_config())

@@ -1,6 +1,6 @@
-"""What p4runtime-shell does with a switch: run by its own environment's Python, prints one JSON object.
+"""Runs a session of p4runtime-shell with a switch and prints one JSON object.
 
-Arguments: address, P4Info file, BMv2 JSON file.
+The Python of p4runtime-shell's own environment runs it. Arguments: address, P4Info file, BMv2 JSON file.
 """
 
 import json

@@ -24,7 +24,7 @@ def test_when_the_primary_leaves_backups_hear_that_there_is_none(connect):
     backup.bid(4)
     primary.close()
     assert told(backup) == (rpc_code.NOT_FOUND, 9)
-    # A lower bid than the last primary's does not do; the same does.
+    # A bid lower than the last primary's does not win; an equal one does.
     assert backup.bid(8).status.code == rpc_code.NOT_FOUND
     assert backup.bid(9).status.code == rpc_code.OK
 
@@ -90,7 +90,7 @@ def test_only_the_primary_writes(client, connect, schema):
         with pytest.raises(grpc.RpcError) as error:
             refused()
         assert error.value.code().name == "PERMISSION_DENIED"
-    # Reading is for everyone.
+    # Backups may read.
     assert backup.read(table_entry=p4r.TableEntry())
 
 

@@ -1,4 +1,4 @@
-"""What is easily got wrong by one: filters, bounds, forms, and which pipeline is meant."""
+"""Details that are easy to get wrong: filters, bounds, forms, and the pipeline that requests refer to."""
 
 import json
 
@@ -44,7 +44,7 @@ def packet_out(port, payload=FRAME):
     return packet
 
 
-# Which pipeline is meant
+# The pipeline that requests refer to
 
 
 def test_after_a_save_and_a_reconciliation_reads_are_of_the_running_pipeline(client, schema, device):
@@ -97,7 +97,7 @@ def test_reconciliation_before_any_commit_commits(connect, schema, device):
 
 
 def test_packets_go_by_the_running_pipelines_headers(client, schema, device):
-    """A saved program whose headers differ changes nothing for packets until it runs."""
+    """A saved program with other headers changes nothing for packets until it is committed."""
     config = schema.get_pipeline_config()
     for header in config.p4info.controller_packet_metadata:
         del header.metadata[:]
@@ -110,7 +110,7 @@ def test_packets_go_by_the_running_pipelines_headers(client, schema, device):
 
 def test_packets_that_waited_for_the_old_pipeline_are_dropped(client, schema, device):
     client.primary.send(packet=packet_out(5))
-    # The bid is answered after the packet before it was taken.
+    # The bid is answered after the packet before it was handled.
     client.primary.bid(1)
     client.set_pipeline(schema.get_pipeline_config())
     client.primary.send(packet=packet_out(6))
@@ -150,7 +150,7 @@ def test_reads_are_filtered_by_action_and_priority(client, schema):
     assert client.read(table_entry=p4r.TableEntry(table_id=table_id, action=drop.action)) == [drop]
     assert client.read(table_entry=p4r.TableEntry(table_id=table_id, priority=6)) == [nothing]
     assert client.read(table_entry=p4r.TableEntry(table_id=table_id, priority=7)) == []
-    # A match without its priority names no entry.
+    # A match without its priority selects no entry.
     assert client.read(table_entry=p4r.TableEntry(table_id=table_id, match=drop.match)) == []
 
 
@@ -327,7 +327,7 @@ def test_copies_leave_by_ports_that_are_there(schema):
     entities = Pipeline.build(schema.get_pipeline_config(), device).entities
     device.close()
     entities.write([update("INSERT", packet_replication_engine_entry=multicast(1, new=[1, 2]))])
-    with pytest.raises(BatchError, match="port 3 is none of this switch, which has 1, 2"):
+    with pytest.raises(BatchError, match="port 3 is not on this switch; use one of 1, 2"):
         entities.write([update("MODIFY", packet_replication_engine_entry=multicast(1, new=[1, 3]))])
 
 

@@ -1,4 +1,4 @@
-"""The election among streams, without gRPC: who is told what, and what is remembered."""
+"""The election among streams, without gRPC: notifications, and the highest election id."""
 
 import grpc
 import pytest
@@ -11,7 +11,7 @@ PRIMARY, BACKUP, NOBODY = rpc_code.OK, rpc_code.ALREADY_EXISTS, rpc_code.NOT_FOU
 
 
 class Stream:
-    """A client that keeps what it is told."""
+    """A client that records its notifications."""
 
     def __init__(self, arbiter):
         self.told = []
@@ -40,7 +40,7 @@ def test_backups_hear_of_the_primarys_raised_bid(arbiter):
     bid(arbiter, primary, 8)
     assert primary.told == [(PRIMARY, 5), (PRIMARY, 8)]
     assert backup.told == [(BACKUP, 5), (BACKUP, 8)]
-    # The bid is what counts from now on.
+    # From now on the new bid counts.
     bid(arbiter, backup, 6)
     assert backup.told[-1] == (BACKUP, 8)
     assert arbiter.primary is primary

@@ -1,6 +1,6 @@
-"""Large and many requests: how their time grows, what they hold up, and how they end.
+"""Large and many requests: how their time grows, which other requests they delay, and how they end.
 
-Time is that of this thread's own work, so that a busy machine changes little.
+Times are this thread's CPU times, which a busy machine hardly changes.
 """
 
 import json
@@ -24,7 +24,7 @@ from peelsum.softswitch.p4runtime.status import BatchError, RequestError
 
 P4 = Path(__file__).parent / "p4"
 FRAME = bytes.fromhex("020000000001 020000000002 88b5") + b"payload"
-#: Updates of a long Write.
+#: Number of updates in a long Write.
 LONG = 40_000
 SWITCH = """
 from peelsum.softswitch.process import run
@@ -45,7 +45,7 @@ def large():
 
 @pytest.fixture
 def entities(large, device):
-    """What requests reach of the test program, without a server."""
+    """Return the test program's entities, without a server."""
     return Pipeline.build(large.get_pipeline_config(), device).entities
 
 
@@ -71,7 +71,7 @@ def group(number, copies=1):
 
 
 def seconds(work):
-    """CPU seconds that this thread needs."""
+    """Return the CPU seconds that this thread needs."""
     started = time.thread_time()
     work()
     return time.thread_time() - started
@@ -86,7 +86,7 @@ def batch(schema, table, kind, count):
 
 @pytest.mark.parametrize("table", ["exact_match", "route", "filter", "group"])
 def test_the_time_of_a_batch_grows_with_its_length(entities, large, table):
-    """The lesser of two times each: quadratic would be 16 times as long."""
+    """Compare the lesser of two times each: a quadratic algorithm would take 16 times as long."""
     kinds, counts, taken = ("INSERT", "MODIFY", "DELETE"), (1000, 4000), {}
     batches = {(kind, count): batch(large, table, kind, count) for count in counts for kind in kinds}
     for _ in range(2):
@@ -122,7 +122,7 @@ def test_one_entry_among_many_is_found_at_once(entities, large):
 
 
 def test_all_registers_are_read_in_time(device):
-    """576 messages' worth: 36 registers of 4,096 cells."""
+    """36 registers of 4,096 cells make 576 messages."""
     files = pipeline(32)
     schema = P4Schema(files.p4info_path, files.json_path.read_bytes())
     built = Pipeline.build(schema.get_pipeline_config(), device)
@@ -144,7 +144,7 @@ def test_all_registers_are_read_in_time(device):
     assert held == [(4095 - number, 1 << number) for number in range(32)]
 
 
-# What a call that ends leaves behind
+# Calls that end early
 
 
 def test_a_batch_stops_where_its_call_ends(entities, large):
@@ -158,7 +158,7 @@ def test_a_batch_stops_where_its_call_ends(entities, large):
 
 
 def test_packets_pass_between_two_updates(entities, large, device):
-    """Between any two updates a batch of packets goes through, by another thread."""
+    """Another thread can process a batch of packets between any two updates."""
     device.install(entities._tables._switch)
     passed = []
 
@@ -205,7 +205,7 @@ def test_what_is_read_is_as_it_was_when_it_was_asked_for(entities, large):
 
 @pytest.mark.parametrize(("count", "detailed"), [(150, True), (151, False), (4000, False)])
 def test_a_failed_batch_of_any_length_says_so(client, large, count, detailed):
-    """Clients take 8 KiB of details; with more they report an error of their own."""
+    """Clients accept 8 KiB of details; with more they report an error of their own."""
     updates = batch(large, "route", "DELETE", count)
     with pytest.raises(grpc.RpcError) as error:
         client.write(*updates)
@@ -228,7 +228,7 @@ def test_long_messages_leave_room_for_the_codes():
 
 @contextmanager
 def switch_process(schema):
-    """A running switch and its primary."""
+    """Yield a running switch and its primary."""
     command = [sys.executable, "-c", SWITCH]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -244,7 +244,7 @@ def switch_process(schema):
 
 @pytest.fixture(scope="module")
 def long_write(large):
-    """A Write that takes a second and more, and leaves its last update's number in an entry's metadata."""
+    """Return a Write that takes over a second and stores its last update's number in an entry's metadata."""
     made = [
         update("MODIFY", table_entry=entry(large, "route", 0, controller_metadata=number + 1))
         for number in range(LONG)
@@ -254,7 +254,7 @@ def long_write(large):
 
 @pytest.fixture(scope="module")
 def primary(large):
-    """The primary of a switch in a process of its own, whose first route is there."""
+    """Return the primary of a switch in a process of its own, once its first route exists."""
     with switch_process(large) as (_, client):
         client.update("INSERT", table_entry=entry(large, "route", 0))
         yield client
@@ -299,7 +299,7 @@ def test_an_interrupt_ends_the_switch_whatever_is_queued(large, long_write):
 
 
 def test_an_interrupt_does_not_wait_for_a_compilation(tmp_path):
-    """The cache folder shows when compiling begins, and that it did not come to its end."""
+    """The cache folder shows that compilation began and that it did not finish."""
     files = pipeline(256)
     schema = P4Schema(files.p4info_path, files.json_path.read_bytes())
     command = [sys.executable, "-m", "peelsum.cli", "switch", "run", "--p4runtime", "127.0.0.1:0", "--json"]

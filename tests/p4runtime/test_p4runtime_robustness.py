@@ -1,4 +1,4 @@
-"""Whatever arrives, the server answers with a status and goes on; and it frees what it took."""
+"""The server answers any input with a status, continues, and frees its resources."""
 
 import contextlib
 import random
@@ -17,7 +17,7 @@ from p4runtime_client import WAIT_S, Client, outcomes
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 
-#: Numbers and bytes that mean something now and then; random ones hardly ever would.
+#: Numbers and bytes that are often meaningful; random ones hardly ever are.
 INTEGERS = [0, 1, 2, 3, 7, 255, 1 << 31, (1 << 63) - 1, -1, -5]
 CODES_OF_BUGS = {"INTERNAL", "UNKNOWN"}
 
@@ -45,7 +45,7 @@ def fill_field(message, field, pick, depth):
 
 
 def spoil(message, pick):
-    """Change a few things of a message that was right."""
+    """Change a few fields of a valid message."""
     for field, value in message.ListFields():
         if pick.random() < 0.06:
             message.ClearField(field.name)
@@ -82,7 +82,7 @@ LIMITS = {
 
 @pytest.fixture
 def good(schema):
-    """Entities that the server accepts."""
+    """Return entities that the server accepts."""
     route = Entry("route", match=Match({"hdr.ipv4.dst": "10.1.0.0/16"}), action=Action("forward", port=3))
     source = Match(
         {"hdr.ipv4.src": "10.0.0.0/&255.0.255.0", "hdr.ipv4.protocol": 17, "hdr.ipv4.ttl": "2...9"}
@@ -105,7 +105,7 @@ def ids(schema):
 
 
 def error_of(call):
-    """The RpcError that a call ends with, if it does."""
+    """Return the RpcError that a call ends with, or None."""
     with contextlib.suppress(EOFError):
         try:
             call()
@@ -129,7 +129,7 @@ def test_random_entities_get_a_status_that_is_no_bug(client, ids, good, seed):
             spoil(change.entity, pick)
     error = error_of(lambda: client.stub.Write(request, timeout=WAIT_S))
     if error is not None:
-        # A Write's own status is UNKNOWN whenever updates failed; each says why.
+        # A Write's own status is UNKNOWN if updates failed; each update's status has the reason.
         assert error.code().name == "UNKNOWN"
         assert rpc_code.INTERNAL not in {code for code, _ in outcomes(error)}, outcomes(error)
     wanted = p4r.ReadRequest(device_id=1, entities=[change.entity for change in request.updates])
@@ -145,7 +145,7 @@ def test_random_pipelines_get_a_status_that_is_no_bug(client, schema, ids, seed)
     config = p4r.ForwardingPipelineConfig(p4_device_config=schema.p4blob)
     fill(config.p4info, pick)
     error = error_of(lambda: client.set_pipeline(config, "VERIFY"))
-    # None: a P4Info that declares nothing goes with every program.
+    # None: an empty P4Info is consistent with every program.
     assert error is None or error.code().name in ("INVALID_ARGUMENT", "UNIMPLEMENTED"), error.details()
 
 

@@ -1,4 +1,4 @@
-"""Requests that wait or take long, and what happened meanwhile: the service without gRPC."""
+"""Requests that wait or take long while others run, on the service without gRPC."""
 
 import threading
 from contextlib import contextmanager, suppress
@@ -17,7 +17,7 @@ Set = p4r.SetForwardingPipelineConfigRequest
 
 
 class Aborted(Exception):  # noqa: N818 (the call is aborted)
-    """What gRPC's abort raises, with the code."""
+    """The exception that gRPC's abort raises, with the code."""
 
 
 class Context:
@@ -42,7 +42,7 @@ class Context:
 
 @pytest.fixture
 def service(device, schema):
-    """A service whose primary bids 1, with the test program committed."""
+    """Return a service with the test program committed, whose primary has election id 1."""
     service = P4RuntimeService(device)
     bid(service, 1)
     request = configuration(schema, Set.VERIFY_AND_COMMIT)
@@ -74,7 +74,7 @@ def writing(*updates):
 
 @contextmanager
 def started(service, method, request):
-    """A request in a thread of its own that waits for its turn when the body begins; its context."""
+    """Run a request in a thread until it waits for its turn; yield its context."""
     context, before = Context(), len(service._turns._waiting)
 
     def run():
@@ -164,7 +164,7 @@ def test_an_answer_comes_in_messages_of_256_entities(service):
 
 
 def test_a_read_sees_no_write_half_done(service):
-    """A Read that comes while a Write has its turn waits for it."""
+    """A Read waits for a Write in progress."""
     seen = []
     everything = p4r.PacketReplicationEngineEntry(multicast_group_entry=p4r.MulticastGroupEntry())
     request = p4r.ReadRequest(device_id=1, entities=[p4r.Entity(packet_replication_engine_entry=everything)])

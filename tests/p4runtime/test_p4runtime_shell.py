@@ -1,4 +1,4 @@
-"""p4runtime-shell, a client that shares no code with us, drives the embedded target.
+"""p4runtime-shell, a client that shares no code with us, drives the softswitch.
 
 It needs protobuf 3.20, so it runs in an environment of its own, built on first use and kept in the user's
 cache folder.
@@ -28,8 +28,8 @@ def _cache_folder():
 
 
 def _install(environment):
-    """Why the environment could not be made; None if it was."""
-    # This environment's pip serves: putting another one there takes as long as all the rest.
+    """Return why the environment could not be made; None if it was."""
+    # Use this environment's pip: installing another one takes as long as everything else.
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--clear", environment], check=True)
     into = ["--python", environment / "bin" / "python", "install", "-q", "--no-compile", "--retries", "1"]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", *into, *REQUIREMENTS]
@@ -42,7 +42,7 @@ def _install(environment):
 
 @pytest.fixture(scope="session")
 def shell_python(tmp_path_factory):
-    """The Python of an environment that has p4runtime-shell. Skips where PyPI cannot be reached."""
+    """Return the Python of an environment with p4runtime-shell. Skip if PyPI cannot be reached."""
     folder = _cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def shell_python(tmp_path_factory):
 
 
 def session(python, address):
-    """What the shell says about a session with the switch at `address`."""
+    """Return the shell's report of a session with the switch at `address`."""
     files = pipeline(32)
     script = Path(__file__).parent / "shell_session.py"
     command = [python, script, address, files.p4info_path, files.json_path]

@@ -1,4 +1,4 @@
-"""Requests take turns: the order in which they come, and calls that end while they wait."""
+"""Turns: their order, and calls that end while they wait."""
 
 import threading
 
@@ -11,7 +11,7 @@ WAIT_S = 20
 
 
 class Call:
-    """A call that ends when told to."""
+    """A call that ends on request."""
 
     def __init__(self):
         self.active = True
@@ -31,7 +31,7 @@ class Call:
 
 
 class Waiting:
-    """A request in a thread of its own; `order` gets its name when its turn comes."""
+    """Start a request in a thread; it appends its name to `order` when its turn comes."""
 
     def __init__(self, turns, name, order, updates=0):
         self.call, self.error = Call(), None

@@ -64,7 +64,7 @@ def test_a_frame_shorter_than_its_header_is_filled_up_with_zeros():
 
 def test_the_longest_payload_is_a_packets():
     assert len(to_frame(p4r.PacketOut(payload=bytes(65535)), INFO)) == 65538
-    with pytest.raises(RequestError, match="65536 bytes are more than 65535"):
+    with pytest.raises(RequestError, match="65536 bytes are too many; send up to 65535"):
         to_frame(p4r.PacketOut(payload=bytes(65536)), INFO)
 
 

@@ -1,4 +1,4 @@
-"""The small P4 programs beside these tests, loaded and running in either mode."""
+"""Fixtures: the small P4 programs next to these tests, loaded, and switches that run them in either mode."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ P4 = Path(__file__).parent / "p4"
 
 @pytest.fixture(scope="session")
 def program_of():
-    """`program_of("router")`: a program of tests/softswitch/p4, loaded once."""
+    """Return a function: `program_of("router")` loads a program of tests/softswitch/p4 once."""
     loaded = {}
 
     def get(name):
@@ -24,5 +24,5 @@ def program_of():
 
 @pytest.fixture(params=["python", "numba"])
 def switch_of(request, program_of):
-    """`switch_of("router")`: a fresh switch, once in each mode."""
+    """Return a function: `switch_of("router")` makes a new switch. Tests run once in each mode."""
     return lambda name, **options: Switch(program_of(name), request.param, **options)

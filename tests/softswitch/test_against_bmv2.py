@@ -1,4 +1,4 @@
-"""The programs beside these tests, packet for packet as BMv2 runs them."""
+"""The programs next to these tests, compared with BMv2 packet for packet."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from peelsum.softswitch import Frames, Switch, load
 
 P4 = Path(__file__).parent / "p4"
 PORTS = range(1, 10)
-#: Too short a frame is nothing that a port would carry.
+#: Shortest frame sent: ports do not carry shorter ones.
 TAIL = bytes(range(60))
 GROUPS = {3: [(1, 21), (2, 22)], 6: [(1, 1), (2, 2), (3, 3)]}
 SESSIONS = {100: [(4, 11), (5, 12)], 101: [(6, 0)]}
@@ -34,7 +34,7 @@ def stack_frames(rng):
 
     for op in range(18):
         for count in (1, 2, 3, 4, 5, 6):
-            # Past the labels that are there, BMv2 reads what an earlier packet left.
+            # Beyond the valid labels, BMv2 reads the remains of an earlier packet.
             yield struct.pack(">BBHI", op, rng.randrange(min(count, 4)), 6 if op > 12 else 0, 0) + labels(
                 count
             )
@@ -76,7 +76,7 @@ MADE = {
     "hashes": hash_frames,
     "widths": width_frames,
 }
-#: A frame of each program that leaves once.
+#: For each program, a frame that leaves once.
 MARKERS = {
     "stack": bytes(8),
     "again": bytes(8),

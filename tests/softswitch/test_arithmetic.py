@@ -1,4 +1,4 @@
-"""Operators on every kind of number, against Python's integers."""
+"""Operators on every kind of number, compared with Python's integers."""
 
 import random
 import struct
@@ -28,7 +28,7 @@ def packet(op, small, odd, shift, a, b, c, d, tail=b""):
 
 
 def expected(op, small, odd, shift, a, b, c, d, tail):
-    """What the P4 program should answer, computed on integers of any size."""
+    """Return the P4 program's expected answer, computed on integers of any size."""
     r = {"wide": 0, "word": 0, "signed": 0, "seven": 0, "flag": 0, "mac": 0, "path": 0}
     c_, d_ = signed(c), signed(d)
     if op == 0:

@@ -1,4 +1,4 @@
-"""What is captured at a switch's ports: every frame's bytes, at which port, which way and when."""
+"""Captures of a switch's ports: every frame's bytes, port, direction and time."""
 
 import struct
 from pathlib import Path
@@ -15,7 +15,7 @@ FRAMES = [(2, b"\1" * 60), (1, bytes(range(200))), (2, b"\7" * 61), (9, b"to no 
 
 
 class StubPorts(UdpPorts):
-    """Ports 1 and 2, by which everything comes in that is put into `arriving`, and nothing leaves."""
+    """Ports 1 and 2: they receive the frames in `arriving` and send nothing."""
 
     def __init__(self) -> None:
         super().__init__([1, 2])
@@ -30,7 +30,7 @@ class StubPorts(UdpPorts):
 
 
 def records(path: Path) -> list[tuple[int, bytes]]:
-    """Time in nanoseconds and bytes of each frame in a pcap file."""
+    """Return time in nanoseconds and bytes of each frame in a pcap file."""
     data = path.read_bytes()
     assert struct.unpack_from("<IHHiIII", data) == (0xA1B23C4D, 2, 4, 0, 0, 1 << 18, 1)
     found, at = [], 24

@@ -1,4 +1,4 @@
-"""The cache of machine code: found again, safe from others, shared by processes that start at once."""
+"""The cache of machine code: reuse, protection from other users, processes that start at the same time."""
 
 import subprocess
 import sys

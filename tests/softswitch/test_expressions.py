@@ -1,4 +1,4 @@
-"""Expressions as written for 64 bits, against integers of any size: on random trees of operators."""
+"""Generated 64-bit expressions compared with integers of any size, on random trees of operators."""
 
 import numpy as np
 from hypothesis import assume, example, given, settings
@@ -15,7 +15,7 @@ SIGNED = {"s": 32, "t": 8}
 
 
 class Page:
-    """As much of an emitter as expressions need: variables are called like their fields."""
+    """The names that expressions need; variables are called like their fields."""
 
     def __init__(self):
         self.expressions = Expressions(self)
@@ -67,7 +67,7 @@ VALUES = st.fixed_dictionaries(
 
 
 def meaning(expr, values):
-    """The value of an expression in integers that never wrap, as BMv2 computes it."""
+    """Return an expression's value in integers that never wrap, as BMv2 computes it."""
 
     def of(part):
         return meaning(part, values)
@@ -101,7 +101,7 @@ def meaning(expr, values):
 
 
 def machine(text, values):
-    """The text evaluated on unsigned 64-bit numbers that wrap, as machine code does."""
+    """Evaluate the text on unsigned 64-bit numbers that wrap, as machine code does."""
 
     def clamped(value, low, high):
         return MACHINE_K(clamp(*(int(part.astype(np.int64)) for part in (value, low, high))))

@@ -1,4 +1,4 @@
-"""The lock around a switch's state: a waiting thread gets it before the one that had it last."""
+"""The lock around a switch's state: a waiting thread gets it before its last holder."""
 
 import threading
 

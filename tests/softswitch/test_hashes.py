@@ -1,4 +1,4 @@
-"""Hashes, against zlib and division of polynomials, in both modes."""
+"""Hashes compared with zlib and with polynomial division, in both modes."""
 
 import json
 import random
@@ -21,7 +21,7 @@ def reflected(value, bits):
 
 
 def crc16(data):
-    """CRC-16/ARC by division: bytes least significant bit first, polynomial 0x8005."""
+    """Return CRC-16/ARC by division: bytes least significant bit first, polynomial 0x8005."""
     rest = int.from_bytes(bytes(reflected(byte, 8) for byte in data), "big") << 16
     for position in range(rest.bit_length() - 1, 15, -1):
         if rest >> position & 1:
@@ -81,7 +81,7 @@ def test_the_check_values_of_the_catalogue():
 
 
 def check(switch, absent):
-    """Send cases; a header that is not there is `absent` in what is hashed."""
+    """Send cases; an invalid header contributes `absent` to the hashed bytes."""
     frames, expected = [], []
     for op, more, base, size, a, b, c, extra in cases(300):
         frame = ask(op, more, base, size, a, b, c) + extra
@@ -93,7 +93,7 @@ def check(switch, absent):
 
 
 def test_hashes_are_over_fields_in_order(switch_of):
-    """p4c hashes copies of the fields, which are 0 where the header is not there."""
+    """p4c hashes copies of the fields, which are 0 if the header is invalid."""
     check(switch_of("hashes"), absent=bytes(3))
 
 

@@ -1,4 +1,4 @@
-"""Lanes re-rolled into loops: against NumPy, and against the same program left unrolled."""
+"""Loops over lanes compared with NumPy and with the same program left unrolled."""
 
 import random
 import re
@@ -18,7 +18,7 @@ def packet(op, slot, lanes, counts):
 
 
 class Model:
-    """What lanes.p4 does, in NumPy. An index past the end reads nothing new and writes nothing."""
+    """Do what lanes.p4 does in NumPy. An index past the end changes nothing when read or written."""
 
     def __init__(self):
         self.cells = np.zeros((CELLS, LANES), np.uint32)
@@ -92,7 +92,7 @@ def test_only_rolled_code_loops_over_lanes(program_of, roll):
 
 
 def test_code_does_not_grow_with_lanes():
-    """The committed pipelines differ by 224 lanes and by a handful of lines."""
+    """The committed pipelines differ by 224 lanes but only by a few lines of code."""
     artifacts = pytest.importorskip("peelsum.pipelines.artifacts")
     from peelsum.softswitch import load
 

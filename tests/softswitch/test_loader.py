@@ -1,4 +1,4 @@
-"""What the loader takes, and what it refuses by name."""
+"""Programs that the loader accepts, and constructs that it refuses by name."""
 
 import copy
 import json
@@ -109,7 +109,7 @@ REFUSED = [
         lambda d: d["register_arrays"][0].update(bitwidth=65),
         "register RouterIngress.last_source: cells of 65",
     ),
-    (lambda d: d["header_types"][-1]["fields"].append(["odd", 3, False]), "no whole bytes"),
+    (lambda d: d["header_types"][-1]["fields"].append(["odd", 3, False]), "not whole bytes"),
 ]
 
 

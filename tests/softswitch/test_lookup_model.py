@@ -1,4 +1,4 @@
-"""Random changes to a table of every kind of match, compared with a model that tries every entry."""
+"""Random changes to tables of every match kind, compared with a model that tries every entry."""
 
 import random
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from peelsum.softswitch import DuplicateEntry, Frames, InvalidEntry, NoSuchEntry
 from peelsum.softswitch.runtime.lookups import hash_words
 
 BITS = {"small": 8, "middle": 16, "address": 32, "wide": 72}
-#: Key fields and kinds of each table, in the order in which packets carry what was found.
+#: Key fields and kinds of each table, in the order in which packets carry the results.
 TABLES = {
     "exact_one": {"small": "exact"},
     "exact_many": {"small": "exact", "wide": "exact", "middle": "exact"},
@@ -21,7 +21,7 @@ TABLES = {
     "ranged": {"small": "range"},
     "everything": {"middle": "range", "small": "exact", "wide": "ternary", "address": "lpm"},
 }
-#: Few values, with the ends of each width and of its 64-bit word among them.
+#: Few values, including the limits of each width and of its 64-bit word.
 POOLS = {
     "small": [0, 1, 127, 128, 255, *range(2, 40)],
     "middle": [0, 1, 0x00FF, 0xFF00, 0xFFFF],
@@ -39,7 +39,7 @@ class Held:
 
 
 class Model:
-    """A table that looks at all its entries."""
+    """A table that tries all its entries."""
 
     def __init__(self, kinds):
         self.kinds = kinds
@@ -95,7 +95,7 @@ def random_keys(kinds, rng):
 
 
 def change(table, action, model, rng, serial):
-    """Insert, modify or delete one entry in both; where the model cannot, the table must not either."""
+    """Insert, modify or delete one entry in both; if the model refuses, the table must refuse, too."""
     keys = random_keys(model.kinds, rng)
     priority = rng.randint(1, 4) if model.has_priority else 0
     if model.entries and rng.random() < 0.5:
@@ -127,7 +127,7 @@ def change(table, action, model, rng, serial):
 
 
 def random_packet(models, rng):
-    """Random fields; those of one table as an entry of it has them."""
+    """Return random fields, of which one table's equal those of one of its entries."""
     packet = {name: rng.choice(pool) for name, pool in POOLS.items()}
     model = rng.choice(list(models.values()))
     if model.entries:
@@ -193,7 +193,7 @@ def test_a_counter_stays_with_its_entry_while_others_come_and_go(switch_of):
 
 @pytest.mark.parametrize("shift", [56, 48, 40, 33, 31, 16, 1, 0])
 def test_keys_at_any_end_of_their_word_are_spread(shift):
-    """4,000 consecutive keys in 8,192 slots: by chance the fullest slot has about 6 of them."""
+    """With 4,000 random keys in 8,192 slots, the fullest slot would have about 6 of them."""
     keys = range(min(4000, 1 << 64 - shift))
     slots = [hash_words([key << shift]) % 8192 for key in keys]
     assert max(map(slots.count, set(slots))) <= 16
@@ -219,7 +219,7 @@ def test_the_first_bit_beyond_a_prefix_is_refused(switch_of, length, value):
 
 
 def test_a_chain_of_keys_goes_on_at_the_first_slot(switch_of):
-    """Keys whose home is the last of 128 slots; each is found wherever it went, and after others went."""
+    """Keys whose home is the last of 128 slots are found wherever they are, also after deletions."""
     switch = switch_of("lookups")
     table = switch.tables["I.exact_one"]
     slots = {key: hash_words([key << 56]) % 128 for key in range(256)}

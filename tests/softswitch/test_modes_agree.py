@@ -1,4 +1,4 @@
-"""Machine code and plain Python do the same with anything: mutated packets, random bytes, any length."""
+"""Machine code and plain Python agree on any input: mutated packets, random bytes, any length."""
 
 import random
 import struct
@@ -52,7 +52,7 @@ PROGRAMS = {
 
 
 def seed_frames(name, rng):
-    """A few well-formed frames, so that mutations reach deep."""
+    """Return a few well-formed frames, so that their mutations get past the parser."""
     if name == "router":
         ip = struct.pack(
             ">BBHHHBBHII", 0x45, 0, 40, 1, 0, 64, 17, 0, rng.getrandbits(32), rng.randrange(20) << 24
@@ -100,7 +100,7 @@ def frames_for(name, rng, count):
 
 @pytest.fixture(scope="module", params=PROGRAMS)
 def named(request, program_of):
-    """(name, program, what configures it)."""
+    """Return (name, program, function that configures its switch)."""
     name = request.param
     program = load(ARTIFACTS / "peelsum_32.json") if name == "peelsum" else program_of(name)
     return name, program, PROGRAMS[name]
@@ -141,7 +141,7 @@ def test_the_cut_of_a_stream_into_batches_does_not_matter(named):
 
 
 def test_random_bytes_do_no_harm(named):
-    """Machine code has no bounds checks of its own: outputs must stay within bounds whatever comes in."""
+    """Machine code has no bounds checks of its own: outputs must stay within bounds for any input."""
     name, program, configure = named
     switch = Switch(program)
     configure(switch)

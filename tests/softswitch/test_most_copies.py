@@ -1,4 +1,4 @@
-"""Room for copies follows the largest multicast group, up and down."""
+"""The room for copies grows and shrinks with the largest multicast group."""
 
 import random
 

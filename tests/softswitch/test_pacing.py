@@ -1,4 +1,4 @@
-"""Frames held back until their port may send them: none early, none late, none lost, all in order."""
+"""Frames held until their port may send them: none is early, late, lost or out of order."""
 
 import random
 from collections import defaultdict
@@ -20,14 +20,14 @@ LANES = 8
 
 
 def held(*frames):
-    """Frames as a switch gives them: (port, bytes, when it leaves, in microseconds)."""
+    """Return frames as a switch does, from (port, bytes, departure time in microseconds)."""
     made = Frames.of([(port, data) for port, data, _ in frames])
     leave = np.array([round(at * 65536) % (1 << 64) for _, _, at in frames], np.uint64)
     return Frames(made.data, made.length, made.port, leave)
 
 
 class Outlet:
-    """A pacer, and what has left it by port."""
+    """A pacer, and the frames that it has sent, by port."""
 
     def __init__(self, *ports, limit=8):
         self.left = defaultdict(list)
@@ -126,7 +126,7 @@ def test_all_frames_come_out_in_order_and_in_time(seed):
 
 
 class Doubler:
-    """Sends every frame back twice, through the queues' arithmetic."""
+    """A switch that sends every frame back twice, through the queues."""
 
     def __init__(self, leave_us):
         self.registers = {f"lane_{i}": None for i in range(LANES)}

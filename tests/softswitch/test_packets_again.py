@@ -1,4 +1,4 @@
-"""Clones, resubmitted and recirculated packets: what they keep, what goes first, and where a loop ends."""
+"""Cloned, resubmitted and recirculated packets: the metadata they keep, their order, the end of loops."""
 
 import struct
 
@@ -6,7 +6,7 @@ import pytest
 
 from peelsum.softswitch import Frames
 
-#: What docs/reference/softswitch.md says that a frame makes at most.
+#: The most packets that a frame makes, according to docs/softswitch.md.
 MOST_ITEMS = 256
 NORMAL, INGRESS_CLONE, EGRESS_CLONE, REPLICATION = 0, 1, 2, 5
 FROM, TO = 7, 9
@@ -19,7 +19,7 @@ def ask(kind, times=0, session=100, group=0, value=1000):
 
 
 def told(instance_type, to, rounds=0, rid=0, came_from=0, length=LENGTH, kept=0, lost=0):
-    """What egress tells: a clone has lost the port that it came by, and all metadata not in its list."""
+    """Return what egress reports: a clone has lost its ingress port and all metadata not in its list."""
     return struct.pack(">BBHHHIHH", instance_type, rounds, rid, came_from, to, length, kept, lost)
 
 
@@ -96,7 +96,7 @@ def test_resubmitted_packets_start_as_they_came_with_what_their_list_keeps(switc
 
 
 def test_cloned_and_resubmitted_at_once(switch):
-    """The drop that goes with it does not matter; each keeps what its own list says."""
+    """The drop in the same pass has no effect; each packet keeps the metadata of its own list."""
     clones = [
         out(port, told(INGRESS_CLONE, port, rounds=3, rid=rid, kept=0x66), ask(4))
         for port, rid in ((4, 11), (5, 12))
@@ -143,7 +143,7 @@ def test_recirculated_packets_grow_and_are_parsed_as_what_they_became(switch):
 
 
 def test_recirculated_packets_grow_round_by_round(switch):
-    """Fifty rounds of two bytes: much more than one round can add."""
+    """Fifty rounds add two bytes each, far more than one round can add."""
     got = send(switch, ask(24, times=150) + b"\0\xff", ask(24, times=150) + b"\0\xff")
     assert got == [out(TO, ask(24, times=100, value=1051), b"\0\xff" * 51)] * 2
 
@@ -191,7 +191,7 @@ def test_a_switch_that_clones_nothing_counts_nothing(switch_of):
 
 
 def test_clones_outgrow_the_batch_and_keep_its_order(switch):
-    """Far more copies than frames: the batch is resumed with more room, nothing is lost or repeated."""
+    """With far more copies than frames, the batch resumes with more room; none is lost or repeated."""
     switch.sessions.set(100, [(port, 1) for port in range(40)])
     got = send(switch, *(ask(kind, value=value) for value in range(25) for kind in (1, 16)))
     ports = [*range(40), TO, TO, *range(40)]

@@ -1,4 +1,4 @@
-"""The compiled programs that tests run come from the sources beside them."""
+"""The tests' compiled programs are up to date with the sources next to them."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Ports with a rate: who waits how long behind whom, what egress knows of it, what finds no room."""
+"""Ports with a rate: departure times, queueing metadata in egress, drops at a full queue."""
 
 import random
 import struct
@@ -11,7 +11,7 @@ from peelsum.softswitch.runtime.queues import QueueCounts, Queues
 
 CLOCK = 1 << 48
 TOLD = struct.Struct(">4I")
-#: The program puts 28 bytes before a payload, in place of 4.
+#: The program replaces 4 bytes before the payload by 28.
 ADDED = 28
 #: Frames of 100 bytes: 8 us each at 100 Mbit/s.
 PAYLOAD = 100 - ADDED
@@ -23,12 +23,12 @@ def ask(port=9, group=0, drop=0, payload=PAYLOAD):
 
 @pytest.fixture
 def switch_with(switch_of):
-    """`switch_with(queues)`: a fresh switch, once in each mode."""
+    """Return a function: `switch_with(queues)` makes a new switch. Tests run once in each mode."""
     return lambda queues: switch_of("queues", queues=queues)
 
 
 class Sent:
-    """Frames that went through the switch in one batch: what each knew in egress, and when it leaves."""
+    """Frames of one batch: the metadata of each in egress, and its departure time."""
 
     def __init__(self, switch, now, *frames):
         out = switch.process(Frames.of([(7, frame) for frame in frames]), now)
@@ -46,7 +46,7 @@ class Sent:
         self.leave = [int(ticks) for ticks in out.leave]
 
     def left_after(self, now):
-        """Microseconds from `now` until each has left."""
+        """Return the microseconds from `now` until each has left."""
         return [(ticks - (now << 16)) % (1 << 64) / 65536 for ticks in self.leave]
 
 

@@ -1,6 +1,6 @@
-"""A Tofino stage reads, changes and writes a register once per packet; BMv2 would let the program do more.
+"""Register accesses: a Tofino stage reads, changes and writes a register once per packet; BMv2 allows more.
 
-This keeps it honest, over every path through the compiled control flow.
+These tests check every path through the compiled control flow against Tofino's rule.
 """
 
 import copy
@@ -14,8 +14,9 @@ from peelsum.wire import COMPILED_LANES
 
 
 class Paths:
-    """What happens to registers on the paths through a pipeline of BMv2 JSON: an acyclic graph of tables and
-    conditions, where every action of a table is a way through it.
+    """The register accesses on the paths through a pipeline of BMv2 JSON.
+
+    A pipeline is an acyclic graph of tables and conditions; each action of a table is a branch.
     """
 
     def __init__(self, program, name="ingress"):
@@ -26,7 +27,7 @@ class Paths:
         self.known = {}
 
     def ways(self, name):
-        """(accesses, next node) of each way through; an access is (register, "read" or "write", index)."""
+        """Return (accesses, next node) of each branch; an access is (register, "read" or "write", index)."""
         node = self.nodes[name]
         if "true_next" in node:
             return [([], node["true_next"]), ([], node["false_next"])]
@@ -45,7 +46,7 @@ class Paths:
         return found
 
     def worst(self, name):
-        """Per register: the sequences of accesses, as text, that some path from `name` to the end makes."""
+        """Return, per register, the access sequences, as text, of all paths from `name` to the end."""
         if name is None:
             return {}
         if name not in self.known:
@@ -60,7 +61,7 @@ class Paths:
         return self.known[name]
 
     def offences(self):
-        """Registers that some path touches more than by one read, one write, or one read before one write."""
+        """Return the registers that a path accesses other than by a read, a write, or a read then a write."""
         found = self.worst(self.start)
         return {
             register: seqs - {"", "r", "w", "rw"}
@@ -69,7 +70,7 @@ class Paths:
         }
 
     def indices(self):
-        """The indices by which each register is accessed, anywhere."""
+        """Return all indices by which each register is accessed."""
         found = defaultdict(set)
         for name in self.nodes:
             for accesses, _ in self.ways(name):

@@ -1,4 +1,4 @@
-"""Registers of unlike sizes side by side: each keeps its own cells, however their accesses are rolled."""
+"""Registers of different sizes in one program: each keeps its own cells, however accesses are rolled."""
 
 import random
 import struct

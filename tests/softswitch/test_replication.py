@@ -1,4 +1,4 @@
-"""Multicast: which decision wins, what copies know of themselves, and that they do not touch each other."""
+"""Multicast: precedence over other decisions, the copies' metadata, and their independence."""
 
 import struct
 
@@ -15,7 +15,7 @@ def flat(kind, group=0, port=9, value=1000):
 
 
 def tagged(frame, port, instance, kind, added):
-    """`frame` as `tag` in the program makes it."""
+    """Return `frame` as changed by the program's `tag`."""
     value = struct.unpack(">I", frame[5:9])[0] + added
     return (
         struct.pack(">HHII", instance, port << 7, len(frame), kind)
@@ -90,7 +90,7 @@ def test_the_larger_priority_wins(switch):
 
 
 def test_outputs_follow_the_order_of_inputs_and_outgrow_the_batch(switch):
-    """Far more copies than frames: the batch is resumed with more room, nothing is lost or repeated."""
+    """With far more copies than frames, the batch resumes with more room; none is lost or repeated."""
     switch.groups.set(5, [(port, 0) for port in range(40)])
     frames = [flat(MULTICAST, 5, value=value) for value in range(50)]
     got = send(switch, flat(UNICAST), *frames, flat(UNICAST))

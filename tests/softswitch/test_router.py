@@ -24,7 +24,7 @@ def internet_checksum(header):
 def ipv4(
     dst="10.1.2.3", src="192.168.0.2", *, ttl=64, dport=5000, protocol=17, version=0x45, wrong=0, vlan=None
 ):
-    """An Ethernet frame with an IPv4 packet in it, and eight bytes of payload beyond the ports."""
+    """Return an Ethernet frame with an IPv4 packet that has eight bytes of payload after the ports."""
     to, frm = (bytes(map(int, address.split("."))) for address in (dst, src))
     head = struct.pack(">BBHHHBBH", version, 7, 40, 99, 0x4001, ttl, protocol, 0) + frm + to
     sum_ = internet_checksum(head) ^ wrong
@@ -42,7 +42,7 @@ def ipv4(
 
 
 def routed(frame, vlan=None):
-    """What the router should make of `ipv4()`: TTL, addresses and checksum changed, the rest as it was."""
+    """Return the router's expected output for `ipv4()`: only TTL, addresses and checksum change."""
     start = 14 if vlan is None else 18
     head = bytearray(frame[start : start + 20])
     head[8] -= 1
@@ -124,7 +124,7 @@ def test_a_verify_that_fails_ends_the_pipeline_with_exit(router):
 
 
 def test_a_frame_shorter_than_its_headers_is_seen_as_far_as_it_parsed(router):
-    """PacketTooShort before IPv4: no table fits and the frame is dropped, but registers still see it."""
+    """PacketTooShort before IPv4: no table matches and the frame is dropped, but registers see it."""
     assert router.send(ipv4()[:20]) == []
     assert router.switch.registers["RouterIngress.last_source"].read(5) == HOST_MAC
 
@@ -135,7 +135,7 @@ def test_registers_keep_48_bits_per_port(router):
 
 
 def test_a_register_index_past_the_end_does_nothing(router):
-    """`marks` has 16 cells; source addresses that end in 16..31 lie past it."""
+    """`marks` has 16 cells; source addresses that end in 16..31 index past its end."""
     marks = router.switch.registers["RouterIngress.marks"]
     for ending in (3, 3, 15, 16, 31):
         frame = bytearray(ipv4(ttl=1))  # dropped, so that its addresses stay

@@ -25,7 +25,7 @@ SIZE = packet_bytes(LANES)
 
 
 class StubSwitch:
-    """Sends every frame out where `route` says; remembers when and what it was given."""
+    """A switch that sends every frame to the port from `route` and records its input and times."""
 
     def __init__(self, route: Callable[[np.ndarray], np.ndarray], lanes: int = LANES) -> None:
         self.registers = dict.fromkeys([f"ingress.lanes.lane_{i}" for i in range(lanes)] + ["owner_tag"])
@@ -224,7 +224,7 @@ def test_a_base_without_room_for_the_ports_is_refused(base: int) -> None:
 
 
 def test_a_share_of_loss_out_of_range_is_refused() -> None:
-    with pytest.raises(StartError, match=r"loss: 2\.0 is no share of datagrams; use 0 to 1"):
+    with pytest.raises(StartError, match=r"loss: 2\.0 is out of range; use 0 to 1"):
         run(1, loss=2.0, grpc_address="127.0.0.1:0")
 
 

@@ -1,9 +1,9 @@
-"""Signals that come at a bad moment end the switch all the same."""
+"""Signals end the switch even if they arrive at a bad moment."""
 
 import subprocess
 import sys
 
-#: A signal that another thread takes does not interrupt the main thread's wait. Nor does one just before it.
+#: The main thread's wait is not interrupted by a signal to another thread, nor by one just before the wait.
 SCRIPT = """
 import signal, sys, threading, time
 from peelsum.softswitch.process import run

@@ -1,4 +1,4 @@
-"""Header stacks: against a list of labels in Python, in both modes."""
+"""Header stacks compared with a list of labels in Python, in both modes."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def send(switch, *frames, port=3):
 
 
 class Stack:
-    """What the program does to its labels: (value, cost, bottom), or None where an element is invalid."""
+    """Do what the program does to its labels: (value, cost, bottom), or None for an invalid element."""
 
     def __init__(self, labels):
         self.labels = [*labels, *[None] * (DEPTH - len(labels))]
@@ -115,7 +115,7 @@ def test_a_full_stack_is_no_error(switch_of):
 
 
 def test_the_packet_ends_within_a_label(switch_of):
-    """What was parsed before counts: it is popped, and what was not parsed follows."""
+    """Labels parsed before the limit are popped; unparsed ones follow."""
     frame = ask(POP1) + label(1, 1) + label(2, 1)[:2]
     seen = int.from_bytes(SHORT, "big")
     assert send(switch_of("stack"), frame) == [(3, ask(POP1, seen=seen) + label(2, 1)[:2])]
@@ -140,7 +140,7 @@ def test_a_copy_in_the_parser_goes_on_where_its_source_was(switch_of):
 
 @pytest.mark.parametrize("op", [8, 15])
 def test_packets_grow_by_a_whole_stack(switch_of, op):
-    """Rows of a batch have room for it: none runs into the next one."""
+    """Rows of a batch have room for the growth: none overlaps the next one."""
     switch = switch_of("stack")
     switch.groups.set(6, [(2, 2)])
     frames = [
@@ -172,7 +172,7 @@ def test_where_an_index_is_past_the_end_nothing_is_stored_and_zero_is_read(switc
     ],
 )
 def test_copies_do_not_touch_each_others_stacks(switch_of, op, changed):
-    """Every copy of a multicast packet starts from what ingress left, elements and their number alike."""
+    """Every copy of a multicast packet starts from ingress's elements and their number."""
     switch = switch_of("stack")
     switch.groups.set(6, [(1, 1), (2, 2), (3, 3)])
     labels = label(1, 1) + label(2, 1) + label(3, 1, 1)

@@ -1,4 +1,4 @@
-"""Registers, counters, groups and batches, as control and ports see them."""
+"""Registers, counters, groups and batches, as the control plane and ports use them."""
 
 import threading
 
@@ -72,7 +72,7 @@ def test_groups_read_back(switch):
 
 
 def test_groups_survive_any_number_of_changes(switch_of):
-    """Replaced groups leave gaps in the memory that copies are read from; it is packed when it runs out."""
+    """Replaced groups leave gaps in the groups' memory; it is packed when it is full."""
     switch = switch_of("replicate")
     frame = b"\x01\x00\x07" + bytes(6)
     for turn in range(300):
@@ -89,7 +89,7 @@ def test_an_empty_batch_is_a_batch(switch_of):
 
 
 def test_rows_may_be_views_of_anything(switch_of):
-    """Columns and rows cut out of larger arrays, in an odd stride."""
+    """Frames may be slices of larger arrays, with an odd stride."""
     switch = switch_of("replicate")
     frame = b"\x00\x00\x00\x02\x80" + bytes(4) + b"odd"
     whole = np.zeros((8, 64), np.uint8)
@@ -113,7 +113,7 @@ def test_batches_that_do_not_fit_together_are_refused(switch, rows, lengths, mes
 
 
 def test_control_waits_for_a_batch_to_end(switch):
-    """Whoever holds the lock keeps packets out, and the other way round."""
+    """The lock's holder blocks packets, and packets block control."""
     seen = []
     with switch.lock:
         worker = threading.Thread(target=lambda: seen.append(len(switch.process(Frames.of([]), 0))))

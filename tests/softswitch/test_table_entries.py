@@ -1,4 +1,4 @@
-"""The rules of table entries: what fits, what is refused and how, what order entries are tried in."""
+"""The rules of table entries: validation, errors, and the order in which entries are tried."""
 
 import random
 
@@ -49,7 +49,7 @@ def test_const_entries_read_back_with_the_first_largest(switch):
 
 def test_a_duplicate_is_refused(routes):
     routes.insert(((0x0A000000, 8),), DROP)
-    with pytest.raises(DuplicateEntry, match=f"table {ROUTES}: .*there already"):
+    with pytest.raises(DuplicateEntry, match=f"table {ROUTES}: .*already exists"):
         routes.insert(((0x0A000000, 8),), ROUTE, (1, 2))
     assert routes.entries()[0].action == DROP
 
@@ -131,7 +131,7 @@ def test_direct_counters_need_an_entry_and_a_counter(routes, by_port):
 
 
 def test_random_changes_are_looked_up_as_a_dictionary_would(switch_of):
-    """The table of exact keys is hashed, entries come and go; a dict says what should be found."""
+    """Insert into and delete from a hashed table at random, and compare lookups with a dict."""
     rng = random.Random(8)
     switch = switch_of("router")
     table, known = switch.tables[BY_PORT], {}

@@ -1,4 +1,4 @@
-"""Random programs whose lanes have temporaries: seen through or not, they do what unrolled ones do."""
+"""Random programs whose lanes have temporaries: removed or not, results equal those of unrolled code."""
 
 import random
 from dataclasses import replace
@@ -62,7 +62,7 @@ def temporary(n):
 
 
 class Maker:
-    """One program; whatever could go wrong about its temporaries, each choice makes likely."""
+    """One random program, drawn so that each condition for removing a temporary often fails."""
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
@@ -72,7 +72,7 @@ class Maker:
         return self.odd and self.rng.random() < chance
 
     def value(self):
-        """What each lane stores in its temporary, as a function of the lane; and the temporary's width."""
+        """Return what each lane stores in its temporary, as a function of the lane, and the width."""
         plain = [
             lambda n: Binary("&", A, Const(CELLS - 1)),
             lambda n: A,
@@ -95,7 +95,7 @@ class Maker:
         rng, value = self.rng, self.value()
         again = self.value()
         uses = rng.sample(["read", "write", "add", "mix", "compare"], rng.randint(1, 4))
-        # One or two reasons not to see through, or none: any one of them must do.
+        # None, one or two reasons to keep the temporary: any one of them must suffice.
         reasons = ["before", "twice", "late", "spoil", "read_into", "next", "jump", "second"]
         chosen = rng.sample(reasons, rng.randint(0, 2)) if self.odd else []
         flags = {name: name in chosen for name in reasons}
@@ -164,7 +164,7 @@ class Maker:
         )
 
     def told(self):
-        """An action that sends the packet on."""
+        """Return an action that forwards the packet."""
         return Assign(FieldRef("standard_metadata", "egress_spec"), Const(1))
 
     def checksums(self, bits):
@@ -207,7 +207,7 @@ def test_a_program_does_what_it_does_unrolled(group):
 
 
 def test_some_of_these_programs_lose_their_temporaries_and_some_keep_them():
-    """Else the test above would say nothing about what is seen through, or about what must not be."""
+    """The test above means something only if both removed and kept temporaries occur."""
     lost = sum(seen_through(Maker(seed).program()) for seed in PROGRAMS)
     assert len(PROGRAMS) // 5 < lost < 4 * len(PROGRAMS) // 5
 
@@ -216,7 +216,7 @@ INDEX = Binary("&", A, Const(7))
 
 
 def each(*steps):
-    """The statements of every lane, one lane after the other."""
+    """Return the statements of every lane, one lane after the other."""
     return tuple(step(n) for n in range(LANES) for step in steps)
 
 
@@ -225,7 +225,7 @@ def mixed(value):
 
 
 def with_body(body):
-    """A program without anything odd about it, and this body."""
+    """Return an ordinary program with this body."""
     program = next(
         made
         for made in (Maker(seed).program() for seed in PROGRAMS)
@@ -251,7 +251,7 @@ def test_what_these_programs_have_in_common_is_seen_through():
 @pytest.mark.parametrize(
     "body",
     [
-        # Read on the next turn, as another element of the same places.
+        # Read in the next iteration, as another element of the same places.
         each(
             lambda n: mixed(temporary(n)),
             lambda n: Assign(temporary(n + 1), INDEX),

@@ -1,4 +1,4 @@
-"""What is committed about Tofino comes from the committed sources; the compiler says so too, where it is."""
+"""Committed Tofino results match the committed sources, also according to the compiler if installed."""
 
 import json
 import re
@@ -32,12 +32,12 @@ def test_the_report_is_of_the_committed_sources_and_fits_the_device(device):
 @pytest.mark.parametrize("device", ["tofino", pytest.param("tofino2", marks=pytest.mark.slow)])
 def test_the_compiler_gives_the_committed_report(device, tmp_path):
     assert compile_for(device, tmp_path) == report_path(device).read_text()
-    # Where a program does not read the ingress parser's error, the hardware drops short packets uncounted.
+    # If a program does not read the ingress parser's error, the hardware drops short packets uncounted.
     assert "parser_error:" in (tmp_path / "pipe" / "peelsum.bfa").read_text()
 
 
 def test_more_stages_than_the_device_has_are_refused(tmp_path):
-    """The compiler itself goes on to the end and exits with 0."""
+    """The compiler itself continues to the end and exits with 0."""
     stages = [{"logical_tables": {"ids": [{"id": 0}]}}] * 13
     logs = tmp_path / "logs"
     logs.mkdir()

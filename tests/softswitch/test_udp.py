@@ -1,4 +1,4 @@
-"""UDP ports of the embedded switch: the peer, the headers around a payload, loss, and what is dropped."""
+"""UDP ports of the softswitch: peers, the headers around a payload, loss, drops."""
 
 import contextlib
 import socket
@@ -72,7 +72,7 @@ def test_headers_hold_right_lengths_and_checksum() -> None:
     assert int.from_bytes(udp[2:4], "big") == UDP_PORT
     assert int.from_bytes(udp[4:6], "big") == 8 + SIZE
     assert int.from_bytes(udp[6:8], "big") == 0
-    # RFC 1071: over a header with its right checksum, the folded sum is all ones.
+    # RFC 1071: the folded sum over a header with a correct checksum is all ones.
     assert int(ip.view(">u2").sum()) % 0xFFFF == 0
     assert is_udp(header[np.newaxis]).all()
 
@@ -231,7 +231,7 @@ def test_total_loss_lets_hellos_through_only() -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_loss_outside_its_range_is_refused_and_frees_the_port(share: float) -> None:
-    with pytest.raises(ValueError, match=f"loss: {share} is no share of datagrams; use 0 to 1"):
+    with pytest.raises(ValueError, match=f"loss: {share} is out of range; use 0 to 1"):
         UdpPorts([1], loss=share)
 
 

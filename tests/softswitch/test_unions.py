@@ -25,7 +25,7 @@ def send(switch, frame):
         (0, 0, b"", NOTHING, b""),
         (0, 1, SHORT, IN_U | IN_SHORT, SHORT),
         (0, 2, LONG, IN_U | IN_LONG, LONG),
-        # Extracting a second header of the union drops the first one.
+        # Extracting a second header of the union invalidates the first one.
         (0, 3, SHORT + LONG, IN_U | IN_LONG, LONG),
         (1, 2, LONG, IN_U | IN_SHORT, NEW_SHORT),
         (2, 1, SHORT, IN_U | IN_LONG, NEW_LONG),
@@ -33,7 +33,7 @@ def send(switch, frame):
         (3, 1, SHORT, IN_W, SHORT),
         (3, 2, LONG, IN_U | IN_LONG | IN_W, LONG + LONG),
         (3, 0, b"", NOTHING, b""),
-        # Copying one header into the union drops the other one.
+        # Copying one header into the union invalidates the other one.
         (4, 1, SHORT, IN_U | IN_SHORT | IN_W, SHORT + SHORT),
         (5, 2, LONG, NOTHING, b""),
         (5, 1, SHORT, IN_U | IN_SHORT, SHORT),

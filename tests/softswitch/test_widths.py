@@ -1,4 +1,4 @@
-"""Fields across bytes and words, sums that carry, and registers of unlike size, in both modes."""
+"""Fields across bytes and words, sums that carry, and registers of different sizes, in both modes."""
 
 import random
 
@@ -86,7 +86,7 @@ def test_sums_carry_and_the_carry_carries(switch_of, total):
     """0x1FFFF is 0x10000 after its first carry, and 1 after the second."""
     left = total - 0x8001
     words = [min(max(left - 0xFFFF * place, 0), 0xFFFF) for place in range(3)]
-    # The words of `l` that lie on the sum's.
+    # The words of `l` that overlap the sum's.
     values = dict.fromkeys(WIDE, 0) | {"op": 1, "l": words[0] << 40 | words[1] << 24 | words[2] << 8}
     assert total_of(values) == total
     frame = packed(values | {"sum": checksum(values)}) + bytes(REST_BYTES)
@@ -108,7 +108,7 @@ def cells(index, values):
 
 
 def test_registers_of_unlike_size_side_by_side(switch_of):
-    """An index past one register's end reads what was read last, as BMv2 leaves the variable as it was."""
+    """A read past a register's end leaves the variable unchanged, as in BMv2."""
     rng = random.Random(3)
     switch, held = switch_of("registers"), [[0] * size for size in SIZES]
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""The embedded target: a compiled P4 program (BMv2 JSON) run inside Python, with control over its state."""
+"""The softswitch: runs a compiled P4 program (BMv2 JSON) in Python and gives control over its state."""
 
 from peelsum.softswitch.compiler.loading import load
 from peelsum.softswitch.errors import (

@@ -1,4 +1,4 @@
-"""What can go wrong in the embedded target, split by whose fault it is."""
+"""The softswitch's errors, split by their cause: the program, a control request, or a limit."""
 
 # ruff: noqa: N818 - the names say what happened, as the events of this project do
 
@@ -6,27 +6,27 @@ from __future__ import annotations
 
 
 class SoftswitchError(Exception):
-    """Base of everything the embedded target raises on purpose. One line: what, which value, what to do."""
+    """Base of the softswitch's errors. The message is one line: the field, its value and the remedy."""
 
 
 class BadProgram(SoftswitchError):
-    """The file is no BMv2 JSON that hangs together: something is missing or refers to nothing."""
+    """The file is not consistent BMv2 JSON: something is missing or refers to an undeclared name."""
 
 
 class UnsupportedConstruct(SoftswitchError):
-    """The program is valid but uses something this target does not run; the message names it."""
+    """The program is valid but uses something that the softswitch does not support; the message names it."""
 
 
 class InvalidEntry(SoftswitchError):
-    """A table entry, register index or group that the program's declarations do not allow."""
+    """The program's declarations do not allow this table entry, register index or group."""
 
 
 class DuplicateEntry(SoftswitchError):
-    """An entry with the same match is in the table already."""
+    """The table already has an entry with the same match."""
 
 
 class NoSuchEntry(SoftswitchError):
-    """Nothing with that match or number is there to be changed or removed."""
+    """There is no entry or group with that match or number to read, change or remove."""
 
 
 class TableFull(SoftswitchError):

@@ -1,7 +1,6 @@
-"""The switch process: a data plane over its ports beside a P4Runtime server, from start to clean stop.
+"""The switch process: a data plane and a P4Runtime server, from start to clean stop.
 
-Owns the loop that moves frames between ports, pipeline and controller, and the clock that the pipeline sees.
-Refuses to know what the pipeline does or what a controller writes into it.
+The data plane's loop moves frames between ports, pipeline and controller, and has the pipeline's clock.
 """
 
 from __future__ import annotations
@@ -39,42 +38,45 @@ _LAST_UDP_PORT = 0xFFFF
 
 
 class StartError(SoftswitchError):
-    """The switch cannot start as asked: an address is taken or a value is out of range."""
+    """The switch cannot start: an address is in use or a value is out of range."""
 
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a running switch is reached: P4Runtime's TCP port, and what each switch port is made of.
-
-    udp_ports: by switch port, where it listens on `host`; interfaces: by switch port. One of them is empty.
-    """
+    """The addresses of a running switch; `udp_ports` or `interfaces` is empty."""
 
     host: str
+    """The host on which UDP ports listen."""
     grpc_port: int
+    """P4Runtime's TCP port."""
     udp_ports: Mapping[int, int]
+    """UDP ports by switch port."""
     interfaces: Mapping[int, str] = field(default_factory=dict)
+    """Names of interfaces by switch port."""
 
 
 @dataclass(frozen=True)
 class SwitchCounts:
-    """What a switch's ports did: each port, and the queue of each port that has one."""
+    """Counts of a switch's ports and queues, by switch port."""
 
     ports: Mapping[int, PortCounts | InterfaceCounts]
+    """Counts of each port."""
     queues: Mapping[int, QueueCounts]
+    """Counts of the queue of each port that has a rate."""
 
 
 class DataPlane:
-    """Moves frames: from the ports through the pipeline to the ports, and to and from the controller.
+    """Moves frames from the ports through the pipeline to the ports, and to and from the controller.
 
     Theory of operation: `turn` waits in one select for any port, for the device (a frame from the
-    controller, or a new pipeline) or for `stop`. Each ready port then gives up to its share of a batch, the
-    batch goes through the pipeline at one instant of the clock, and what comes out leaves before the next
-    batch comes in, or, by a port with a rate, when its time has come: no wait is longer than until then.
-    While no pipeline runs, hellos are answered and packets are dropped.
+    controller, or a new pipeline) or for `stop`. Each ready port then contributes up to its share of a batch,
+    and the batch goes through the pipeline at one instant of the clock. Outgoing frames are sent before the
+    next batch is received. Those of a port with a rate are sent at their departure time, and no wait lasts
+    longer than that. While no pipeline runs, hellos are answered and packets are dropped.
     """
 
     def __init__(self, device: Device, ports: Ports, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """clock: nanoseconds since any time."""
+        """clock: returns nanoseconds since an arbitrary time."""
         self._device = device
         self._ports = ports
         self._pacer = self._new_pacer()
@@ -97,7 +99,7 @@ class DataPlane:
         self.close()
 
     def now_us(self) -> int:
-        """Microseconds since this data plane was made, 48 bits: the pipeline's clock."""
+        """Return the pipeline's clock: microseconds since this data plane was made, 48 bits."""
         return (self._clock() - self._started) // 1000 & _CLOCK_MASK
 
     def run(self) -> None:
@@ -106,7 +108,7 @@ class DataPlane:
             self.turn()
 
     def turn(self, timeout: float | None = None) -> None:
-        """One batch, waited for up to `timeout` seconds (None: as long as it takes)."""
+        """Wait up to `timeout` seconds (None: without limit) for a batch, and process it."""
         ready = set(self._ports.holding())
         events = self._wait(0 if ready else timeout)
         ready.update(key.data for key, _ in events if key.data is not None)
@@ -124,24 +126,24 @@ class DataPlane:
             self._process(arrived)
 
     def stop(self) -> None:
-        """End `run` after the batch at hand. From any thread, or from a signal handler."""
+        """End `run` after the current batch. May be called from any thread or signal handler."""
         self._stopping = True
-        with suppress(OSError):  # full: already readable; closed: already over
+        with suppress(OSError):  # full: already readable; closed: already stopped
             self._waker.send(b"\0")
 
     @property
     def waker(self) -> int:
-        """A descriptor that ends the wait when something is written to it."""
+        """A descriptor; a write to it ends the wait."""
         return self._waker.fileno()
 
     def close(self) -> None:
-        """Release the descriptors; ports and device belong to the caller."""
+        """Close the descriptors; the caller closes ports and device."""
         self._selector.close()
         self._woken.close()
         self._waker.close()
 
     def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready, after up to `timeout` seconds; frames leave as soon as it is time."""
+        """Return what is ready within `timeout` seconds, and send frames whose time has come."""
         pacer = self._pacer
         if pacer is None:
             return self._selector.select(timeout)
@@ -149,7 +151,7 @@ class DataPlane:
         due = pacer.due_in(now)
         if due is None:
             return self._selector.select(timeout)
-        # The selector counts in milliseconds, in which some thousand frames may leave.
+        # The selector's timeout is in milliseconds, too coarse: thousands of frames may leave in one.
         select.select([self._selector], [], [], due if timeout is None else min(due, timeout))
         pacer.release(self.now_us())
         return self._selector.select(0)
@@ -196,18 +198,18 @@ def run(
     mode: Literal["numba", "python"] = "numba",
     announce: Callable[[Listening], None] = lambda listening: None,
 ) -> SwitchCounts:
-    """Be a switch with ports 1 to `ports` until SIGINT or SIGTERM (or `Ctrl-C`); then free every address.
+    """Run a switch with ports 1 to `ports` until SIGINT (`Ctrl-C`) or SIGTERM; return its counts.
 
-    grpc_address: where P4Runtime listens, host:port; port 0 takes a free one.
-    udp_base: switch port p listens on UDP port udp_base + p, or udp_base[p]; else on any free one.
-    interfaces: names by switch port; be on these instead of UDP ports, and `ports` says nothing.
-    joins: by switch port, the UDP port of another switch that it is joined to.
-    loss: share of datagrams that each UDP port loses in each direction, decided by `seed`; 0 to 1.
-    rates: by switch port, Mbit/s at which it sends; the others send whatever comes, at once.
-    queue_limit: packets that may wait at a port with a rate; those that find no room are dropped.
-    capture: a folder for pcap files of what passes each port, `CapturedPorts`.
-    announce: called once everything listens.
-    Raises StartError naming what is out of range or taken.
+    grpc_address: address of P4Runtime, host:port; port 0 takes a free one.
+    udp_base: switch port p listens on UDP port udp_base + p, or udp_base[p]; by default on any free one.
+    interfaces: names of interfaces by switch port, to use instead of UDP ports; `ports` is then ignored.
+    joins: by switch port, the address of another switch's UDP port that it is connected to.
+    loss: share of datagrams that each UDP port loses in each direction, 0 to 1, decided by `seed`.
+    rates: rates in Mbit/s by switch port; the other ports send at once.
+    queue_limit: packets that may wait at a port with a rate; further ones are dropped.
+    capture: a folder for pcap files of each port's frames, see `CapturedPorts`.
+    announce: called when all addresses listen.
+    Raises StartError naming the value that is out of range or in use.
     """
     with ExitStack() as stack:
         try:
@@ -235,7 +237,7 @@ def run(
 
 
 def _queues(ports: Iterable[int], rates: Mapping[int, float], limit: int) -> Queues | None:
-    """The queues of ports with a rate, None without any. Raises StartError for a port that is not there."""
+    """Return the queues of ports with a rate, or None. Raises StartError for an unknown port."""
     known = set(ports)
     for port in rates:
         if port not in known:
@@ -286,7 +288,7 @@ def _stopped_by_signals(plane: DataPlane) -> Iterator[None]:
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    # A signal that comes just before the wait begins, or to another thread, does not end it by itself.
+    # A signal just before the wait begins, or to another thread, does not end the wait by itself.
     woken_before = signal.set_wakeup_fd(plane.waker, warn_on_full_buffer=False)
     before = [signal.signal(number, lambda *_: plane.stop()) for number in numbers]
     try:

@@ -1,7 +1,7 @@
-"""How large the program's own metadata can get: the largest value that anything ever assigns to each field.
+"""Bounds of the program's own metadata: the largest value that any statement assigns to each field.
 
-Lets generated code leave out checks that always pass, above all those of register indices that the program
-has masked already. Looks at what is assigned, not at when.
+With them, generated code leaves out checks that always pass, above all of register indices that the program
+has masked. The order of assignments is not considered.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from peelsum.softswitch.program.operations import (
     walk,
 )
 
-#: Each round can pass a bound on through one more assignment.
+#: Each round can propagate a bound through one more assignment.
 _ROUNDS = 2
 
 
 def largest_values(
     program: Program, storage: Storage, plans: dict[str, TablePlan], blocks: Sequence[Block]
 ) -> dict[FieldRef, int]:
-    """The largest value of every metadata field for which it is less than its width allows."""
+    """Return the largest value of each metadata field whose largest value is below what its width allows."""
     nodes = [node for block in blocks for node in walk(block)]
     copied = {name for node in nodes if isinstance(node, CopyHeader) for name in (node.target, node.source)}
     elsewhere = {node.target for node in nodes if isinstance(node, (Hash, ReadRegister))}
@@ -53,7 +53,7 @@ def largest_values(
 
 
 def _top(emit: Emitter, ref: FieldRef, steps: Sequence[Assign]) -> int | None:
-    """The largest value that some assignments give; None if the width is no more than that."""
+    """Return the largest value of some assignments; None if it is the largest that the width allows."""
     limit = (1 << emit.bits(ref)) - 1
     tops = []
     for step in steps:
@@ -68,4 +68,4 @@ def _value(emit: Emitter, step: Assign) -> Value | None:
     try:
         return emit.expressions.value(step.value)
     except UnsupportedConstruct:
-        return None  # writing the statement will say so, with its place
+        return None  # writing the statement will raise this again, with its place

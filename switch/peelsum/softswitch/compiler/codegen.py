@@ -1,6 +1,6 @@
-"""Program -> the source text of one Python function that takes a batch of frames through it.
+"""Compiles a program to the source text of one Python function that processes a batch of frames.
 
-The same text runs as it is (`plain`) and through Numba (`native`).
+The same text runs in plain Python (`runtime.plain`) and through Numba (`runtime.native`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ from peelsum.softswitch.compiler.lane_temporaries import see_through
 from peelsum.softswitch.compiler.layout import TablePlan, plan_counters, plan_registers, plan_tables
 from peelsum.softswitch.compiler.reroll import Roller
 from peelsum.softswitch.compiler.storage import Storage
-from peelsum.softswitch.program.hashes import HASHES
 from peelsum.softswitch.program.model import Program
-from peelsum.softswitch.program.operations import AddHeader, CopyHeader, CopyStack, Push, Recirculate, walk
+from peelsum.softswitch.program.operations import (
+    HASHES,
+    AddHeader,
+    CopyHeader,
+    CopyStack,
+    Push,
+    Recirculate,
+    walk,
+)
 
 #: Names that generated code takes from `plain` or `native`.
 RUNTIME = (
@@ -33,25 +40,25 @@ RUNTIME = (
 
 @dataclass(frozen=True)
 class Generated:
-    """A program's source text, and where the state that it works on lies.
-
-    A packet grows by `growth` bytes at most on its way through. `again` is 0, or how many words packets need
-    that go through the switch more than once; `recirculates` is whether their bytes need room, too.
-    """
+    """A program's source text and the layout of its state."""
 
     source: str
     tables: dict[str, TablePlan]
     places: Places
     growth: int
+    """Most bytes by which a packet can grow."""
     again: int = 0
+    """Words of memory for packets that go through the switch more than once; 0 if none can."""
     recirculates: bool = False
+    """Whether the bytes of recirculated packets need memory, too."""
 
 
 @lru_cache(maxsize=8)
 def generate(program: Program, roll: bool = True, queued: bool = False) -> Generated:
-    """Source text for a program; `roll` makes loops of runs that differ by lane, `queued` heeds queues.
+    """Return the code of a program. Raises UnsupportedConstruct if it cannot be generated.
 
-    Raises UnsupportedConstruct for what cannot be written as such a function.
+    roll: write loops for runs of statements that differ only by lane.
+    queued: let packets pass through the queues of their ports.
     """
     roller = Roller(program)
     made = Blocks(

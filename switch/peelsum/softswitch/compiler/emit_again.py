@@ -1,11 +1,11 @@
-"""Packets that go through the switch more than once, in source text: cloned, resubmitted, recirculated.
+"""Writes code for packets that go through the switch more than once: cloned, resubmitted, recirculated.
 
-Only programs that ask for it are written this way. What is to be done later waits as an item in `again`,
-first come first served: how the packet came to be there, where its bytes are, the variables that it keeps.
-All items of a frame are worked off before the next frame: simple_switch, too, prefers them to new ones.
+Only programs with such packets are written this way. Pending work waits in `again`, a first-in first-out list
+of items: the packet's kind, the place of its bytes, the variables that it keeps. All items of a frame are
+processed before the next frame; simple_switch, too, prefers them to new frames.
 
-A clone goes before the packet that it was made of, as in simple_switch; that packet then waits as an item.
-One frame makes at most `MOST_ITEMS` items, so that no program can keep the switch in a loop. simple_switch
+A clone goes before the packet that it was made from, as in simple_switch; that packet then waits as an item.
+A frame makes at most `MOST_ITEMS` items, so no program can keep the switch in an endless loop. simple_switch
 has no such limit: a program that recirculates every packet keeps it busy until it is killed.
 """
 
@@ -27,15 +27,15 @@ from peelsum.softswitch.compiler.storage import Variable
 from peelsum.softswitch.program.operations import Clone, FieldRef, Recirculate, Resubmit, walk
 from peelsum.wire import DROP_PORT
 
-#: Items that one frame may make; a frame that wants more is cut short, and counted.
+#: Most items that one frame may make; further ones are refused and counted.
 MOST_ITEMS = 256
-#: Words of `again`: the next item to work on, how many there are, how many were refused; then the items.
+#: Words of `again`: the index of the next item, the number of items, the number refused; then the items.
 NEXT, COUNT, REFUSED, ITEMS = range(4)
 
-# How a packet came to be where it is: simple_switch's instance types, and one of our own for a packet that
-# was through ingress and let its clones go first.
+# The kinds of items: simple_switch's instance types, and one of our own for a packet that left ingress and
+# waits for its clones.
 _FRESH, _INGRESS_CLONE, _EGRESS_CLONE, _RECIRCULATED, _RESUBMITTED, _DEFERRED = 0, 1, 2, 4, 6, 8
-# Words of an item: what it is, which metadata it keeps, its bytes, and where it goes.
+# Words of an item: its kind, its field list, its bytes, and its destination.
 _HEAD_WORDS = (
     *("kind", "fields", "source", "base", "size", "in_port"),
     *("replica", "replicas", "group", "unicast_port", "instance"),
@@ -47,7 +47,7 @@ _HEAD = (
 
 
 def goes_again(blocks: Iterable[Block]) -> bool:
-    """Whether a program makes packets go through the switch more than once."""
+    """Return whether a program can make packets go through the switch more than once."""
     return any(isinstance(node, (Clone, Resubmit, Recirculate)) for block in blocks for node in walk(block))
 
 
@@ -55,11 +55,11 @@ class AgainWriter(SwitchWriter):
     """Writes the function of a program whose packets may go through it more than once."""
 
     def words(self) -> int:
-        """How many words `again` needs."""
+        """Return how many words `again` needs."""
         return ITEMS + MOST_ITEMS * self._item_words()
 
     def source(self) -> str:
-        """The whole text: constants, then the function."""
+        """Return the whole text: constants, then the function."""
         emit = self._emit
         with emit.block(_HEAD):
             self._start()
@@ -78,7 +78,7 @@ class AgainWriter(SwitchWriter):
     # --- items ------------------------------------------------------------------------------------
 
     def _saved(self) -> Iterator[tuple[str, int, int]]:
-        """What an item holds of a packet under way: variable, first word, and count (0: a truth value)."""
+        """Yield what an item holds of a packet: variable, first word, count (0: Boolean; below 0: array)."""
         emit = self._emit
         word = len(_HEAD_WORDS)
         for name in (CURRENT_SIZE, "off", "left", *map(emit.stack_variable, self._program.stacks)):
@@ -98,7 +98,7 @@ class AgainWriter(SwitchWriter):
         return word + max(abs(count), 1)
 
     def _take(self) -> None:
-        """The next item, or where none waits the next frame."""
+        """Write code that takes the next item or, if none waits, the next frame."""
         emit = self._emit
         zero, one = emit.constant(0), emit.constant(1)
         head = _HEAD_WORDS[:6]
@@ -119,7 +119,7 @@ class AgainWriter(SwitchWriter):
             emit.line(f"{name} = {zero}")
 
     def _put(self, kind: int, fields: str, whole: bool, **words: str) -> None:
-        """Append an item, `whole` with all variables. What `words` lacks of its head, variables hold."""
+        """Append an item, with all variables if `whole`. Head words not in `words` come from variables."""
         emit = self._emit
         refused = f"again[{emit.constant(REFUSED)}]"
         with emit.block(f"if tail == {emit.constant(MOST_ITEMS)}:"):
@@ -148,7 +148,7 @@ class AgainWriter(SwitchWriter):
         emit.line(f"again[put + {emit.constant(word)}] = {text}")
 
     def _restore(self, names: frozenset[str] | None = None) -> None:
-        """Take variables back from an item: those named, or all."""
+        """Restore variables from an item: those in `names`, or all."""
         emit = self._emit
         for name, word, count in self._saved():
             if names is not None and name not in names:
@@ -161,7 +161,7 @@ class AgainWriter(SwitchWriter):
             emit.line(f"{name} = again[item + {emit.constant(word)}]{test}")
 
     def _kept_names(self) -> frozenset[str]:
-        """Variables of all field lists."""
+        """Return the variables of all field lists."""
         return frozenset(
             name for refs in self._program.field_lists.values() for ref in refs for name in self._names(ref)
         )
@@ -170,7 +170,7 @@ class AgainWriter(SwitchWriter):
         return self._storage.names(ref)
 
     def _restore_fields(self) -> None:
-        """Take back the metadata in the item's field list."""
+        """Restore the metadata of the item's field list."""
         emit = self._emit
         for number, refs in self._program.field_lists.items():
             if refs:
@@ -193,7 +193,7 @@ class AgainWriter(SwitchWriter):
     # --- one pass ---------------------------------------------------------------------------------
 
     def _pass(self) -> None:
-        """From where an item or frame stands to its copies in egress."""
+        """Process an item or frame from its current position to its copies in egress."""
         emit = self._emit
         with emit.block(f"if {self._is(_EGRESS_CLONE, _DEFERRED)}:"):
             self._restore()
@@ -243,7 +243,7 @@ class AgainWriter(SwitchWriter):
                 clear_chunks(self._emit, self._storage.chunks[header.name])
 
     def _after_ingress(self) -> None:
-        """A clone goes first, then the packet: into ingress again, or on to where it is sent."""
+        """Send a clone first, then the packet: into ingress again, or to its destination."""
         emit = self._emit
         zero = emit.constant(0)
         self._choose()
@@ -267,7 +267,7 @@ class AgainWriter(SwitchWriter):
                 self._put(_RESUBMITTED, "resubmit_fields", whole=False)
 
     def _put_clone(self, kind: int) -> None:
-        """Append a clone, unless the session leads nowhere."""
+        """Append a clone, unless its session has no ports."""
         emit = self._emit
         zero, one, two = map(emit.constant, (0, 1, 2))
         emit.line(f"session = {two} * (cloning & {emit.constant(CLONING - 1)})")
@@ -311,7 +311,7 @@ class AgainWriter(SwitchWriter):
         emit.copied = frozenset()
 
     def _send(self) -> None:
-        """Write the packet out, and send it or let it come in again."""
+        """Write the packet to the output, and send or recirculate it."""
         emit = self._emit
         self._write_out()
         if not any(isinstance(node, Recirculate) for node in walk(self._blocks.egress)):

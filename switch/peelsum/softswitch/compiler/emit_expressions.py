@@ -1,14 +1,14 @@
-"""Expressions -> source text, with the range of values that each can have.
+"""Writes expressions as source text and tracks the range of each one's value.
 
-BMv2 computes with integers of any size, generated code with 64 bits that wrap. The two agree on sums,
-products and bits modulo 2**64; where an operator needs the value itself (comparisons, shifts right), its
-range must fit, and if it does not the program is refused. So code never has to ask.
+BMv2 computes with integers of any size, generated code modulo 2**64. Both agree modulo 2**64 on sums,
+products and bitwise operators. Comparisons and right shifts need the value itself: a program whose ranges do
+not fit there is refused, so generated code needs no checks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.operations import (
@@ -23,12 +23,10 @@ from peelsum.softswitch.program.operations import (
     Lookahead,
     Param,
     StackCount,
+    Target,
     Ternary,
     Unary,
 )
-
-if TYPE_CHECKING:
-    from peelsum.softswitch.compiler.emitter import Emitter
 
 _TOP = 1 << 64
 _HALF = 1 << 63
@@ -45,37 +43,65 @@ class Value:
 
     @property
     def exact(self) -> bool:
-        """Whether the text gives the value itself."""
+        """Whether the text's value is the value itself."""
         return self.low >= 0 and self.high < _TOP
 
     @property
     def signed(self) -> bool:
-        """Whether the text gives the value in two's complement."""
+        """Whether the text's value is the value in two's complement."""
         return self.low >= -_HALF and self.high < _HALF
 
 
 def unsigned(text: str, bits: int) -> Value:
-    """A number of `bits` bits."""
+    """Return the value of `text` as an unsigned number of `bits` bits."""
     return Value(text, 0, (1 << bits) - 1)
 
 
-class Expressions:
-    """Writes expressions for one emitter, which knows variables and constants."""
+class Names(Protocol):
+    """The program's names in the generated code, as expressions need them; `Emitter` provides them."""
 
-    def __init__(self, emitter: Emitter) -> None:
-        self._emit = emitter
+    def constant(self, value: int) -> str:
+        """Return the name of a constant."""
+
+    def validity(self, header: str) -> str:
+        """Return the text of a header's validity."""
+
+    def hit(self, table: str) -> str:
+        """Return the variable that says whether a table's last lookup hit."""
+
+    def param(self, param: Param, limb: int = 0) -> str:
+        """Return the variable of a 64-bit limb of an action parameter."""
+
+    def read(self, target: Target) -> Value:
+        """Return a field's value."""
+
+    def peek(self, offset: int, bits: int) -> str:
+        """Return the text of `bits` bits that lie `offset` bits beyond the parsed part of the packet."""
+
+    def stack_count(self, stack: str) -> str:
+        """Return the variable that holds how many elements of a stack are filled."""
+
+    def stack_size(self, stack: str) -> int:
+        """Return how many elements a stack has."""
+
+
+class Expressions:
+    """Writes expressions with the names of one generated function."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
 
     # --- truth values -----------------------------------------------------------------------------
 
     def condition(self, expr: Expr) -> str:
-        """Source text of a truth value."""
+        """Return the source text of a Boolean expression."""
         match expr:
             case Bool(value):
                 return str(value)
             case IsValid(header):
-                return self._emit.validity(header)
+                return self._names.validity(header)
             case Hit(table):
-                return self._emit.hit(table)
+                return self._names.hit(table)
             case Unary("not", operand):
                 return f"(not {self.condition(operand)})"
             case Unary("d2b", Unary("b2d", operand)):
@@ -92,7 +118,7 @@ class Expressions:
                 texts = (self.condition(part) for part in (left, condition, right))
                 return "({} if {} else {})".format(*texts)
         raise UnsupportedConstruct(
-            f"{_shown(expr)} as a truth value: this target cannot; compare it with a number"
+            f"{_shown(expr)} as a truth value: not supported; compare it with a number"
         )
 
     def _comparison(self, op: str, left: Expr, right: Expr) -> str:
@@ -109,7 +135,7 @@ class Expressions:
         if left.exact and right.exact:
             return f"({left.text} {op} {right.text})"
         if left.signed and right.signed:
-            bias, whole = self._emit.constant(_HALF), self._emit.constant(_TOP - 1)
+            bias, whole = self._names.constant(_HALF), self._names.constant(_TOP - 1)
             sides = (f"(({side.text} + {bias}) & {whole})" for side in (left, right))
             return f"({next(sides)} {op} {next(sides)})"
         raise UnsupportedConstruct(
@@ -119,11 +145,11 @@ class Expressions:
     # --- numbers ----------------------------------------------------------------------------------
 
     def constant(self, value: int) -> Value:
-        """A number written in the program."""
-        return Value(self._emit.constant(value), value, value)
+        """Return the value of a constant."""
+        return Value(self._names.constant(value), value, value)
 
     def exact(self, expr: Expr, what: str) -> Value:
-        """An expression whose text must give the value itself, `what` for."""
+        """Return an expression's value. Raises UnsupportedConstruct naming `what` beyond 64 bits."""
         value = self.value(expr)
         if not value.exact:
             raise UnsupportedConstruct(
@@ -132,20 +158,20 @@ class Expressions:
         return value
 
     def value(self, expr: Expr) -> Value:
-        """Source text of a number."""
+        """Return an expression's value."""
         match expr:
             case Const(number):
                 return self.constant(number)
             case FieldRef() | Element():
-                return self._emit.read(expr)
+                return self._names.read(expr)
             case Param():
-                return unsigned(self._emit.param(expr), expr.bits)
+                return unsigned(self._names.param(expr), expr.bits)
             case Lookahead(offset, bits):
-                return unsigned(self._emit.peek(offset, bits), bits)
+                return unsigned(self._names.peek(offset, bits), bits)
             case StackCount(stack):
-                return Value(self._emit.stack_count(stack), 0, len(self._emit.program.stacks[stack]))
+                return Value(self._names.stack_count(stack), 0, self._names.stack_size(stack))
             case Unary("b2d", operand):
-                texts = self._emit.constant(1), self.condition(operand), self._emit.constant(0)
+                texts = self._names.constant(1), self.condition(operand), self._names.constant(0)
                 return Value("({} if {} else {})".format(*texts), 0, 1)
             case Unary("~", operand):
                 inner = self.value(operand)
@@ -156,9 +182,7 @@ class Expressions:
                 return Value(text, min(one.low, other.low), max(one.high, other.high))
             case Binary(op, left, right):
                 return self._binary(op, left, right)
-        raise UnsupportedConstruct(
-            f"{_shown(expr)} as a number: this target cannot; leave it out of the program"
-        )
+        raise UnsupportedConstruct(f"{_shown(expr)} as a number: not supported; leave it out of the program")
 
     def _binary(self, op: str, left: Expr, right: Expr) -> Value:
         match op:
@@ -172,13 +196,11 @@ class Expressions:
                 return self._shifted_right(self.exact(left, "operator >>"), right)
             case "two_comp_mod" | "usat_cast" | "sat_cast":
                 return self._cast(op, self.value(left), _width(op, right))
-        raise UnsupportedConstruct(
-            f"operator {op} as a number: this target cannot; leave it out of the program"
-        )
+        raise UnsupportedConstruct(f"operator {op} as a number: not supported; leave it out of the program")
 
     def _shifted_left(self, value: Value, by: Expr) -> Value:
         if isinstance(by, Const) and 0 <= by.value < 64:
-            text = f"({value.text} << {self._emit.constant(by.value)})"
+            text = f"({value.text} << {self._names.constant(by.value)})"
             return Value(text, value.low << by.value, value.high << by.value)
         count = self.exact(by, "operator <<")
         if value.low < 0:
@@ -189,7 +211,7 @@ class Expressions:
 
     def _shifted_right(self, value: Value, by: Expr) -> Value:
         if isinstance(by, Const) and 0 <= by.value < 64:
-            return Value(f"({value.text} >> {self._emit.constant(by.value)})", 0, value.high >> by.value)
+            return Value(f"({value.text} >> {self._names.constant(by.value)})", 0, value.high >> by.value)
         return Value(f"shr({value.text}, {self.exact(by, 'operator >>').text})", 0, value.high)
 
     def _cast(self, op: str, value: Value, bits: int) -> Value:
@@ -203,23 +225,23 @@ class Expressions:
             raise UnsupportedConstruct(
                 f"operator {op}: on numbers that do not fit 63 bits; cast them to fewer bits"
             )
-        ends = ", ".join(self._emit.constant(end) for end in (low, high))
+        ends = ", ".join(self._names.constant(end) for end in (low, high))
         return Value(
             f"clamp({value.text}, {ends})", max(low, min(value.low, high)), min(high, max(value.high, low))
         )
 
     def sign_extended(self, text: str, bits: int) -> Value:
-        """The signed value of `bits` bits that `text` gives as unsigned."""
-        half = self._emit.constant(1 << bits - 1)
+        """Return the unsigned `text` of `bits` bits as a signed value."""
+        half = self._names.constant(1 << bits - 1)
         return Value(f"(({text} ^ {half}) - {half})", -(1 << bits - 1), (1 << bits - 1) - 1)
 
     def _cut(self, value: Value, bits: int) -> Value:
         if value.low >= 0 and value.high < 1 << bits:
             return value
-        return unsigned(f"({value.text} & {self._emit.constant((1 << bits) - 1)})", bits)
+        return unsigned(f"({value.text} & {self._names.constant((1 << bits) - 1)})", bits)
 
     def stored(self, expr: Expr, bits: int) -> str:
-        """Source text of an expression cut to the `bits` (64 at most) of where it goes."""
+        """Return the source text of an expression truncated to `bits` bits (at most 64)."""
         return self._cut(self.value(expr), bits).text
 
 
@@ -258,7 +280,7 @@ def _bitwise(op: str, left: Value, right: Value) -> Value:
 
 def _width(op: str, expr: Expr) -> int:
     if not isinstance(expr, Const) or not 1 <= expr.value <= 64:
-        raise UnsupportedConstruct(f"operator {op}: to more than 64 bits; this target has up to 64")
+        raise UnsupportedConstruct(f"operator {op}: to more than 64 bits; use up to 64")
     return expr.value
 
 

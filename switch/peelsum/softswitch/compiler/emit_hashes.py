@@ -1,21 +1,17 @@
-"""Hashes over fields, in source text: the fields as bytes in the array `hashed`, then a call."""
+"""Writes code that hashes fields: it fills the array `hashed` with their bytes and calls a hash function."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from peelsum.softswitch.compiler.emit_packets import limbs_of
+from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.operations import Hash
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from peelsum.softswitch.compiler.emitter import Emitter
-
 
 def hash_fields(emit: Emitter, part: Hash, bits: int) -> str:
-    """Text of the hash, cut to `bits`; leaves the bytes hashed in `hashed`."""
+    """Write code that fills `hashed` and return the text of the hash, truncated to `bits`."""
     emit.line(f"count = {emit.constant(0)}")
     position = 0
     while position < len(part.inputs):
@@ -23,7 +19,8 @@ def hash_fields(emit: Emitter, part: Hash, bits: int) -> str:
         pieces = [piece for item in part.inputs[position:end] for piece in limbs_of(emit, *item)]
         if sum(width for _, width in pieces) % 8 and end < len(part.inputs):
             raise UnsupportedConstruct(
-                f"hash {part.algorithm}: fields of {header or 'metadata'} before others are no whole bytes"
+                f"hash {part.algorithm}: fields of {header or 'metadata'} before others are not whole bytes; "
+                "pad them"
             )
         if header is None:
             _append(emit, pieces)
@@ -40,12 +37,12 @@ def hash_fields(emit: Emitter, part: Hash, bits: int) -> str:
 
 
 def hashed_bytes(part: Hash) -> int:
-    """How many bytes a hash is over at most."""
+    """Return the most bytes that a hash can cover."""
     return sum(-(-bits // 8) for _, _, bits in part.inputs)
 
 
 def _run(emit: Emitter, part: Hash, start: int) -> tuple[str | None, int]:
-    """The packet header of input `start`, or None, and where inputs of another one begin."""
+    """Return the packet header of input `start`, or None, and the index of the next input of another one."""
 
     def owner(position: int) -> str | None:
         ref = part.inputs[position][0]
@@ -58,7 +55,7 @@ def _run(emit: Emitter, part: Hash, start: int) -> tuple[str | None, int]:
 
 
 def _append(emit: Emitter, pieces: Sequence[tuple[str, int]]) -> None:
-    """Append fields side by side; the last byte is filled up with zeros."""
+    """Append fields side by side to `hashed`; the last byte is padded with zeros."""
     total = sum(width for _, width in pieces)
     for byte in range(-(-total // 8)):
         texts, end = [], 0

@@ -1,60 +1,25 @@
-"""Packet bytes <-> fields, in source text: extracting, deparsing, validity and checksums.
+"""Writes code that extracts, validates, checksums and deparses headers.
 
-In generated code `base` is where the packet starts in `data`, `off` how far it is parsed, `left` what remains
-to be parsed.
+In generated code, the packet starts at byte `base` of `data`; `off` bytes are parsed and `left` bytes remain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from peelsum.softswitch.compiler.emit_loads import SIZES, load_bits
+from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
 from peelsum.softswitch.compiler.layout import limbs, words_of
 from peelsum.softswitch.compiler.storage import Array, Chunk, Variable
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Checksum
 from peelsum.softswitch.program.operations import FieldRef
 
-if TYPE_CHECKING:
-    from peelsum.softswitch.compiler.emitter import Emitter
-
-_SIZES = (8, 4, 2, 1)
-
-
-def load_bits(emit: Emitter, base: str, offset: int, bits: int) -> str:
-    """Text of the `bits` (64 at most) that start `offset` bits after the byte at `base`."""
-    first, end = offset // 8, -(-(offset + bits) // 8)
-    if end - first > 8:
-        # Nine bytes: the last one's share apart.
-        tail = offset + bits - 8 * (end - 1)
-        head = load_bits(emit, base, offset, bits - tail)
-        low = load_bits(emit, base, 8 * (end - 1), tail)
-        return f"(({head} << {emit.constant(tail)}) | {low})"
-    text = _load_bytes(emit, base, first, end - first)
-    spare = 8 * end - offset - bits
-    if spare:
-        text = f"({text} >> {emit.constant(spare)})"
-    if offset % 8:
-        text = f"({text} & {emit.constant((1 << bits) - 1)})"
-    return text
-
-
-def _load_bytes(emit: Emitter, base: str, first: int, count: int) -> str:
-    text = ""
-    for size in _SIZES:
-        while count >= size:
-            at = f"{base} + {emit.constant(first)}" if first else base
-            part = f"load{8 * size}(data, {at})"
-            text = f"(({text} << {emit.constant(8 * size)}) | {part})" if text else part
-            first, count = first + size, count - size
-    return text
-
-
 # --- parsing --------------------------------------------------------------------------------------
 
 
 def stop_parser(emit: Emitter, test: str, error: str) -> None:
-    """End the parser where `test` holds. `error` is a name of P4's core library, or the text of a number."""
+    """End the parser if `test` holds. `error` is a name from P4's core library, or the text of a number."""
     with emit.block(f"if {test}:"):
         known = emit.program.errors.get(error)
         emit.line(f"parser_error = {emit.constant(known) if known is not None else error}")
@@ -62,13 +27,13 @@ def stop_parser(emit: Emitter, test: str, error: str) -> None:
 
 
 def extract(emit: Emitter, header: str) -> None:
-    """Take a header off the packet."""
+    """Extract a header from the packet."""
     size = emit.constant(emit.program.headers[header].bits // 8)
     stop_parser(emit, f"left < {size}", "PacketTooShort")
     emit.line("at = base + off")
     for chunk in emit.storage.chunks[header]:
         if isinstance(chunk, Variable):
-            emit.line(f"{emit.name(chunk.name)} = {load_bits(emit, 'at', chunk.offset, chunk.bits)}")
+            emit.line(f"{emit.name(chunk.name)} = {load_bits(emit.constant, 'at', chunk.offset, chunk.bits)}")
         else:
             with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
                 emit.line(
@@ -87,7 +52,7 @@ def _element(emit: Emitter, base: str, array: Array) -> str:
 
 
 def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
-    """Set fields to 0."""
+    """Set the fields in `chunks` to 0."""
     zero = emit.constant(0)
     for chunk in chunks:
         if isinstance(chunk, Variable):
@@ -98,14 +63,14 @@ def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
 
 
 def make_valid(emit: Emitter, header: str) -> None:
-    """Set a header's validity; others of its union become invalid."""
+    """Make a header valid and the others of its union invalid."""
     emit.line(f"{emit.validity(header)} = True")
     for other in emit.rivals(header):
         emit.line(f"{emit.validity(other)} = False")
 
 
 def add_header(emit: Emitter, header: str) -> None:
-    """Make a header valid; its fields become 0 unless it was valid already."""
+    """Make a header valid; its fields become 0 if it was invalid."""
     with emit.block(f"if not {emit.validity(header)}:"):
         clear_chunks(emit, emit.storage.chunks[header])
         make_valid(emit, header)
@@ -120,12 +85,12 @@ def remove_header(emit: Emitter, header: str) -> None:
 
 
 def _resize(emit: Emitter, sign: str, header: str) -> None:
-    size = emit.name("current_size")
+    size = emit.name(CURRENT_SIZE)
     emit.line(f"{size} = {size} {sign} {emit.constant(emit.program.headers[header].bits // 8)}")
 
 
 def copy_header(emit: Emitter, target: str, source: str) -> None:
-    """Make a header like another of its type."""
+    """Copy a header, including its validity, from another of its type."""
     kinds = [emit.program.headers[name].type_name for name in (target, source)]
     if kinds[0] != kinds[1]:
         raise UnsupportedConstruct(
@@ -139,7 +104,7 @@ def copy_header(emit: Emitter, target: str, source: str) -> None:
 
 
 def copy_fields(emit: Emitter, target: str, source: str) -> None:
-    """Set a header's fields to those of another of its type."""
+    """Copy a header's fields from another of its type."""
     for to, chunk in zip(emit.storage.chunks[target], emit.storage.chunks[source], strict=True):
         if isinstance(chunk, Variable):
             emit.line(f"{emit.name(to.name)} = {emit.name(chunk.name)}")
@@ -152,7 +117,7 @@ def copy_fields(emit: Emitter, target: str, source: str) -> None:
 
 
 def deparse(emit: Emitter, header: str) -> None:
-    """Write a header to the packet that leaves, if it is valid, and move `to` past it."""
+    """Write a header to the outgoing packet if it is valid, and move `to` past it."""
     with emit.block(f"if {emit.validity(header)}:"):
         group: list[Variable] = []
         for chunk in emit.storage.chunks[header]:
@@ -169,7 +134,7 @@ def deparse(emit: Emitter, header: str) -> None:
 
 
 def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
-    """Store fields that make up whole bytes together."""
+    """Store fields that together make up whole bytes."""
     end = group[-1].offset + group[-1].bits
     if end - group[0].offset > 64:
         _store_bytewise(emit, group)
@@ -180,10 +145,10 @@ def _store_group(emit: Emitter, group: Sequence[Variable]) -> None:
         name = emit.name(part.name)
         texts.append(f"({name} << {emit.constant(shift)})" if shift else name)
     text, first, count = " | ".join(texts), group[0].offset // 8, (end - group[0].offset) // 8
-    if len(texts) > 1 and count not in _SIZES:
+    if len(texts) > 1 and count not in SIZES:
         emit.line(f"word = {text}")
         text = "word"
-    for size in _SIZES:
+    for size in SIZES:
         while count >= size:
             after = 8 * (count - size)
             shifted = f"({text}) >> {emit.constant(after)}" if after else text
@@ -206,7 +171,7 @@ def _store_bytewise(emit: Emitter, group: Sequence[Variable]) -> None:
 
 
 def checksum(emit: Emitter, item: Checksum) -> None:
-    """Leave the checksum over an item's inputs in `folded`; inputs of invalid headers are left out."""
+    """Compute the checksum of an item's inputs into `folded`, without inputs of invalid headers."""
     emit.line(f"total = {emit.constant(0)}")
     offset = 0
     position = 0
@@ -226,7 +191,7 @@ def checksum(emit: Emitter, item: Checksum) -> None:
         position = end
     if offset % 8:
         raise UnsupportedConstruct(
-            f"checksum {item.name}: over {offset} bits, which are no whole bytes; pad them"
+            f"checksum {item.name}: over {offset} bits, which are not whole bytes; pad them"
         )
     half, whole = emit.constant(16), emit.constant(0xFFFF)
     for _ in range(3):
@@ -235,7 +200,7 @@ def checksum(emit: Emitter, item: Checksum) -> None:
 
 
 def _same_header(item: Checksum, start: int) -> tuple[str | None, int]:
-    """The header of input `start` and where inputs of other headers begin."""
+    """Return the header of input `start` and the index of the next input of another header."""
 
     def owner(position: int) -> str | None:
         ref = item.inputs[position][0]
@@ -256,7 +221,7 @@ def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int
 
 
 def limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> list[tuple[str, int]]:
-    """Text and width of an input, cut into parts of 64 bits at most, most significant first."""
+    """Return text and width of an input's parts of at most 64 bits, most significant first."""
     if ref is None:
         count = words_of(bits)
         widths = [bits - 64 * (count - 1), *[64] * (count - 1)]
@@ -267,7 +232,7 @@ def limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> list
 
 
 def _add_limb(emit: Emitter, text: str, bits: int, offset: int) -> None:
-    """Add a value that starts `offset` bits into the input to `total`, 16 bits at a time."""
+    """Add a value, which starts `offset` bits into the input, to `total`, 16 bits at a time."""
     end = offset + bits
     for word in range(offset // 16, -(-end // 16)):
         shift = 16 * (word + 1) - end  # of the value's low end from the word's

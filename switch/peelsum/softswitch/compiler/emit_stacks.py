@@ -1,21 +1,17 @@
-"""Header stacks and unions in source text.
+"""Writes code for header stacks.
 
-A stack's elements are headers like any other. What it adds is the number of those filled, one variable a
-stack; which element is `next` is asked when a packet is there, so that parsers may loop.
+A stack's elements are ordinary headers; one variable per stack counts the filled ones. The code finds `next`
+by that variable when a packet is processed, so parsers may loop.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from peelsum.softswitch.compiler.emit_packets import copy_fields, extract, stop_parser
-
-if TYPE_CHECKING:
-    from peelsum.softswitch.compiler.emitter import Emitter
+from peelsum.softswitch.compiler.emitter import Emitter
 
 
 def extract_next(emit: Emitter, stack: str) -> None:
-    """Take a stack's next element off the packet."""
+    """Extract a stack's next element from the packet."""
     elements = emit.program.stacks[stack]
     count = emit.stack_count(stack)
     stop_parser(emit, f"{count} == {emit.constant(len(elements))}", "StackOutOfBounds")
@@ -26,7 +22,7 @@ def extract_next(emit: Emitter, stack: str) -> None:
 
 
 def push(emit: Emitter, stack: str, places: int) -> None:
-    """Move a stack's elements up; what leaves at the end is lost."""
+    """Shift a stack's elements up; those shifted past its end are lost."""
     elements = emit.program.stacks[stack]
     for number in range(len(elements) - 1, places - 1, -1):
         _move(emit, elements[number], elements[number - places])
@@ -38,7 +34,7 @@ def push(emit: Emitter, stack: str, places: int) -> None:
 
 
 def pop(emit: Emitter, stack: str, places: int) -> None:
-    """Move a stack's elements down; the first ones are lost."""
+    """Shift a stack's elements down; the first ones are lost."""
     elements = emit.program.stacks[stack]
     kept = max(len(elements) - places, 0)
     for number in range(kept):
@@ -50,7 +46,7 @@ def pop(emit: Emitter, stack: str, places: int) -> None:
 
 
 def copy_stack(emit: Emitter, target: str, source: str) -> None:
-    """Make a stack like another."""
+    """Copy a stack from another of its type."""
     for to, header in zip(emit.program.stacks[target], emit.program.stacks[source], strict=True):
         _move(emit, to, header)
     emit.line(f"{emit.stack_count(target)} = {emit.stack_count(source)}")

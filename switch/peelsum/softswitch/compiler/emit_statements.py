@@ -1,4 +1,4 @@
-"""Statements -> source text: assignments, state, tables, branches, and the loops over lanes."""
+"""Writes statements as source text: assignments, state, tables, branches, and loops over lanes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from peelsum.softswitch.compiler.emit_hashes import hash_fields
+from peelsum.softswitch.compiler.emit_lookups import lookup
 from peelsum.softswitch.compiler.emit_machine import machine, note_again
 from peelsum.softswitch.compiler.emit_packets import (
     add_header,
@@ -36,7 +37,6 @@ from peelsum.softswitch.compiler.layout import (
     limbs,
     words_of,
 )
-from peelsum.softswitch.program.load_expressions import VALID
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
 from peelsum.softswitch.program.operations import (
     AddHeader,
@@ -69,13 +69,13 @@ from peelsum.softswitch.program.operations import (
 )
 from peelsum.wire import DROP_PORT
 
-#: Text of the element where a row of registers starts, and the test of its index, if it needs one.
+#: Text of the index of a register row's first element, and the range check of the row, if it needs one.
 Row: TypeAlias = tuple[str, str | None]
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the program's state lies."""
+    """The layout of the program's registers and counters."""
 
     registers: dict[str, RegisterPlan]
     counters: dict[str, CounterPlan]
@@ -89,16 +89,16 @@ class Statements:
         self._emit = emitter
         self._places = places
         self._register_list = list(emitter.program.registers)
-        #: In a loop: variables with the elements where rows start; None where the index is past the end.
+        #: In a loop: the variable with the start of each row; None if the row's index is out of range.
         self._rows: dict[Row, str | None] = {}
 
     def block(self, block: Block) -> None:
-        """Every statement in turn."""
+        """Write a block's statements in order."""
         for part in block:
             self.statement(part)
 
     def statement(self, part: Statement) -> None:
-        """One statement."""
+        """Write one statement."""
         emit, express = self._emit, self._emit.expressions
         match part:
             case Assign():
@@ -181,7 +181,7 @@ class Statements:
                 self._assign(Assign(target, part.value))
 
     def _wide(self, value: Expr, bits: int) -> list[str]:
-        """Texts of a value's limbs, cut to or filled up to `bits`."""
+        """Return the texts of a value's limbs, truncated or zero-extended to `bits`."""
         count = words_of(bits)
         zero = self._emit.constant(0)
         match value:
@@ -218,7 +218,7 @@ class Statements:
         emit, plan = self._emit, self._emit.plans[part.table]
         row = emit.temporary("row")
         default = emit.constant(plan.default_row)
-        emit.line(f"{row} = {self._lookup(plan) if plan.table.keys else default}")
+        emit.line(f"{row} = {lookup(emit, plan) if plan.table.keys else default}")
         direct = self._places.direct.get(part.table)
         if part.table in emit.hits or direct is not None:
             emit.line(f"{emit.hit(part.table)} = {row} != {default}")
@@ -243,7 +243,7 @@ class Statements:
                 self._arm(plan, row, number, arm)
 
     def _arm(self, plan: TablePlan, row: str, number: int, arm: Block) -> None:
-        """An action and what follows it, its parameters loaded first."""
+        """Write an action, preceded by loads of its parameters."""
         emit, name = self._emit, plan.table.name
         params = {node.index: node for node in walk(arm) if isinstance(node, Param) and node.table == name}
         declared = emit.program.actions[number].params
@@ -252,44 +252,6 @@ class Statements:
             for limb in range(words_of(param.bits)):
                 emit.line(f"{emit.param(param, limb)} = memory[{row} + {emit.constant(before + limb)}]")
         self.block(arm)
-
-    def _lookup(self, plan: TablePlan) -> str:
-        emit = self._emit
-        texts = [self._key_word(plan, number) for number in range(len(plan.words))]
-        texts += [self._key_limb(plan, number, 0) for number in plan.ranges]
-        numbers = [plan.region, plan.row_words, plan.key_offset]
-        region, row_words, at = map(emit.constant, numbers)
-        default = emit.constant(plan.default_row)
-        last = f", {emit.constant(plan.capacity - 1)}" if plan.exact else ""
-        kind = "exact" if plan.exact else "first"
-        if len(texts) == 1 and not plan.ranges:
-            return f"find_{kind}1(memory, {region}{last}, {row_words}, {at}, {texts[0]}, {default})"
-        for number, text in enumerate(texts):
-            emit.line(f"keys[{emit.constant(number)}] = {text}")
-        counts = emit.constant(len(plan.words))
-        if not plan.exact:
-            counts += f", {emit.constant(len(plan.ranges))}"
-        return f"find_{kind}(memory, {region}{last}, {row_words}, {at}, keys, {counts}, {default})"
-
-    def _key_word(self, plan: TablePlan, number: int) -> str:
-        parts = []
-        for part in plan.words[number]:
-            text = self._key_limb(plan, part.key, part.limb)
-            parts.append(f"({text} << {self._emit.constant(part.shift)})" if part.shift else text)
-        return " | ".join(parts)
-
-    def _key_limb(self, plan: TablePlan, number: int, limb: int) -> str:
-        """A limb of a packet's key value; fields of invalid headers count as 0."""
-        emit, key = self._emit, plan.table.keys[number]
-        if key.target.field == VALID:
-            text = f"({emit.constant(1)} if {emit.validity(key.target.header)} else {emit.constant(0)})"
-        else:
-            text = emit.limb_places(key.target)[limb]
-            if not emit.program.headers[key.target.header].metadata:
-                text = f"({text} if {emit.validity(key.target.header)} else {emit.constant(0)})"
-        if key.mask is not None:
-            text = f"({text} & {emit.constant(limbs(key.mask, key.bits)[limb])})"
-        return text
 
     # --- counters and registers -------------------------------------------------------------------
 
@@ -314,7 +276,7 @@ class Statements:
         return self._places.registers[name]
 
     def _cell(self, register: AnyRegister, row: str) -> str:
-        """A register's cell, `row` being the element where all cells of that index start."""
+        """Return the text of a register's cell; `row` is the first element of all cells with that index."""
         plan, emit = self._plan(register), self._emit
         array = "wide" if plan.wide else "regs"
         column = plan.base
@@ -325,7 +287,7 @@ class Statements:
         return f"{array}[{text}]"
 
     def _found_row(self, register: AnyRegister, index: Expr) -> Row | None:
-        """Where the row starts and what is left to test; None where the index is known to be too large."""
+        """Return the row's start and its remaining check; None if the index is known to be too large."""
         row = self._row(register, index)
         if row not in self._rows:
             return row
@@ -333,7 +295,7 @@ class Statements:
         return None if known is None else (known, None)
 
     def _row(self, register: AnyRegister, index: Expr) -> Row:
-        """The text of `index` times the bank's width, and the test that it needs; None if it always fits."""
+        """Return the text of `index` times the bank's width, and its range check; None if it always fits."""
         plan = self._plan(register)
         value = self._emit.expressions.exact(index, "index of a register")
         row = value.text if plan.step == 1 else f"{value.text} * {self._emit.constant(plan.step)}"
@@ -371,7 +333,7 @@ class Statements:
     # --- loops ------------------------------------------------------------------------------------
 
     def _repeat(self, part: Repeat) -> None:
-        """A loop. Register rows that stay the same are found, and checked, once before it."""
+        """Write a loop. Register rows with a constant index are computed and checked once before it."""
         self._checked_loop(part, self._steady_rows(part))
         self._rows.clear()
 
@@ -411,7 +373,7 @@ class Statements:
             self._emit.drop_lines(mark)
 
     def _steady_rows(self, part: Repeat) -> list[Row]:
-        """Rows of the loop's registers whose index is the same on every turn."""
+        """Return the rows of the loop's registers whose index is the same in every iteration."""
         rows: dict[Row, None] = {}
         for step in walk(part.body):
             if isinstance(step, (ReadRegister, WriteRegister)) and is_steady(

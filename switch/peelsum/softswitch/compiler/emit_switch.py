@@ -1,7 +1,7 @@
-"""What happens to a packet between the program's own parts, in source text.
+"""Writes the code around the program's own parser and pipelines.
 
-This is v1model as BMv2's simple_switch does it: intrinsic metadata, what goes before what at the end of
-ingress, copies for multicast, checksums, deparsing. The program's statements come from `emit_statements`.
+It follows BMv2's simple_switch: intrinsic metadata, precedence at the end of ingress,
+multicast copies, checksums, deparsing. The program's statements come from `emit_statements`.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ REPLICA = 5
 
 @dataclass(frozen=True)
 class Blocks:
-    """All code of a program."""
+    """The code of a program."""
 
     parser: Block
     ingress: Block
     egress: Block
 
     def all(self) -> tuple[Block, Block, Block]:
-        """The three in the order in which a packet meets them."""
+        """Return the three blocks in the order of a packet's path."""
         return self.parser, self.ingress, self.egress
 
 
 def architecture_fields(program: Program) -> list[FieldRef]:
-    """Fields that the architecture needs, whether or not the program looks at them."""
+    """Return the fields that the architecture needs even if the program does not use them."""
     group = program.intrinsic("intrinsic_metadata.mcast_grp")
     return [EGRESS_SPEC, *([] if group is None else [group])]
 
 
 class SwitchWriter:
-    """Writes the function of one program; `queued` is whether any port has a queue."""
+    """Writes the function of one program; `queued` says whether any port has a queue."""
 
     def __init__(self, emit: Emitter, places: Places, blocks: Blocks, queued: bool) -> None:
         self._program = program = emit.program
@@ -75,14 +75,14 @@ class SwitchWriter:
         self._emit = emit
         self._statements = Statements(emit, places)
         self._packet_headers = [header.name for header in program.headers.values() if not header.metadata]
-        # Which tables' hits are asked for must be known before code that applies them is written.
+        # The tables whose hits are used must be known before code that applies them is written.
         for block in blocks.all():
             for node in walk(block):
                 if isinstance(node, Hit):
                     self._emit.hit(node.table)
 
     def source(self) -> str:
-        """The whole text: constants, then the function."""
+        """Return the whole text: constants, then the function."""
         emit = self._emit
         with emit.block(_HEAD):
             self._start()
@@ -138,7 +138,7 @@ class SwitchWriter:
         self._replicate()
 
     def _clear(self) -> None:
-        """Metadata and headers start as 0, headers as invalid."""
+        """Set metadata and headers to 0 and make headers invalid."""
         emit = self._emit
         for header in self._program.headers.values():
             if not header.metadata:
@@ -151,7 +151,7 @@ class SwitchWriter:
             emit.line(f"{emit.stack_count(stack)} = {emit.constant(0)}")
 
     def _clear_unparsed(self) -> None:
-        """Arrays of headers that were not extracted; extracting fills them, so this is rare work."""
+        """Clear the arrays of headers that were not extracted; extraction would have filled them."""
         emit = self._emit
         for header in self._packet_headers:
             arrays = [part for part in self._storage.chunks[header] if not isinstance(part, Variable)]
@@ -160,7 +160,7 @@ class SwitchWriter:
                     clear_chunks(emit, arrays)
 
     def _once(self, block: Block, head: str | None) -> None:
-        """A block that may be left early by `break`."""
+        """Write a block inside `head`, a loop of one iteration that `break` can leave; None for no loop."""
         if not block:
             return
         if head is None:
@@ -176,7 +176,7 @@ class SwitchWriter:
         return any(isinstance(node, Exit) for node in walk(block))
 
     def _set_intrinsic(self, name: str, text: str, mask: bool = False) -> None:
-        """Give a field of the architecture's its value, if the program looks at it."""
+        """Set a field of the architecture, if the program uses it."""
         ref = self._program.intrinsic(name)
         if ref is None or not self._storage.has(ref):
             return
@@ -208,7 +208,7 @@ class SwitchWriter:
             self._copy()
 
     def _choose(self) -> None:
-        """Multicast goes before unicast, unicast before nothing, as in simple_switch."""
+        """Choose the copies to send: multicast takes precedence over unicast, as in simple_switch."""
         emit = self._emit
         zero, one, two = map(emit.constant, (0, 1, 2))
         spec = emit.place(EGRESS_SPEC)
@@ -223,7 +223,7 @@ class SwitchWriter:
             emit.line(f"replicas = {zero} if {spec} == {emit.constant(DROP_PORT)} else {one}")
 
     def _drop_by_priority(self) -> None:
-        """simple_switch has one queue per port unless told otherwise, and drops what asks for another."""
+        """Drop packets with a priority: simple_switch has one queue per port by default and drops them."""
         ref = self._program.intrinsic("intrinsic_metadata.priority")
         writes = (node for block in self._blocks.all() for node in walk(block) if isinstance(node, Assign))
         if ref is not None and any(node.target == ref for node in writes):
@@ -270,12 +270,12 @@ class SwitchWriter:
         self._set_intrinsic("intrinsic_metadata.egress_global_timestamp", f"now + {waited}", mask=True)
         self._set_intrinsic("queueing_metadata.enq_timestamp", "now", mask=True)
         self._set_intrinsic("queueing_metadata.deq_timedelta", waited, mask=True)
-        # Egress runs when a packet queues up: how many will be behind it when it leaves, nobody knows yet.
+        # Egress runs when a packet is queued, so the queue's depth at its departure is not known yet.
         for name in ("enq_qdepth", "deq_qdepth"):
             self._set_intrinsic(f"queueing_metadata.{name}", "depth" if self._queued else zero)
 
     def _copied_names(self) -> frozenset[str]:
-        """Variables that egress changes: each copy of a packet starts from what ingress left."""
+        """Return the variables that egress changes: every copy of a packet starts from ingress's values."""
         targets: list[Target] = [item.target for item in self._program.checksums if item.update]
         headers: list[str] = []
         stacks: list[str] = []
@@ -316,7 +316,7 @@ class SwitchWriter:
         self._leave()
 
     def _write_out(self) -> None:
-        """Bring checksums up to date and write the packet out, `to` being where its headers end."""
+        """Update checksums and write the packet to the output; `to` is then the end of its headers."""
         emit = self._emit
         for item in self._program.checksums:
             if item.update:
@@ -329,7 +329,7 @@ class SwitchWriter:
         emit.line("copy(out, to, data, base + off, left)")
 
     def _leave(self) -> None:
-        """Have the packet that was written out leave."""
+        """Send the packet that was written to the output."""
         emit = self._emit
         emit.line("out_length[sent] = to + left - sent * out_stride")
         emit.line("out_port[sent] = egress_port")

@@ -1,4 +1,4 @@
-"""The page that generated code is written on: lines, constants, and the program's names as they are there."""
+"""Collects the generated code: its lines, its constants, and the variables of the program's fields."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from peelsum.softswitch.compiler.emit_expressions import Expressions, Value, unsigned
+from peelsum.softswitch.compiler.emit_loads import load_bits
 from peelsum.softswitch.compiler.layout import TablePlan
 from peelsum.softswitch.compiler.storage import Array, Storage
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.program.operations import Element, FieldRef, Param, Target
 
-#: Python takes 100 levels of indentation.
+#: Python allows 100 levels of indentation.
 _DEPTH_LIMIT = 90
-#: The variable with the packet's length as add_header and remove_header change it.
+#: The variable with the packet's length, which add_header and remove_header update.
 CURRENT_SIZE = "current_size"
 
 
 class Emitter:
-    """Collects source text. Where `copied` names variables, code uses copies: egress runs once per copy."""
+    """Collects source text.
+
+    Code uses copies of the variables in `copied`, since egress runs once per copy of a packet.
+    """
 
     def __init__(
         self,
@@ -45,12 +49,12 @@ class Emitter:
     # --- text -------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        """One line at the current depth."""
+        """Append one line at the current depth."""
         self.lines.append("    " * self._depth + text)
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """A head line and what is written inside, one level deeper; `pass` if that is nothing."""
+        """Append `head` and indent what the body writes below it, or write `pass` if it writes nothing."""
         self.line(head)
         self._depth += 1
         if self._depth > _DEPTH_LIMIT:
@@ -62,71 +66,73 @@ class Emitter:
         self._depth -= 1
 
     def drop_lines(self, mark: int) -> None:
-        """Take back what was written since `len(lines)` was `mark`."""
+        """Remove the lines written since `len(lines)` was `mark`."""
         del self.lines[mark:]
 
     def constant(self, value: int) -> str:
-        """The name of a constant."""
+        """Return the name of a constant."""
         if value not in self._constants:
             self._constants[value] = f"k_{value:x}" if value >= 0 else f"k_minus_{-value:x}"
         return self._constants[value]
 
     def constants(self) -> list[str]:
-        """The lines that define the constants used."""
+        """Return the lines that define the constants used."""
         return [f"{name} = K({value:#x})" for value, name in sorted(self._constants.items())]
 
     def temporary(self, hint: str) -> str:
-        """A name that nothing else has."""
+        """Return a new variable name that starts with `hint`."""
         self._temporaries += 1
         return f"{hint}{self._temporaries}"
 
     def name(self, variable: str) -> str:
-        """What a variable of the program is called here."""
+        """Return the current name of a variable: the variable itself or its copy."""
         return f"e_{variable}" if variable in self.copied else variable
 
     # --- the program's names ----------------------------------------------------------------------
 
     def validity(self, header: str) -> str:
-        """Whether a header is valid."""
+        """Return the text of a header's validity."""
         if self.program.headers[header].metadata:
             return "True"
         return self.name(self.validity_variable(header))
 
     def validity_variable(self, header: str) -> str:
-        """The variable that holds a header's validity."""
+        """Return the variable that holds a header's validity."""
         return self._validities[header]
 
     def rivals(self, header: str) -> list[str]:
-        """The other headers of a header's union, if it is in one."""
+        """Return the other headers of a header's union, if it is in one."""
         unions = [members for members in self.program.unions.values() if header in members]
         return [other for members in unions for other in members if other != header]
 
     def stack_variable(self, stack: str) -> str:
-        """The variable that holds how many elements of a stack are filled."""
+        """Return the variable that holds how many elements of a stack are filled."""
         return self._stack_counts[stack]
 
     def stack_count(self, stack: str) -> str:
-        """What that variable is called here."""
+        """Return the current name of that variable."""
         return self.name(self._stack_counts[stack])
 
     def hit(self, table: str) -> str:
-        """Whether the last application of a table hit."""
+        """Return the variable that says whether a table's last application hit."""
         return self.hits.setdefault(table, f"hit{len(self.hits) + 1}")
 
     def param(self, param: Param, limb: int = 0) -> str:
-        """The variable of an action's parameter, or of one of its 64-bit limbs."""
+        """Return the variable of a 64-bit limb of an action parameter."""
         return f"p{list(self.plans).index(param.table)}_{param.index}_{limb}"
 
     def peek(self, offset: int, bits: int) -> str:
-        """Bits of the packet beyond what is parsed."""
-        from peelsum.softswitch.compiler.emit_packets import load_bits
-
+        """Return the text of packet bits beyond the parsed part."""
         if bits > 64:
-            raise UnsupportedConstruct(f"lookahead of {bits} bits: this target has up to 64; look at fewer")
-        return load_bits(self, "(base + off)", offset, bits)
+            raise UnsupportedConstruct(f"lookahead of {bits} bits; use up to 64")
+        return load_bits(self.constant, "(base + off)", offset, bits)
+
+    def stack_size(self, stack: str) -> int:
+        """Return how many elements a stack has."""
+        return len(self.program.stacks[stack])
 
     def cell(self, array: Array, start: int, step: int = 0) -> str:
-        """An element of an array: a fixed one, or in a loop the one that turn `k` steps to."""
+        """Return the text of an array's element: a fixed one or, in a loop, that of iteration `k`."""
         name = self.name(array.name)
         if not step:
             return f"{name}[{self.constant(start)}]"
@@ -136,14 +142,14 @@ class Emitter:
         return f"{name}[{turn}]" if start == 0 else f"{name}[{self.constant(start)} + {turn}]"
 
     def bits(self, target: Target) -> int:
-        """Width of a field."""
+        """Return a field's width."""
         header = self.program.headers[target.header]
         if isinstance(target, Element):
             return header.fields[target.first].bits
         return next(part.bits for part in header.fields if part.name == target.field)
 
     def place(self, target: Target) -> str:
-        """The variable or array element of a field of up to 64 bits."""
+        """Return the variable or array element of a field of up to 64 bits."""
         if isinstance(target, Element):
             return self.cell(*self.storage.element(target), target.step)
         found = self.storage.array(target)
@@ -152,18 +158,18 @@ class Emitter:
         if self.bits(target) > 64:
             raise UnsupportedConstruct(
                 f"field {target.header}.{target.field}: computing with {self.bits(target)} bits; "
-                "this target copies and matches such fields only"
+                "use at most 64, or only copy and match the field"
             )
         return self.name(self.storage.variables(target)[0].name)
 
     def limb_places(self, target: FieldRef) -> list[str]:
-        """The variables of a field of any width, most significant first."""
+        """Return the variables of a field of any width, most significant first."""
         if self.storage.array(target) is not None:
             return [self.place(target)]
         return [self.name(part.name) for part in self.storage.variables(target)]
 
     def read(self, target: Target) -> Value:
-        """A field's value."""
+        """Return a field's value."""
         bits = self.bits(target)
         value = unsigned(self.place(target), bits)
         header = self.program.headers[target.header]
@@ -180,7 +186,7 @@ class Emitter:
 
 
 def _named(prefix: str, things: Iterable[str]) -> dict[str, str]:
-    """A variable name for each thing, made from its own."""
+    """Return a distinct variable name for each thing, made from the thing's name."""
     made: dict[str, str] = {}
     for thing in things:
         name = prefix + "".join(letter if letter.isalnum() else "_" for letter in thing)

@@ -1,8 +1,7 @@
-"""Control flow graphs -> nested statements: pipelines, parsers and the jumps inside actions become ifs.
+"""Converts control flow graphs (pipelines, parsers, jumps inside actions) to nested statements.
 
-BMv2 JSON says where control goes next; compiled code wants blocks. Pipelines and actions must be acyclic:
-what loops is refused. A parser may loop, as header stacks make it, and then stays a machine of states.
-Nothing here knows how a statement is written down.
+BMv2 JSON names each node's successors; generated code needs blocks. Pipelines and actions with loops are
+refused. A parser may loop, e.g. over a header stack, and then becomes a state machine.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ from peelsum.softswitch.program.operations import (
 
 @dataclass(frozen=True, slots=True)
 class If:
-    """Run `then` where `condition` holds, else `orelse`."""
+    """Run `then` if `condition` holds, else `orelse`."""
 
     condition: Expr
     then: Block
@@ -66,7 +65,7 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Look a packet up in `table`, then run the arm of the action found. Arms: action number, statements."""
+    """Look a packet up in `table` and run the arm of the action found. Arms: action number, statements."""
 
     table: str
     arms: tuple[tuple[int, Block], ...]
@@ -74,12 +73,12 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """End the pipeline if the packet met an `Exit`."""
+    """End the pipeline if the packet executed an `Exit`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Run `body` `count` times; element references in it move on by their step each time."""
+    """Run `body` `count` times; its element references advance by their step in each iteration."""
 
     count: int
     body: Block
@@ -87,14 +86,14 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Run `states[0]`, then the state that each one's `Goto` names, until one leads nowhere."""
+    """Run `states[0]`, then the state that each state's `Goto` names, until one ends the machine."""
 
     states: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Goto:
-    """In a machine: go on with state number `state`; None ends it."""
+    """In a machine: continue with state number `state`; None ends it."""
 
     state: int | None
 
@@ -102,7 +101,7 @@ class Goto:
 Statement: TypeAlias = If | Apply | Leave | Repeat | Machine | Goto | ParserOp
 Block: TypeAlias = tuple[Statement, ...]
 
-#: A graph this much larger once written as blocks is refused: its branches share too much.
+#: Largest factor by which a graph may grow when it is converted to blocks, which duplicates shared branches.
 _GROWTH_LIMIT = 20
 
 
@@ -110,11 +109,11 @@ _GROWTH_LIMIT = 20
 
 
 class _Loop(UnsupportedConstruct):
-    """A graph that leads back to one of its nodes."""
+    """A graph has a cycle."""
 
 
 class _Graph:
-    """An acyclic graph of nodes; `None` is the end. Finds where branches meet again."""
+    """An acyclic graph of nodes; None is the end. Finds the node where a node's branches meet again."""
 
     def __init__(self, name: str, start: Any, after: Callable[[Any], Sequence[Any]]) -> None:
         self.name = name
@@ -140,7 +139,7 @@ class _Graph:
             node, successors = stack[-1]
             for follower in successors:
                 if follower in open_nodes:
-                    raise _Loop(f"{self.name}: {follower} leads back to itself; loops are not run")
+                    raise _Loop(f"{self.name}: {follower} leads back to itself; remove the loop")
                 if follower is not None and follower not in done:
                     open_nodes.add(follower)
                     stack.append((follower, iter(self.after(follower))))
@@ -160,7 +159,10 @@ class _Graph:
         return one
 
     def block(self, node: Any, stop: Any, write: Callable[[Any, Callable[[Any], Block]], Block]) -> Block:
-        """Statements from `node` up to `stop`: `write(node, arm)` gives a node's, `arm(next)` an arm's."""
+        """Return the statements from `node` up to `stop`.
+
+        `write(node, arm)` returns a node's statements; `arm(next)` returns those of a branch.
+        """
         out: list[Statement] = []
         while node is not None and node != stop:
             self._room -= 1
@@ -178,7 +180,7 @@ class _Graph:
 
 
 def inline(program: Program, table: Table, number: int) -> Block:
-    """An action's statements for `table`: jumps turned into ifs, parameters bound."""
+    """Return an action's statements for `table`: jumps become ifs, parameters are bound."""
     action = program.actions[number]
     block = _unjumped(action)
     if _never_changes(table):
@@ -227,7 +229,7 @@ def _with_params(block: Block, bind: Callable[[Param], Expr]) -> Block:
 
 
 def rebuilt(node: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of a statement or expression in which `change` has replaced nodes; it gives None to keep one."""
+    """Return a copy of a statement or expression with nodes replaced by `change(node)`, unless it is None."""
     changed = change(node)
     if changed is not None:
         return changed
@@ -243,7 +245,7 @@ def rebuilt(node: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def pipeline_block(program: Program, pipeline: Pipeline) -> Block:
-    """A pipeline as nested statements. Raises UnsupportedConstruct for loops."""
+    """Return a pipeline as nested statements. Raises UnsupportedConstruct for loops."""
 
     def write(name: str, arm: Callable[[Any], Block]) -> Block:
         node = pipeline.nodes[name]
@@ -280,7 +282,7 @@ def _table_block(program: Program, table: Table, arm: Callable[[Any], Block]) ->
 
 
 def parser_block(parser: Parser) -> Block:
-    """A parser as nested statements, or as a machine if it loops; operations on a packet may end it early."""
+    """Return a parser as nested statements, or as a machine if it loops. Its operations may end it early."""
 
     def after(name: str) -> list[str | None]:
         transitions = parser.states[name].transitions
@@ -312,7 +314,7 @@ def _machine(parser: Parser) -> Machine:
 
 
 def _or_end(block: Block) -> Block:
-    """The statements of a selection, which ends the machine where nothing is selected."""
+    """Return the statements of a selection that ends the machine if no branch is selected."""
     if not block:
         return (Goto(None),)
     (part,) = block
@@ -351,7 +353,7 @@ def _matches(key: Sequence[Expr], values: Sequence[int], masks: Sequence[int] | 
 
 
 def written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | None:
-    """The (header, field number) pairs that a loop changes on any turn; None if that cannot be told."""
+    """Return the (header, field number) pairs that any iteration changes; None if they are unknown."""
     places: set[tuple[str, int]] = set()
     for node in walk(loop.body):
         if isinstance(node, (AddHeader, RemoveHeader, CopyHeader, Push, Pop, CopyStack, MarkToDrop)):
@@ -365,7 +367,7 @@ def written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | Non
 
 
 def places_of(program: Program, target: Target, count: int) -> set[tuple[str, int]]:
-    """The (header, field number) pairs that a field or an element is over `count` turns."""
+    """Return the (header, field number) pairs that a field or element denotes over `count` iterations."""
     if isinstance(target, Element):
         return {(target.header, target.first + target.step * turn) for turn in range(count)}
     fields = program.headers[target.header].fields
@@ -373,7 +375,7 @@ def places_of(program: Program, target: Target, count: int) -> set[tuple[str, in
 
 
 def is_steady(program: Program, value: Expr, loop: Repeat) -> bool:
-    """Whether an expression is the same on every turn of a loop."""
+    """Return whether an expression has the same value in every iteration of a loop."""
     written = written_places(program, loop)
     if written is None:
         return False

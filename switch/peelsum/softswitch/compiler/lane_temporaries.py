@@ -1,22 +1,23 @@
-"""Sees through the temporaries that p4c gives each lane, where all lanes would hold the same.
+"""Removes p4c's temporaries from loops over lanes if every lane's temporary holds the same value.
 
-p4c computes a register's index anew for every lane, into a variable of its own. In a loop that makes an
-array that is written once and read next to it; putting the value in its place leaves an index that all turns
-share, which is then found and checked once.
+p4c computes a register's index separately for every lane, into a variable per lane. In a loop these variables
+become an array whose elements are written once and then read. With the value in their place, all iterations
+share one index, which is computed and checked once.
 
-Let T be such an element of a loop, and V the value that the loop assigns to it. Reads of T become V, and the
-assignment goes. That changes nothing if V is what every read of T would find, and nobody else looks for T:
+Let T be such an element of a loop, and V the value that the loop assigns to it. Reads of T are replaced by V,
+and the assignment is removed. This preserves the program if every read of T yields V, and T is not read
+elsewhere:
 
-- *Every read in the loop comes after the assignment, in the same turn.* The assignment is a statement of the
-  loop's body itself, so it runs on every turn, and it is the first that mentions T.
-- *Nothing is stored in T in between.* It is the only statement of the loop that stores in T. Another element
-  that shares a place with T, in this loop or another, rules T out, as its turns could store there, too.
-- *Storing V in T and reading it gives V.* T has no sign, and V, which is not negative, fits its width.
-- *V is the same where it is read.* It mentions no element and nothing that the loop changes on any turn, and
-  no look into the packet. So it does not depend on the turn, nor on where in the turn it is worked out.
-- *Nobody else looks for T.* Its fields are metadata of the program's own: no one sends them, the architecture
-  does not read them. No statement, table key, checksum or field list names one of them as a field, no header
-  is copied from them or onto them, and T is mentioned in no other loop.
+- *Every read in the loop follows the assignment, in the same iteration.* The assignment is a statement of the
+  loop's body itself, so it runs in every iteration, and it is the first statement that mentions T.
+- *No other statement stores to T.* The assignment is the loop's only store to T. If another element, in this
+  loop or another, shares a place with T, T is kept, since that element could be a store to T.
+- *Storing V in T and reading it yields V.* T is unsigned, and V is not negative and fits T's width.
+- *V is the same wherever it is read.* V contains no element, no lookahead and nothing that any iteration of
+  the loop changes. So it depends neither on the iteration nor on the position in it.
+- *T is not read elsewhere.* T's fields are the program's own metadata: they are not part of a packet, and the
+  architecture does not read them. No statement, table key, checksum or field list names one of them as a
+  field. No header is copied from or onto them, and no other loop mentions T.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _STORES = (Assign, AssignChosen, Hash, ReadRegister)
 
 
 class _Uses:
-    """Which fields code, tables and checksums name, and how often loops name elements."""
+    """The fields that code, tables and checksums name, and how often loops name each element."""
 
     def __init__(self, program: Program, blocks: Sequence[Block]) -> None:
         self.loops: list[Repeat] = []
@@ -69,18 +70,18 @@ class _Uses:
                     self.elements[node] += 1
 
     def named(self, refs: Iterable[FieldRef]) -> bool:
-        """Whether one of some fields is named as such, in or outside loops."""
+        """Return whether any of some fields is named as a field, inside or outside loops."""
         return not self._refs.isdisjoint(refs)
 
     def but(self, target: Element) -> Iterator[tuple[Element, Repeat]]:
-        """Every other element, with the loop that it is in."""
+        """Yield every element except `target`, with its loop."""
         for loop in self.loops:
             for node in {node for node in walk(loop) if isinstance(node, Element)} - {target}:
                 yield node, loop
 
 
 def see_through(program: Program, blocks: Sequence[Block]) -> list[Block]:
-    """The blocks with such temporaries replaced by what they hold."""
+    """Return the blocks with such temporaries replaced by their values."""
     uses = _Uses(program, blocks)
     return [
         tuple(
@@ -102,7 +103,7 @@ def _settled(program: Program, uses: _Uses, loop: Repeat) -> Repeat:
 
 
 def _held(program: Program, uses: _Uses, loop: Repeat, target: Element, value: Expr) -> Expr | None:
-    """What `target` holds whenever it is read; None if it may be something else, or be read elsewhere."""
+    """Return the value that every read of `target` yields; None if the conditions above are not met."""
     header = program.headers[target.header]
     places = places_of(program, target, loop.count)
     fields = [FieldRef(header.name, header.fields[number].name) for _, number in places]
@@ -127,7 +128,7 @@ def _targets(node: Any) -> tuple[Target, ...]:
 
 
 def _bits_needed(program: Program, value: Expr) -> int:
-    """Width of a value that is a field or a masked one; anything else counts as too wide."""
+    """Return an upper bound of a value's width for fields, constants and masked values, else a huge one."""
     match value:
         case FieldRef(header, name):
             found = program.headers[header].field(name)

@@ -1,6 +1,6 @@
-"""Where tables, registers, counters and groups lie in the flat arrays that compiled code and control share.
+"""The layout of tables, registers and counters in the flat arrays that generated code and control share.
 
-Compiled code takes these offsets as constants; control writes the arrays. Nothing here moves after loading.
+Generated code contains the offsets as constants, so they are fixed once the program is loaded.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Program, Table, TableKey
 
-#: What a port's queue returns for a packet that finds no room.
+#: Returned by a port's queue for a packet that finds it full.
 FULL = (1 << 64) - 1
-#: Words of a row before its parameters: action + 1 (0: nothing here), and the entry's number.
+#: Words of a row before its parameters: action + 1 (0: empty row), and the entry's number.
 ROW_ACTION, ROW_ENTRY, ROW_PARAMS = 0, 1, 2
-#: More words of table memory than this are refused: 2 GiB.
+#: Most words of table memory: 2 GiB.
 WORDS_LIMIT = 1 << 28
 
 
 def words_of(bits: int) -> int:
-    """How many 64-bit words hold `bits` bits."""
+    """Return how many 64-bit words hold `bits` bits."""
     return max(1, -(-bits // 64))
 
 
 def limbs(value: int, bits: int) -> list[int]:
-    """`value` cut into 64-bit words, most significant first."""
+    """Split `value` into 64-bit words, most significant first."""
     count = words_of(bits)
     return [value >> 64 * (count - 1 - i) & (1 << 64) - 1 for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """Bits `shift` and up of one key word: limb `limb` of key `key`, counted from the top."""
+    """A part of a key word: limb `limb` (from the top) of key number `key`, shifted left by `shift`."""
 
     key: int
     limb: int
@@ -41,12 +41,12 @@ class KeyPart:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """One table's place in the table memory.
+    """A table's place in the table memory.
 
-    `default_row` is a row without key. From `region` on, an exact table is a hash table of `capacity` rows,
-    open addressing; any other holds a count and then rows in the order they are tried. A row is `row_words`
-    long: action, entry number, parameters, key. The key of an exact row is one word per entry of `words`;
-    else it is value and mask for each of `words`, then low and high for each of `ranges`.
+    `default_row` is a row without key. From `region` on, an exact table is a hash table of `capacity` rows
+    with open addressing. Any other table has a count and then its rows in the order in which they are tried.
+    A row has `row_words` words: action, entry number, parameters, key. An exact key has one word per item of
+    `words`. Any other key has value and mask per item of `words`, then low and high per item of `ranges`.
     """
 
     table: Table
@@ -62,11 +62,11 @@ class TablePlan:
 
     @property
     def key_offset(self) -> int:
-        """Words from the start of a row to its key."""
+        """The number of words before a row's key."""
         return ROW_PARAMS + self.param_words
 
     def key_words(self, values: Sequence[int]) -> list[int]:
-        """Key values, one per table key, packed as compiled code packs a packet's."""
+        """Pack key values, one per table key, as generated code packs a packet's."""
         packed = []
         for parts in self.words:
             word = 0
@@ -79,7 +79,7 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class RegisterPlan:
-    """Cell i is element `base + i * step` of the array of 32-bit registers, or of the `wide` ones' (64)."""
+    """Cell i is element `base + i * step` of the array of 32-bit registers, or of 64-bit ones if `wide`."""
 
     size: int
     bits: int
@@ -90,14 +90,14 @@ class RegisterPlan:
 
 @dataclass(frozen=True, slots=True)
 class CounterPlan:
-    """Cell i of a counter is elements `base + 2 i` (packets) and `base + 2 i + 1` (bytes)."""
+    """Cell i consists of elements `base + 2 i` (packets) and `base + 2 i + 1` (bytes)."""
 
     size: int
     base: int
 
 
 def pack_keys(keys: Sequence[TableKey]) -> tuple[tuple[KeyPart, ...], ...]:
-    """Key fields put side by side into 64-bit words; fields wider than a word are cut into limbs."""
+    """Pack key fields side by side into 64-bit words; wider fields are split into limbs."""
     words: list[tuple[KeyPart, ...]] = []
     current: list[KeyPart] = []
     room = 64
@@ -116,7 +116,7 @@ def pack_keys(keys: Sequence[TableKey]) -> tuple[tuple[KeyPart, ...], ...]:
 
 
 def plan_tables(program: Program) -> dict[str, TablePlan]:
-    """A place for every table. Raises UnsupportedConstruct if the declared sizes are beyond reason."""
+    """Return every table's place. Raises UnsupportedConstruct if the declared sizes need too much memory."""
     plans: dict[str, TablePlan] = {}
     at = 0
     for name, table in program.tables.items():
@@ -154,7 +154,7 @@ def _plan_table(program: Program, table: Table, at: int) -> TablePlan:
 
 
 def plan_registers(program: Program, banks: Iterable[Sequence[str]]) -> dict[str, RegisterPlan]:
-    """A place for every register. Registers of one bank lie side by side: cell i of all, then cell i + 1."""
+    """Return every register's place. A bank's registers are interleaved: cell i of each, then cell i + 1."""
     plans: dict[str, RegisterPlan] = {}
     ends = {False: 0, True: 0}
     banked = [tuple(bank) for bank in banks]
@@ -169,7 +169,7 @@ def plan_registers(program: Program, banks: Iterable[Sequence[str]]) -> dict[str
 
 
 def plan_counters(program: Program) -> dict[str, CounterPlan]:
-    """A place for every counter."""
+    """Return every counter's place."""
     plans: dict[str, CounterPlan] = {}
     at = 0
     for name, counter in program.counters.items():

@@ -14,32 +14,32 @@ from peelsum.softswitch.program.model import Program
 
 
 def load(path: str | PathLike[str]) -> Program:
-    """The program in a BMv2 JSON file.
+    """Return the program in a BMv2 JSON file.
 
-    Raises BadProgram where the file is not such a program, UnsupportedConstruct where it uses something that
-    this target does not run; both name what and where.
+    Raises BadProgram if the file is not such a program, and UnsupportedConstruct if it uses something that
+    the softswitch does not support. Both name the item and where it is.
     """
     try:
         document = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise BadProgram(f"{path}: {error.strerror}; give the JSON file that p4c-bm2-ss wrote") from None
     except ValueError as error:
-        raise BadProgram(f"{path}: no JSON ({error}); give the file that p4c-bm2-ss wrote") from None
+        raise BadProgram(f"{path}: not JSON ({error}); give the file that p4c-bm2-ss wrote") from None
     return parse(document, Path(path).stem)
 
 
 def parse(document: Any, name: str) -> Program:
-    """The program in a BMv2 JSON document; raises as `load` does."""
+    """Return the program in a BMv2 JSON document. Raises as `load` does."""
     version = document.get("__meta__", {}).get("version", [2]) if isinstance(document, dict) else None
     if version is not None and version[0] != 2:
-        raise UnsupportedConstruct(f"{name}: BMv2 JSON version {version}; this target reads version 2")
+        raise UnsupportedConstruct(f"{name}: BMv2 JSON version {version}; use version 2")
     if not isinstance(document, dict) or "pipelines" not in document:
         raise BadProgram(
-            f"{name}: has no pipelines, so it is no BMv2 JSON; compile the program with p4c-bm2-ss"
+            f"{name}: has no pipelines, so it is not BMv2 JSON; compile the program with p4c-bm2-ss"
         )
     try:
         program = read(document, name)
-        generate(program)  # refuses what only the way to code finds out
+        generate(program)  # refuses what the loader cannot detect
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise BadProgram(f"{name}: incomplete BMv2 JSON ({error!r}); compile the program again") from error
     except RecursionError:

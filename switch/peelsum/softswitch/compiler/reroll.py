@@ -1,8 +1,8 @@
-"""Straight-line runs that differ only by lane -> loops.
+"""Converts runs of statements that differ only by lane to loops.
 
-p4c writes an action over 256 lanes as 768 statements. Runs of statements of one shape, in which every field
-and register either stays or moves on by a constant number of places, become one `Repeat`. Turns run in the
-order of the run, so nothing is assumed about what the statements do.
+p4c writes an action over 256 lanes as 768 statements. A run of statements of the same shape becomes a
+`Repeat` if every field and register in it stays or advances by a constant step. Iterations run in the order
+of the run, so the conversion is valid whatever the statements do.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from peelsum.softswitch.program.operations import (
     WriteRegister,
 )
 
-#: A run pays from this many turns on.
+#: Fewest iterations worth a loop.
 MIN_TURNS = 4
-#: Longest body of a loop that is looked for, in statements.
+#: Longest loop body, in statements.
 MAX_PERIOD = 16
 
-#: A place that can move from turn to turn: (header, number of the field) or ("", number of the register).
+#: What can advance between iterations: (header, number of the field) or ("", number of the register).
 Place: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Which fields and registers some loop steps through: per header (or "" for registers), (first, last)."""
+    """The fields and registers that loops step through: (first, last) per header, or "" for registers."""
 
     ranges: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     def containing(self, place: Place) -> tuple[int, int] | None:
-        """The span that a place is in."""
+        """Return the span that contains a place, or None."""
         return next((span for span in self.ranges.get(place[0], ()) if span[0] <= place[1] <= span[1]), None)
 
 
 class Roller:
-    """Rolls the blocks of one program and remembers what their loops step through."""
+    """Rolls the blocks of one program and records what their loops step through."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -60,11 +60,11 @@ class Roller:
         self._touched: dict[str, list[tuple[int, int]]] = {}
 
     def spans(self) -> Spans:
-        """What all loops so far step through, spans that overlap joined."""
+        """Return what all loops so far step through; overlapping spans are merged."""
         return Spans({owner: _joined(spans) for owner, spans in self._touched.items()})
 
     def roll(self, block: Block) -> Block:
-        """The block with its runs, inner ones too, as loops."""
+        """Return the block with its runs, including nested ones, as loops."""
         inner = tuple(self._roll_inside(part) for part in block)
         shaped = [self._shape(part) for part in inner]
         numbers: dict[Hashable, int] = {}
@@ -92,7 +92,7 @@ class Roller:
     # --- finding runs -----------------------------------------------------------------------------
 
     def _shape(self, part: Statement) -> tuple[Hashable, tuple[Place, ...]]:
-        """A statement without the places in it, and those places in order."""
+        """Return a statement's shape, without its places, and those places in order."""
         places: list[Place] = []
         shape = self._shape_of(part, places)
         return shape, tuple(places)
@@ -104,7 +104,7 @@ class Roller:
             declared = self._program.headers[node.header].fields[place[1]]
             return "field", declared.bits, declared.signed
         if isinstance(node, (Apply, Leave, Exit, Hit, Repeat)):
-            return "unique", id(node)  # never like another: where control goes is not rolled
+            return "unique", id(node)  # equal to no other shape: control flow is not rolled
         if isinstance(node, tuple):
             return tuple(self._shape_of(part, places) for part in node)
         if not is_dataclass(node):
@@ -122,7 +122,7 @@ class Roller:
     def _best_run(
         self, shapes: Sequence[int], places: Sequence[tuple[Place, ...]], at: int
     ) -> tuple[int, int, list[int]]:
-        """The run from `at` on that covers most: its period, turns, and the step of every place."""
+        """Return the longest run from `at` on: its period, iterations, and the step of every place."""
         best: tuple[int, int, list[int]] = (1, 1, [])
         for period in range(1, MAX_PERIOD + 1):
             turns = 1
@@ -140,7 +140,7 @@ class Roller:
         return best
 
     def _steady(self, rows: Sequence[Sequence[Place]]) -> tuple[int, list[int]]:
-        """How many turns every place keeps its step, and the steps."""
+        """Return for how many iterations every place keeps its step, and the steps."""
         if any(one[0] != other[0] for one, other in zip(rows[0], rows[1], strict=True)):
             return 1, []
         steps = [other[1] - one[1] for one, other in zip(rows[0], rows[1], strict=True)]
@@ -156,7 +156,7 @@ class Roller:
         return turns, steps
 
     def _uniform(self, owner: str, one: int, other: int) -> bool:
-        """Whether everything between two places is alike, so that it can be one array."""
+        """Return whether everything between two places has the same type, so that it can be one array."""
         low, high = min(one, other), max(one, other)
         if owner == "":
             kinds = {(part.bits, part.size) for part in self._register_list[low : high + 1]}
@@ -178,7 +178,7 @@ class Roller:
         return Repeat(turns, tuple(self._stepping(part, turns, remaining) for part in body))
 
     def _stepping(self, node: Any, turns: int, steps: Iterator[int]) -> Any:
-        """`node` with every place that moves made an element; takes the steps in the order of `_shape_of`."""
+        """Replace every moving place in `node` by an element; consumes steps in the order of `_shape_of`."""
         if isinstance(node, FieldRef) and (node.header, node.field) in self._fields:
             number = self._fields[node.header, node.field]
             step = self._touch((node.header, number), turns, next(steps))

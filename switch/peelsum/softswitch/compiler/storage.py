@@ -1,6 +1,6 @@
-"""Where generated code keeps fields while a packet is under way: variables, or arrays that loops run over.
+"""Assigns fields to variables of the generated code, or to arrays that its loops run over.
 
-Fields of packet headers that the program never looks at are kept together, as many as fit into one variable.
+Packet fields that the program never uses share variables, as many as fit into 64 bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peelsum.softswitch.program.operations import Element, FieldRef, Target, wal
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """`bits` bits (64 at most), `offset` bits into the header, in the variable `name`."""
+    """The variable `name` for `bits` bits (at most 64), `offset` bits into the header."""
 
     name: str
     offset: int
@@ -27,7 +27,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """`count` fields of `bits` bits, number `first` and up of a header, in the array `name`."""
+    """The array `name` for `count` fields of `bits` bits of a header, from field number `first` on."""
 
     name: str
     offset: int
@@ -40,7 +40,7 @@ Chunk: TypeAlias = Variable | Array
 
 
 class Storage:
-    """The variables and arrays of one program. `blocks` is all its code."""
+    """The variables and arrays of one program; `blocks` is all its code."""
 
     def __init__(
         self, program: Program, blocks: Iterable[Any], spans: Spans, roots: Iterable[FieldRef]
@@ -57,27 +57,27 @@ class Storage:
         for header in program.headers.values():
             self._lay_out(header, used, sorted(set(by_type.get(header.type_name, ()))))
 
-    # --- asking -----------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
 
     def variables(self, ref: FieldRef) -> Sequence[Variable]:
-        """The variables of a field that is in no array, most significant first; one up to 64 bits."""
+        """Return the variables of a field outside arrays, most significant first; one for up to 64 bits."""
         found = self._fields[ref.header, ref.field]
         assert not isinstance(found, Array)
         return found
 
     def has(self, ref: FieldRef) -> bool:
-        """Whether the program looks at a field of metadata, or the field is one of a packet header."""
+        """Return whether a field has storage: packet fields have, metadata only if the program uses it."""
         return (ref.header, ref.field) in self._fields
 
     def names(self, target: Target) -> list[str]:
-        """The variables, or the array, that a field or element is in."""
+        """Return the names of the variables, or of the array, that hold a field or element."""
         if isinstance(target, Element):
             return [self.element(target)[0].name]
         found = self._fields[target.header, target.field]
         return [found.name] if isinstance(found, Array) else [part.name for part in found]
 
     def array(self, ref: FieldRef) -> tuple[Array, int] | None:
-        """The array that a field is in, and its place there; None if it is in variables."""
+        """Return the array that holds a field and the index in it; None if variables hold it."""
         found = self._fields[ref.header, ref.field]
         if not isinstance(found, Array):
             return None
@@ -86,18 +86,18 @@ class Storage:
         return found, number - found.first
 
     def element(self, element: Element) -> tuple[Array, int]:
-        """The array that an element of a loop steps through, and where it starts."""
+        """Return the array that an element of a loop steps through, and its first index."""
         name = self._program.headers[element.header].fields[element.first].name
         found = self._fields[element.header, name]
         assert isinstance(found, Array)
         return found, element.first - found.first
 
     def arrays(self) -> list[Array]:
-        """Every array."""
+        """Return all arrays."""
         return [part for chunks in self.chunks.values() for part in chunks if isinstance(part, Array)]
 
     def name(self, *parts: str) -> str:
-        """A new variable name made from `parts`."""
+        """Return a new variable name made from `parts`."""
         wanted = re.sub(r"\W+", "_", "_".join(parts)).strip("_")
         name, number = wanted, 1
         while name in self._names:
@@ -106,7 +106,7 @@ class Storage:
         self._names.add(name)
         return name
 
-    # --- laying out -------------------------------------------------------------------------------
+    # --- layout -----------------------------------------------------------------------------------
 
     def _lay_out(self, header: Header, used: set[tuple[str, str]], spans: Sequence[tuple[int, int]]) -> None:
         chunks: list[Chunk] = []
@@ -131,7 +131,7 @@ class Storage:
     def _alone_or_merged(
         self, header: Header, number: int, used: set[tuple[str, str]], spans: Sequence[tuple[int, int]]
     ) -> int:
-        """Where the group that starts with field `number` ends; unused packet fields go together."""
+        """Return the end of the group that starts with field `number`; unused packet fields are grouped."""
 
         def apart(position: int) -> bool:
             starts = any(part[0] == position for part in spans)
@@ -164,7 +164,7 @@ class Storage:
 
 
 def _used(program: Program, blocks: Iterable[Any], roots: Iterable[FieldRef]) -> set[tuple[str, str]]:
-    """(type, field) of all fields that code names."""
+    """Return (type, field) of all fields that the program names."""
     refs = set(roots)
     for block in blocks:
         refs.update(node for node in walk(block) if isinstance(node, FieldRef))

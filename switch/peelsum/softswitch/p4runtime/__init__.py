@@ -1,4 +1,4 @@
-"""A P4Runtime server for the embedded target: what a controller talks to."""
+"""A P4Runtime server for the softswitch."""
 
 from peelsum.softswitch.p4runtime.server import THREAD_PREFIX, RunningServer, serve
 

@@ -1,7 +1,6 @@
-"""Who may write: clients' election ids, and which stream is the primary.
+"""The election among clients: their election ids, and which stream is the primary and may write.
 
-Follows section 5 of the P4Runtime specification for the default role. Knows streams only by what they
-can be sent, so it runs without gRPC.
+It follows section 5 of the P4Runtime specification for the default role, and runs without gRPC.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from finsy.proto import U128, p4r, rpc_status
 from peelsum.softswitch.p4runtime.status import Code, RequestError, code_number, invalid, unimplemented
 
 # Theory of operation.
-# `highest` is the highest election id heard from the streams since the last time there were none.
+# `highest` is the highest election id that streams have bid since the last time none was open.
 #
 #   a stream bids e             | then
 #   ----------------------------+--------------------------------------------------------------
 #   another stream holds e      | the bidding stream ends: INVALID_ARGUMENT
-#   e >= highest                | it is the primary, highest = e, everybody is told
-#   e < highest, was primary    | nobody is the primary, everybody is told
-#   e < highest                 | it is a backup and told so
-#   no e                        | likewise: it never is the primary
+#   e >= highest                | it becomes the primary, highest = e, all are notified
+#   e < highest, was primary    | there is no primary, all are notified
+#   e < highest                 | it becomes a backup and is notified
+#   no e                        | likewise: it can never be the primary
 #
 #   a stream ends               | then
 #   ----------------------------+--------------------------------------------------------------
-#   it was the primary          | nobody is, everybody is told; a bid of `highest` or more gets it
-#   it was the last             | highest is forgotten: a new controller need not know the old one's
+#   it was the primary          | there is none, all are notified; a bid of `highest` or more wins
+#   it was the last             | highest is reset: a new controller need not know the old one's
 
 
 class Stream(Protocol):
-    """What arbitration needs of an open stream."""
+    """An open stream, as arbitration needs it."""
 
     def send(self, response: p4r.StreamMessageResponse) -> None:
         """Queue a message to the client; must not block."""
@@ -50,12 +49,12 @@ class Arbiter:
         self._highest = 0
 
     def enter(self, stream: Stream) -> None:
-        """A stream has opened; it bids for nothing yet."""
+        """Add a stream that has opened and not bid yet."""
         with self._lock:
             self._open.add(stream)
 
     def bid(self, stream: Stream, update: p4r.MasterArbitrationUpdate) -> None:
-        """A stream's arbitration message. Raises RequestError if the stream has to end for it."""
+        """Handle a stream's arbitration message. Raises RequestError if the stream has to end."""
         if update.device_id != self._device_id:
             raise RequestError(
                 Code.NOT_FOUND, f"device_id: no device {update.device_id}; this is device {self._device_id}"
@@ -65,7 +64,7 @@ class Arbiter:
         election_id = U128.decode(update.election_id)
         with self._lock:
             if stream not in self._open:
-                return  # it ended while its message was under way
+                return  # it ended before its message was handled
             if election_id and any(
                 held == election_id for other, held in self._bids.items() if other is not stream
             ):
@@ -80,7 +79,7 @@ class Arbiter:
             self._tell(self._bids if changed else [stream])
 
     def leave(self, stream: Stream) -> None:
-        """A stream has ended."""
+        """Remove a stream that has ended."""
         with self._lock:
             self._open.discard(stream)
             self._bids.pop(stream, None)
@@ -92,11 +91,11 @@ class Arbiter:
 
     @property
     def primary(self) -> Stream | None:
-        """The stream that may write and that gets PacketIns."""
+        """The stream that may write and that receives PacketIns."""
         return self._primary
 
     def require_primary(self, election_id: p4r.Uint128, role: str) -> None:
-        """Raises RequestError unless a request with this election id comes from the primary."""
+        """Raise RequestError unless `election_id` is the primary's."""
         if role:
             raise unimplemented(f"role {role}")
         wanted = U128.decode(election_id)

@@ -26,11 +26,11 @@ class Counters:
         counter = _find(self._info.counters, entry.counter_id, "counter")
         index = _index_to_modify(kind, entry, counter)
         if not entry.HasField("data"):
-            raise invalid(f"counter {counter.name}: data is missing")
+            raise invalid(f"counter {counter.name}: data is missing; give packets and bytes")
         self._switch.counters[counter.name].write(index, *counter_values(entry.data, counter.name))
 
     def read(self, wanted: p4r.CounterEntry) -> Iterator[p4r.CounterEntry]:
-        """The cells that `wanted` selects, as they are now: one, a counter's, or (counter_id 0) all."""
+        """Return the cells that `wanted` selects now: one, a counter's, or all for counter_id 0."""
         found = []
         for counter in _select(self._info.counters, wanted.counter_id, "counter"):
             chosen, state = _indices(wanted, counter), self._switch.counters[counter.name]
@@ -59,7 +59,7 @@ class Registers:
         self._switch.registers[register.name].write(index, value)
 
     def read(self, wanted: p4r.RegisterEntry) -> Iterator[p4r.RegisterEntry]:
-        """The cells that `wanted` selects, as they are now: one, a register's, or (register_id 0) all."""
+        """Return the cells that `wanted` selects now: one, a register's, or all for register_id 0."""
         found = []
         for register in _select(self._info.registers, wanted.register_id, "register"):
             chosen, state = _indices(wanted, register), self._switch.registers[register.name]
@@ -82,16 +82,18 @@ def _register_entry(register_id: int, index: int, value: int) -> p4r.RegisterEnt
 
 
 def counter_values(data: p4r.CounterData, name: str) -> tuple[int, int]:
-    """Packets and bytes of a counter's data. Raises RequestError if one is negative."""
+    """Return packets and bytes of a counter's data. Raises RequestError if one is negative."""
     if data.packet_count < 0 or data.byte_count < 0:
-        raise invalid(f"counter of {name}: {min(data.packet_count, data.byte_count)} is negative")
+        raise invalid(
+            f"counter of {name}: {min(data.packet_count, data.byte_count)} is negative; use 0 or more"
+        )
     return data.packet_count, data.byte_count
 
 
 def _find(cells: dict[int, CellsInfo], cells_id: int, kind: str) -> CellsInfo:
     found = cells.get(cells_id)
     if found is None:
-        raise invalid(f"{kind}_id: no {kind} {cells_id:#x} in the P4Info")
+        raise invalid(f"{kind}_id: no {kind} {cells_id:#x} in the P4Info; use one of its ids")
     return found
 
 
@@ -101,9 +103,9 @@ def _select(cells: dict[int, CellsInfo], cells_id: int, kind: str) -> list[Cells
 
 def _index_to_modify(kind: p4r.Update.Type.ValueType, entry: _Cell, cells: CellsInfo) -> int:
     if kind != p4r.Update.MODIFY:
-        raise invalid(f"{cells.name}: cells are only ever modified, not inserted or deleted")
+        raise invalid(f"{cells.name}: cells cannot be inserted or deleted; modify them")
     if not entry.HasField("index"):
-        raise invalid(f"{cells.name}: index is missing")
+        raise invalid(f"{cells.name}: index is missing; give the cell's index")
     return _checked(entry.index.index, cells)
 
 

@@ -1,6 +1,6 @@
-"""Which part of the pipeline an entity belongs to: one dispatch for writes and one for reads.
+"""Dispatches writes and reads of entities to the part of the pipeline that they belong to.
 
-Entities this target does not have are refused by name.
+Entities that the softswitch does not support are refused by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from peelsum.softswitch.p4runtime.status import (
     Code,
     RequestError,
     from_bug,
-    from_target,
+    from_switch_error,
     invalid,
     unimplemented,
 )
@@ -29,10 +29,10 @@ from peelsum.softswitch.p4runtime.tables import Tables
 
 
 class Entities:
-    """Everything of one pipeline that Write and Read reach."""
+    """The entities of one pipeline that Write and Read can access."""
 
     def __init__(self, info: PipelineInfo, switch: Switch, ports: Collection[int] | None = None) -> None:
-        """ports: the switch's; None: not known."""
+        """ports: the switch's ports; None if they are unknown."""
         self._tables = Tables(info, switch)
         self._counters = Counters(info, switch)
         self._registers = Registers(info, switch)
@@ -40,9 +40,9 @@ class Entities:
         self._sessions = Sessions(switch, ports)
 
     def write(self, updates: Sequence[p4r.Update], active: Callable[[], bool] = lambda: True) -> None:
-        """Attempt every update in order. Raises BatchError with an outcome for each if any failed.
+        """Attempt every update in order. Raises BatchError with the outcome of each if any failed.
 
-        Stops once `active` says that the client has gone: RequestError (CANCELLED). What was done stays done.
+        Stops with RequestError (CANCELLED) once `active` returns False; updates already made remain.
         """
         outcomes: list[RequestError | None] = []
         for update in updates:
@@ -61,7 +61,7 @@ class Entities:
         except RequestError as error:
             return error
         except SoftswitchError as error:
-            return from_target(error)
+            return from_switch_error(error)
         except Exception as error:
             return from_bug(error)
         return None
@@ -69,7 +69,7 @@ class Entities:
     def _write_one(self, update: p4r.Update) -> None:
         kind = update.type
         if kind not in (p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE):
-            raise invalid(f"type: update type {kind} is none of INSERT, MODIFY, DELETE")
+            raise invalid(f"type: update type {kind} is unknown; use INSERT, MODIFY or DELETE")
         entity = update.entity
         match entity.WhichOneof("entity"):
             case "table_entry":
@@ -87,12 +87,12 @@ class Entities:
                 else:
                     self._groups.write(kind, entry)
             case None:
-                raise invalid("entity: is empty")
+                raise invalid("entity: is empty; give one")
             case other:
                 raise unimplemented(other)
 
     def read(self, wanted: p4r.Entity) -> Iterator[p4r.Entity]:
-        """Every entity that `wanted` selects, as it is now, encoded as it is taken. Raises RequestError."""
+        """Return every entity that `wanted` selects now, encoded when it is consumed. Raises RequestError."""
         found: Iterator[Any]
         make: Any = p4r.Entity
         match kind := wanted.WhichOneof("entity"):
@@ -107,7 +107,7 @@ class Entities:
             case "packet_replication_engine_entry":
                 found = self._replicating(wanted.packet_replication_engine_entry)
             case None:
-                raise invalid("entity: is empty")
+                raise invalid("entity: is empty; give one")
             case other:
                 raise unimplemented(other)
         return (make(**{kind: entity}) for entity in found)
@@ -120,7 +120,7 @@ class Entities:
         return self._groups.read(wanted)
 
     def forwarding_state(self) -> list[p4r.Update]:
-        """Updates that put the same entries, default actions and groups into another pipeline."""
+        """Return updates that copy all entries, default actions and groups to another pipeline."""
         updates = []
         for entry in self._tables.read(p4r.TableEntry()):
             if not entry.is_const:

@@ -1,4 +1,4 @@
-"""Multicast groups: the part of the packet replication engine that sends packets to several ports."""
+"""Multicast groups: the part of the packet replication engine that sends a packet to several ports."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _GROUP_LIMIT = 1 << 16
 
 
 class Groups:
-    """The multicast groups of one pipeline, and the metadata controllers keep with them."""
+    """The multicast groups of one pipeline, and the metadata that controllers store with them."""
 
     def __init__(self, switch: Switch, ports: Collection[int] | None = None) -> None:
-        """ports: where copies may leave; None: anywhere."""
+        """ports: the ports that copies may leave by; None for any."""
         self._switch = switch
         self._ports = ports
         self._metadata: dict[int, bytes] = {}
-        # Groups written with the older `egress_port` are read back with it: a client sees what it wrote.
+        # Groups written with the older field `egress_port` are read back with it.
         self._older_form: set[int] = set()
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.PacketReplicationEngineEntry) -> None:
-        """Insert, modify or delete a group. Raises RequestError; then nothing has changed."""
+        """Insert, modify or delete a group. Raises RequestError and then changes nothing."""
         group = _multicast(entry)
         number = group.multicast_group_id
         if not 0 < number < _GROUP_LIMIT:
             raise invalid(f"multicast_group_id: {number} is not between 1 and {_GROUP_LIMIT - 1}")
         exists = number in self._switch.groups
         if kind == p4r.Update.INSERT and exists:
-            raise RequestError(Code.ALREADY_EXISTS, f"multicast group {number} exists")
+            raise RequestError(Code.ALREADY_EXISTS, f"multicast group {number} exists; modify it instead")
         if kind != p4r.Update.INSERT and not exists:
-            raise RequestError(Code.NOT_FOUND, f"multicast group {number} does not exist")
+            raise RequestError(Code.NOT_FOUND, f"multicast group {number} does not exist; insert it first")
         if kind == p4r.Update.DELETE:
             self._switch.groups.delete(number)
             return
@@ -48,7 +48,7 @@ class Groups:
             self._older_form.add(number)
 
     def read(self, wanted: p4r.PacketReplicationEngineEntry) -> Iterator[p4r.PacketReplicationEngineEntry]:
-        """The group that `wanted` names, if it is there, or (id 0) all groups, as they are now."""
+        """Return the group that `wanted` names if it exists, or all groups for id 0, as they are now."""
         number = _multicast(wanted).multicast_group_id
         groups = self._switch.groups
         chosen = groups.ids() if number == 0 else [number] if number in groups else []
@@ -63,15 +63,15 @@ class Groups:
 
 
 def check_ports(known: Collection[int] | None, ports: Iterable[int]) -> None:
-    """Raise RequestError for a port that is not among those known (None: any may be there)."""
+    """Raise RequestError for a port that is not among `known`; None allows any port."""
     for port in ports:
         if known is not None and port not in known:
             shown = ", ".join(map(str, sorted(known)))
-            raise invalid(f"port {port} is none of this switch, which has {shown}")
+            raise invalid(f"port {port} is not on this switch; use one of {shown}")
 
 
 def encode_replicas(replicas: Sequence[tuple[int, int]], older_form: bool) -> Iterator[p4r.Replica]:
-    """Replicas as a client reads them; `older_form`: with `egress_port`."""
+    """Yield replicas as P4Runtime messages, with `egress_port` if `older_form`."""
     for port, instance in replicas:
         if older_form:
             yield p4r.Replica(egress_port=port, instance=instance)
@@ -82,23 +82,25 @@ def encode_replicas(replicas: Sequence[tuple[int, int]], older_form: bool) -> It
 def _multicast(entry: p4r.PacketReplicationEngineEntry) -> p4r.MulticastGroupEntry:
     kind = entry.WhichOneof("type")
     if kind is None:
-        raise invalid("packet_replication_engine_entry: is empty")
+        raise invalid("packet_replication_engine_entry: is empty; give a multicast group or a clone session")
     if kind != "multicast_group_entry":
         raise unimplemented(kind)
     return entry.multicast_group_entry
 
 
 def replicas_of(given: Iterable[p4r.Replica], what: str) -> list[tuple[int, int]]:
-    """(port, instance) of each replica. Raises RequestError naming `what` they are of."""
+    """Return (port, instance) of each replica. Raises RequestError naming `what` they belong to."""
     replicas: dict[tuple[int, int], None] = {}
     for replica in given:
         if replica.backup_replicas:
             raise unimplemented("backup replicas")
         kind = replica.WhichOneof("port_kind")
         if kind is None:
-            raise invalid(f"{what}: a replica has no port")
+            raise invalid(f"{what}: a replica has no port; give it one")
         port = to_int(replica.port, _PORT_BITS, "port") if kind == "port" else replica.egress_port
         if (port, replica.instance) in replicas:
-            raise invalid(f"{what}: port {port} instance {replica.instance} appears twice")
+            raise invalid(
+                f"{what}: port {port} instance {replica.instance} appears twice; give each replica once"
+            )
         replicas[port, replica.instance] = None
     return list(replicas)

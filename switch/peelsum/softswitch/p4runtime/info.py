@@ -1,7 +1,7 @@
-"""A P4Info indexed for requests: what an id stands for, how wide its values are.
+"""Indexes a P4Info by id for requests: names, widths and match kinds.
 
-Refuses P4Infos that ask for what this target lacks (action profiles, meters, translated types and so on).
-Knows nothing of entries or of the running switch.
+A P4Info with something that the softswitch does not support (action profiles, meters, translated types and so
+on) is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ActionInfo:
 
 @dataclass(frozen=True)
 class TableInfo:
-    """A table: its key in declaration order, and which actions its entries and its default may have."""
+    """A table: its key in declaration order, and the actions that its entries and its default may use."""
 
     id: int
     name: str
@@ -57,7 +57,7 @@ class TableInfo:
 
     @property
     def needs_priority(self) -> bool:
-        """Whether entries can overlap, so that each says which one goes first."""
+        """Whether entries can overlap and therefore need a priority."""
         return any(part.kind in ("ternary", "range", "optional") for part in self.fields)
 
 
@@ -82,7 +82,7 @@ class PacketFieldInfo:
 
 @dataclass(frozen=True)
 class PipelineInfo:
-    """Everything a request may name, by id."""
+    """Everything that a request may name, by id."""
 
     tables: dict[int, TableInfo]
     actions: dict[int, ActionInfo]
@@ -92,7 +92,7 @@ class PipelineInfo:
 
     @classmethod
     def of(cls, p4info: p4i.P4Info) -> PipelineInfo:
-        """Index a P4Info. Raises RequestError: UNIMPLEMENTED by name, INVALID_ARGUMENT if inconsistent."""
+        """Index a P4Info. Raises RequestError: UNIMPLEMENTED, or INVALID_ARGUMENT if it is inconsistent."""
         _refuse_unsupported(p4info)
         actions = _by_id(_action(action) for action in p4info.actions)
         counters = {counter.direct_table_id: counter.preamble.name for counter in p4info.direct_counters}
@@ -122,7 +122,7 @@ def _refuse_unsupported(p4info: p4i.P4Info) -> None:
 
 def _id_name(item: Any) -> tuple[int, str]:
     if not item.preamble.id:
-        raise invalid(f"p4info: {item.preamble.name!r} has no id")
+        raise invalid(f"p4info: {item.preamble.name!r} has no id; compile the program again")
     return item.preamble.id, item.preamble.name
 
 
@@ -130,7 +130,7 @@ def _by_id(items: Iterable[_T]) -> dict[int, _T]:
     indexed: dict[int, _T] = {}
     for item in items:
         if item.id in indexed:
-            raise invalid(f"p4info: id {item.id:#x} is used twice")
+            raise invalid(f"p4info: id {item.id:#x} is used twice; compile the program again")
         indexed[item.id] = item
     return indexed
 
@@ -147,7 +147,7 @@ def _field(match: p4i.MatchField, table: str) -> FieldInfo:
             f"match kind {match.other_match_type or match.match_type} of {table}.{match.name}"
         )
     if match.bitwidth <= 0:
-        raise invalid(f"p4info: {table}.{match.name} has no bit width")
+        raise invalid(f"p4info: {table}.{match.name} has no bit width; compile the program again")
     return FieldInfo(match.id, match.name, match.bitwidth, kind)
 
 

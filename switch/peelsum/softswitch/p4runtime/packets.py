@@ -1,7 +1,7 @@
-"""PacketOut and PacketIn: payloads with their controller header, to and from frames.
+"""Converts PacketOut messages to frames and frames to PacketIn messages.
 
-A program may declare a header for packets to and from the controller; P4Info lists its fields, and P4Runtime
-carries them as metadata. Without such a header a payload is the frame.
+A program may declare a header for packets to and from the controller. P4Info lists its fields, and P4Runtime
+carries them as metadata. Without such a header, the payload is the frame.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from peelsum.softswitch.p4runtime.status import invalid
 from peelsum.softswitch.p4runtime.values import to_bytes, to_int
 
 Header = Sequence[PacketFieldInfo]
-#: As long as an IPv4 packet can be, and more than any link takes.
+#: The longest IPv4 packet, longer than any link's frames.
 _LONGEST_PAYLOAD = 0xFFFF
 
 
 def to_frame(packet: p4r.PacketOut, info: PipelineInfo) -> bytes:
-    """The frame that enters the pipeline: the `packet_out` header, if the program has one, and the payload.
+    """Return the frame of a PacketOut: the `packet_out` header, if the program has one, and the payload.
 
-    A field the controller leaves out is zero. Raises RequestError for metadata the header does not have, and
-    for payloads that no frame is as long as.
+    A field that the controller leaves out is zero. Raises RequestError for metadata that the header does not
+    have, and for payloads that are too long.
     """
     if len(packet.payload) > _LONGEST_PAYLOAD:
-        raise invalid(f"packet_out: {len(packet.payload)} bytes are more than {_LONGEST_PAYLOAD}")
+        raise invalid(f"packet_out: {len(packet.payload)} bytes are too many; send up to {_LONGEST_PAYLOAD}")
     given = {item.metadata_id: item.value for item in packet.metadata}
     if len(given) != len(packet.metadata):
-        raise invalid("packet_out: a metadata field is given twice")
+        raise invalid("packet_out: a metadata field is given twice; give each once")
     header = info.packet_headers.get("packet_out", ())
     number = 0
     for field in header:
         value = to_int(given.pop(field.id, b"\0"), field.bits, f"packet_out.{field.name}")
         number = number << field.bits | value
     if given:
-        raise invalid(f"packet_out: has no metadata field {min(given)}")
+        raise invalid(f"packet_out: has no metadata field {min(given)}; use the P4Info's ids")
     return number.to_bytes(_header_bytes(header), "big") + packet.payload
 
 
 def to_packet_in(frame: bytes, info: PipelineInfo) -> p4r.PacketIn:
-    """The PacketIn of a frame that left on the CPU port, its `packet_in` header turned into metadata."""
+    """Return the PacketIn of a frame that left on the CPU port, with its `packet_in` header as metadata."""
     header = info.packet_headers.get("packet_in", ())
     size = _header_bytes(header)
     number = int.from_bytes(frame[:size].ljust(size, b"\0"), "big")

@@ -1,4 +1,4 @@
-"""One pipeline as requests see it: the configuration a controller sent, and the switch built from it."""
+"""A pipeline as requests see it: the configuration that a controller sent and the switch built from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WITH_DEVICE_CONFIG = (_Get.ALL, _Get.DEVICE_CONFIG_AND_COOKIE)
 
 
 class Pipeline:
-    """A verified configuration with a switch of its own, whether that switch is running or not."""
+    """A verified configuration with its own switch, running or not."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Pipeline:
         switch: Switch,
         ports: Collection[int] | None = None,
     ) -> None:
-        """ports: the switch's; None: not known."""
+        """ports: the switch's ports; None if they are unknown."""
         self.config = config
         self.info = info
         self.switch = switch
@@ -43,13 +43,13 @@ class Pipeline:
         return cls(config, info, device.build(program), device.ports)
 
     def runs(self, config: p4r.ForwardingPipelineConfig) -> bool:
-        """Whether a configuration is this one, its cookie aside."""
+        """Return whether a configuration is this one, apart from its cookie."""
         return self.config.p4_device_config == config.p4_device_config and self.config.p4info == config.p4info
 
     def described(self, response_type: int) -> p4r.ForwardingPipelineConfig:
-        """The configuration as GetForwardingPipelineConfig returns it. Raises RequestError."""
+        """Return the configuration for GetForwardingPipelineConfig. Raises RequestError."""
         if response_type not in _Get.ResponseType.values():
-            raise invalid(f"response_type: {response_type} is none the specification knows")
+            raise invalid(f"response_type: {response_type} is unknown; use one of P4Runtime 1.4")
         answer = p4r.ForwardingPipelineConfig()
         if self.config.HasField("cookie"):
             answer.cookie.CopyFrom(self.config.cookie)
@@ -60,9 +60,9 @@ class Pipeline:
         return answer
 
     def take_over(self, other: Pipeline) -> None:
-        """Copy another pipeline's entries, default actions and groups; counters and registers start afresh.
+        """Copy another pipeline's entries, default actions and groups; counters and registers start at 0.
 
-        Raises RequestError (INVALID_ARGUMENT) if something of it does not fit this pipeline.
+        Raises RequestError (INVALID_ARGUMENT) if one of them does not fit this pipeline.
         """
         try:
             self.entities.write(other.entities.forwarding_state())
@@ -71,7 +71,7 @@ class Pipeline:
 
 
 def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]:
-    """The P4Info and the program of a configuration, if this target can run them. Raises RequestError."""
+    """Return a configuration's P4Info and program. Raises RequestError if the softswitch cannot run them."""
     info = PipelineInfo.of(config.p4info)
     if not config.p4_device_config:
         raise invalid("p4_device_config: is empty; send the compiler's BMv2 JSON")
@@ -82,7 +82,7 @@ def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]
     except SoftswitchError as error:
         raise invalid(f"p4_device_config: {one_line(error)}") from error
     except (ValueError, RecursionError) as error:
-        raise invalid(f"p4_device_config: is no BMv2 JSON ({one_line(error)})") from error
+        raise invalid(f"p4_device_config: not BMv2 JSON ({one_line(error)}); send the compiler's") from error
     _agree(info, program)
     return info, program
 
@@ -90,7 +90,7 @@ def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]
 def _agree(info: PipelineInfo, program: Program) -> None:
     actions = {action.name: len(action.params) for action in program.actions.values()}
     for action in info.actions.values():
-        # The compiler leaves out actions that no table uses in the end.
+        # The compiler leaves out actions that no table uses.
         if actions.get(action.name, len(action.params)) != len(action.params):
             raise _disagreement(f"action {action.name}")
     for table in info.tables.values():
@@ -110,7 +110,7 @@ def _same_key(table: TableInfo, program: Program) -> bool:
     built = program.tables.get(table.name)
     if built is None:
         return False
-    # BMv2 has no optional matches: the compiler makes them ternary.
+    # BMv2 has no optional matches: the compiler converts them to ternary ones.
     declared = [("ternary" if part.kind == "optional" else part.kind, part.bits) for part in table.fields]
     return declared == [(key.kind, key.bits) for key in built.keys]
 

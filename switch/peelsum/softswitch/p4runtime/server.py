@@ -1,4 +1,4 @@
-"""Where the P4Runtime service listens. Owns the gRPC server's options and its end."""
+"""Starts and stops the gRPC server of the P4Runtime service."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from finsy.proto import p4r_grpc
 from peelsum.softswitch.p4runtime.service import MAX_STREAMS, P4RuntimeService
 from peelsum.softswitch.runtime.device import Device
 
-#: Calls that wait for their turn hold a thread, too.
+#: Streams hold a thread each, and so do calls that wait for their turn.
 _THREADS = MAX_STREAMS + 32
 _OPTIONS = (
-    # Without this a second server would share the port silently, and get every other connection.
+    # Otherwise a second server would share the port silently and receive half of the connections.
     ("grpc.so_reuseport", 0),
     # Compiled pipelines are a few megabytes.
     ("grpc.max_receive_message_length", 64 << 20),
 )
 _STOP_GRACE_S = 0.1
-#: How the names of the server's threads begin.
+#: Prefix of the names of the server's threads.
 THREAD_PREFIX = "p4runtime"
 
 
@@ -37,16 +37,16 @@ class RunningServer:
         self.address = f"{host}:{port}"
 
     def stop(self) -> None:
-        """End every call and free the port. A pipeline that is being compiled goes on in its thread."""
+        """End every call and free the port. A compilation in progress continues in its thread."""
         self._device.on_packet_in(None)
         self._server.stop(_STOP_GRACE_S).wait()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def serve(device: Device, address: str = "127.0.0.1:9559") -> RunningServer:
-    """Answer P4Runtime for a device at `address` (host:port; port 0 takes a free one).
+    """Serve P4Runtime for a device at `address` (host:port; port 0 takes a free one).
 
-    Raises ValueError if the address is malformed, OSError if it cannot be listened on.
+    Raises ValueError if the address is malformed, OSError if the server cannot listen on it.
     """
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 0xFFFF:

@@ -1,7 +1,7 @@
-"""The P4Runtime service of one device: each RPC, and which pipeline it works on.
+"""The P4Runtime service of one device.
 
-Owns arbitration's gate, the saved and the committed pipeline, and the translation of errors to gRPC
-statuses. What requests mean is the business of the modules it calls.
+It admits only the primary's writes, keeps the saved and the committed pipeline, and translates errors to gRPC
+statuses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from peelsum.softswitch.p4runtime.status import (
     RequestError,
     code_number,
     from_bug,
-    from_target,
+    from_switch_error,
     invalid,
     unimplemented,
 )
@@ -36,7 +36,7 @@ from peelsum.softswitch.p4runtime.turns import Turns
 from peelsum.softswitch.runtime.device import Device
 
 API_VERSION = "1.4.0"
-#: Streams open at once; each holds a thread of the server.
+#: Most streams open at once; each holds a thread of the server.
 MAX_STREAMS = 16
 _ENTITIES_PER_RESPONSE = 256
 _LONGEST_MESSAGE = 1000
@@ -45,7 +45,7 @@ _NO_PIPELINE = "No forwarding pipeline config set for this device; send SetForwa
 
 
 class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
-    """All RPCs. A request it cannot serve gets a status; none ends the server."""
+    """All RPCs. A request that fails gets an error status and never ends the server."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -62,11 +62,11 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def Capabilities(  # noqa: N802 (gRPC's name)
         self, request: p4r.CapabilitiesRequest, context: grpc.ServicerContext
     ) -> p4r.CapabilitiesResponse:
-        """The version of the P4Runtime API."""
+        """Return the version of the P4Runtime API."""
         return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
 
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:  # noqa: N802
-        """Every update of the batch, in order, whether or not others fail, until the call ends."""
+        """Attempt every update of the batch in order, even if others fail, until the call ends."""
         try:
             self._write(request, context)
         except Exception as error:
@@ -79,14 +79,14 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
             raise unimplemented("atomicity other than CONTINUE_ON_ERROR")
         with self._turns.turn(context, len(request.updates)):
-            # The client may have lost the election while it waited.
+            # Another client may have become the primary while this call waited.
             self._arbiter.require_primary(request.election_id, request.role)
             self._pipeline().entities.write(request.updates, context.is_active)
 
     def Read(  # noqa: N802
         self, request: p4r.ReadRequest, context: grpc.ServicerContext
     ) -> Iterator[p4r.ReadResponse]:
-        """All entities that the request selects, some hundred per message."""
+        """Yield all entities that the request selects, several hundred per message."""
         try:
             self._check_device(request.device_id)
             if request.role:
@@ -119,7 +119,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         if request.action == _Set.VERIFY:
             verify(request.config)
             return
-        # Building takes seconds, in which the pipeline that runs is written and read as before.
+        # Building takes seconds, during which the running pipeline is written and read as before.
         with self._configuring.turn(context):
             built = self._built(request)
             with self._turns.turn(context):
@@ -127,7 +127,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                 self._take(request, built)
 
     def _built(self, request: p4r.SetForwardingPipelineConfigRequest) -> Pipeline | None:
-        """The pipeline that a request brings; None where it is there already."""
+        """Build the pipeline of a request; return None if it exists already."""
         match request.action:
             case _Set.COMMIT:
                 return None
@@ -136,17 +136,19 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             case _Set.VERIFY_AND_SAVE | _Set.VERIFY_AND_COMMIT | _Set.RECONCILE_AND_COMMIT:
                 return Pipeline.build(request.config, self._device)
             case other:
-                raise invalid(f"action: {other} is none the specification knows")
+                raise invalid(f"action: {other} is not in the specification; use one of P4Runtime 1.4")
 
     def _take(self, request: p4r.SetForwardingPipelineConfigRequest, built: Pipeline | None) -> None:
-        """Save or commit what was built, or what is there."""
+        """Save or commit the pipeline that was built, or the existing one."""
         committed = self._committed
         match request.action, built:
             case _Set.VERIFY_AND_SAVE, _:
                 self._saved = built
             case _Set.COMMIT, _:
                 if self._saved is None:
-                    raise RequestError(Code.FAILED_PRECONDITION, "action: COMMIT needs a saved config")
+                    raise RequestError(
+                        Code.FAILED_PRECONDITION, "action: COMMIT needs a saved config; send VERIFY_AND_SAVE"
+                    )
                 self._commit(self._saved)
             case _Set.RECONCILE_AND_COMMIT, None if committed is not None:
                 committed.config, self._saved = request.config, None
@@ -162,7 +164,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def GetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.GetForwardingPipelineConfigResponse:
-        """The configuration that reads and writes refer to."""
+        """Return the configuration that reads and writes refer to."""
         try:
             self._check_device(request.device_id)
             config = self._pipeline().described(request.response_type)
@@ -171,7 +173,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         return p4r.GetForwardingPipelineConfigResponse(config=config)
 
     def _pipeline(self) -> Pipeline:
-        """What requests refer to: the saved pipeline if there is one, else the committed."""
+        """Return the pipeline that requests refer to: the saved one if it exists, else the committed one."""
         pipeline = self._saved or self._committed
         if pipeline is None:
             raise RequestError(Code.FAILED_PRECONDITION, _NO_PIPELINE)
@@ -188,7 +190,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def StreamChannel(  # noqa: N802
         self, request_iterator: Iterator[p4r.StreamMessageRequest], context: grpc.ServicerContext
     ) -> Iterator[p4r.StreamMessageResponse]:
-        """Arbitration and packets, until the client or an arbitration error ends it."""
+        """Serve arbitration and packets until the client or an arbitration error ends the stream."""
         if not self._free_streams.acquire(blocking=False):
             _abort(context, RequestError(Code.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} streams are open already"))
         stream = ControllerStream()
@@ -205,9 +207,9 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             self._free_streams.release()
 
     def _listen(self, stream: ControllerStream, requests: Iterable[p4r.StreamMessageRequest]) -> None:
-        """Take a client's messages on a thread of their own."""
+        """Handle a client's messages, in a thread of its own."""
         ending: RequestError | None = None
-        with suppress(grpc.RpcError):  # the client broke off: nobody hears how the stream ends
+        with suppress(grpc.RpcError):  # the client has disconnected and cannot receive the end's status
             for request in requests:
                 try:
                     self._message(stream, request)
@@ -238,7 +240,9 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
 
     def _packet_out(self, stream: ControllerStream, packet: p4r.PacketOut) -> None:
         if self._arbiter.primary is not stream:
-            raise RequestError(Code.PERMISSION_DENIED, "packet_out: only the primary sends packets")
+            raise RequestError(
+                Code.PERMISSION_DENIED, "packet_out: only the primary sends packets; win the election"
+            )
         pipeline = self._committed
         if pipeline is None:
             raise RequestError(Code.FAILED_PRECONDITION, _NO_PIPELINE)
@@ -248,7 +252,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             )
 
     def _packet_in(self, frames: Sequence[bytes]) -> None:
-        """Frames that left on the CPU port, to the primary if there is one."""
+        """Send frames that left on the CPU port to the primary, if there is one."""
         stream, pipeline = self._arbiter.primary, self._committed
         if isinstance(stream, ControllerStream) and pipeline is not None:
             for frame in frames:
@@ -260,9 +264,9 @@ def _stream_error(error: RequestError) -> p4r.StreamError:
 
 
 def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
-    """End an RPC with the status that an error stands for."""
+    """End an RPC with the status of an error."""
     if isinstance(error, SoftswitchError):
-        error = from_target(error)
+        error = from_switch_error(error)
     answer = error if isinstance(error, RequestError) else from_bug(error)
     details = answer.details() if isinstance(answer, BatchError) else None
     if details is not None:

@@ -1,4 +1,4 @@
-"""Clone sessions: the part of the packet replication engine that says where copies of packets go."""
+"""Clone sessions: the part of the packet replication engine that sets where clones go."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class Sessions:
     """The clone sessions of one pipeline."""
 
     def __init__(self, switch: Switch, ports: Collection[int] | None = None) -> None:
-        """ports: where copies may leave; None: anywhere."""
+        """ports: the ports that copies may leave by; None for any."""
         self._sessions = switch.sessions
         self._ports = ports
-        # As with groups, a client sees what it wrote.
+        # As with groups, sessions are read back in the form in which they were written.
         self._older_form: set[int] = set()
 
     def write(self, kind: p4r.Update.Type.ValueType, session: p4r.CloneSessionEntry) -> None:
-        """Insert, modify or delete a session. Raises RequestError; then nothing has changed."""
+        """Insert, modify or delete a session. Raises RequestError and then changes nothing."""
         number = session.session_id
         if not 0 < number < self._sessions.limit:
             raise invalid(f"session_id: {number} is not between 1 and {self._sessions.limit - 1}")
         exists = number in self._sessions
         if kind == p4r.Update.INSERT and exists:
-            raise RequestError(Code.ALREADY_EXISTS, f"clone session {number} exists")
+            raise RequestError(Code.ALREADY_EXISTS, f"clone session {number} exists; modify it instead")
         if kind != p4r.Update.INSERT and not exists:
-            raise RequestError(Code.NOT_FOUND, f"clone session {number} does not exist")
+            raise RequestError(Code.NOT_FOUND, f"clone session {number} does not exist; insert it first")
         if kind == p4r.Update.DELETE:
             self._sessions.delete(number)
             self._older_form.discard(number)
@@ -46,7 +46,7 @@ class Sessions:
             self._older_form.add(number)
 
     def read(self, number: int) -> Iterator[p4r.PacketReplicationEngineEntry]:
-        """The session `number`, if it is there, or (0) all of them, as they are now."""
+        """Return the session `number` if it exists, or all sessions for 0, as they are now."""
         chosen = self._sessions.ids() if number == 0 else [number] if number in self._sessions else []
         return iter([self._encode(session) for session in chosen])
 

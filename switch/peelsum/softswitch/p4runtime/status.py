@@ -1,7 +1,4 @@
-"""What the server answers when it cannot do as asked: canonical codes, per-update details.
-
-Owns the shape of error statuses on the wire. Knows nothing of what was asked.
-"""
+"""Errors of requests and their form on the wire: canonical codes and details per update."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ Code = grpc.StatusCode
 _LOG = logging.getLogger(__name__)
 #: Trailing metadata that carries a serialised google.rpc.Status, by gRPC's convention.
 DETAILS_KEY = "grpc-status-details-bin"
-#: Clients refuse trailing metadata beyond 8 KiB unless told otherwise.
+#: Clients refuse trailing metadata beyond 8 KiB by default.
 _DETAILS_LIMIT = 6 * 1024
 #: A detail without message takes about 40 bytes.
 _MOST_DETAILS = 150
 _LONGEST_MESSAGE = 500
 ERROR_SPACE = "peelsum"
 
-_TARGET_CODES: tuple[tuple[type[SoftswitchError], grpc.StatusCode], ...] = (
+_SWITCH_CODES: tuple[tuple[type[SoftswitchError], grpc.StatusCode], ...] = (
     (DuplicateEntry, Code.ALREADY_EXISTS),
     (NoSuchEntry, Code.NOT_FOUND),
     (TableFull, Code.RESOURCE_EXHAUSTED),
@@ -33,7 +30,7 @@ _TARGET_CODES: tuple[tuple[type[SoftswitchError], grpc.StatusCode], ...] = (
 
 
 class RequestError(Exception):
-    """A request, or one update of it, that is answered with an error. `message` is one line."""
+    """A request, or one of its updates, failed. `message` is one line."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
@@ -42,7 +39,7 @@ class RequestError(Exception):
 
 
 class BatchError(RequestError):
-    """A Write in which some updates failed; `outcomes` has one entry per update, None where it was done."""
+    """Some updates of a Write failed; `outcomes` has one item per update, None if it succeeded."""
 
     def __init__(self, outcomes: Sequence[RequestError | None]) -> None:
         failed = [outcome for outcome in outcomes if outcome is not None]
@@ -53,9 +50,9 @@ class BatchError(RequestError):
         self.outcomes = list(outcomes)
 
     def details(self) -> bytes | None:
-        """A serialised google.rpc.Status with a p4.v1.Error per update, without messages if they are long.
+        """Return a serialised google.rpc.Status with a p4.v1.Error per update, without messages if too long.
 
-        None where even that is more than clients take: they would see another error in place of this one.
+        Return None if it is still longer than clients accept: they would report another error instead.
         """
         if len(self.outcomes) > _MOST_DETAILS:
             return None
@@ -75,35 +72,35 @@ class BatchError(RequestError):
 
 
 def code_number(code: grpc.StatusCode) -> int:
-    """The number of a canonical code, as google.rpc.Status holds it."""
+    """Return the number of a canonical code, as in google.rpc.Status."""
     number: int = code.value[0]
     return number
 
 
 def invalid(message: str) -> RequestError:
-    """The request contradicts the P4Info or the specification."""
+    """Return the error of a request that contradicts the P4Info or the specification."""
     return RequestError(Code.INVALID_ARGUMENT, message)
 
 
 def unimplemented(what: str) -> RequestError:
-    """The request is legal, and this target has no such thing."""
-    return RequestError(Code.UNIMPLEMENTED, f"{what}: the embedded target does not implement this")
+    """Return the error of a valid request for something that the softswitch does not implement."""
+    return RequestError(Code.UNIMPLEMENTED, f"{what}: the softswitch does not implement this")
 
 
-def from_target(error: SoftswitchError) -> RequestError:
-    """The switch's own error, with the canonical code P4Runtime gives it."""
-    for kind, code in _TARGET_CODES:
+def from_switch_error(error: SoftswitchError) -> RequestError:
+    """Return the RequestError of a switch's error, with P4Runtime's canonical code."""
+    for kind, code in _SWITCH_CODES:
         if isinstance(error, kind):
             return RequestError(code, one_line(error))
     return RequestError(Code.INVALID_ARGUMENT, one_line(error))
 
 
 def from_bug(error: Exception) -> RequestError:
-    """An error nobody expected, so that it ends one request and not the server; logged for who repairs it."""
+    """Log an unexpected error and return a RequestError, so that only the request fails."""
     _LOG.error("request failed by a bug", exc_info=error)
     return RequestError(Code.INTERNAL, f"{type(error).__name__}: {one_line(error)}")
 
 
 def one_line(error: Exception) -> str:
-    """The error's text without line breaks."""
+    """Return the error's text without line breaks."""
     return " ".join(str(error).split())

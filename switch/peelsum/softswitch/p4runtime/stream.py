@@ -1,4 +1,4 @@
-"""One open StreamChannel: what waits to be sent to its client, and how it ends."""
+"""One open StreamChannel: the messages that wait to be sent to its client, and its end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from finsy.proto import p4r
 
 from peelsum.softswitch.p4runtime.status import RequestError
 
-#: PacketIns that may wait for a slow client before more are dropped.
+#: Most messages that may wait for a slow client; further PacketIns are dropped.
 _WAITING_PACKETS = 8192
 
 
 class ControllerStream:
-    """The server's end of a stream. Anyone may send; one thread takes `responses`."""
+    """The server's end of a stream. Any thread may send; one thread iterates over `responses`."""
 
     def __init__(self) -> None:
         self._waiting: SimpleQueue[p4r.StreamMessageResponse | RequestError | None] = SimpleQueue()
@@ -24,18 +24,18 @@ class ControllerStream:
         self._waiting.put(response)
 
     def send_packet(self, packet: p4r.PacketIn) -> bool:
-        """Queue a PacketIn, unless the client is too far behind: then drop it and return False."""
+        """Queue a PacketIn; return False if too many messages wait and the PacketIn is dropped."""
         if self._waiting.qsize() >= _WAITING_PACKETS:
             return False
         self._waiting.put(p4r.StreamMessageResponse(packet=packet))
         return True
 
     def end(self, error: RequestError | None = None) -> None:
-        """End the stream after what is queued, with an error if one is given."""
+        """End the stream after the queued messages, with an error if one is given."""
         self._waiting.put(error)
 
     def responses(self) -> Iterator[p4r.StreamMessageResponse]:
-        """The queued messages as they come, until the end. Raises the RequestError that ends it."""
+        """Yield messages as they are queued, until the end. Raises the RequestError that ends the stream."""
         while True:
             item = self._waiting.get()
             if item is None:

@@ -1,6 +1,6 @@
-"""Table entries: P4Runtime's messages to the switch's tables and back.
+"""Converts P4Runtime's table entries to those of the switch's tables and back.
 
-Owns what the switch does not keep: each entry's metadata. Entries themselves live in the switch only.
+Entries are stored in the switch; only their metadata is stored here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Key = tuple[KeyPart, ...]
 
 
 class _Address(NamedTuple):
-    """What tells an entry from every other."""
+    """What identifies an entry."""
 
     table: str
     key: Key
@@ -36,7 +36,7 @@ class _Address(NamedTuple):
 
 
 class _Metadata(NamedTuple):
-    """What a controller stores beside an entry, opaque to the switch."""
+    """What a controller stores with an entry; the switch does not interpret it."""
 
     metadata: bytes = b""
     controller_metadata: int = 0
@@ -46,7 +46,7 @@ _NOTHING_KEPT = _Metadata()
 
 
 class _Row(NamedTuple):
-    """An entry as it was when it was read; `counted` is packets and bytes, if they were asked for."""
+    """An entry at the time of a read; `counted` is packets and bytes, if requested."""
 
     entry: Entry
     kept: _Metadata
@@ -68,11 +68,13 @@ class Tables:
     # Writing
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry) -> None:
-        """Insert, modify or delete. Raises RequestError or the target's own error, then nothing changed."""
+        """Insert, modify or delete. Raises RequestError or SoftswitchError and then changes nothing."""
         table = self._table(entry.table_id)
         _refuse_extras(entry, table)
         if table.is_const:
-            raise RequestError(Code.PERMISSION_DENIED, f"table {table.name} is const: its entries are fixed")
+            raise RequestError(
+                Code.PERMISSION_DENIED, f"table {table.name} is const: change the program instead"
+            )
         if entry.is_default_action:
             self._write_default(kind, entry, table)
             return
@@ -95,11 +97,15 @@ class Tables:
         self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry, table: TableInfo
     ) -> None:
         if kind != p4r.Update.MODIFY:
-            raise invalid(f"table {table.name}: a default action is only ever modified")
+            raise invalid(f"table {table.name}: a default action cannot be inserted or deleted; modify it")
         if entry.match or entry.priority:
-            raise invalid(f"table {table.name}: a default action has neither match nor priority")
+            raise invalid(
+                f"table {table.name}: a default action has neither match nor priority; leave both out"
+            )
         if table.const_default:
-            raise RequestError(Code.PERMISSION_DENIED, f"table {table.name}: the default action is const")
+            raise RequestError(
+                Code.PERMISSION_DENIED, f"table {table.name}: the default action is const; change the program"
+            )
         state = self._switch.tables[table.name]
         address = _Address(table.name, (), 0)
         if entry.HasField("action"):
@@ -109,7 +115,7 @@ class Tables:
         self._keep(address, entry)
 
     def _keep(self, address: _Address, entry: p4r.TableEntry) -> None:
-        """Keep what a controller wrote beside an entry, if anything."""
+        """Store the metadata that a controller wrote with an entry, if any."""
         self._metadata.pop(address, None)
         if entry.metadata or entry.controller_metadata:
             self._metadata[address] = _Metadata(entry.metadata, entry.controller_metadata)
@@ -117,7 +123,7 @@ class Tables:
     def _table(self, table_id: int) -> TableInfo:
         table = self._info.tables.get(table_id)
         if table is None:
-            raise invalid(f"table_id: no table {table_id:#x} in the P4Info")
+            raise invalid(f"table_id: no table {table_id:#x} in the P4Info; use one of its ids")
         return table
 
     def _address(self, entry: p4r.TableEntry, table: TableInfo) -> _Address:
@@ -139,7 +145,9 @@ class Tables:
             )
         action = self._info.actions.get(entry.action.action.action_id)
         if action is None or action.id not in table.entry_actions | table.default_actions:
-            raise invalid(f"table {table.name}: has no action {entry.action.action.action_id:#x}")
+            raise invalid(
+                f"table {table.name}: has no action {entry.action.action.action_id:#x}; use one of its own"
+            )
         if action.id not in allowed:
             raise RequestError(
                 Code.PERMISSION_DENIED, f"table {table.name}: {action.name} cannot be {where}'s action"
@@ -149,19 +157,19 @@ class Tables:
     # Direct counters
 
     def write_counter(self, kind: p4r.Update.Type.ValueType, entry: p4r.DirectCounterEntry) -> None:
-        """Set the counter of one entry. Raises RequestError or the target's own error."""
+        """Set the counter of one entry. Raises RequestError or SoftswitchError."""
         if kind != p4r.Update.MODIFY:
-            raise invalid("direct_counter_entry: is only ever modified; it comes and goes with its entry")
+            raise invalid("direct_counter_entry: exists as long as its table entry; modify it")
         table = self._counted_table(entry.table_entry.table_id)
         if not entry.HasField("data"):
-            raise invalid(f"table {table.name}: counter data is missing")
+            raise invalid(f"table {table.name}: counter data is missing; give packets and bytes")
         address = self._address(entry.table_entry, table)
         packets, octets = counter_values(entry.data, table.name)
         state = self._switch.tables[table.name]
         state.write_counter(address.key, packets, octets, priority=address.priority)
 
     def read_counters(self, wanted: p4r.DirectCounterEntry) -> Iterator[p4r.DirectCounterEntry]:
-        """The counters of the entries that `wanted.table_entry` selects now, in tables that count."""
+        """Return the counters of the entries that `wanted` selects now, in tables with direct counters."""
         chosen = wanted.table_entry
         counted = [table for table in self._info.tables.values() if table.direct_counter is not None]
         asked = p4r.TableEntry(counter_data=p4r.CounterData())
@@ -172,17 +180,17 @@ class Tables:
     def _counted_table(self, table_id: int) -> TableInfo:
         table = self._table(table_id)
         if table.direct_counter is None:
-            raise invalid(f"table {table.name}: has no direct counter")
+            raise invalid(f"table {table.name}: has no direct counter; declare one in the program")
         return table
 
     # Reading
 
     def read(self, wanted: p4r.TableEntry) -> Iterator[p4r.TableEntry]:
-        """The entries, or the defaults, that `wanted` selects now: one, a table's, or (table_id 0) all."""
+        """Return the entries or defaults that `wanted` selects now: one, a table's, or all for table_id 0."""
         if wanted.HasField("time_since_last_hit"):
             raise unimplemented("time_since_last_hit")
         if wanted.match and not wanted.table_id:
-            raise invalid("match: is meaningless without table_id")
+            raise invalid("match: has no meaning without table_id; give both")
         tables = [self._table(wanted.table_id)] if wanted.table_id else self._info.tables.values()
         if wanted.is_default_action:
             return iter([self._default(table) for table in tables])
@@ -194,7 +202,7 @@ class Tables:
         return (entry for entry in entries if _selects(wanted, entry))
 
     def _rows(self, wanted: p4r.TableEntry, table: TableInfo) -> list[_Row]:
-        """The rows of a table that a request may select, as they are now."""
+        """Return the rows of a table that a request may select now."""
         state = self._switch.tables[table.name]
         counts = wanted.HasField("counter_data") and table.direct_counter is not None
         if not wanted.match:
@@ -251,52 +259,52 @@ class Tables:
 
 
 def decode_key(matches: Sequence[p4r.FieldMatch], table: TableInfo) -> Key:
-    """The switch's key for an entry's match fields, omitted ones as wildcards. Raises RequestError."""
+    """Return the switch's key for match fields; omitted ones are wildcards. Raises RequestError."""
     given: dict[int, p4r.FieldMatch] = {}
     for match in matches:
         if match.field_id in given:
-            raise invalid(f"table {table.name}: match field {match.field_id} is given twice")
+            raise invalid(f"table {table.name}: match field {match.field_id} is given twice; give it once")
         given[match.field_id] = match
     parts: list[KeyPart] = []
     for field in table.fields:
         found = given.pop(field.id, None)
         part = wildcard(field) if found is None else decode_match(found, field)
         if part is None:
-            raise invalid(f"table {table.name}: exact field {field.name} is missing")
+            raise invalid(f"table {table.name}: exact field {field.name} is missing; give its value")
         parts.append(part)
     if given:
-        raise invalid(f"table {table.name}: has no match field {min(given)}")
+        raise invalid(f"table {table.name}: has no match field {min(given)}; use the P4Info's ids")
     return tuple(parts)
 
 
 def _decode_params(action: p4r.Action, declared: ActionInfo) -> tuple[int, ...]:
     given = {param.param_id: param.value for param in action.params}
     if len(given) != len(action.params):
-        raise invalid(f"action {declared.name}: a parameter is given twice")
+        raise invalid(f"action {declared.name}: a parameter is given twice; give each once")
     values: list[int] = []
     for param in declared.params:
         if param.id not in given:
-            raise invalid(f"action {declared.name}: parameter {param.name} is missing")
+            raise invalid(f"action {declared.name}: parameter {param.name} is missing; give its value")
         values.append(to_int(given.pop(param.id), param.bits, f"{declared.name}.{param.name}"))
     if given:
-        raise invalid(f"action {declared.name}: has no parameter {min(given)}")
+        raise invalid(f"action {declared.name}: has no parameter {min(given)}; use the P4Info's ids")
     return tuple(values)
 
 
 def _refuse_extras(entry: p4r.TableEntry, table: TableInfo) -> None:
     for extra in ("meter_config", "meter_counter_data"):
         if entry.HasField(extra):
-            raise invalid(f"table {table.name}: has no direct meter for {extra}")
+            raise invalid(f"table {table.name}: has no direct meter for {extra}; leave it out")
     if entry.HasField("counter_data"):
         if table.direct_counter is None or entry.is_default_action:
-            raise invalid(f"table {table.name}: has no direct counter for counter_data")
+            raise invalid(f"table {table.name}: has no direct counter for counter_data; leave it out")
         counter_values(entry.counter_data, table.name)
     if entry.idle_timeout_ns or entry.HasField("time_since_last_hit"):
         raise unimplemented(f"idle timeout of table {table.name}")
 
 
 def _direct_counter(entry: p4r.TableEntry) -> p4r.DirectCounterEntry:
-    """The counter of an entry that was read with its counter."""
+    """Return the counter of an entry that was read with its counter."""
     data = p4r.CounterData()
     data.CopyFrom(entry.counter_data)
     entry.ClearField("counter_data")
@@ -304,7 +312,7 @@ def _direct_counter(entry: p4r.TableEntry) -> p4r.DirectCounterEntry:
 
 
 def _selects(wanted: p4r.TableEntry, entry: p4r.TableEntry) -> bool:
-    """Whether the fields of a read request besides table and match, where set, agree with the entry."""
+    """Return whether an entry agrees with a request's fields that are set, table and match aside."""
     if wanted.priority and wanted.priority != entry.priority:
         return False
     action_id = wanted.action.action.action_id

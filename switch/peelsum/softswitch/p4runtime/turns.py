@@ -1,6 +1,6 @@
-"""One request at a time on a pipeline's state, so that none sees another's batch half done.
+"""Serialises requests on a pipeline's state, so that none sees another's batch half done.
 
-The specification asks for this: the outcome is as if every Write and Read had the switch to itself.
+The P4Runtime specification requires this: the outcome is as if Writes and Reads ran one after the other.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Protocol
 
 from peelsum.softswitch.p4runtime.status import Code, RequestError
 
-#: How much later a batch counts as having come, per update: a short one passes a long one that waits.
+#: Seconds by which each update delays a batch's rank in the queue, so that short batches pass long ones.
 _UPDATE_S = 0.5e-3
 
 
 class Call(Protocol):
-    """What is needed of a call under way: gRPC's ServicerContext."""
+    """A call in progress, as implemented by gRPC's ServicerContext."""
 
     def is_active(self) -> bool:
-        """Whether the client still waits; False after its deadline, and when the server stops."""
+        """Return whether the client still waits; False after its deadline or when the server stops."""
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Call back when the call ends. False: it has ended already."""
+        """Call `callback` when the call ends; return False if it has ended already."""
 
 
 class Turns:
-    """Grants turns in the order of arrival, except that a short batch passes a long one that waits."""
+    """Grants turns in the order of arrival, except that a short batch passes a waiting long one."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -40,7 +40,7 @@ class Turns:
 
     @contextmanager
     def turn(self, call: Call, updates: int = 0) -> Iterator[None]:
-        """Hold a turn during the body. Raises RequestError (CANCELLED) if the call ends before it comes."""
+        """Hold a turn during the body. Raises RequestError (CANCELLED) if the call ends before its turn."""
         call.add_callback(self._wake)
         with self._changed:
             place = (monotonic() + updates * _UPDATE_S, next(self._serial))

@@ -1,6 +1,6 @@
-"""P4Runtime's byte strings and match fields, to and from integers, checked against the P4Info's widths.
+"""Converts P4Runtime's byte strings and match fields to integers and back, in their canonical forms.
 
-Owns the canonical forms of the specification. Knows nothing of tables' contents.
+Widths are checked against the P4Info.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from finsy.proto import p4i, p4r
 from peelsum.softswitch.p4runtime.status import invalid
 
 MatchKind = Literal["exact", "lpm", "ternary", "range", "optional"]
-#: One field of a key as the switch takes it: a value, or (value, mask | prefix length) or (low, high).
+#: One field of a key in the switch's form: a value, (value, mask), (value, prefix length) or (low, high).
 KeyPart = int | tuple[int, int]
 
 MATCH_KINDS: dict[int, MatchKind] = {
@@ -36,27 +36,27 @@ class FieldInfo:
 
     @property
     def all_ones(self) -> int:
-        """The mask that looks at every bit."""
+        """The mask of all bits."""
         return (1 << self.bits) - 1
 
 
 def to_int(value: bytes, bits: int, what: str) -> int:
-    """An unsigned integer from a byte string. Leading zeros are fine, values wider than `bits` are not."""
+    """Return a byte string as an unsigned integer. Raises RequestError if it does not fit `bits`."""
     if not value:
         raise invalid(f"{what}: the byte string is empty; zero is written as one zero byte")
     number = int.from_bytes(value, "big")
     if number >> bits:
-        raise invalid(f"{what}: {number:#x} does not fit {bits} bits")
+        raise invalid(f"{what}: {number:#x} does not fit {bits} bits; use a smaller value")
     return number
 
 
 def to_bytes(number: int) -> bytes:
-    """The canonical byte string: the shortest one, at least one byte."""
+    """Return the canonical byte string: the shortest one, at least one byte."""
     return number.to_bytes(max(1, (number.bit_length() + 7) // 8), "big")
 
 
 def wildcard(field: FieldInfo) -> KeyPart | None:
-    """What an omitted field means; None where it must not be omitted."""
+    """Return the key part of an omitted field; None if the field must not be omitted."""
     match field.kind:
         case "exact":
             return None
@@ -67,7 +67,7 @@ def wildcard(field: FieldInfo) -> KeyPart | None:
 
 
 def decode_match(match: p4r.FieldMatch, field: FieldInfo) -> KeyPart:
-    """The key part of a FieldMatch. Refuses the wrong kind, a wildcard spelled out, and masked-off bits."""
+    """Return a FieldMatch's key part. Refuses a wrong kind, an explicit wildcard, and bits outside a mask."""
     if match.WhichOneof("field_match_type") != field.kind:
         given = match.WhichOneof("field_match_type") or "none"
         raise invalid(f"{field.name}: the match is of kind {given}; the table declares {field.kind}")
@@ -98,7 +98,7 @@ def _decode(match: p4r.FieldMatch, field: FieldInfo) -> KeyPart:
             low = to_int(match.range.low, bits, f"{name} (low)")
             high = to_int(match.range.high, bits, f"{name} (high)")
             if low > high:
-                raise invalid(f"{name}: the range {low}..{high} is empty")
+                raise invalid(f"{name}: the range {low}..{high} is empty; swap its ends")
             return (low, high)
 
 
@@ -109,7 +109,7 @@ def _masked(value: int, mask: int, name: str) -> int:
 
 
 def encode_match(part: KeyPart, field: FieldInfo) -> p4r.FieldMatch | None:
-    """The FieldMatch of a key part; None where the canonical form leaves the field out."""
+    """Return the FieldMatch of a key part; None if the canonical form omits the field."""
     if part == wildcard(field):
         return None
     match = p4r.FieldMatch(field_id=field.id)

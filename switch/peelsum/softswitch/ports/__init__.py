@@ -1,1 +1,1 @@
-"""Carries frames between the switch and the world: UDP sockets, network interfaces, pcap files."""
+"""The switch's ports: UDP sockets, network interfaces, paced sending, pcap files."""

@@ -1,7 +1,6 @@
-"""What passes a switch's ports, as pcap files: one a port and direction.
+"""Writes the frames that pass a switch's ports to pcap files, one per port and direction.
 
-Owns the file format (the classic one, with nanoseconds, of link type Ethernet: draft-ietf-opsawg-pcap). Knows
-neither what ports are made of nor what the frames hold.
+The format is classic pcap with nanoseconds and link type Ethernet (draft-ietf-opsawg-pcap).
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from peelsum.softswitch.runtime.frames import Frames
 if TYPE_CHECKING:
     from peelsum.softswitch.ports.port import Port, Ports
 
-#: Magic number, version 2.4, time zone and accuracy, longest frame, link type.
+#: Magic number, version 2.4, time zone, accuracy, longest frame, link type.
 _FILE_HEADER = np.array([0xA1B23C4D, 4 << 16 | 2, 0, 0, 1 << 18, 1], "<u4").tobytes()
 _RECORD_HEADER_BYTES = 16
 
 
 class CapturedPorts:
-    """The ports given, which also write what passes them to `portN_in.pcap` and `portN_out.pcap` in a folder.
+    """Ports that also write their frames to `portN_in.pcap` and `portN_out.pcap` in a folder.
 
-    A datagram that a port loses on purpose is not in its `_in`, but is in its `_out`. Once a file cannot be
-    written any more, capturing ends with a word on standard error, and the switch goes on.
+    A datagram that a port loses on purpose is missing from its `_in` file but present in its `_out` file. If
+    a file cannot be written, capturing ends with a message on standard error, and the switch continues.
     """
 
     def __init__(self, ports: Ports, folder: Path, *, clock: Callable[[], int] = time.time_ns) -> None:
-        """clock: nanoseconds since 1970. Raises SoftswitchError for a file that exists or cannot be made."""
+        """clock: returns nanoseconds since 1970. Raises SoftswitchError if a file cannot be made."""
         self._inner, self._clock = ports, clock
         self._stack = ExitStack()
         self._files: dict[tuple[int, str], BinaryIO] = {}
@@ -48,40 +47,40 @@ class CapturedPorts:
         except OSError as error:
             self._stack.close()
             raise SoftswitchError(
-                f"capture: {error.filename}: {error.strerror}; give a folder that is empty or not there yet"
+                f"capture: {error.filename}: {error.strerror}; give a folder that is empty or does not exist"
             ) from error
 
     @property
     def ports(self) -> Mapping[int, Port]:
-        """As those given."""
+        """The inner ports by number."""
         return self._inner.ports
 
     @property
     def listening(self) -> dict[int, int]:
-        """As those given."""
+        """The inner ports' UDP ports."""
         return self._inner.listening
 
     def holding(self) -> list[int]:
-        """As those given."""
+        """Return the numbers of the inner ports that hold received frames."""
         return self._inner.holding()
 
     def resize(self, packet_bytes: int) -> None:
-        """As those given."""
+        """Resize the inner ports."""
         self._inner.resize(packet_bytes)
 
     def receive(self, ready: Sequence[int]) -> Frames:
-        """Frames of the ports that are ready, written down."""
+        """Return the frames of the ports that are ready, and capture them."""
         frames = self._inner.receive(ready)
         self._write("in", frames)
         return frames
 
     def send(self, frames: Frames) -> None:
-        """Write down and send frames by their ports."""
+        """Capture frames and send them by their ports."""
         self._write("out", frames)
         self._inner.send(frames)
 
     def send_by(self, number: int, frames: Frames) -> None:
-        """Write down and send frames by one port."""
+        """Capture frames and send them by one port."""
         self._write("out", frames)
         self._inner.send_by(number, frames)
 
@@ -112,7 +111,7 @@ class CapturedPorts:
 
 
 def _records(frames: Frames, now_ns: int) -> np.ndarray:
-    """Each frame behind its record header, uint8[n, 16 + stride]."""
+    """Return each frame with its record header before it, uint8[n, 16 + stride]."""
     rows = np.empty((len(frames), _RECORD_HEADER_BYTES + frames.data.shape[1]), np.uint8)
     header = np.empty((len(frames), 4), "<u4")
     header[:, 0], header[:, 1] = divmod(now_ns, 10**9)

@@ -1,7 +1,6 @@
-"""The embedded switch's ports as network interfaces, one raw socket (AF_PACKET) per port: a drop-in for BMv2.
+"""Switch ports on network interfaces, one raw socket (AF_PACKET) per port, as BMv2's.
 
-Owns sockets and the batches of system calls that move frames. Refuses to know what a frame says, and who made
-the interface. Linux only, and privileged.
+System calls move frames in batches. Linux only, and privileged.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _SIOCETHTOOL = 0x8946
 #: ethtool commands that set: transmit checksum, TCP segmentation, generic segmentation, generic receive.
 _OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)
 _NAME_BYTES = 15
-#: What is carried besides this pipeline's packets: a whole frame of Ethernet's usual size.
+#: Least room for a frame: Ethernet's usual maximum.
 _ETHERNET_BYTES = 1514
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -52,28 +51,27 @@ _MESSAGE = np.dtype(
 
 @dataclass
 class InterfaceCounts:
-    """Frames of one port since it was opened.
-
-    received, sent: carried into and out of the pipeline.
-    full: dropped because a queue on the way out had no room.
-    overrun: dropped by the kernel because the pipeline was slower, as the kernel counts them.
-    long: longer than what the pipeline takes; dropped.
-    down: left for an interface that is down or gone; dropped.
-    """
+    """Counts of one port's frames since it was opened."""
 
     received: int = 0
+    """Frames passed to the pipeline."""
     sent: int = 0
+    """Frames sent on the interface."""
     full: int = 0
+    """Frames dropped because the interface's queue was full."""
     overrun: int = 0
+    """Frames that the kernel dropped because the pipeline was too slow."""
     long: int = 0
+    """Frames dropped because they were longer than the pipeline accepts."""
     down: int = 0
+    """Frames dropped because the interface was down or removed."""
 
 
 class InterfacePort:
-    """One switch port on the interface `name`. Raises OSError naming it where it cannot be opened."""
+    """One switch port on the interface `name`. Raises OSError naming it if it cannot be opened."""
 
     def __init__(self, number: int, name: str, rows: int) -> None:
-        """rows: most frames of one system call."""
+        """rows: most frames per system call."""
         self.number = number
         self.name = name
         self._counts = InterfaceCounts()
@@ -89,17 +87,18 @@ class InterfacePort:
 
     @property
     def counts(self) -> InterfaceCounts:
-        """What this port did so far; a copy."""
-        # The kernel starts from 0 again whenever it is asked.
+        """A copy of the counts so far."""
+        # Reading resets the kernel's count.
         with suppress(OSError):
             told = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
             self._counts.overrun += struct.unpack("=II", told)[1]
         return replace(self._counts)
 
     def receive_into(self, data: NDArray[np.uint8], length: NDArray[np.int32]) -> int:
-        """Fill rows of `data` (uint8[n, stride], C-contiguous) and their `length` (int32[n]); how many.
+        """Receive frames into rows of `data` (uint8[n, stride], C-contiguous), their bytes into `length`.
 
-        Never blocks. Frames longer than `stride` are dropped.
+        `length` is int32[n]. Returns the number of frames and never blocks. Frames longer than `stride` are
+        dropped.
         """
         wanted = min(len(data), len(self._messages))
         self._point_at(data, np.arange(wanted), np.full(wanted, data.shape[1]))
@@ -115,14 +114,14 @@ class InterfacePort:
         return kept
 
     def send(self, data: NDArray[np.uint8], rows: NDArray[np.intp], length: NDArray[np.int32]) -> None:
-        """Send the frames in `rows` of `data`, in order; what finds no room is dropped and counted."""
+        """Send the frames in `rows` of `data`, in order; drop and count those that do not fit the queue."""
         for start in range(0, len(rows), len(self._messages)):
             part = rows[start : start + len(self._messages)]
             self._point_at(data, part, length[part])
             self._send_all(len(part))
 
     def close(self) -> None:
-        """Leave the interface."""
+        """Close the socket."""
         self.socket.close()
 
     def _send_all(self, count: int) -> None:
@@ -131,7 +130,7 @@ class InterfacePort:
             sent, problem = self._call(_libc.sendmmsg, at, count - at, socket.MSG_DONTWAIT)
             self._counts.sent += sent
             at += sent
-            if problem == errno.ENOBUFS:  # this frame met a full queue; the next may not
+            if problem == errno.ENOBUFS:  # the queue was full for this frame; it may not be for the next
                 self._counts.full += 1
                 at += 1
             elif problem == errno.EAGAIN:
@@ -149,20 +148,20 @@ class InterfacePort:
     def _call(
         self, function: ctypes._NamedFuncPointer, first: int, count: int, *rest: object
     ) -> tuple[int, int]:
-        """One recvmmsg or sendmmsg over messages from `first` on; how many it did, and errno or 0."""
+        """Call recvmmsg or sendmmsg from message `first` on; return the number processed, and errno or 0."""
         at = self._messages.ctypes.data + first * _MESSAGE.itemsize
         done = function(self.socket.fileno(), ctypes.c_void_p(at), ctypes.c_uint(count), *rest)
         return (done, 0) if done >= 0 else (0, ctypes.get_errno())
 
 
 class InterfacePorts:
-    """All ports of a switch, and the frames between them and the pipeline.
+    """All ports of a switch, on interfaces.
 
-    no_such_port: frames that left for a port that is not here; dropped.
+    no_such_port: number of frames dropped because their egress port does not exist.
     """
 
     def __init__(self, interfaces: Mapping[int, str], *, batch: int = 1024) -> None:
-        """interfaces: names by switch port. batch: how many frames `receive` brings at most.
+        """interfaces: names by switch port. batch: most frames that `receive` returns.
 
         Raises OSError naming the port and the interface that cannot be used.
         """
@@ -184,15 +183,15 @@ class InterfacePorts:
 
     @property
     def listening(self) -> dict[int, int]:
-        """UDP ports: none, hosts are on the wire."""
+        """UDP ports by switch port: none, as hosts are on the interfaces' links."""
         return {}
 
     def holding(self) -> list[int]:
-        """Ports that have read more than they have given up: none, everything waits in the kernel."""
+        """Return the ports that hold received frames: none, as all frames wait in the kernel."""
         return []
 
     def resize(self, packet_bytes: int) -> None:
-        """Take frames around packets of `packet_bytes` from now on: the pipeline has changed."""
+        """Accept frames with packets of `packet_bytes` from now on, for a new pipeline."""
         stride = -(-max(FRAME_HEADER_BYTES + packet_bytes, _ETHERNET_BYTES) // 64) * 64
         self._frames = Frames(
             np.zeros((self._batch, stride), np.uint8),
@@ -201,9 +200,9 @@ class InterfacePorts:
         )
 
     def receive(self, ready: Sequence[int]) -> Frames:
-        """Frames that arrived on the ports numbered `ready`, each port's in order, in fair shares.
+        """Return frames that arrived on the ports `ready`, in order per port and in fair shares.
 
-        May be empty. Valid until the next call. What is left waits in the kernel.
+        The result may be empty and is valid until the next call. Other frames wait in the kernel.
         """
         frames, count = self._frames, 0
         share = max(1, self._batch // max(1, len(ready)))
@@ -229,15 +228,15 @@ class InterfacePorts:
         self._ports[number].send(frames.data, np.arange(len(frames)), frames.length)
 
     def close(self) -> None:
-        """Leave every interface."""
+        """Close every port."""
         for port in self._ports.values():
             port.close()
 
 
 def without_offloads(name: str) -> None:
-    """Switch an interface's offloads off, as far as it has them and lets us.
+    """Turn off an interface's offloads, as far as it has them and permits it.
 
-    With them on, frames come merged into ones that no link could carry, and with checksums still to be made.
+    With offloads, the kernel delivers merged frames longer than any link allows, and unfinished checksums.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for command in _OFFLOADS:
@@ -249,7 +248,7 @@ def without_offloads(name: str) -> None:
 
 def _raw_socket(name: str) -> socket.socket:
     if not 0 < len(name.encode()) <= _NAME_BYTES:
-        raise OSError(errno.ENODEV, "is no interface name")
+        raise OSError(errno.ENODEV, "not an interface name")
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     try:
         sock.setblocking(False)
@@ -275,5 +274,5 @@ def _complaint(number: int, name: str, error: OSError) -> str:
 
 
 def _interfaces() -> list[str]:
-    # Not from /sys: that may still show another network namespace.
+    # /sys may still show another network namespace.
     return sorted(path.name for path in Path("/proc/sys/net/ipv4/neigh").iterdir() if path.name != "default")

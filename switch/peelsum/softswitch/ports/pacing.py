@@ -1,7 +1,6 @@
-"""Frames that have to wait before they may leave their port, and when to see to them.
+"""Holds frames until their port may send them.
 
-Owns where they wait. How long is the queues' business (`queues`); how they leave, the ports'. Time is an
-argument.
+Departure times come from `queues`, and the ports send the frames. Time is an argument.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.queues import TICK_SHIFT, Queues
 
-#: Once frames have left, others wait for so long, in microseconds: fewer and larger system calls.
+#: Microseconds between sends, so that system calls are fewer and larger.
 PAUSE_US = 200
 
 #: v1model's ports have 9 bits.
@@ -24,12 +23,12 @@ Send = Callable[[int, Frames], None]
 
 
 class Pacer:
-    """Holds what `Switch.process` had queue up, and passes it to `send(port, frames)` once its time has come.
+    """Holds frames of ports with queues, and passes them to `send(port, frames)` at their departure time.
 
-    Theory of operation: the queues decide who leaves when, as if every port sent bit by bit. Here a port's
-    frames lie in a ring with as many rows as may wait, in order; those whose time has come leave together,
-    every `PAUSE_US` or so. So a port keeps to its rate over milliseconds, and is up to date whenever a frame
-    needs a row.
+    Theory of operation: the queues compute departure times, as if every port sent bit by bit. A port's frames
+    lie in order in a ring with as many rows as frames may wait. Those that are due are sent together, about
+    every `PAUSE_US`. So a port keeps its rate over milliseconds, and due frames are also sent whenever a new
+    one needs a row.
     """
 
     def __init__(self, queues: Queues, send: Send) -> None:
@@ -40,7 +39,7 @@ class Pacer:
         self._paused_until = 0
 
     def hold(self, frames: Frames, now_us: int) -> Frames:
-        """Keep frames of queues' ports, which came from the pipeline at `now_us`; those of other ports."""
+        """Keep the frames of ports with queues, which left the pipeline at `now_us`; return the others."""
         for port, ring in self._rings.items():
             rows = np.flatnonzero(frames.port == port)
             if not rows.size:
@@ -51,7 +50,7 @@ class Pacer:
         return frames.at(self._unqueued[frames.port])
 
     def release(self, now_us: int) -> None:
-        """Send what should have left by now, unless something left a moment ago."""
+        """Send the frames that are due, unless frames were sent within `PAUSE_US`."""
         if now_us < self._paused_until:
             return
         for ring in self._rings.values():
@@ -59,12 +58,12 @@ class Pacer:
                 self._paused_until = now_us + PAUSE_US
 
     def due_in(self, now_us: int) -> float | None:
-        """Seconds until `release` has something to do; None while nothing waits."""
+        """Return the seconds until `release` has frames to send; None while none wait."""
         waits = [ring.first_in(now_us) for ring in self._rings.values() if ring.count]
         return max(min(waits), self._paused_until - now_us, 0) / 1e6 if waits else None
 
     def _release(self, ring: _Ring, now_us: int) -> bool:
-        """Whether anything left."""
+        """Send a ring's frames that are due; return whether there were any."""
         gone = False
         while (frames := ring.take(now_us)) is not None:
             self._send(ring.port, frames)
@@ -73,7 +72,7 @@ class Pacer:
 
 
 class _Ring:
-    """One port's frames, oldest first, from row `first` on, around the end of the arrays."""
+    """A ring buffer of one port's frames, oldest first."""
 
     def __init__(self, port: int, rows: int) -> None:
         self.port = port
@@ -86,11 +85,11 @@ class _Ring:
 
     @property
     def room(self) -> int:
-        """Rows that are free."""
+        """The number of free rows."""
         return self._rows - self.count
 
     def append(self, frames: Frames, rows: NDArray[np.intp]) -> None:
-        """Add the frames in `rows`, which must not be more than there is room for."""
+        """Add the frames in `rows`, at most `room`."""
         assert frames.leave is not None
         width = frames.data.shape[1]
         if width > self._data.shape[1]:
@@ -110,12 +109,12 @@ class _Ring:
         self.count += rows.size
 
     def take(self, now_us: int) -> Frames | None:
-        """The oldest frames that have left by now and lie in consecutive rows; None if there are none.
+        """Remove and return the oldest frames that are due and lie in consecutive rows; None if none are.
 
-        Valid until the next `append`.
+        They are valid until the next `append`.
         """
         span = slice(self._first, min(self._first + self.count, self._rows))
-        # A time is reached when it is no more than half the clock's range ahead, seen from behind.
+        # Times wrap: one is past if it is less than half the clock's range behind.
         late = (np.uint64(_ticks(now_us)) - self._leave[span]).view(np.int64)
         gone = int(np.count_nonzero(late >= 0))
         if not gone:
@@ -126,7 +125,7 @@ class _Ring:
         return Frames(self._data[rows], self._length[rows], self._port[rows])
 
     def first_in(self, now_us: int) -> int:
-        """Microseconds until the oldest frame will have left, 0 if it should have."""
+        """Return the microseconds until the oldest frame is due, 0 if it is."""
         ahead = (int(self._leave[self._first]) - _ticks(now_us)) % (1 << 64)
         return -(-ahead >> TICK_SHIFT) if ahead < 1 << 63 else 0
 

@@ -1,4 +1,4 @@
-"""What the data plane needs of a switch's ports, whatever they are made of."""
+"""The interface between the data plane and a switch's ports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Port(Protocol):
-    """One switch port, as the data plane sees it."""
+    """One switch port, as the data plane uses it."""
 
     @property
     def socket(self) -> HasFileno: ...
@@ -24,7 +24,7 @@ class Port(Protocol):
 
 
 class Ports(Protocol):
-    """All ports of a switch, whatever they are made of: `UdpPorts`, `InterfacePorts`."""
+    """All ports of a switch: `UdpPorts`, `InterfacePorts`, `CapturedPorts`."""
 
     @property
     def ports(self) -> Mapping[int, Port]: ...

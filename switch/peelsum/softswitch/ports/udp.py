@@ -1,7 +1,7 @@
-"""The embedded switch's ports as UDP sockets, one per port: no privilege and no network interface needed.
+"""Switch ports on UDP sockets, one per port; they need no privilege and no network interface.
 
-Owns who is behind a port, and the Ethernet, IPv4 and UDP headers that the P4 program sees around each
-payload. Refuses to know what a payload says or what the program does with it.
+A port learns its peer from hellos. It adds the Ethernet, IPv4 and UDP headers that the P4 program expects
+around each payload, and removes them again.
 """
 
 from __future__ import annotations
@@ -19,56 +19,55 @@ from peelsum.wire.batch import Batch
 from peelsum.wire.datagrams import MAX_DATAGRAM, Address, BatchSocket
 
 _SWITCH_NUMBER = 0xFFFE
-#: Bursts looked at in one go on a port that brings nothing but strangers and hellos.
+#: Most bursts without packets from the peer that a port reads per call.
 _PATIENCE = 16
 
 
 @dataclass
 class PortCounts:
-    """Datagrams of one port since it was opened.
-
-    received, sent: carried into and out of the pipeline.
-    hellos: answered.
-    foreign: from an address that is not the peer's (or before any hello); dropped.
-    unreachable: left for a port that nobody has said hello to, or for a peer that the system has no way to;
-        dropped.
-    full: dropped because the kernel had no room on the way out.
-    overrun: dropped by the kernel because the pipeline was slower, as the kernel counts them.
-    odd: of a length that is not this pipeline's; dropped.
-    lost_in, lost_out: dropped on purpose, by the share of loss that was asked for.
-    """
+    """Counts of one port's datagrams since it was opened."""
 
     received: int = 0
+    """Datagrams passed to the pipeline."""
     sent: int = 0
+    """Datagrams sent to the peer."""
     hellos: int = 0
+    """Hellos answered."""
     foreign: int = 0
+    """Datagrams dropped because they came from another address than the peer's, or before any hello."""
     unreachable: int = 0
+    """Datagrams dropped because the port had no peer yet, or because the system had no route to it."""
     full: int = 0
+    """Datagrams dropped because the kernel's send buffer was full."""
     overrun: int = 0
+    """Datagrams that the kernel dropped because the pipeline was too slow."""
     odd: int = 0
+    """Datagrams dropped because their length is not this pipeline's."""
     lost_in: int = 0
+    """Received datagrams dropped on purpose, by the configured loss."""
     lost_out: int = 0
+    """Datagrams dropped on purpose before they were sent, by the configured loss."""
 
 
 class Loss:
-    """Decides which datagrams are lost: a seeded share, the n-th datagram's fate fixed by seed and n."""
+    """Chooses datagrams to lose: a random share, in which seed and n decide on the n-th datagram."""
 
     def __init__(self, share: float, seed: Sequence[int]) -> None:
-        """`share` of 0 to 1; raises ValueError otherwise."""
+        """share: 0 to 1. Raises ValueError otherwise."""
         if not 0 <= share <= 1:
-            raise ValueError(f"loss: {share} is no share of datagrams; use 0 to 1")
+            raise ValueError(f"loss: {share} is out of range; use 0 to 1")
         self._share = share
         self._random = np.random.default_rng(seed)
 
     def survivors(self, batch: Batch) -> Batch:
-        """The rows that are not lost; the batch itself where no loss was asked for."""
+        """Return the rows that are not lost; the batch itself if the share is 0."""
         if not self._share:
             return batch
         return batch[self._random.random(len(batch)) >= self._share]
 
 
 class UdpPort:
-    """One switch port. Its peer is whoever said hello last, nobody before that; or what it was joined to."""
+    """One switch port. Its peer is the source of the last hello, or the port that it was joined to."""
 
     def __init__(self, number: int, sock: BatchSocket, *, loss: float = 0.0, seed: int = 0) -> None:
         self.number = number
@@ -81,18 +80,18 @@ class UdpPort:
 
     @property
     def counts(self) -> PortCounts:
-        """What this port did so far; a copy."""
+        """A copy of the counts so far."""
         return replace(self._counts, odd=self.socket.odd, overrun=self.socket.overruns)
 
     def join(self, address: Address) -> None:
-        """Have another switch's port as peer for good, and say hello to it, as a host would."""
+        """Make another switch's port the permanent peer and send it a hello, as a host would."""
         self.peer, self._joined = address, True
         self.socket.send_hello(address)
 
     def receive(self, limit: int) -> Batch | None:
-        """About `limit` packets from the peer, uint8[n, packet_bytes]; None where nothing for us waits.
+        """Return about `limit` packets from the peer, uint8[n, packet_bytes]; None if none wait.
 
-        Hellos are answered here, each with an empty datagram. Valid until the next call.
+        Hellos are answered, each with an empty datagram. The result is valid until the next call.
         """
         for _ in range(_PATIENCE):
             burst = self.socket.receive(limit)
@@ -112,7 +111,7 @@ class UdpPort:
         return None
 
     def send(self, batch: Batch) -> None:
-        """Send packets to the peer. What has no peer or no room is dropped and counted."""
+        """Send packets to the peer; drop and count them if there is no peer or the send buffer is full."""
         if self.peer is None:
             self._counts.unreachable += len(batch)
             return
@@ -135,10 +134,10 @@ class UdpPort:
 
 
 class UdpPorts:
-    """All ports of a switch, and the frames between them and the pipeline.
+    """All ports of a switch, on UDP sockets.
 
-    unframed: frames that left the pipeline as something else than one whole packet; dropped.
-    no_such_port: frames that left for a port that is not here; dropped.
+    unframed: number of frames dropped because they were not one whole packet.
+    no_such_port: number of frames dropped because their egress port does not exist.
     """
 
     def __init__(
@@ -154,10 +153,10 @@ class UdpPorts:
     ) -> None:
         """Open one socket per switch port.
 
-        base: switch port p listens on UDP port base + p, or base[p]; where there is none, on any free one.
-        batch: about how many frames `receive` brings at most.
-        loss: share of datagrams that each port loses in each direction, hellos excepted, decided by `seed`.
-        Raises ValueError for a share that is none, OSError naming an address that is taken.
+        base: switch port p listens on UDP port base + p, or base[p]; by default on any free one.
+        batch: about how many frames `receive` returns at most.
+        loss: share of datagrams except hellos that each port loses in each direction, decided by `seed`.
+        Raises ValueError for a share out of range, OSError naming an address that is in use.
         """
         self._batch = batch
         self._ports: dict[int, UdpPort] = {}
@@ -184,20 +183,20 @@ class UdpPorts:
 
     @property
     def listening(self) -> dict[int, int]:
-        """UDP port of each switch port."""
+        """UDP ports by switch port."""
         return {number: port.socket.address[1] for number, port in self._ports.items()}
 
     def holding(self) -> list[int]:
-        """Numbers of the ports that have read more than they have given up, which no select tells."""
+        """Return the numbers of the ports that hold received packets, which select does not report."""
         return self._holding
 
     def resize(self, packet_bytes: int) -> None:
-        """Carry datagrams of `packet_bytes` from now on: the pipeline has changed."""
+        """Accept and send datagrams of `packet_bytes` from now on, for a new pipeline."""
         self._size = packet_bytes
         self._frame_bytes = FRAME_HEADER_BYTES + packet_bytes
         for port in self._ports.values():
             port.socket.resize(packet_bytes)
-        # A port may overshoot its share of a batch by what one largest datagram holds.
+        # A port may exceed its share of a batch by the contents of the largest datagram.
         rows = self._batch + len(self._ports) * (64 + MAX_DATAGRAM // packet_bytes)
         stride = -(-self._frame_bytes // 64) * 64
         self._frames = Frames(
@@ -209,9 +208,9 @@ class UdpPorts:
         self._headers = {number: frame_header(number, packet_bytes) for number in self._ports}
 
     def receive(self, ready: Sequence[int]) -> Frames:
-        """Frames that arrived on the ports numbered `ready`, each port's in order, in fair shares.
+        """Return frames that arrived on the ports `ready`, in order per port and in fair shares.
 
-        May be empty. Valid until the next call. What is left waits in the kernel.
+        The result may be empty and is valid until the next call. Other datagrams wait in the kernel.
         """
         frames, count = self._frames, 0
         share = max(64, self._batch // max(1, len(ready)))
@@ -232,7 +231,7 @@ class UdpPorts:
         """Send the packets in `frames` to the peers of their ports, in order per port."""
         whole = self._whole(frames).nonzero()[0]
         to = frames.port[whole]
-        # Only the ports that are sent to: a batch of one costs the same however many ports there are.
+        # Visit only ports with frames: the cost of a small batch must not grow with the number of ports.
         for number in np.bincount(to).nonzero()[0].tolist():
             rows = whole[to == number]
             if number in self._ports:
@@ -248,7 +247,7 @@ class UdpPorts:
         self._ports[number].send(frames.data[:, FRAME_HEADER_BYTES : self._frame_bytes])
 
     def _whole(self, frames: Frames) -> NDArray[np.bool_]:
-        """Which frames are one whole packet; the others are counted. bool[n]"""
+        """Return which frames are one whole packet, bool[n], and count the others."""
         whole = (frames.length == self._frame_bytes) & is_udp(frames.data)
         self.unframed += int(np.count_nonzero(~whole))
         return np.asarray(whole, np.bool_)
@@ -260,23 +259,23 @@ class UdpPorts:
 
 
 def _udp_port(base: int | Mapping[int, int] | None, number: int) -> int:
-    """Where a switch port listens; 0 for any free UDP port."""
+    """Return the UDP port of a switch port; 0 for any free one."""
     if base is None:
         return 0
     return base + number if isinstance(base, int) else base.get(number, 0)
 
 
 def is_udp(data: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which frames, uint8[n, stride], hold UDP over IPv4 without options. bool[n]"""
+    """Return which frames (uint8[n, stride]) hold UDP over IPv4 without options: bool[n]."""
     ethertype = (data[:, 12] == 0x08) & (data[:, 13] == 0x00)
     return np.asarray(ethertype & (data[:, 14] == 0x45) & (data[:, 23] == 17), np.bool_)
 
 
 def frame_header(number: int, packet_bytes: int) -> NDArray[np.uint8]:
-    """The 42 bytes before a packet that enters at switch port `number`: from host `number` to the switch."""
+    """Return the 42 bytes of headers, from host `number` to the switch, of packets that enter there."""
     return np.frombuffer(encapsulation(packet_bytes, _address(number), _address(_SWITCH_NUMBER)), np.uint8)
 
 
 def _address(number: int) -> FrameAddress:
-    """Host `number`: a locally administered MAC address, and 10.0.x.y."""
+    """Return the addresses of host `number`: a locally administered MAC address, and 10.0.x.y."""
     return FrameAddress(struct.pack("!HI", 0x0200, number), struct.pack("!HH", 0x0A00, number))

@@ -1,1 +1,1 @@
-"""What a BMv2 JSON file says, as typed, immutable values."""
+"""Reads a BMv2 JSON file into typed, immutable values."""

@@ -1,4 +1,4 @@
-"""Actions and parser states of BMv2 JSON -> their typed form."""
+"""Converts the actions and parser states of BMv2 JSON to typed values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
-from peelsum.softswitch.program.hashes import HASHES
 from peelsum.softswitch.program.load_expressions import VALID, Scope
 from peelsum.softswitch.program.model import (
     Advance,
@@ -20,6 +19,7 @@ from peelsum.softswitch.program.model import (
     Verify,
 )
 from peelsum.softswitch.program.operations import (
+    HASHES,
     Action,
     ActionParam,
     AddHeader,
@@ -53,7 +53,7 @@ _NOTHING = frozenset({"no_op", "log_msg"})
 
 
 def load_action(item: Mapping[str, Any], scope: Scope) -> Action:
-    """One action; primitives that do nothing stay as jumps to the next, so that jump targets hold."""
+    """Return one action. Primitives without effect become jumps to the next one: jump targets stay valid."""
     params = tuple(ActionParam(part["name"], int(part["bitwidth"])) for part in item["runtime_data"])
     inside = scope.within(params)
     body = tuple(
@@ -64,7 +64,7 @@ def load_action(item: Mapping[str, Any], scope: Scope) -> Action:
 
 
 def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: int = 0) -> Primitive:
-    """One primitive. Raises UnsupportedConstruct naming it and `where` it is used."""
+    """Return one primitive. Raises UnsupportedConstruct with its name and `where` it is used."""
     op, args = item["op"], item["parameters"]
     match op:
         case "assign" | "modify_field":
@@ -108,7 +108,7 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: in
             return JumpIfZero(scope.expression(args[0]), _constant(args[1], where))
     if op in _NOTHING:
         return Jump(number + 1)
-    raise UnsupportedConstruct(f"{where}: primitive {op}: this target has none; leave it out of the program")
+    raise UnsupportedConstruct(f"{where}: primitive {op}: not supported; leave it out of the program")
 
 
 def _assign(item: Mapping[str, Any], value: Expr, scope: Scope, where: str) -> Primitive:
@@ -124,7 +124,9 @@ def _assign(item: Mapping[str, Any], value: Expr, scope: Scope, where: str) -> P
 def _hash(args: Sequence[Mapping[str, Any]], scope: Scope, where: str) -> Hash:
     calculation = scope.calculations[args[2]["value"]]
     if calculation["algo"] not in HASHES:
-        raise UnsupportedConstruct(f"{where}: hash {calculation['algo']}; {', '.join(HASHES)} are run")
+        raise UnsupportedConstruct(
+            f"{where}: hash {calculation['algo']}: not supported; use {', '.join(HASHES)}"
+        )
     inputs = scope.inputs(calculation, f"{where}: hash")
     base, size = scope.expression(args[1]), scope.expression(args[3])
     return Hash(_target(args[0], scope, where), calculation["algo"], inputs, base, size)
@@ -132,9 +134,7 @@ def _hash(args: Sequence[Mapping[str, Any]], scope: Scope, where: str) -> Hash:
 
 def _header(item: Mapping[str, Any], scope: Scope, where: str) -> str:
     if item["type"] != "header":
-        raise UnsupportedConstruct(
-            f"{where}: a whole header chosen by {item['type']}; only a constant index is run"
-        )
+        raise UnsupportedConstruct(f"{where}: a whole header chosen by {item['type']}; use a constant index")
     return scope.header(item["value"])
 
 
@@ -142,7 +142,7 @@ def _target(item: Mapping[str, Any], scope: Scope, where: str) -> FieldRef:
     if item["type"] == "expression" and item["value"].get("type") == "field":
         item = item["value"]
     if item["type"] != "field":
-        raise UnsupportedConstruct(f"{where}: assigns to a {item['type']}; only to single fields is run")
+        raise UnsupportedConstruct(f"{where}: assigns to a {item['type']}; assign to single fields")
     if item["value"][1] == VALID:
         raise UnsupportedConstruct(
             f"{where}: assigns to {item['value'][0]}.{VALID}; use setValid or setInvalid"
@@ -152,7 +152,7 @@ def _target(item: Mapping[str, Any], scope: Scope, where: str) -> FieldRef:
 
 def _constant(item: Mapping[str, Any], where: str) -> int:
     if item["type"] != "hexstr":
-        raise BadProgram(f"{where}: a {item['type']} where a number belongs; compile the program again")
+        raise BadProgram(f"{where}: a {item['type']} instead of a number; compile the program again")
     return int(item["value"], 16)
 
 
@@ -160,7 +160,7 @@ def _constant(item: Mapping[str, Any], where: str) -> int:
 
 
 def load_parser(item: Mapping[str, Any], scope: Scope) -> Parser:
-    """A parser with all its states."""
+    """Return a parser with all its states."""
     states = {state["name"]: _state(state, scope) for state in item["parse_states"]}
     if item["init_state"] not in states:
         raise BadProgram(f"parser {item['name']}: no state {item['init_state']}; compile the program again")
@@ -185,7 +185,7 @@ def _state(item: Mapping[str, Any], scope: Scope) -> ParserState:
             widths.append(int(part["value"][1]))
         else:
             raise UnsupportedConstruct(
-                f"{where}: selects on {part['type']} {part['value']}; only on fields is run"
+                f"{where}: selects on {part['type']} {part['value']}; select on fields"
             )
     ahead = max((part.offset + part.bits for part in key if isinstance(part, Lookahead)), default=0)
     if ahead:
@@ -199,13 +199,13 @@ def _transition(item: Mapping[str, Any], widths: Sequence[int], where: str) -> T
     if item["type"] == "default":
         return Transition(None, None, following)
     if item["type"] != "hexstr":
-        raise UnsupportedConstruct(f"{where}: transition on a {item['type']}; only on values is run")
+        raise UnsupportedConstruct(f"{where}: transition on a {item['type']}; use values")
     mask = None if item.get("mask") is None else _split(int(item["mask"], 16), widths)
     return Transition(_split(int(item["value"], 16), widths), mask, following)
 
 
 def _split(value: int, widths: Sequence[int]) -> tuple[int, ...]:
-    """A concatenation of byte-padded fields, taken apart."""
+    """Split a concatenation of byte-padded fields into the fields' values."""
     parts = []
     for bits in reversed(widths):
         padded = -(-bits // 8) * 8
@@ -239,6 +239,4 @@ def _parser_op(item: Mapping[str, Any], scope: Scope, where: str) -> list[Parser
         case "primitive":
             return [load_primitive(args[0], scope, where)]
     shown = args[0].get("type") if args and isinstance(args[0], dict) else ""
-    raise UnsupportedConstruct(
-        f"{where}: {item['op']} {shown}: this target has none; leave it out of the program"
-    )
+    raise UnsupportedConstruct(f"{where}: {item['op']} {shown}: not supported; leave it out of the program")

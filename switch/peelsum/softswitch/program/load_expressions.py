@@ -1,4 +1,4 @@
-"""Type-value objects of BMv2 JSON -> expressions: fields, constants, operators."""
+"""Converts the type-value objects of BMv2 JSON to expressions: fields, constants, operators."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BINARY = frozenset(
 
 
 class Scope:
-    """What names mean in one program, and within an action what its parameters are."""
+    """Resolves the names of one program and, within an action, its parameters."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class Scope:
         self.calculations = calculations or {}
 
     def within(self, params: Sequence[ActionParam]) -> Scope:
-        """The same names inside an action."""
+        """Return this scope with an action's parameters."""
         return Scope(self.headers, self.stacks, self.unions, params, self.calculations)
 
     def inputs(self, calculation: Mapping[str, Any], where: str) -> Inputs:
-        """What a calculation is over: fields and constants."""
+        """Return a calculation's inputs: fields and constants."""
         inputs: list[tuple[FieldRef | None, int, int]] = []
         for part in calculation["input"]:
             if part["type"] == "field":
@@ -65,41 +65,43 @@ class Scope:
             elif part["type"] == "hexstr":
                 inputs.append((None, int(part["value"], 16), int(part["bitwidth"])))
             else:
-                raise UnsupportedConstruct(f"{where}: input {part['type']}; only fields and constants")
+                raise UnsupportedConstruct(
+                    f"{where}: input {part['type']}: not supported; use fields and constants"
+                )
         return tuple(inputs)
 
     def header(self, name: str) -> str:
-        """`name`, which must be a header instance."""
+        """Return `name`. Raises BadProgram unless it is a header instance."""
         if name not in self.headers:
             raise BadProgram(f"header {name}: is not declared; compile the program again")
         return name
 
     def stack(self, name: str) -> str:
-        """`name`, which must be a header stack."""
+        """Return `name`. Raises BadProgram unless it is a header stack."""
         if name not in self.stacks:
             raise BadProgram(f"header stack {name}: is not declared; compile the program again")
         return name
 
     def union(self, name: str) -> tuple[str, ...]:
-        """The headers of the union `name`."""
+        """Return the headers of the union `name`. Raises BadProgram if it is not declared."""
         if name not in self.unions:
             raise BadProgram(f"header union {name}: is not declared; compile the program again")
         return self.unions[name]
 
     def last(self, stack: str, field: str) -> Expr:
-        """A field of the element of a stack that was filled last."""
+        """Return a field of the element of a stack that was filled last."""
         fields = [self.field((header, field)) for header in self.stacks[self.stack(stack)]]
         return _chosen(StackCount(stack), 1, fields, Const(0))
 
     def field(self, value: Sequence[str]) -> FieldRef:
-        """The field that a [header, field] pair names."""
+        """Return the field that a [header, field] pair names. Raises BadProgram if it is not declared."""
         header, name = value
         if self.headers[self.header(header)].field(name) is None:
             raise BadProgram(f"field {header}.{name}: is not declared; compile the program again")
         return FieldRef(header, name)
 
     def bits(self, ref: FieldRef) -> int:
-        """Width of a field."""
+        """Return a field's width."""
         return self._declared(ref).bits
 
     def _declared(self, ref: FieldRef) -> Field:
@@ -108,7 +110,7 @@ class Scope:
         return found
 
     def expression(self, item: Mapping[str, Any]) -> Expr:
-        """The expression that a type-value object stands for. Raises UnsupportedConstruct by its name."""
+        """Return the expression of a type-value object. Raises UnsupportedConstruct with its name."""
         kind = item.get("type")
         if kind is None and "op" in item:
             return self._operation(item)
@@ -130,7 +132,7 @@ class Scope:
                 return Param(int(value), self.params[int(value)].bits)
             case "lookahead":
                 return Lookahead(int(value[0]), int(value[1]))
-        raise UnsupportedConstruct(f"{kind} {value} in an expression: this target has none; leave it out")
+        raise UnsupportedConstruct(f"{kind} {value} in an expression: not supported; leave it out")
 
     def _operation(self, item: Mapping[str, Any]) -> Expr:
         op = item["op"]
@@ -152,7 +154,7 @@ class Scope:
             return Unary(op, self.expression(item["right"]))
         if op in _BINARY:
             return Binary(op, self.expression(item["left"]), self.expression(item["right"]))
-        raise UnsupportedConstruct(f"operator {op}: this target has none; leave it out of the program")
+        raise UnsupportedConstruct(f"operator {op}: not supported; leave it out of the program")
 
     def _validity(self, item: Mapping[str, Any]) -> Expr:
         element = _dereference(item)
@@ -162,22 +164,22 @@ class Scope:
         return _chosen(self.expression(element["right"]), 0, tests, Bool(False))
 
     def _element_field(self, item: Mapping[str, Any]) -> Expr:
-        """A field of a stack's element whose number is known only when the program runs."""
+        """Return a field of a stack's element whose number is known only when the program runs."""
         refs, index = self.element_fields(item)
         return _chosen(index, 0, refs, Const(0))
 
     def element_fields(self, item: Mapping[str, Any]) -> tuple[tuple[FieldRef, ...], Expr]:
-        """The fields that an `access_field` chooses from, one an element, and the element's number."""
+        """Return the fields that an `access_field` chooses from, one per element, and the index."""
         element = _dereference(item["left"])
         if element is None:
-            raise UnsupportedConstruct("operator access_field: only on elements of header stacks is run")
+            raise UnsupportedConstruct("operator access_field: use it on elements of header stacks only")
         headers = [self.headers[name] for name in self.stacks[self.stack(element["left"]["value"])]]
         refs = tuple(FieldRef(header.name, header.fields[int(item["right"])].name) for header in headers)
         return refs, self.expression(element["right"])
 
 
 def _dereference(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The operation that chooses an element of a header stack; None if `item` is something else."""
+    """Return the operation that chooses an element of a header stack; None if `item` is something else."""
     while item.get("type") == "expression":
         item = item["value"]
     found = item.get("op") in ("dereference_header_stack", "dereference_stack")
@@ -185,7 +187,7 @@ def _dereference(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _chosen(index: Expr, first: int, choices: Sequence[Expr], otherwise: Expr) -> Expr:
-    """Choice number `index` - `first`, or `otherwise` if there are fewer."""
+    """Return an expression for choice number `index` - `first`, or `otherwise` if there are fewer."""
     chain = otherwise
     for number in range(len(choices) - 1, -1, -1):
         chain = Ternary(Binary("==", index, Const(first + number)), choices[number], chain)

@@ -1,4 +1,4 @@
-"""Pipelines of BMv2 JSON -> tables and conditionals."""
+"""Converts the pipelines of BMv2 JSON to tables and conditionals."""
 
 from __future__ import annotations
 
@@ -22,15 +22,11 @@ _KINDS = ("exact", "lpm", "ternary", "range")
 
 
 def load_pipeline(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action]) -> Pipeline:
-    """One pipeline with everything in it."""
+    """Return one pipeline with its tables and conditionals."""
     for call in item.get("action_calls", ()):
-        raise UnsupportedConstruct(
-            f"action call {call.get('name')}: this target runs tables only; recompile with p4c"
-        )
+        raise UnsupportedConstruct(f"action call {call.get('name')}: not supported; recompile with p4c")
     for profile in item.get("action_profiles", ()):
-        raise UnsupportedConstruct(
-            f"action profile {profile.get('name')}: this target has none; use a plain table"
-        )
+        raise UnsupportedConstruct(f"action profile {profile.get('name')}: not supported; use a plain table")
     nodes: dict[str, Table | Conditional] = {}
     for part in item["tables"]:
         nodes[part["name"]] = _table(part, scope, actions)
@@ -45,7 +41,7 @@ def _check_links(name: str, start: str | None, nodes: Mapping[str, Table | Condi
     for target in [start, *(after for node in nodes.values() for after in successors(node))]:
         if target is not None and target not in nodes:
             raise BadProgram(
-                f"pipeline {name}: leads to {target}, which is not there; compile the program again"
+                f"pipeline {name}: leads to {target}, which is not declared; compile the program again"
             )
 
 
@@ -53,12 +49,12 @@ def _table(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action])
     name = item["name"]
     if item["type"] != "simple":
         raise UnsupportedConstruct(
-            f"table {name}: of type {item['type']}; this target runs plain tables only"
+            f"table {name}: of type {item['type']}, which is not supported; use a plain table"
         )
     if item.get("support_timeout"):
-        raise UnsupportedConstruct(f"table {name}: idle timeout: this target has none; leave it out")
+        raise UnsupportedConstruct(f"table {name}: idle timeout: not supported; leave it out")
     if item.get("direct_meters") is not None:
-        raise UnsupportedConstruct(f"table {name}: direct meter: this target has none; leave it out")
+        raise UnsupportedConstruct(f"table {name}: direct meter: not supported; leave it out")
     keys = tuple(_key(part, scope, name) for part in item["key"])
     default = item.get("default_entry")
     if default is None:
@@ -89,7 +85,7 @@ def _key(item: Mapping[str, Any], scope: Scope, table: str) -> TableKey:
     header, field_name = item["target"]
     if item["match_type"] not in _KINDS:
         raise UnsupportedConstruct(
-            f"table {table}: match kind {item['match_type']}; {', '.join(_KINDS)} are run"
+            f"table {table}: match kind {item['match_type']}: not supported; use {', '.join(_KINDS)}"
         )
     mask = None if item.get("mask") is None else int(item["mask"], 16)
     if field_name == VALID:
@@ -98,7 +94,7 @@ def _key(item: Mapping[str, Any], scope: Scope, table: str) -> TableKey:
         ref = scope.field(item["target"])
         bits = scope.bits(ref)
     if item["match_type"] == "range" and bits > 64:
-        raise UnsupportedConstruct(f"table {table}: range match on {bits} bits; this target has up to 64")
+        raise UnsupportedConstruct(f"table {table}: range match on {bits} bits; use up to 64")
     return TableKey(item.get("name") or f"{header}.{field_name}", ref, item["match_type"], bits, mask)
 
 

@@ -1,7 +1,7 @@
-"""BMv2 JSON -> Program: headers, state, and the parts that other modules load.
+"""Converts a BMv2 JSON document to a `Program`.
 
-Format: behavioral-model's docs/JSON_format.md, version 2. Everything the embedded target does not run is
-refused here, or on the way to code right after, by the name that it has in the program.
+Format: behavioral-model's docs/JSON_format.md, version 2. What the softswitch does not support is refused
+here or by the compiler, with its name in the program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from peelsum.softswitch.program.operations import (
     walk,
 )
 
-#: Sections that must be empty, and what P4 calls the things in them.
+#: Sections that must be empty, and the P4 term for their items.
 _REFUSED = {
     "header_union_stacks": "header union stack",
     "parse_vsets": "parser value set",
@@ -51,10 +51,11 @@ _NEEDED = ("ingress_port", "egress_spec", "egress_port")
 
 
 def read(document: Mapping[str, Any], name: str) -> Program:
+    """Return the program `name` in a BMv2 JSON document. Raises BadProgram or UnsupportedConstruct."""
     for section, what in _REFUSED.items():
         for item in document.get(section, ()):
             shown = item.get("name", item) if isinstance(item, dict) else item
-            raise UnsupportedConstruct(f"{what} {shown}: this target has none; leave it out of the program")
+            raise UnsupportedConstruct(f"{what} {shown}: not supported; leave it out of the program")
     headers = _headers(document)
     calculations = {item["name"]: item for item in document.get("calculations", ())}
     stacks, unions = _members(document, "header_stacks"), _members(document, "header_unions")
@@ -90,7 +91,7 @@ def _headers(document: Mapping[str, Any]) -> dict[str, Header]:
         for field_name, bits, *signed in item["fields"]:
             if bits == "*":
                 raise UnsupportedConstruct(
-                    f"varbit {item['name']}.{field_name}: this target has fixed widths only; give it one"
+                    f"varbit {item['name']}.{field_name}: not supported; give it a fixed width"
                 )
             fields.append(Field(field_name, int(bits), bool(signed and signed[0])))
         types[item["name"]] = tuple(fields)
@@ -102,7 +103,7 @@ def _headers(document: Mapping[str, Any]) -> dict[str, Header]:
 
 
 def _errors(document: Mapping[str, Any]) -> dict[str, int]:
-    """Numbers of errors; those of P4's core library are there, whether or not they were declared."""
+    """Return error numbers by name; P4's core errors are included even if they were not declared."""
     errors = {str(key): int(value) for key, value in document.get("errors", ())}
     for name in _CORE_ERRORS:
         errors.setdefault(name, max(errors.values(), default=-1) + 1)
@@ -110,7 +111,7 @@ def _errors(document: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _members(document: Mapping[str, Any], section: str) -> dict[str, tuple[str, ...]]:
-    """Names of the headers that each stack or union consists of."""
+    """Return the names of the headers that each stack or union consists of."""
     names = {item["id"]: item["name"] for item in document["headers"]}
     return {
         item["name"]: tuple(names[number] for number in item["header_ids"])
@@ -119,12 +120,10 @@ def _members(document: Mapping[str, Any], section: str) -> dict[str, tuple[str, 
 
 
 def _fields(item: Mapping[str, Any], scope: Scope) -> tuple[FieldRef, ...]:
-    """The metadata in a field list; copies of a packet parse its headers again, or keep them all."""
+    """Return the metadata in a field list. Copies of a packet parse its headers again or keep them all."""
     for part in item["elements"]:
         if part["type"] != "field":
-            raise UnsupportedConstruct(
-                f"field list {item['name']}: holds a {part['type']}; only fields are kept"
-            )
+            raise UnsupportedConstruct(f"field list {item['name']}: holds a {part['type']}; use fields only")
     refs = [scope.field(part["value"]) for part in item["elements"]]
     return tuple(ref for ref in refs if scope.headers[ref.header].metadata)
 
@@ -134,7 +133,7 @@ def _registers(document: Mapping[str, Any]) -> dict[str, RegisterArray]:
     for item in document.get("register_arrays", ()):
         if not 1 <= item["bitwidth"] <= 64:
             raise UnsupportedConstruct(
-                f"register {item['name']}: cells of {item['bitwidth']} bits; this target has up to 64"
+                f"register {item['name']}: cells of {item['bitwidth']} bits; use 1 to 64"
             )
         registers[item["name"]] = RegisterArray(item["name"], int(item["size"]), int(item["bitwidth"]))
     return registers
@@ -156,16 +155,16 @@ def _counters(document: Mapping[str, Any]) -> dict[str, CounterArray]:
 def _parser(document: Mapping[str, Any], scope: Scope) -> Parser:
     parsers = document["parsers"]
     if len(parsers) != 1:
-        raise UnsupportedConstruct(f"parsers: {len(parsers)} of them; this target runs programs with one")
+        raise UnsupportedConstruct(f"parsers: the program has {len(parsers)}; use exactly one")
     return load_parser(parsers[0], scope)
 
 
 def _deparser(document: Mapping[str, Any]) -> tuple[str, ...]:
     deparsers = document["deparsers"]
     if len(deparsers) != 1:
-        raise UnsupportedConstruct(f"deparsers: {len(deparsers)} of them; this target runs programs with one")
+        raise UnsupportedConstruct(f"deparsers: the program has {len(deparsers)}; use exactly one")
     for primitive in deparsers[0].get("primitives", ()):
-        raise UnsupportedConstruct(f"deparser: primitive {primitive.get('op')}; only emit is run there")
+        raise UnsupportedConstruct(f"deparser: primitive {primitive.get('op')}: not supported; use emit only")
     return tuple(deparsers[0]["order"])
 
 
@@ -177,7 +176,7 @@ def _checksum(item: Mapping[str, Any], scope: Scope) -> Checksum:
     calculation = scope.calculations[item["calculation"]]
     if calculation["algo"] != "csum16":
         raise UnsupportedConstruct(
-            f"checksum {item['name']}: algorithm {calculation['algo']}; only csum16 is run"
+            f"checksum {item['name']}: algorithm {calculation['algo']}: not supported; use csum16"
         )
     condition = item.get("if_cond")
     return Checksum(
@@ -191,17 +190,19 @@ def _checksum(item: Mapping[str, Any], scope: Scope) -> Checksum:
 
 
 def _check(program: Program) -> None:
-    """What the architecture takes for granted, and names that refer to nothing."""
+    """Refuse a program that lacks what v1model needs, or that refers to undeclared names."""
     standard = program.headers.get(_STANDARD)
     for field_name in _NEEDED:
         if standard is None or standard.field(field_name) is None:
             raise BadProgram(f"{program.name}: no {_STANDARD}.{field_name}; compile for v1model (p4c-bm2-ss)")
     for name in program.deparser:
         if name not in program.headers:
-            raise BadProgram(f"{program.name}: deparser emits {name}, which is no header; compile again")
+            raise BadProgram(f"{program.name}: deparser emits {name}, which is not a header; compile again")
     for header in program.headers.values():
         if not header.metadata and header.bits % 8:
-            raise UnsupportedConstruct(f"header {header.name}: {header.bits} bits are no whole bytes; pad it")
+            raise UnsupportedConstruct(
+                f"header {header.name}: {header.bits} bits are not whole bytes; pad it"
+            )
     _check_state(program)
     _check_tables(program)
 
@@ -228,5 +229,6 @@ def _check_tables(program: Program) -> None:
             action = program.actions[number]
             if len(params) != len(action.params):
                 raise BadProgram(
-                    f"table {name}: {len(params)} parameters for {action.name}; compile it again"
+                    f"table {name}: {len(params)} parameters for {action.name}, not {len(action.params)}; "
+                    "compile the program again"
                 )

@@ -1,6 +1,6 @@
-"""A P4 program as typed, immutable values: what the loader makes of BMv2 JSON and everything else works on.
+"""A P4 program as typed, immutable values. The loader makes them; the compiler and the runtime use them.
 
-Names are those of the JSON file (P4Info's full names). Nothing here knows how a program is run.
+Names are those of the JSON file (P4Info's full names).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MatchKind: TypeAlias = Literal["exact", "lpm", "ternary", "range"]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a header type. `signed` fields hold two's complement."""
+    """A field of a header type; a `signed` one holds two's complement."""
 
     name: str
     bits: int
@@ -27,7 +27,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A header instance; `metadata` ones travel beside the packet and are always valid."""
+    """A header instance. One with `metadata` accompanies the packet and is always valid."""
 
     name: str
     type_name: str
@@ -36,11 +36,11 @@ class Header:
 
     @property
     def bits(self) -> int:
-        """Width of all fields together."""
+        """The width of all fields together."""
         return sum(part.bits for part in self.fields)
 
     def field(self, name: str) -> Field | None:
-        """The field called `name`, if there is one."""
+        """Return the field called `name`, or None."""
         return next((part for part in self.fields if part.name == name), None)
 
 
@@ -49,21 +49,21 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Extract:
-    """Take a header off the front of the packet, or stop with PacketTooShort."""
+    """Extract a header from the packet, or stop with PacketTooShort."""
 
     header: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractNext:
-    """Take the next element of a header stack off the packet, or stop with StackOutOfBounds."""
+    """Extract the next element of a header stack from the packet, or stop with StackOutOfBounds."""
 
     stack: str
 
 
 @dataclass(frozen=True, slots=True)
 class Require:
-    """Stop with PacketTooShort unless `bits` more bits are there."""
+    """Stop with PacketTooShort unless the packet has `bits` more bits."""
 
     bits: int
 
@@ -88,7 +88,7 @@ ParserOp: TypeAlias = Extract | ExtractNext | Require | Verify | Advance | Primi
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """Taken when every key part, masked, equals the value's part; `None` as value takes everything."""
+    """An edge, taken if every masked part of the key equals its value; None as `values` matches any key."""
 
     values: tuple[int, ...] | None
     masks: tuple[int, ...] | None
@@ -97,7 +97,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class ParserState:
-    """What is done in one state and where to go next; no transition that fits ends the parser."""
+    """A state's operations and transitions. If no transition matches, the parser ends."""
 
     name: str
     ops: tuple[ParserOp, ...]
@@ -107,7 +107,7 @@ class ParserState:
 
 @dataclass(frozen=True, slots=True)
 class Parser:
-    """States by name; `start` is where a packet begins."""
+    """The parser's states by name; a packet begins in `start`."""
 
     start: str
     states: Mapping[str, ParserState]
@@ -120,7 +120,7 @@ KeyValue: TypeAlias = "int | tuple[int, int]"
 
 @dataclass(frozen=True, slots=True)
 class TableKey:
-    """One field to match on; `mask`, if any, is laid over the packet's value first."""
+    """A field to match on; a `mask` is applied to the packet's value first."""
 
     name: str
     target: FieldRef
@@ -131,7 +131,7 @@ class TableKey:
 
 @dataclass(frozen=True, slots=True)
 class ConstEntry:
-    """An entry that is part of the program. Among entries that fit, the lowest `priority` number wins."""
+    """An entry that is part of the program. Of the entries that match, the lowest `priority` number wins."""
 
     keys: tuple[KeyValue, ...]
     action: int
@@ -141,10 +141,10 @@ class ConstEntry:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A match-action table and where control goes after it.
+    """A match-action table and its successors.
 
-    `next_by_action` is keyed by action number; `next_by_hit` is (hit, miss) and wins where given.
-    `const_default` says that the default action and its parameters never change.
+    `next_by_action` is keyed by action number. `next_by_hit` is (hit, miss) and takes precedence if given.
+    With `const_default`, the default action and its parameters never change.
     """
 
     name: str
@@ -171,7 +171,7 @@ class Conditional:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Tables and conditionals by name; `start` is None where the pipeline does nothing."""
+    """Tables and conditionals by name; `start` is None if the pipeline is empty."""
 
     name: str
     start: str | None
@@ -179,7 +179,7 @@ class Pipeline:
 
 
 def successors(node: Table | Conditional) -> list[str | None]:
-    """Where control may go after a node; None is the pipeline's end."""
+    """Return the nodes that may follow a node; None is the pipeline's end."""
     if isinstance(node, Conditional):
         return [node.if_true, node.if_false]
     if node.next_by_hit is not None:
@@ -192,7 +192,7 @@ def successors(node: Table | Conditional) -> list[str | None]:
 
 @dataclass(frozen=True, slots=True)
 class RegisterArray:
-    """`size` cells of `bits` bits, zero at start."""
+    """`size` cells of `bits` bits, initially zero."""
 
     name: str
     size: int
@@ -201,7 +201,7 @@ class RegisterArray:
 
 @dataclass(frozen=True, slots=True)
 class CounterArray:
-    """Packets and bytes per cell; `table` is set where the cells belong to a table's entries."""
+    """Cells that count packets and bytes; in a direct counter, one per entry of `table`."""
 
     name: str
     size: int
@@ -222,7 +222,7 @@ class Checksum:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """Everything about a compiled P4 program that running it takes. Compared by identity."""
+    """A compiled P4 program. Compared by identity."""
 
     name: str
     headers: Mapping[str, Header]
@@ -237,20 +237,20 @@ class Program:
     errors: Mapping[str, int]
     aliases: Mapping[str, FieldRef] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Header stacks: their elements, headers, from the first on."""
+    """The headers of each header stack, first element first."""
     unions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Header unions: the headers of which one at most is valid."""
+    """The headers of each header union; at most one of them is valid."""
     field_lists: Mapping[int, tuple[FieldRef, ...]] = field(default_factory=dict)
-    """Metadata that copies of a packet keep, by number."""
+    """The metadata that a packet's copies keep, by the field list's number."""
 
     @property
     def tables(self) -> dict[str, Table]:
-        """Every table of both pipelines, those that the compiler made included."""
+        """Every table of both pipelines, including those that p4c made."""
         nodes = [*self.ingress.nodes.items(), *self.egress.nodes.items()]
         return {name: node for name, node in nodes if isinstance(node, Table)}
 
     def intrinsic(self, name: str) -> FieldRef | None:
-        """The field that the architecture calls `name` ('intrinsic_metadata.mcast_grp'), if it is there."""
+        """Return the field that v1model calls `name` (e.g. 'intrinsic_metadata.mcast_grp'), or None."""
         if name in self.aliases:
             return self.aliases[name]
         header, _, field_name = name.partition(".")
@@ -260,7 +260,7 @@ class Program:
 
 
 def is_own(program: Program, ref: FieldRef) -> bool:
-    """Whether a field is metadata that only the program looks at, of up to 64 bits and without sign."""
+    """Return whether a field is unsigned metadata of up to 64 bits that the architecture never uses."""
     header = program.headers[ref.header]
     declared = header.field(ref.field)
     architecture = header.name == "standard_metadata" or ref in program.aliases.values()

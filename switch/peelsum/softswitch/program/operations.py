@@ -1,4 +1,4 @@
-"""What a program computes: expressions, and the primitives that actions and parser states are made of."""
+"""A program's expressions, and the primitives of its actions and parser states."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
+#: Hash algorithms, by their names in BMv2 JSON.
+HASHES = ("crc16", "crc32", "csum16", "xor16", "identity")
+
 # --- expressions ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FieldRef:
-    """A field of a header instance; also where an assignment goes."""
+    """A field of a header instance, as a value or as the target of an assignment."""
 
     header: str
     field: str
@@ -19,7 +22,7 @@ class FieldRef:
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """In a loop over lanes: field number `first` + k * `step` of a header, on turn k."""
+    """In a loop over lanes: field number `first` + k * `step` of a header, in iteration k."""
 
     header: str
     first: int
@@ -28,7 +31,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class RegisterElement:
-    """In a loop over lanes: register number `first` + k * `step` of the program, on turn k."""
+    """In a loop over lanes: register number `first` + k * `step` of the program, in iteration k."""
 
     first: int
     step: int
@@ -40,23 +43,23 @@ AnyRegister: TypeAlias = "str | RegisterElement"
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """An integer of any size, perhaps negative."""
+    """An integer of any size and sign."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bool:
-    """A truth value written in the program."""
+    """A Boolean literal."""
 
     value: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """Parameter `index` of the action that is running: `bits` wide, from the matching entry of `table`.
+    """Parameter `index` of the current action: `bits` wide, from the matching entry of `table`.
 
-    Within an action's own body `table` is empty: an action can be many tables'.
+    `table` is empty in an action's own body, since several tables may share the action.
     """
 
     index: int
@@ -66,21 +69,21 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class IsValid:
-    """Whether a header is there, as a truth value."""
+    """Whether a header is valid, as a Boolean."""
 
     header: str
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Whether the last application of a table found an entry, as a truth value."""
+    """Whether the last application of a table found an entry, as a Boolean."""
 
     table: str
 
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """`bits` bits of the packet, `offset` bits after what has been parsed. Parsers only."""
+    """`bits` bits of the packet, `offset` bits after the parsed part. Parsers only."""
 
     offset: int
     bits: int
@@ -88,14 +91,14 @@ class Lookahead:
 
 @dataclass(frozen=True, slots=True)
 class StackCount:
-    """How many elements of a header stack were filled: the number of `next`."""
+    """How many elements of a header stack are filled, i.e. the index of `next`."""
 
     stack: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """`op` is one of `~ not d2b b2d`."""
+    """An operator with one operand; `op` is one of `~ not d2b b2d`."""
 
     op: str
     operand: Expr
@@ -103,7 +106,7 @@ class Unary:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """`op` is as BMv2 spells it: arithmetic, bits, shifts, comparisons, `and or`, and the casts."""
+    """An operator with two operands, named as in BMv2: arithmetic, bitwise, comparison, logic, cast."""
 
     op: str
     left: Expr
@@ -134,12 +137,12 @@ Expr: TypeAlias = (
     | Ternary
 )
 
-# --- what actions and parser states do ------------------------------------------------------------
+# --- primitives of actions and parser states ------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Store `value`, cut to the target's width."""
+    """Store `value`, truncated to the target's width."""
 
     target: Target
     value: Expr
@@ -154,7 +157,7 @@ class AssignChosen:
     value: Expr
 
 
-#: Fields to add up or to hash, in order: a field, or None and a constant; then its bits.
+#: Inputs of a checksum or hash, in order: (field or None, constant used if None, bits).
 Inputs: TypeAlias = tuple[tuple[FieldRef | None, int, int], ...]
 
 
@@ -171,7 +174,7 @@ class Hash:
 
 @dataclass(frozen=True, slots=True)
 class ReadRegister:
-    """Load a cell; an index past the end leaves the target as it was."""
+    """Load a cell; an index past the end leaves the target unchanged."""
 
     target: Target
     register: AnyRegister
@@ -180,7 +183,7 @@ class ReadRegister:
 
 @dataclass(frozen=True, slots=True)
 class WriteRegister:
-    """Store a cell; an index past the end stores nothing."""
+    """Store to a cell; an index past the end stores nothing."""
 
     register: AnyRegister
     index: Expr
@@ -197,7 +200,7 @@ class CountAt:
 
 @dataclass(frozen=True, slots=True)
 class AddHeader:
-    """Make a header valid, all zero if it was not valid before."""
+    """Make a header valid; its fields become zero if it was invalid."""
 
     header: str
 
@@ -211,7 +214,7 @@ class RemoveHeader:
 
 @dataclass(frozen=True, slots=True)
 class CopyHeader:
-    """Make one header the same as another of its type, validity included."""
+    """Copy a header, including its validity, to another of its type."""
 
     target: str
     source: str
@@ -219,7 +222,7 @@ class CopyHeader:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Move a header stack's elements `count` places up; the first ones become invalid."""
+    """Shift a header stack's elements `count` places up; the first ones become invalid."""
 
     stack: str
     count: int
@@ -227,7 +230,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Pop:
-    """Move a header stack's elements `count` places down; the last ones become invalid."""
+    """Shift a header stack's elements `count` places down; the last ones become invalid."""
 
     stack: str
     count: int
@@ -235,7 +238,7 @@ class Pop:
 
 @dataclass(frozen=True, slots=True)
 class CopyStack:
-    """Make one header stack the same as another of its type and size."""
+    """Copy a header stack to another of its type and size."""
 
     target: str
     source: str
@@ -243,16 +246,16 @@ class CopyStack:
 
 @dataclass(frozen=True, slots=True)
 class CopyUnion:
-    """Make one header union the same as another of its type."""
+    """Copy a header union to another of its type."""
 
     headers: tuple[CopyHeader, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """Send a copy of the packet to the ports of clone session `session` once the pipeline is through.
+    """Send a copy of the packet to the ports of clone session `session` at the end of the pipeline.
 
-    Of the metadata, the copy keeps the fields of list number `fields`. The last call in a pipeline counts.
+    The copy keeps the metadata of field list number `fields`. Only the last call in a pipeline takes effect.
     """
 
     session: Expr
@@ -261,38 +264,38 @@ class Clone:
 
 @dataclass(frozen=True, slots=True)
 class Resubmit:
-    """Take the packet through parser and ingress again as it came, with the metadata of a field list."""
+    """Send the packet as it arrived through parser and ingress again, with a field list's metadata."""
 
     fields: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recirculate:
-    """Take the packet that egress made through the switch again, with the metadata of a field list."""
+    """Send the packet that egress wrote through the switch again, with a field list's metadata."""
 
     fields: int
 
 
 @dataclass(frozen=True, slots=True)
 class MarkToDrop:
-    """Send the packet nowhere, unless something later decides otherwise."""
+    """Drop the packet, unless a later statement sets an egress port."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """Leave the pipeline once the action that says so is through."""
+    """Leave the pipeline at the end of the current action."""
 
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """Go on with the action's primitive number `to`."""
+    """Continue with the action's primitive number `to`."""
 
     to: int
 
 
 @dataclass(frozen=True, slots=True)
 class JumpIfZero:
-    """Go on with primitive `to` if `condition` is 0, else with the next."""
+    """Continue with primitive `to` if `condition` is 0, else with the next one."""
 
     condition: Expr
     to: int
@@ -332,7 +335,7 @@ class ActionParam:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A list of primitives. `number` is unique in the program; `name` is so only within a table."""
+    """A list of primitives. `number` is unique in the program, `name` only within a table."""
 
     number: int
     name: str
@@ -341,7 +344,7 @@ class Action:
 
 
 def walk(node: Any) -> Iterator[Any]:
-    """Every statement, expression and reference in a block, outermost first."""
+    """Yield every statement, expression and reference in a block, outermost first."""
     if isinstance(node, tuple):
         for part in node:
             yield from walk(part)

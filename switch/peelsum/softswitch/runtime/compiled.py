@@ -1,7 +1,7 @@
-"""Source text -> something to call: as it is, or through Numba with the machine code kept on disk.
+"""Makes a callable of generated source text: plain Python, or machine code by Numba, cached on disk.
 
-Owns the per-user cache: one module per program, named by everything that its machine code depends on. Where
-there can be no cache, code is compiled anew in every process.
+The cache is per user: one module per program, named by a hash of everything that its machine code depends on.
+Without a usable cache, every process compiles the program again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BUILT_ON = ("native.py", "lookups.py", "queues.py", "hashes.py")
 
 
 def as_it_is(generated: Generated) -> Callable[..., tuple[int, int]]:
-    """The function in plain Python, for looking into it."""
+    """Return the generated function in plain Python, e.g. for debugging."""
     from peelsum.softswitch.runtime import plain
 
     names: dict[str, Any] = {name: getattr(plain, name) for name in RUNTIME}
@@ -35,11 +35,11 @@ def as_it_is(generated: Generated) -> Callable[..., tuple[int, int]]:
 
 
 def through_numba(generated: Generated, cache: Path | None = None) -> Callable[..., tuple[int, int]]:
-    """The function as machine code; `cache` is a folder, by default one of the user's own."""
+    """Return the generated function as machine code; `cache` is a folder, by default in the user's cache."""
     text = _module_text(generated)
     folder = _usable(cache if cache is not None else _user_cache())
     if folder is not None:
-        # A cache that is broken, full or cannot be locked costs time, nothing else.
+        # A cache that is broken, full or cannot be locked must cost only time.
         with suppress(OSError, EOFError, ImportError, RuntimeError, pickle.UnpicklingError):
             return _imported(_written(folder, text)).run  # type: ignore[no-any-return]
     names: dict[str, Any] = {}
@@ -60,12 +60,12 @@ def _user_cache() -> Path | None:
         base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else None
     try:
         return (Path(base) if base else Path.home() / ".cache") / "peelsum" / "compiled"
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # the user has no home folder
         return None
 
 
 def _usable(folder: Path | None) -> Path | None:
-    """The folder, made if need be; None unless it is ours alone to write: it holds code that we run."""
+    """Return the folder, created if needed; None if others may write to it, as it holds code that we run."""
     if folder is None:
         return None
     try:
@@ -79,7 +79,7 @@ def _usable(folder: Path | None) -> Path | None:
 
 
 def _written(folder: Path, text: str) -> Path:
-    """The module's file. Processes that start at once may all write it: it has one content and one time."""
+    """Write the module's file and return it. Concurrent processes write the same content and time."""
     import llvmlite
     import numba
     import numpy as np

@@ -1,7 +1,7 @@
-"""The embedded switch as its control plane and its data plane share it.
+"""The switch that the control plane and the data plane share.
 
-Owns which pipeline runs, and the frames on their way from a controller into it and back. Knows neither
-gRPC nor sockets of switch ports: the P4Runtime server sits on one side, a data-plane loop on the other.
+It holds the running pipeline and the frames between a controller and that pipeline. The P4Runtime server is
+on one side, the loop of the data plane on the other.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from threading import RLock
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from peelsum.softswitch import Program, Switch
-    from peelsum.softswitch.runtime.queues import Queues
+from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.runtime.queues import Queues
+from peelsum.softswitch.runtime.switch import Switch
 
 #: Frames that may wait for the data plane before `inject` refuses more.
 WAITING_LIMIT = 8192
 
 
 class Device:
-    """One switch: at most one running pipeline, replaced whole when another is committed.
+    """A switch with at most one running pipeline, which a commit replaces as a whole.
 
-    The data-plane loop selects on `fileno()`, which is readable whenever `inject` or `commit` left it
-    something to do, then calls `take_injected()` and reads `switch` afresh. All methods may be called
-    from any thread. `queues` are those of its ports that have a rate; None: no port has. `ports` are the
-    numbers that a controller may send packets to; None: it is not known which there are.
+    The loop of the data plane selects on `fileno()`, which is readable after `inject` or `commit`. The loop
+    then calls `take_injected()` and reads `switch` again. All methods may be called from any thread.
+
+    queues: the queues of ports that have a rate; None if no port has one.
+    ports: the ports to which a controller may send packets; None if they are unknown.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Device:
         self.mode = mode
         self.queues = queues
         self.ports = ports
-        #: Guards the swap of pipelines. Work on one pipeline's state holds that switch's own lock.
+        #: Guards the replacement of the pipeline. A pipeline's state has a lock of its own.
         self.lock = RLock()
         self._switch: Switch | None = None
         self._waiting: deque[bytes] = deque()
@@ -57,26 +58,24 @@ class Device:
         return self._switch
 
     def build(self, program: Program) -> Switch:
-        """A switch for the program, in its initial state, that does not run here yet."""
-        from peelsum.softswitch import Switch
-
+        """Return a switch for the program in its initial state, without installing it."""
         return Switch(program, mode=self.mode, queues=self.queues)
 
     def install(self, switch: Switch) -> None:
-        """Replace the running pipeline. Frames that waited for the old one are dropped."""
+        """Replace the running pipeline and drop the frames that waited for the old one."""
         with self.lock:
             self._switch = switch
             self._waiting.clear()
         self._wake()
 
     def commit(self, program: Program) -> Switch:
-        """Build and install: the old pipeline forwards until the new one can. Returns the new one."""
+        """Build and install a pipeline and return it. The old one forwards until the new one is ready."""
         switch = self.build(program)
         self.install(switch)
         return switch
 
     def inject(self, frame: bytes) -> bool:
-        """Queue a frame to enter the pipeline from the CPU port. False: the queue is full, frame dropped."""
+        """Queue a frame to enter at the CPU port; return False if the queue is full and it is dropped."""
         with self.lock:
             if len(self._waiting) >= WAITING_LIMIT:
                 return False
@@ -85,8 +84,8 @@ class Device:
         return True
 
     def take_injected(self) -> list[bytes]:
-        """The frames waiting to enter from the CPU port, oldest first. Quietens `fileno()`."""
-        with suppress(OSError):  # ends by BlockingIOError, once all wake-ups are read
+        """Return the frames waiting to enter at the CPU port, oldest first, and clear `fileno()`."""
+        with suppress(OSError):  # BlockingIOError once all wake-ups are read
             while self._woken.recv(4096):
                 pass
         with self.lock:
@@ -95,25 +94,25 @@ class Device:
         return frames
 
     def on_packet_in(self, receiver: Callable[[Sequence[bytes]], None] | None) -> None:
-        """Where frames that leave on the CPU port go; None: nowhere. Called on the data plane's thread."""
+        """Set the receiver of frames that leave on the CPU port. The data plane's thread calls it."""
         self._packet_in = receiver
 
     def deliver_to_cpu(self, frames: Sequence[bytes]) -> None:
-        """Hand over frames that left on the CPU port. They are dropped while nobody receives them."""
+        """Pass on frames that left on the CPU port. They are dropped if there is no receiver."""
         receiver = self._packet_in
         if receiver is not None and frames:
             receiver(frames)
 
     def fileno(self) -> int:
-        """A descriptor for select: readable when there is something for the data plane."""
+        """Return a descriptor for select that is readable when the data plane has something to do."""
         return self._woken.fileno()
 
     def close(self) -> None:
-        """Release the descriptors. The pipeline's state stays readable."""
+        """Close the descriptors. The pipeline's state stays readable."""
         self._packet_in = None
         self._woken.close()
         self._waker.close()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # full: already readable; closed: nobody waits
+        with suppress(OSError):  # full: already readable; closed: nothing waits
             self._waker.send(b"\0")

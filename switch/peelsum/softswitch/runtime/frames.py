@@ -1,4 +1,4 @@
-"""Frames in bulk: what goes into a switch and what comes out, as arrays."""
+"""Frames in bulk, as arrays: a switch's input and output."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """`n` frames: row i of `data` (uint8[n, stride]) holds `length[i]` bytes of port `port[i]` (int32[n]).
-
-    leave: of frames on their way out, when each will have left a port that has a queue, in ticks (uint64[n]).
-    """
+    """A batch of n frames."""
 
     data: NDArray[np.uint8]
+    """uint8[n, stride]: row i starts with the bytes of frame i."""
     length: NDArray[np.int32]
+    """int32[n]: how many bytes of each row belong to its frame."""
     port: NDArray[np.int32]
+    """int32[n]: the port by which each frame arrived or leaves."""
     leave: NDArray[np.uint64] | None = None
+    """uint64[n]: the time at which each outgoing frame will have left its port's queue, in ticks."""
 
     def __len__(self) -> int:
         return len(self.length)
 
     def at(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> Frames:
-        """Some of the frames, copied."""
+        """Return a copy of some of the frames."""
         leave = None if self.leave is None else self.leave[which]
         return Frames(self.data[which], self.length[which], self.port[which], leave)
 
     @classmethod
     def of(cls, frames: Sequence[tuple[int, bytes]]) -> Frames:
-        """Frames from (port, bytes) pairs; handy where there are few."""
+        """Return the frames of (port, bytes) pairs."""
         stride = max((len(frame) for _, frame in frames), default=0)
         data = np.zeros((len(frames), stride), np.uint8)
         for row, (_, frame) in zip(data, frames, strict=True):
@@ -40,7 +41,7 @@ class Frames:
         return cls(data, lengths, np.array([port for port, _ in frames], np.int32))
 
     def pairs(self) -> list[tuple[int, bytes]]:
-        """The frames as (port, bytes) pairs, copied."""
+        """Return the frames as (port, bytes) pairs."""
         return [
             (int(port), row[:length].tobytes())
             for row, length, port in zip(self.data, self.length, self.port, strict=True)

@@ -1,4 +1,4 @@
-"""The lock around a switch's state, which a long run of changes cannot keep from the packets."""
+"""The lock around a switch's state: fair, so that many control requests in a row cannot starve packets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from threading import Lock, get_ident
 
 
 class FairLock:
-    """A lock that its holder may take again, and that goes to the thread that waits before it comes back.
+    """A reentrant lock that goes to a waiting thread before its last holder gets it again.
 
-    Python's own locks may be taken by the thread that has just let go of them, for seconds on end. Here
-    one waiting thread at a time stands at the door, and everybody else has to wait behind it.
+    With Python's own locks, a thread that releases and acquires in a loop can keep others waiting for
+    seconds. Here a waiting thread holds `_door`, so the releasing thread queues behind it.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,13 @@
-"""What generated code calls under Numba: unsigned 64-bit numbers, unaligned loads and stores.
+"""The functions that generated code calls under Numba: unsigned 64-bit numbers, unaligned loads and stores.
 
-`peelsum.softswitch.runtime.plain` has the same names for running it as it is.
+`peelsum.softswitch.runtime.plain` has the same names for plain Python.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -15,29 +17,39 @@ from numba import types as numba_types
 from numba.core import cgutils as numba_cgutils
 from numba.extending import intrinsic
 
-from peelsum.softswitch.program.hashes import make_hashes
-from peelsum.softswitch.runtime.lookups import make_lookups
-from peelsum.softswitch.runtime.queues import make_queueing
+from peelsum.softswitch.runtime import hashes, lookups, queues
 
-# Numba's own annotations are partial; what it gives back has no type that would help here.
+# Numba's own annotations are partial and do not describe what it returns here.
 types: Any = numba_types
 cgutils: Any = numba_cgutils
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 _jit: Callable[[Any], Any] = njit(**_OPTIONS)
 
 
-def K(value: int) -> np.uint64:  # noqa: N802 - a constant's maker, written a thousand times in generated code
-    """A constant; negative ones in two's complement."""
+def K(value: int) -> np.uint64:  # noqa: N802 - short, since generated code defines every constant with it
+    """Return a constant as an unsigned number, a negative one in two's complement."""
     return np.uint64(value & (1 << 64) - 1)
 
 
-find_exact1, find_exact, find_first1, find_first = (_jit(part) for part in make_lookups(K))
-hash_crc16, hash_crc32, hash_csum16, hash_xor16, hash_identity = (
-    _jit(part) for part in make_hashes(K, np.uint64)
-)
-enqueue, waiting_time, leave = (_jit(part) for part in make_queueing(K))
+def _kernel(function: Callable[..., Any]) -> Any:
+    """Compile a copy of a function in which its module's integer constants are unsigned 64-bit numbers.
 
-#: An unsigned 64-bit number from an array's element.
+    Numba computes in floats where an unsigned number meets a signed one. Plain Python calls the original.
+    """
+    names: dict[str, Any] = vars(sys.modules[function.__module__])
+    typed = {name: K(value) if type(value) is int else value for name, value in names.items()}
+    return _jit(FunctionType(function.__code__, typed, function.__name__))
+
+
+find_exact1, find_exact = _kernel(lookups.find_exact1), _kernel(lookups.find_exact)
+find_first1, find_first = _kernel(lookups.find_first1), _kernel(lookups.find_first)
+hash_crc16, hash_crc32 = _kernel(hashes.crc16), _kernel(hashes.crc32)
+hash_csum16, hash_xor16 = _kernel(hashes.csum16), _kernel(hashes.xor16)
+hash_identity = _kernel(hashes.identity)
+enqueue, leave = _kernel(queues.enqueue), _kernel(queues.leave)
+waiting_time = _kernel(queues.waiting_time)
+
+#: Converts an array's element to an unsigned 64-bit number.
 number = np.uint64
 
 _U8 = types.Array(types.uint8, 1, "C")
@@ -53,12 +65,12 @@ SIGNATURE = types.UniTuple(types.uint64, 2)(
 )
 
 
-#: Then, where packets may go through the switch more than once: clone sessions, items that wait, their bytes.
+#: If packets may go through the switch more than once, then also: clone sessions, waiting items, their bytes.
 SIGNATURE_AGAIN = SIGNATURE.return_type(*SIGNATURE.args, _U64, _U64, _U8)
 
 
 def compiler(cached: bool, again: bool = False) -> Callable[[Any], Any]:
-    """What turns the generated function into machine code."""
+    """Return the decorator that compiles the generated function."""
     compile_it: Callable[[Any], Any] = njit(SIGNATURE_AGAIN if again else SIGNATURE, cache=cached, **_OPTIONS)
     return compile_it
 
@@ -94,7 +106,7 @@ def _storer(bits: int) -> Any:
 
 
 def _at(ctx: Any, builder: Any, kind: Any, array: Any, offset: Any, bits: int) -> Any:
-    """Pointer to a number of `bits` bits, `offset` bytes into an array of bytes."""
+    """Return a pointer to a number of `bits` bits, `offset` bytes into an array of bytes."""
     data = cgutils.create_struct_proxy(kind)(ctx, builder, value=array).data
     return builder.bitcast(builder.gep(data, [offset]), ir.IntType(bits).as_pointer())
 
@@ -105,7 +117,7 @@ store8, store16, store32, store64 = map(_storer, (8, 16, 32, 64))
 
 @intrinsic
 def copy(context: Any, out: Any, to: Any, data: Any, at: Any, count: Any) -> Any:
-    """`count` bytes as they are."""
+    """Copy `count` bytes."""
 
     def generate(ctx: Any, builder: Any, signature: Any, args: Any) -> Any:
         target = _at(ctx, builder, signature.args[0], args[0], args[1], 8)
@@ -118,25 +130,25 @@ def copy(context: Any, out: Any, to: Any, data: Any, at: Any, count: Any) -> Any
 
 @_jit
 def array8(count: Any) -> Any:
-    """Room for `count` values of 8 bits; 16, 32 and 64 alike."""
+    """Return `count` zeros of 8 bits."""
     return np.zeros(count, np.uint8)
 
 
 @_jit
 def array16(count: Any) -> Any:
-    """Room for `count` values of 16 bits."""
+    """Return `count` zeros of 16 bits."""
     return np.zeros(count, np.uint16)
 
 
 @_jit
 def array32(count: Any) -> Any:
-    """Room for `count` values of 32 bits."""
+    """Return `count` zeros of 32 bits."""
     return np.zeros(count, np.uint32)
 
 
 @_jit
 def array64(count: Any) -> Any:
-    """Room for `count` values of 64 bits."""
+    """Return `count` zeros of 64 bits."""
     return np.zeros(count, np.uint64)
 
 
@@ -145,19 +157,19 @@ _ZERO, _WIDTH = K(0), K(64)
 
 @_jit
 def shl(value: Any, count: Any) -> Any:
-    """Shift left, modulo 2**64."""
+    """Return `value` shifted left, modulo 2**64; 0 for shifts of 64 bits and more."""
     return value << count if count < _WIDTH else _ZERO
 
 
 @_jit
 def shr(value: Any, count: Any) -> Any:
-    """Shift right."""
+    """Return `value` shifted right; 0 for shifts of 64 bits and more."""
     return value >> count if count < _WIDTH else _ZERO
 
 
 @_jit
 def clamp(value: Any, low: Any, high: Any) -> Any:
-    """The number nearest `value` in low..high, all signed 64-bit."""
+    """Return the number in low..high nearest to `value`, all signed 64-bit."""
     if np.int64(value) < np.int64(low):
         return low
     if np.int64(value) > np.int64(high):

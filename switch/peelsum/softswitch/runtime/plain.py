@@ -1,4 +1,4 @@
-"""What generated code calls when it runs as it is: Python integers, lists, and arrays that give integers.
+"""The functions that generated code calls in plain Python: integers, lists, and arrays of integers.
 
 `peelsum.softswitch.runtime.native` has the same names for Numba.
 """
@@ -10,21 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.program.hashes import make_hashes
-from peelsum.softswitch.runtime.lookups import make_lookups
-from peelsum.softswitch.runtime.queues import make_queueing
+from peelsum.softswitch.runtime import hashes, lookups, queues
 
-find_exact1, find_exact, find_first1, find_first = make_lookups(int)
-hash_crc16, hash_crc32, hash_csum16, hash_xor16, hash_identity = make_hashes(int, int)
-enqueue, waiting_time, leave = make_queueing(int)
+find_exact1, find_exact = lookups.find_exact1, lookups.find_exact
+find_first1, find_first = lookups.find_first1, lookups.find_first
+hash_crc16, hash_crc32 = hashes.crc16, hashes.crc32
+hash_csum16, hash_xor16, hash_identity = hashes.csum16, hashes.xor16, hashes.identity
+enqueue, waiting_time, leave = queues.enqueue, queues.waiting_time, queues.leave
 
-
-#: An integer from an array's element.
+#: Converts an array's element to an integer.
 number = int
 
 
 class Ints:
-    """An array whose elements read as Python integers, so that arithmetic never wraps behind our back."""
+    """An array whose elements are read as Python integers, so that arithmetic does not wrap silently."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self._array = array
@@ -36,13 +35,13 @@ class Ints:
         self._array[index] = value
 
 
-def K(value: int) -> int:  # noqa: N802 - a constant's maker, written a thousand times in generated code
-    """A constant."""
+def K(value: int) -> int:  # noqa: N802 - short, since generated code defines every constant with it
+    """Return a constant unchanged."""
     return value
 
 
 def main(function: Any) -> Any:
-    """`run` on arrays: wraps those that generated code does arithmetic on."""
+    """Return `run` for NumPy arguments: it wraps the arrays that generated code computes with."""
 
     def wrapped(data: Any, stride: Any, length: Any, port: Any, *rest: Any) -> tuple[int, int]:
         given = [
@@ -56,7 +55,7 @@ def main(function: Any) -> Any:
 
 
 def array8(count: int) -> list[int]:
-    """Room for `count` values of 8 bits; 16, 32 and 64 alike."""
+    """Return `count` zeros, for elements of any width."""
     return [0] * count
 
 
@@ -64,42 +63,42 @@ array16 = array32 = array64 = array8
 
 
 def load8(data: NDArray[np.uint8], at: int) -> int:
-    """The byte at `at`."""
+    """Return the byte at `at`."""
     return int(data[at])
 
 
 def load16(data: NDArray[np.uint8], at: int) -> int:
-    """Two bytes, the most significant first."""
+    """Return two bytes as a number, most significant byte first."""
     return int.from_bytes(data[at : at + 2].tobytes(), "big")
 
 
 def load32(data: NDArray[np.uint8], at: int) -> int:
-    """Four bytes, the most significant first."""
+    """Return four bytes as a number, most significant byte first."""
     return int.from_bytes(data[at : at + 4].tobytes(), "big")
 
 
 def load64(data: NDArray[np.uint8], at: int) -> int:
-    """Eight bytes, the most significant first."""
+    """Return eight bytes as a number, most significant byte first."""
     return int.from_bytes(data[at : at + 8].tobytes(), "big")
 
 
 def store8(out: NDArray[np.uint8], at: int, value: int) -> None:
-    """One byte: the lowest of `value`."""
+    """Store the lowest byte of `value`."""
     out[at] = value & 0xFF
 
 
 def store16(out: NDArray[np.uint8], at: int, value: int) -> None:
-    """Two bytes, the most significant first."""
+    """Store the lowest two bytes of `value`, most significant byte first."""
     _store(out, at, value, 2)
 
 
 def store32(out: NDArray[np.uint8], at: int, value: int) -> None:
-    """Four bytes, the most significant first."""
+    """Store the lowest four bytes of `value`, most significant byte first."""
     _store(out, at, value, 4)
 
 
 def store64(out: NDArray[np.uint8], at: int, value: int) -> None:
-    """Eight bytes, the most significant first."""
+    """Store the lowest eight bytes of `value`, most significant byte first."""
     _store(out, at, value, 8)
 
 
@@ -109,20 +108,20 @@ def _store(out: NDArray[np.uint8], at: int, value: int, size: int) -> None:
 
 
 def copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], at: int, count: int) -> None:
-    """`count` bytes as they are."""
+    """Copy `count` bytes."""
     out[to : to + count] = data[at : at + count]
 
 
 def shl(value: int, count: int) -> int:
-    """Shift left, modulo 2**64."""
+    """Return `value` shifted left, modulo 2**64; 0 for shifts of 64 bits and more."""
     return value << count & (1 << 64) - 1 if count < 64 else 0
 
 
 def shr(value: int, count: int) -> int:
-    """Shift right."""
+    """Return `value` shifted right; 0 for shifts of 64 bits and more."""
     return value >> count if count < 64 else 0
 
 
 def clamp(value: int, low: int, high: int) -> int:
-    """The number nearest `value` in low..high, all signed 64-bit."""
+    """Return the number in low..high nearest to `value`, all signed 64-bit."""
     return min(max(value, low), high)

@@ -1,14 +1,14 @@
 """The queues before a switch's ports: how fast a port sends, how many packets may wait, and for how long.
 
-Owns the arithmetic of a queue that is served at a constant rate, written once for plain Python and for Numba.
-Refuses to know packets, sockets and clocks: whoever sends the packets holds them until the time found here.
+A queue is served at a constant rate. Its arithmetic runs in plain Python and in Numba (see `native`). The
+caller that sends a packet holds it until the departure time that `leave` returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,51 +18,52 @@ from peelsum.softswitch.errors import SoftswitchError
 
 #: A tick is 2**-16 microseconds, so that ticks in 64 bits wrap together with the pipeline's clock of 48.
 TICK_SHIFT = 16
-#: Packets that may wait at a port, unless told otherwise.
+#: Packets that may wait at a port by default.
 QUEUE_LIMIT = 1024
-#: What a rate may be, in Mbit/s: below, a long packet's time would not fit; above, nothing is known to be.
+#: Limits of a rate, in Mbit/s. Below the lower one, the time of a long packet would overflow.
 LEAST_MBIT, MOST_MBIT = 0.01, 1_000_000.0
 
 _PORTS = 512
 _MOST_LIMIT = (1 << 19) - 1
-_WHOLE = (1 << 64) - 1
+_ZERO, _ONE = 0, 1
+_HALF, _WHOLE = 1 << 63, (1 << 64) - 1
 _COST_SHIFT = 20
-# One queue's words: ticks a byte (times 2**20), most packets, when the last one will have left, then counts
-# and a ring with the time at which each waiting packet will have left.
+# One queue's words: ticks per byte (times 2**20), packets that may wait, the last packet's departure time,
+# counts, and a ring of the waiting packets' departure times.
 _COST, _LIMIT, _FREE_AT, _HEAD, _WAITING, _SENT, _FOUND, _DROPPED, _DEEPEST, _RING = range(10)
 
 
 @dataclass(frozen=True)
 class QueueCounts:
-    """One queue since it was made.
-
-    sent, dropped: packets that passed, and that found no room. mean: how many were there before a packet that
-    passed, on average. deepest: most packets that were there at once.
-    """
+    """Counts of one queue since it was made."""
 
     sent: int
+    """Packets that passed."""
     dropped: int
+    """Packets that found the queue full."""
     mean: float
+    """Mean number of packets that a passing packet found in the queue."""
     deepest: int
+    """Most packets in the queue at once."""
 
     @classmethod
     def of(cls, words: NDArray[np.uint64]) -> Self:
-        """The counts in one queue's words."""
+        """Return the counts in one queue's words."""
         sent, found, dropped, deepest = (int(words[at]) for at in (_SENT, _FOUND, _DROPPED, _DEEPEST))
         return cls(sent, dropped, found / sent if sent else 0.0, deepest)
 
 
 class Queues:
-    """A queue for each of `ports`, those that have a rate; others send whatever comes, at once.
+    """The queues of the ports that have a rate, in `ports`; other ports send at once.
 
-    A packet waits for those before it, then for its own last bit: bits are those of the frame, without
-    preamble and check sequence.
+    A packet waits until those before it and its own bits have been sent. Its bits are those of the frame,
+    without preamble and check sequence.
     """
 
     def __init__(self, mbit: Mapping[int, float], limit: int = QUEUE_LIMIT) -> None:
-        """mbit: rates in Mbit/s by port. limit: packets that may wait at each of these ports.
+        """Set rates in Mbit/s by port, and how many packets may wait at each of these ports.
 
-        Raises SoftswitchError naming what is out of range.
+        Raises SoftswitchError naming the value that is out of range.
         """
         if not 1 <= limit <= _MOST_LIMIT:
             raise SoftswitchError(f"port queue: {limit} packets are out of range; use 1 to {_MOST_LIMIT}")
@@ -83,66 +84,58 @@ class Queues:
             self.memory[at + _LIMIT] = limit
 
     def counts(self) -> dict[int, QueueCounts]:
-        """What each queue did so far, by port."""
+        """Return the counts of each queue, by port."""
         return {port: QueueCounts.of(self.memory[int(self.memory[port]) :]) for port in self.ports}
 
 
-def make_queueing(number: Callable[[int], Any]) -> tuple[Callable[..., Any], ...]:
-    """(enqueue, waiting_time, leave) over the memory of `Queues`; `now` is the pipeline's clock.
+def enqueue(queues: MutableSequence[int], port: int, now: int) -> int:
+    """Return how many packets wait at the port; if the queue is full, count a drop and return FULL.
 
-    `number` makes the constants (see `lookups`). A packet is to call `enqueue` first, and `leave` last,
-    unless it is dropped in between: then it takes none of the port's time.
+    A packet calls `enqueue` first and `leave` last. One that is dropped in between never calls `leave`, so it
+    takes none of the port's time. `now` is the pipeline's clock.
     """
-    zero, one, tick_shift, cost_shift = map(number, (0, 1, TICK_SHIFT, _COST_SHIFT))
-    whole, half, full = map(number, (_WHOLE, 1 << 63, FULL))
-    cost, most, free_at = map(number, (_COST, _LIMIT, _FREE_AT))
-    head, waiting, dropped, deepest, ring = map(number, (_HEAD, _WAITING, _DROPPED, _DEEPEST, _RING))
-    sent, found = map(number, (_SENT, _FOUND))
+    at = queues[port]
+    if at == _ZERO:
+        return _ZERO
+    time = (now << TICK_SHIFT) & _WHOLE
+    first, count, limit = queues[at + _HEAD], queues[at + _WAITING], queues[at + _LIMIT]
+    while count != _ZERO and ((time - queues[at + _RING + first]) & _WHOLE) < _HALF:
+        first = first + _ONE
+        if first == limit:
+            first = _ZERO
+        count = count - _ONE
+    queues[at + _HEAD] = first
+    queues[at + _WAITING] = count
+    if count == limit:
+        queues[at + _DROPPED] = queues[at + _DROPPED] + _ONE
+        return FULL
+    return count
 
-    def enqueue(queues: Any, port: Any, now: Any) -> Any:
-        """How many packets wait at the port; FULL, and counted, if no more may."""
-        at = queues[port]
-        if at == zero:
-            return zero
-        time = (now << tick_shift) & whole
-        first, count, limit = queues[at + head], queues[at + waiting], queues[at + most]
-        while count != zero and ((time - queues[at + ring + first]) & whole) < half:
-            first = first + one
-            if first == limit:
-                first = zero
-            count = count - one
-        queues[at + head] = first
-        queues[at + waiting] = count
-        if count == limit:
-            queues[at + dropped] = queues[at + dropped] + one
-            return full
-        return count
 
-    def waiting_time(queues: Any, port: Any, now: Any) -> Any:
-        """Microseconds until the packets that wait at the port have left."""
-        at = queues[port]
-        if at == zero or queues[at + waiting] == zero:
-            return zero
-        return ((queues[at + free_at] - (now << tick_shift)) & whole) >> tick_shift
+def waiting_time(queues: Sequence[int], port: int, now: int) -> int:
+    """Return the microseconds until the packets that wait at the port have left."""
+    at = queues[port]
+    if at == _ZERO or queues[at + _WAITING] == _ZERO:
+        return _ZERO
+    return ((queues[at + _FREE_AT] - (now << TICK_SHIFT)) & _WHOLE) >> TICK_SHIFT
 
-    def leave(queues: Any, port: Any, now: Any, length: Any) -> Any:
-        """Have a packet of `length` bytes wait its turn; when it will have left the port, in ticks."""
-        at = queues[port]
-        if at == zero:
-            return zero
-        count = queues[at + waiting]
-        start = queues[at + free_at] if count != zero else now << tick_shift
-        end = (start + ((length * queues[at + cost]) >> cost_shift)) & whole
-        queues[at + free_at] = end
-        place = queues[at + head] + count
-        if place >= queues[at + most]:
-            place = place - queues[at + most]
-        queues[at + ring + place] = end
-        queues[at + waiting] = count + one
-        queues[at + sent] = queues[at + sent] + one
-        queues[at + found] = queues[at + found] + count
-        if count >= queues[at + deepest]:
-            queues[at + deepest] = count + one
-        return end
 
-    return enqueue, waiting_time, leave
+def leave(queues: MutableSequence[int], port: int, now: int, length: int) -> int:
+    """Queue a packet of `length` bytes and return the time, in ticks, at which its last bit leaves."""
+    at = queues[port]
+    if at == _ZERO:
+        return _ZERO
+    count = queues[at + _WAITING]
+    start = queues[at + _FREE_AT] if count != _ZERO else now << TICK_SHIFT
+    end = (start + ((length * queues[at + _COST]) >> _COST_SHIFT)) & _WHOLE
+    queues[at + _FREE_AT] = end
+    place = queues[at + _HEAD] + count
+    if place >= queues[at + _LIMIT]:
+        place = place - queues[at + _LIMIT]
+    queues[at + _RING + place] = end
+    queues[at + _WAITING] = count + _ONE
+    queues[at + _SENT] = queues[at + _SENT] + _ONE
+    queues[at + _FOUND] = queues[at + _FOUND] + count
+    if count >= queues[at + _DEEPEST]:
+        queues[at + _DEEPEST] = count + _ONE
+    return end

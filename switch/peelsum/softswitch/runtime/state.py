@@ -1,6 +1,6 @@
-"""Registers, counters and multicast groups of a running switch, as control reads and writes them.
+"""Registers, counters and multicast groups of a running switch, for the control plane.
 
-Views on the arrays that compiled code works on; every access holds the switch's lock.
+They are views of the arrays that generated code uses; every access holds the switch's lock.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ class Register:
         self._lock = lock
 
     def read(self, index: int) -> int:
-        """The value of a cell. Raises InvalidEntry past the end."""
+        """Return a cell's value. Raises InvalidEntry for an index out of range."""
         with self._lock:
             return int(self._cells[_checked(self.name, index, self.size)])
 
     def write(self, index: int, value: int) -> None:
-        """Set a cell. Raises InvalidEntry past the end and for a value that does not fit."""
+        """Set a cell. Raises InvalidEntry for an index out of range or a value that does not fit."""
         if not 0 <= value < 1 << self.bits:
-            raise InvalidEntry(f"register {self.name}: {value} does not fit {self.bits} bits")
+            raise InvalidEntry(
+                f"register {self.name}: {value} does not fit {self.bits} bits; use a smaller value"
+            )
         with self._lock:
             self._cells[_checked(self.name, index, self.size)] = value
 
     def values(self) -> NDArray[np.uint32 | np.uint64]:
-        """All cells at one instant, copied."""
+        """Return a consistent copy of all cells."""
         with self._lock:
             return self._cells.copy()
 
@@ -52,7 +54,7 @@ class Register:
 
 
 class Counter:
-    """An indirect counter of `size` cells; BMv2's counters count packets and bytes, whatever was declared."""
+    """An indirect counter of `size` cells. As in BMv2, each always counts both packets and bytes."""
 
     def __init__(self, name: str, plan: CounterPlan, cells: NDArray[np.uint64], lock: FairLock) -> None:
         self.name = name
@@ -61,18 +63,18 @@ class Counter:
         self._lock = lock
 
     def read(self, index: int) -> tuple[int, int]:
-        """Packets and bytes of a cell. Raises InvalidEntry past the end."""
+        """Return a cell's packets and bytes. Raises InvalidEntry for an index out of range."""
         with self._lock:
             packets, octets = self._cells[_checked(self.name, index, self.size)]
             return int(packets), int(octets)
 
     def write(self, index: int, packets: int, octets: int) -> None:
-        """Set a cell. Raises InvalidEntry past the end."""
+        """Set a cell. Raises InvalidEntry for an index out of range."""
         with self._lock:
             self._cells[_checked(self.name, index, self.size)] = packets & _WORD, octets & _WORD
 
     def values(self) -> NDArray[np.uint64]:
-        """All cells at one instant, copied: uint64[size, 2] of packets and bytes."""
+        """Return a consistent copy of all cells: uint64[size, 2] of packets and bytes."""
         with self._lock:
             return self._cells.copy()
 
@@ -85,14 +87,14 @@ CLONE_SESSIONS = 1 << 15
 
 
 class Groups:
-    """Multicast groups or clone sessions: each a list of (port, instance), served in the order given.
+    """Multicast groups or clone sessions: each is a list of (port, instance), served in the order given.
 
-    `memory` is what compiled code reads: for group g, elements 2 g and 2 g + 1 are where its replicas start
-    and how many there are; the replicas follow as pairs of port and instance.
+    Generated code reads `memory`: for group g, elements 2 g and 2 g + 1 hold the index of its first replica
+    and their number. Replicas are pairs of port and instance.
     """
 
     def __init__(self, lock: FairLock, what: str = "multicast group", limit: int = 1 << 16) -> None:
-        """what: what errors call one. limit: their numbers are below it."""
+        """what: the noun for one in errors. limit: all numbers are below it."""
         self.limit = limit
         self._what = what
         self._groups: dict[int, tuple[tuple[int, int], ...]] = {}
@@ -100,7 +102,7 @@ class Groups:
         self._lock = lock
         self._used = 2 * self.limit
         self.memory = np.zeros(self._used + 256, np.uint64)
-        #: Copies that the largest group makes; at least 1, for a packet that is not multicast.
+        #: Number of copies of the largest group; at least 1, for a unicast packet.
         self.most_copies = 1
 
     def set(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
@@ -125,17 +127,17 @@ class Groups:
             self._measure()
 
     def get(self, group: int) -> tuple[tuple[int, int], ...]:
-        """The replicas of a group. Raises NoSuchEntry."""
+        """Return a group's replicas. Raises NoSuchEntry."""
         with self._lock:
             if group not in self._groups:
-                raise NoSuchEntry(f"{self._what} {group}: is not there; create it first")
+                raise NoSuchEntry(f"{self._what} {group}: does not exist; create it first")
             return self._groups[group]
 
     def __contains__(self, group: int) -> bool:
         return group in self._groups
 
     def ids(self) -> list[int]:
-        """The groups there are, ascending."""
+        """Return the numbers of all groups, ascending."""
         with self._lock:
             return sorted(self._groups)
 
@@ -155,7 +157,7 @@ class Groups:
         self._used = end
 
     def _pack(self) -> None:
-        """Write all groups anew, which forgets replaced ones, into memory with room to spare."""
+        """Write all groups into new memory with spare room, leaving out replaced ones."""
         needed = 2 * self.limit + 2 * sum(map(len, self._groups.values()))
         self.memory = np.zeros(2 * needed - 2 * self.limit + 256, np.uint64)
         self._used = 2 * self.limit

@@ -1,7 +1,6 @@
-"""A running switch: frames in, frames out, and its state for control to read and change.
+"""A running switch: frames in, frames out, and state that the control plane reads and writes.
 
-Owns the arrays that compiled code works on and the lock around them. Knows no port, socket or clock: time is
-an argument, and ports are numbers.
+It has no sockets and no clock: time is an argument, and ports are numbers.
 """
 
 from __future__ import annotations
@@ -28,12 +27,13 @@ _CLOCK_WRAP = 1 << 48
 
 
 class Switch:
-    """A program with its state, all zero and without entries at first.
+    """A running program and its state, which is initially zero and without entries.
 
-    `mode` is how code runs: "numba" (machine code), or "python" (as it is, thousands of times slower).
-    `roll=False` leaves loops unrolled, to compare with. `cache` is where machine code is kept, by default the
-    user's cache folder. What leaves by a port that `queues` has passes through its queue. `lock` is held
-    while a batch is under way and by every access to state.
+    mode: "numba" runs machine code, "python" runs the generated text, thousands of times slower.
+    roll: False leaves loops over lanes unrolled, for comparison.
+    cache: the folder for machine code, by default in the user's cache folder.
+    queues: frames that leave by one of their ports pass through its queue.
+    `lock` is held while a batch is processed and during every access to state.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Switch:
         queues: Queues | None = None,
     ) -> None:
         if mode not in ("numba", "python"):
-            raise SoftswitchError(f"mode: {mode!r} is neither 'numba' nor 'python'")
+            raise SoftswitchError(f"mode: {mode!r} is unknown; use 'numba' or 'python'")
         self.program = program
         self.mode = mode
         self.lock = FairLock()
@@ -75,7 +75,7 @@ class Switch:
         for name, plan in places.direct.items():
             self.tables[name].attach_counts(self._counts[plan.base : plan.base + 2 * plan.size])
         self.groups = Groups(self.lock)
-        #: Clone sessions: like groups, and numbered on their own.
+        #: Clone sessions, which have numbers of their own.
         self.sessions = Groups(self.lock, "clone session", CLONE_SESSIONS)
         self._again = np.zeros(generated.again, np.uint64)
         self._scratch: NDArray[np.uint8] = np.zeros(0, np.uint8)
@@ -84,10 +84,10 @@ class Switch:
         self._run = as_it_is(generated) if mode == "python" else through_numba(generated, cache)
 
     def process(self, frames: Frames, now_us: int) -> Frames:
-        """Take frames through the program, one after the other, at time `now_us` (microseconds).
+        """Process frames one after the other at time `now_us` (microseconds); return those that leave.
 
-        Returns what leaves, in the order of what came in, copies in the order of their group. The arrays
-        returned are valid until the next call. Raises InvalidEntry for arrays that do not fit together.
+        Outgoing frames keep the order of incoming ones, and copies that of their group. The returned arrays
+        are valid until the next call. Raises InvalidEntry if the shapes of `frames`' arrays disagree.
         """
         data, length, port = _checked(frames)
         count, stride = data.shape
@@ -112,7 +112,7 @@ class Switch:
                 room.grow(sent, max(2 * room.rows, sent + copies), out_stride)
 
     def _state_again(self, stride: int) -> tuple[NDArray[Any], ...]:
-        """What code takes whose packets may go through the switch more than once."""
+        """Return the extra arguments of code whose packets may go through the switch more than once."""
         generated = self._generated
         if not generated.again:
             return ()
@@ -121,27 +121,27 @@ class Switch:
         return self.sessions.memory, self._again, self._scratch
 
     def _waiting(self) -> bool:
-        """Whether packets are to go through the switch again that a batch left for want of room."""
+        """Return whether packets still have to go through the switch again, after output room ran out."""
         return bool(self._generated.again and self._again[NEXT] < self._again[COUNT])
 
     @property
     def cut_short(self) -> int:
-        """How many times a packet was to be cloned, resubmitted or recirculated but its frame had enough."""
+        """How many clones, resubmits and recirculations were refused: their frame had made too many."""
         return int(self._again[REFUSED]) if self._generated.again else 0
 
     def direct_counts(self) -> NDArray[np.uint64]:
-        """Every counter's cells, those bound to table entries included, at one instant and copied."""
+        """Return a consistent copy of all counter cells, including those of direct counters."""
         with self.lock:
             return self._counts.copy()
 
     @property
     def source(self) -> str:
-        """The Python text that runs the program."""
+        """The generated Python text of the program."""
         return self._generated.source
 
 
 class _Room:
-    """The arrays that outgoing frames are written to; kept from batch to batch, enlarged where needed."""
+    """The arrays for outgoing frames, reused from batch to batch and enlarged as needed."""
 
     def __init__(self) -> None:
         self.data: NDArray[np.uint8] = np.zeros(0, np.uint8)
@@ -151,7 +151,7 @@ class _Room:
         self.rows = 0
 
     def prepare(self, rows: int, stride: int) -> None:
-        """Room for at least `rows` frames of `stride` bytes; what was there is lost."""
+        """Make room for at least `rows` frames of `stride` bytes; the contents are lost."""
         rows = max(rows, self.rows)
         if rows * stride > self.data.size or rows > self.length.size:
             self.data = np.empty(max(rows * stride, self.data.size), np.uint8)
@@ -161,7 +161,7 @@ class _Room:
         self.rows = rows
 
     def grow(self, used: int, rows: int, stride: int) -> None:
-        """Room for `rows` frames, of which the first `used` are kept."""
+        """Make room for `rows` frames and keep the first `used` ones."""
         data, length, port, leave = self.data, self.length, self.port, self.leave
         self.data = np.empty(rows * stride, np.uint8)
         self.length = np.empty(rows, np.int32)
@@ -172,13 +172,13 @@ class _Room:
         self.rows = rows
 
     def frames(self, count: int, stride: int) -> Frames:
-        """The first `count` frames."""
+        """Return the first `count` frames."""
         data = self.data[: count * stride].reshape(count, stride)
         return Frames(data, self.length[:count], self.port[:count], self.leave[:count])
 
 
 def _checked(frames: Frames) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int32]]:
-    """The arrays, contiguous. Raises InvalidEntry unless every length lies within its row."""
+    """Return the arrays, contiguous. Raises InvalidEntry if shapes disagree or a length exceeds its row."""
     data = np.ascontiguousarray(frames.data, np.uint8)
     length = np.ascontiguousarray(frames.length, np.int32)
     port = np.ascontiguousarray(frames.port, np.int32)
@@ -189,6 +189,7 @@ def _checked(frames: Frames) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDAr
         )
     if len(length) and not 0 <= length.min() <= length.max() <= data.shape[1]:
         raise InvalidEntry(
-            f"frames: lengths {length.min()}..{length.max()} are not within rows of {data.shape[1]}"
+            f"frames: lengths {length.min()}..{length.max()} are not within rows of {data.shape[1]} bytes; "
+            "pass lengths within the rows"
         )
     return data, length, port

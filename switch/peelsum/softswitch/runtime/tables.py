@@ -1,7 +1,6 @@
-"""A table's entries as control sees them, mirrored into the memory that compiled code looks up.
+"""A table's entries for the control plane, mirrored into the memory that generated code looks up.
 
-Owns the rules for entries: what fits, what is a duplicate, what order they are tried in. Refuses to know
-P4Runtime and how a lookup is compiled, beyond the hash that both must compute alike.
+`Table` checks entries, refuses duplicates and keeps the order in which entries are tried.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One table entry. Where several fit a packet, the largest `priority` wins, then the longest prefix.
+    """A table entry. If several match a packet, the largest `priority` wins, then the longest prefix.
 
-    Only tables with ternary or range keys have priorities. Among equals the oldest entry wins.
+    Only tables with ternary or range keys use priorities. Among equals, the oldest entry wins.
     """
 
     keys: Match
@@ -42,7 +41,7 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """An entry with its number (that of its direct counter), rank and row; `slot` is its place if hashed."""
+    """An entry with the number of its direct counter, its rank and its row; `slot` is its place if hashed."""
 
     entry: Entry
     number: int
@@ -78,17 +77,17 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Full name, as in P4Info."""
+        """The table's full name, as in P4Info."""
         return self._spec.name
 
     @property
     def keys(self) -> tuple[TableKey, ...]:
-        """What the table matches on, in order."""
+        """The match key's fields, in order."""
         return self._spec.keys
 
     @property
     def size(self) -> int:
-        """How many entries fit."""
+        """The number of entries that the table can hold."""
         return self._spec.size
 
     def __len__(self) -> int:
@@ -97,15 +96,17 @@ class Table:
     # --- control ----------------------------------------------------------------------------------
 
     def insert(self, keys: Match, action: str, params: Sequence[int] = (), priority: int = 0) -> None:
-        """Add an entry. `keys` has, per key field, an int (exact), (value, mask), (value, prefix length) or
-        (low, high). Raises InvalidEntry, DuplicateEntry or TableFull.
+        """Add an entry. Raises InvalidEntry, DuplicateEntry or TableFull.
+
+        `keys` has one item per key field: an int (exact), (value, mask) (ternary), (value, prefix length)
+        (lpm) or (low, high) (range).
         """
         with self._lock:
             self._refuse_if_const()
             self._insert(Entry(tuple(keys), action, tuple(params), priority))
 
     def modify(self, keys: Match, action: str, params: Sequence[int] = (), priority: int = 0) -> None:
-        """Give an entry another action or other parameters. Raises InvalidEntry or NoSuchEntry."""
+        """Set an entry's action and parameters. Raises InvalidEntry or NoSuchEntry."""
         with self._lock:
             self._refuse_if_const()
             entry = Entry(tuple(keys), action, tuple(params), priority)
@@ -126,23 +127,23 @@ class Table:
             self._free_numbers.append(held.number)
 
     def entries(self) -> list[Entry]:
-        """All entries, in the order in which they are tried."""
+        """Return all entries, in the order in which they are tried."""
         with self._lock:
             return [held.entry for held in self._in_order]
 
     def entry(self, keys: Match, priority: int = 0) -> Entry:
-        """The entry with these keys. Raises InvalidEntry or NoSuchEntry."""
+        """Return the entry with these keys. Raises InvalidEntry or NoSuchEntry."""
         with self._lock:
             return self._find(tuple(keys), priority).entry
 
     @property
     def default(self) -> tuple[str, tuple[int, ...]]:
-        """Action and parameters for packets that fit no entry."""
+        """Action and parameters for packets that match no entry."""
         with self._lock:
             return self._default
 
     def set_default(self, action: str, params: Sequence[int] = ()) -> None:
-        """Replace the default action. Raises InvalidEntry, also where the program fixes it."""
+        """Replace the default action. Raises InvalidEntry, e.g. if the program declares it const."""
         with self._lock:
             if self._spec.const_default:
                 raise InvalidEntry(
@@ -153,11 +154,14 @@ class Table:
     # --- direct counters --------------------------------------------------------------------------
 
     def attach_counts(self, counts: NDArray[np.uint64]) -> None:
-        """Let entry number i count in `counts[2 i]` (packets) and `counts[2 i + 1]` (bytes)."""
+        """Use `counts[2 i]` (packets) and `counts[2 i + 1]` (bytes) as the counter of entry number i."""
         self._counts = counts
 
     def read_counter(self, keys: Match, priority: int = 0) -> tuple[int, int]:
-        """Packets and bytes that hit an entry. Raises NoSuchEntry, or InvalidEntry without direct counter."""
+        """Return the packets and bytes that hit an entry.
+
+        Raises NoSuchEntry, or InvalidEntry if the table has no direct counter.
+        """
         with self._lock:
             cells, at = self._cells(keys, priority)
             return int(cells[at]), int(cells[at + 1])
@@ -187,9 +191,7 @@ class Table:
         self._check_keys(entry.keys)
         code, params = self._action_words(entry.action, entry.params)
         if self._identity(entry) in self._held:
-            raise DuplicateEntry(
-                f"table {self.name}: {_shown(entry.keys)} is there already; modify it instead"
-            )
+            raise DuplicateEntry(f"table {self.name}: {_shown(entry.keys)} already exists; modify it instead")
         room = len(self._spec.const_entries) if self._spec.const_entries is not None else self.size
         if len(self._held) >= room:
             raise TableFull(
@@ -272,7 +274,7 @@ class Table:
         return words
 
     def _place(self, held: _Held) -> None:
-        """Put a new entry into the memory."""
+        """Write a new entry to the memory."""
         if self._plan.exact:
             slot = self._home(held)
             while slot in self._slots:
@@ -286,12 +288,12 @@ class Table:
         memory[self._plan.region] = count
 
     def _rewrite(self, held: _Held) -> None:
-        """Bring a changed entry's row up to date."""
+        """Write a changed entry's row to the memory."""
         row = self._slot_row(held.slot) if self._plan.exact else self._row(self._position(held))
         self._memory[row : row + self._plan.row_words] = np.array(held.words, np.uint64)
 
     def _take_out(self, held: _Held) -> None:
-        """Remove an entry that goes from the memory."""
+        """Remove an entry from the memory."""
         if self._plan.exact:
             self._take_out_hashed(held)
             return
@@ -306,7 +308,7 @@ class Table:
     def _row(self, position: int) -> int:
         return self._plan.region + 1 + position * self._plan.row_words
 
-    # Open addressing with linear probing: from its home on, an entry is in the first slot that was free.
+    # Open addressing with linear probing: an entry takes the first free slot from its home on.
 
     def _home(self, held: _Held) -> int:
         return hash_words(held.words[self._plan.key_offset :]) & self._plan.capacity - 1
@@ -319,7 +321,7 @@ class Table:
         self._rewrite(held)
 
     def _take_out_hashed(self, held: _Held) -> None:
-        """Empty an entry's slot. What a probe would now miss moves up, until a slot is free."""
+        """Empty an entry's slot. Move later entries up that a probe would now miss, until a free slot."""
         last = self._plan.capacity - 1
         hole = slot = held.slot
         while (other := self._slots.get(slot := slot + 1 & last)) is not None:
@@ -332,7 +334,7 @@ class Table:
 
 
 def _problem(part: KeyMatch, key: TableKey) -> str | None:
-    """Why a key value does not fit; None if it does."""
+    """Return why a key value does not fit its field; None if it does."""
     top = (1 << key.bits) - 1
     if key.kind == "exact":
         if not isinstance(part, int):

@@ -1,0 +1,59 @@
+"""The hash functions of simple_switch over bytes, for plain Python and for Numba (see `native`).
+
+Each takes an array of bytes and how many of them to hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_ZERO, _ONE, _EIGHT, _SIXTEEN = 0, 1, 8, 16
+_LOW, _ONES = 0xFFFF, 0xFFFFFFFF
+#: The polynomials of CRC-16/ARC and of Ethernet's CRC-32, reflected.
+_POLY_16, _POLY_32 = 0xA001, 0xEDB88320
+
+
+def crc16(data: Sequence[int], count: int) -> int:
+    """Return CRC-16/ARC of the first `count` bytes."""
+    rest = _ZERO
+    for i in range(count):
+        rest = rest ^ data[i]
+        for _ in range(8):
+            rest = (rest >> _ONE) ^ _POLY_16 if rest & _ONE != _ZERO else rest >> _ONE
+    return rest
+
+
+def crc32(data: Sequence[int], count: int) -> int:
+    """Return the CRC-32 of Ethernet and zlib of the first `count` bytes."""
+    rest = _ONES
+    for i in range(count):
+        rest = rest ^ data[i]
+        for _ in range(8):
+            rest = (rest >> _ONE) ^ _POLY_32 if rest & _ONE != _ZERO else rest >> _ONE
+    return rest ^ _ONES
+
+
+def csum16(data: Sequence[int], count: int) -> int:
+    """Return the Internet checksum (RFC 1071) of the first `count` bytes."""
+    total = _ZERO
+    for i in range(count):
+        total = total + (data[i] << _EIGHT if i & _ONE == _ZERO else data[i])
+    while total > _LOW:
+        total = (total & _LOW) + (total >> _SIXTEEN)
+    return total ^ _LOW
+
+
+def xor16(data: Sequence[int], count: int) -> int:
+    """Return the XOR of the 16-bit words in the first `count` bytes."""
+    mixed = _ZERO
+    for i in range(count):
+        mixed = mixed ^ (data[i] << _EIGHT if i & _ONE == _ZERO else data[i])
+    return mixed
+
+
+def identity(data: Sequence[int], count: int) -> int:
+    """Return the first 8 bytes as a number, most significant byte first."""
+    value = _ZERO
+    for i in range(min(count, _EIGHT)):
+        value = (value << _EIGHT) | data[i]
+    return value
