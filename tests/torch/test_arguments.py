@@ -72,7 +72,7 @@ def test_of_a_sparsifier(make, arguments, complaint):
 
 def test_complex_parameters_with_and_without_names():
     module = torch.nn.Linear(4, 3, dtype=torch.complex64)
-    complaint = "is torch.complex64; have its real and imaginary parts as parameters"
+    complaint = "is torch.complex64; use its real and imaginary parts as parameters"
     with pytest.raises(HookConfigError, match=f"names: 'weight' {complaint}"):
         SwitchAllreduceState(names=module.named_parameters())
     with group_of_one():

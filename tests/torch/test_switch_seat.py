@@ -269,7 +269,7 @@ def test_no_controller_is_told_to_all(plugged):
         unheard.bind(("127.0.0.1", 0))
         source = f"//127.0.0.1:{unheard.getsockname()[1]}"
         for rank in (0, 1):
-            with pytest.raises(HookConfigError, match="Connection refused; see whether"):
+            with pytest.raises(HookConfigError, match="Connection refused; check that"):
                 plugged(source, rank, store)
 
 

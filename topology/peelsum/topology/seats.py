@@ -1,4 +1,4 @@
-"""From a seat at a network to a worker's way to sum."""
+"""Connects a worker to its seat in a network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from peelsum.transport import SwitchSummation, job_config
 
 
 def plug_in(seat: Mapping[str, Any]) -> SwitchSummation:
-    """A worker's way to sum, from its `Seat` as a mapping. Raises TransportError."""
+    """Connect a worker to its seat, a `Seat` as a mapping. Raises TransportError."""
     return SwitchSummation(
         job_config(seat["admission"]),
         seat["worker_id"],
