@@ -1,7 +1,7 @@
-"""Checkpoints of the training examples: what a rank must go on from, a file for each rank and step.
+"""Checkpoints of the training examples: a file for each rank and step.
 
-A rank may be lost while others have written already: so the last two are kept, and all go on from the newest
-that every rank has.
+A rank may be lost after others have already written. So each keeps its last two checkpoints, and all continue
+from the newest that every rank has.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from peelsum.torch import HookConfigError, SwitchAllreduceState
 
 
 class Checkpoints:
-    """Those of one rank in a folder, which ranks may share. Without a folder, nothing is kept or found."""
+    """One rank's checkpoints in a folder, which ranks may share. Without a folder it does nothing."""
 
     def __init__(
         self,
@@ -30,9 +30,9 @@ class Checkpoints:
             self._parts["hook"] = state
 
     def restore(self) -> int:
-        """Go on from the newest that all ranks have; how many steps were done there.
+        """Restore the newest checkpoint that all ranks have; return its number of steps, or 0.
 
-        Raises HookConfigError if the switch summed gradients there and does not here, or the other way about.
+        Raises HookConfigError if only one of the two trainings sums over the switch.
         """
         newest = torch.tensor(max(self._steps(), default=0))
         if dist.is_initialized():
@@ -47,7 +47,7 @@ class Checkpoints:
         return step
 
     def save(self, step: int) -> None:
-        """Keep what there is after so many steps."""
+        """Write a checkpoint after `step` steps."""
         if self._folder is None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -59,12 +59,12 @@ class Checkpoints:
             self._path(old).unlink()
 
     def _check(self, path: Path, had_hook: bool) -> None:
-        """The same sums again, or parameters would not have the bits of training that was not interrupted."""
+        """Raise unless sums are made as before; else parameters would differ from uninterrupted training."""
         if had_hook != ("hook" in self._parts):
             kept, asked = ("with", "without") if had_hook else ("without", "with")
             raise HookConfigError(
                 f"checkpoint: {path} is of a training {kept} `--sum switch`, and this is one {asked} it; "
-                f"go on {kept} it, or name another folder"
+                f"continue {kept} it, or give another folder"
             )
 
     def _steps(self) -> list[int]:

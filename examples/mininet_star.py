@@ -1,4 +1,4 @@
-"""A star in Mininet, with the embedded target or BMv2 as switch class: exact sums by workers at its hosts.
+"""A star in Mininet, with the softswitch or BMv2 as switch class, whose hosts compute exact sums.
 
 Mininet belongs to the system's Python (Debian: apt-get install mininet), peelsum to one of its own:
 
@@ -27,13 +27,13 @@ SUM = Path(__file__).with_name("sum.py")
 
 
 class ProcessSwitch(Switch):
-    """A switch that is a process on Mininet's interfaces. Subclasses have a `command`."""
+    """A switch that runs as a process on Mininet's interfaces. Subclasses define `command`."""
 
     python = sys.executable
     process = None
 
     def start(self, controllers):
-        """Start it; it is controlled over P4Runtime at `self.p4runtime`."""
+        """Start the process; P4Runtime then listens at `self.p4runtime`."""
         interfaces = {port: intf.name for port, intf in self.intfs.items() if port}
         for name in interfaces.values():
             without_offloads(self, self.python, name)
@@ -45,7 +45,7 @@ class ProcessSwitch(Switch):
         await_listener(self.process, port)
 
     def stop(self, *args, **kwargs):
-        """End the process, then do what Mininet does."""
+        """End the process, then stop Mininet's part."""
         if self.process is not None:
             self.process.terminate()
             self.process.wait()
@@ -54,10 +54,10 @@ class ProcessSwitch(Switch):
 
 
 class EmbeddedSwitch(ProcessSwitch):
-    """peelsum's embedded target on raw sockets."""
+    """The softswitch on raw sockets."""
 
     def command(self, interfaces):
-        """`--child`: it ends when its standard input closes, so it cannot outlive this script."""
+        """Return the command; `--child` ends it with its standard input, so it cannot outlive this script."""
         options = [
             option for port, name in interfaces.items() for option in ("--interface", f"{port}@{name}")
         ]
@@ -69,7 +69,7 @@ class Bmv2Switch(ProcessSwitch):
     """BMv2's simple_switch_grpc."""
 
     def command(self, interfaces):
-        """Without a pipeline: the controller loads it."""
+        """Return the command, without a pipeline: the controller loads it."""
         options = [option for port, name in interfaces.items() for option in ("-i", f"{port}@{name}")]
         options += ["--no-p4", "--device-id", "1", "--log-level", "off"]
         grpc = ["--grpc-server-addr", self.p4runtime, "--cpu-port", str(CPU_PORT)]
@@ -80,7 +80,7 @@ class Star(Topo):
     """One switch, `workers` hosts and the aggregation server's host at ports 1 and up."""
 
     def build(self, workers):
-        """Called by Mininet."""
+        """Build the star; Mininet calls this."""
         switch = self.addSwitch("s1")
         for port in range(1, workers + 2):
             mac = f"02:00:00:00:00:{port:02x}"
@@ -88,20 +88,20 @@ class Star(Topo):
 
 
 def without_offloads(node, python, interface):
-    """What an offload would leave merged or unfinished, no switch process could use."""
+    """Disable offloads, whose merged packets and missing checksums a switch process could not handle."""
     code = f'from peelsum.softswitch.ports.interfaces import without_offloads as o; o("{interface}")'
     node.cmd(python, "-c", f"'{code}'")
 
 
 def free_port():
-    """A TCP port of the loopback interface that nobody listens on."""
+    """Return a free TCP port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def await_listener(process, port):
-    """Return when somebody listens on the port; raise if the process ended first."""
+    """Wait until the process listens on the port; raise SystemExit if it ended first."""
     while process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
@@ -110,7 +110,7 @@ def await_listener(process, port):
 
 
 def description(net, p4runtime, window):
-    """The job as `peelsum job admit` wants it."""
+    """Return the job's description for `peelsum job admit`."""
     *workers, server = range(1, len(net.hosts) + 1)
     text = f"[job]\nid = 1\nworkers = {len(workers)}\nwindow = {window}\n"
     text += f"[ports]\nserver = {server}\nworkers = {workers}\n"
@@ -124,7 +124,7 @@ def description(net, p4runtime, window):
 
 @contextlib.contextmanager
 def job(net, python, window):
-    """The job admitted and its server up; yields the admission and the switch's UDP port."""
+    """Admit the job and start its server; yield the admission and the switch's UDP port."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file, contextlib.ExitStack() as stack:
         file.write(description(net, net.switches[0].p4runtime, window))
         file.flush()
@@ -140,7 +140,7 @@ def job(net, python, window):
 
 
 def started(stack, popen, command):
-    """The first line of a command's output; the command ends with the stack."""
+    """Start a command, which ends with the stack; return the first line of its output."""
     process = popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None)
     stack.callback(process.wait)
     stack.callback(process.terminate)
@@ -151,7 +151,7 @@ def started(stack, popen, command):
 
 
 def work(net, python, window):
-    """Every worker's sum, checked by itself; whether all are exact."""
+    """Run all workers, which check their sums; return whether all sums are exact."""
     with job(net, python, window) as (admission, udp_port):
         workers = []
         for worker_id, host in enumerate(net.hosts[:-1]):
@@ -169,7 +169,7 @@ def work(net, python, window):
 
 
 def main():
-    """Build the network, sum, and take it down again."""
+    """Build the network, sum, and remove the network."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--switch", choices=["embedded", "bmv2"], default="embedded")
     parser.add_argument("--workers", type=int, default=2)
@@ -179,7 +179,7 @@ def main():
     )
     options = parser.parse_args()
     ProcessSwitch.python = str(Path(options.python).absolute())
-    # BMv2's queues hold 64 packets a port; more chunks under way would be dropped there.
+    # Chunks in flight: BMv2's queues hold 64 packets a port, and drop more.
     switch, window = (EmbeddedSwitch, 512) if options.switch == "embedded" else (Bmv2Switch, 64)
     net = Mininet(Star(workers=options.workers), switch=switch, controller=None)
     try:

@@ -1,4 +1,4 @@
-"""One worker of a network that `peelsum up` made: sums one sparse tensor with the others, and checks the sum.
+"""One worker of a network that `peelsum up` started: sums one sparse tensor, and checks the sum.
 
 peelsum up star --detach
 for worker in 1 2 3 4; do peelsum exec h$worker -- python examples/sum.py & done; wait
@@ -18,7 +18,7 @@ ELEMENTS = 100_000
 
 
 def gradient(worker_id: int) -> np.ndarray:
-    """A worker's sparse gradient, float32[ELEMENTS]: whole numbers, which floats add up exactly."""
+    """Return a worker's sparse gradient, float32[ELEMENTS], of integers, which floats add exactly."""
     rng = np.random.default_rng(worker_id)
     values = rng.integers(-1000, 1000, ELEMENTS).astype(np.float32)
     values[rng.random(ELEMENTS) > 0.02] = 0
@@ -31,7 +31,7 @@ def main() -> None:
         result = Allreduce(summation).sum({"gradient": gradient(seat["worker_id"])})["gradient"]
     expected = sum(gradient(worker) for worker in job_config(seat["admission"]).worker_ids)
     exact = np.array_equal(result.values, expected)
-    # In one piece: the workers may share a terminal.
+    # One write, because workers may share a terminal.
     sys.stdout.write(f"worker {seat['worker_id']}: {'exact' if exact else 'WRONG'}\n")
     sys.exit(not exact)
 

@@ -1,4 +1,4 @@
-"""Trains BERT to find answers, in Python's standard library or on SQuAD.
+"""Trains BERT to answer questions, on Python's standard library or on SQuAD.
 
 python examples/train_bert.py                                              # one process
 torchrun --nproc-per-node 4 examples/train_bert.py                         # DDP, gloo

@@ -1,4 +1,4 @@
-"""Trains NeuMF, which finds out who likes what, on a power law's ratings or on MovieLens'.
+"""Trains NeuMF, a recommender, on synthetic ratings with a power law or on MovieLens.
 
 python examples/train_ncf.py                                              # one process
 torchrun --nproc-per-node 4 examples/train_ncf.py                         # DDP, gloo

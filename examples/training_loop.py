@@ -1,6 +1,6 @@
-"""What the training examples share: ranks from the environment, one line that puts the switch in, a loop.
+"""The training loop of the examples, with ranks from the environment.
 
-With `--sum switch` it is DistributedDataParallel with a communication hook; nothing else changes.
+`--sum switch` adds a communication hook to DistributedDataParallel; nothing else changes.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from peelsum.transport import TransportError, job_config
 
 
 def main(model: ModelName, arguments: list[str] | None = None) -> list[float]:
-    """Train, and print how it goes; the losses, step by step, of this rank."""
+    """Train, and print progress; return this rank's losses, step by step."""
     options = _options(model, arguments)
     try:
         return _train(model, options, *_place(options.sum))
@@ -38,7 +38,7 @@ def _train(model: ModelName, options: argparse.Namespace, rank: int, workers: in
         print(f"{model}, {parameters:,} parameters, on {task.data}; {workers} ranks", flush=True)
     network, state = task.model, None
     if options.sum != "none":
-        init_process_group("gloo")  # torch's own would do, but for ranks that torchrun starts again
+        init_process_group("gloo")  # unlike torch's own, it also works after torchrun restarts ranks
         network = DistributedDataParallel(task.model)
     if options.sum == "switch":
         over = f"switch:{options.job}" if options.job else "switch"
@@ -66,7 +66,7 @@ def _train(model: ModelName, options: argparse.Namespace, rank: int, workers: in
 
 
 def digest(model: torch.nn.Module) -> str:
-    """Equal for two runs whose parameters are equal bit for bit."""
+    """Return a hash of the parameters' bits, to compare two runs."""
     numbers = hashlib.sha256()
     for parameter in model.parameters():
         numbers.update(parameter.detach().numpy().tobytes())
@@ -95,7 +95,7 @@ def _report(stats: HookStats) -> str:
 
 
 def _place(way: str) -> tuple[int, int]:
-    """Rank and number of workers: as torchrun says or, with `peelsum exec`, as the seat does."""
+    """Return rank and number of workers: from torchrun's environment or, with `peelsum exec`, the seat."""
     seat = json.loads(os.environ.get("PEELSUM_SEAT", "{}"))
     if way != "none" and seat and "RANK" not in os.environ:
         workers = job_config(seat["admission"]).worker_ids
@@ -104,7 +104,7 @@ def _place(way: str) -> tuple[int, int]:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
     if way != "none" and "RANK" not in os.environ:
-        raise SystemExit(f"--sum {way}: there are no ranks; start them by torchrun or peelsum exec")
+        raise SystemExit(f"--sum {way}: no ranks; start them with torchrun or peelsum exec")
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -116,18 +116,24 @@ def _options(model: ModelName, arguments: list[str] | None) -> argparse.Namespac
         "--sum",
         choices=("switch", "gloo", "none"),
         default=usual,
-        help="by default the switch where the environment names a job, else gloo for several ranks",
+        help="default: switch if the environment names a job, else gloo for several ranks",
     )
     parser.add_argument("--job", metavar="FILE@HOST:PORT", help="job's admission and rank 0's switch port")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--every", type=int, default=10, help="steps between two lines, and checkpoints")
-    parser.add_argument("--checkpoint", metavar="FOLDER", help="keep checkpoints there, and go on from them")
+    parser.add_argument(
+        "--every", type=int, default=10, help="steps between two lines of output, and between checkpoints"
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="FOLDER", help="save checkpoints there, and continue from them"
+    )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
         "--small", dest="full", action="store_false", default=False, help="a small model, the default"
     )
     size.add_argument("--full", action="store_true", help="the published size")
-    parser.add_argument("--data", metavar="PATH", help=f"{DATA[model]}; by default what any machine has")
+    parser.add_argument(
+        "--data", metavar="PATH", help=f"{DATA[model]}; by default data that needs no download"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
     parser.add_argument("--threads", type=int, default=1, help="threads of each rank")
     return parser.parse_args(arguments)

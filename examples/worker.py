@@ -1,8 +1,8 @@
-"""One worker of a job, by hand: sums one sparse gradient with the job's other workers.
+"""One worker of a job: sums one sparse gradient with the job's other workers.
 
     python examples/worker.py ADMISSION WORKER_ID SWITCH_PORT
 
-ADMISSION is a file of what `peelsum job admit --json` printed, SWITCH_PORT the host:port to plug into.
+ADMISSION is a file with the output of `peelsum job admit --json`, SWITCH_PORT the host:port to connect to.
 """
 
 import json
@@ -16,7 +16,7 @@ from peelsum.transport import SwitchSummation, TransportError, job_config
 
 
 def gradient(worker_id: int) -> np.ndarray:
-    """An embedding's, float32[1000, 64]: a row that all workers have seen, and one of this worker's own."""
+    """Return an embedding's gradient, float32[1000, 64]: a row that all workers share, and one of its own."""
     rows = np.zeros((1000, 64), np.float32)
     rows[7] = worker_id + 1
     rows[100 + worker_id] = 0.5
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def work(admission: dict, worker_id: int, switch: tuple[str, int]) -> None:
-    """Sum with the others, and print what it came to."""
+    """Sum with the other workers, and print the result."""
     with SwitchSummation(job_config(admission), worker_id, switch) as summation:
         result = Allreduce(summation, forms={"embedding": "compact"}).sum({"embedding": gradient(worker_id)})
     embedding = result["embedding"]

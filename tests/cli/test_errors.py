@@ -150,9 +150,9 @@ def test_stale_pipeline(tmp_path, job_toml):
             "nowhere.json",
             "admission: nowhere.json: No such file or directory; give JSON or the path of a file",
         ),
-        ("{nonsense", "admission: is no JSON object; give what `peelsum job admit --json` printed"),
-        (sys.executable, "admission: is no JSON object; give what `peelsum job admit --json` printed"),
-        ("/dev/null", "admission: is no JSON object; give what `peelsum job admit --json` printed"),
+        ("{nonsense", "admission: is not a JSON object; give what `peelsum job admit --json` printed"),
+        (sys.executable, "admission: is not a JSON object; give what `peelsum job admit --json` printed"),
+        ("/dev/null", "admission: is not a JSON object; give what `peelsum job admit --json` printed"),
         ("[1]", "admission: [1]: No such file or directory; give JSON or the path of a file"),
     ],
 )
@@ -163,7 +163,7 @@ def test_admission_that_is_none(admission, complaint):
 def test_admission_that_is_a_list(tmp_path):
     (path := tmp_path / "admission.json").write_text("[]")
     line = refused(run("server", "run", "--switch", "127.0.0.1:9", "--admission", str(path)))
-    assert line == "admission: is no JSON object; give what `peelsum job admit --json` printed"
+    assert line == "admission: is not a JSON object; give what `peelsum job admit --json` printed"
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_switch_address_that_is_none():
         (["switch", "run", "--seed=-3"], "--seed: -3 is out of range; use 0 to 9223372036854775807"),
         (
             ["switch", "run", "--port-rate=fast"],
-            "port-rate: 'fast': is no number; give Mbit/s, as 1000 or 1@1000",
+            "port-rate: 'fast': is not a number; give Mbit/s, as 1000 or 1@1000",
         ),
-        (["switch", "run", "--port-rate=x@1"], "port-rate: x@1: x is no port; give a number, as 1@1000"),
+        (["switch", "run", "--port-rate=x@1"], "port-rate: x@1: x is not a port; give a number, as 1@1000"),
         (
             ["switch", "run", "--ports=2", "--port-rate=9@10"],
             "port rate: port 9 is not there; use one of 1, 2",
@@ -270,7 +270,7 @@ def test_switch_address_that_is_none():
         ),
         (
             ["switch", "compile", "--out=kept"],
-            "out: kept: nothing else is kept; give --tofino too",
+            "out: kept: applies to --tofino only; give that too",
         ),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch: pyte
     assert re.fullmatch(
         r"simple_switch_grpc: simple_switch_grpc does not listen on 127.0.0.1:\d+ after 3 s; it said: "
         r"Thrift returned .* port \| The exception is: Could not bind: Address already in use; "
-        r"see whether another program has a port that it wants",
+        r"check whether another program uses one of its ports",
         str(caught.value),
     )
 

@@ -134,7 +134,7 @@ REFUSED = [
     ({"switches": {"s1": {"mark_from": -1}}}, "switches.s1.mark_from: -1: "),
     ({"switches": {"much_too_long": {}}}, "switches: 'much_too_long': must be a short word"),
     ({"links": [["h1", "h2"]]}, "links.0: h1 to h2: joins two hosts; put a switch"),
-    ({"links": [["h1", "s2-p1"]]}, "links.0: 's2-p1': is no host and no port of a switch"),
+    ({"links": [["h1", "s2-p1"]]}, "links.0: 's2-p1': is neither a host nor a switch port"),
     ({"links": [["h1", "s1-p255"]]}, "links.0: 's1-p255': port 255 is out of range; use 1 to 254"),
     ({"links": [["h1", "s1-p1"], ["h2", "s1-p1"]]}, "links: 's1-p1': has 2 links; give it one"),
     (
@@ -142,15 +142,15 @@ REFUSED = [
             "switches": {"s1": {}, "s2": {}},
             "links": [*PAIR["links"], ["s1-p4", "s2-p4"], ["s2-p5", "s1-p5"]],
         },
-        "links.4: s2-p5 to s1-p5: would carry nothing",
+        "links.4: s2-p5 to s1-p5: closes a ring",
     ),
-    ({"links": [*PAIR["links"], ["s1-p4", "s1-p5"]]}, "links.3: s1-p4 to s1-p5: would carry nothing"),
+    ({"links": [*PAIR["links"], ["s1-p4", "s1-p5"]]}, "links.3: s1-p4 to s1-p5: closes a ring"),
     (
         {
             "switches": {"s1": {}, "s2": {}, "s3": {}},
             "links": [*PAIR["links"], ["s1-p4", "s2-p4"], ["s2-p5", "s3-p5"], ["s3-p6", "s1-p6"]],
         },
-        "links.5: s3-p6 to s1-p6: would carry nothing: s3 and s1 are joined already",
+        "links.5: s3-p6 to s1-p6: closes a ring: s3 and s1 are joined already",
     ),
     ({"links": [["h1"]]}, "links.0: ['h1']: must be "),
     ({"links": [["h1", "s1-p1", "soon"]]}, "links.0.latency_ms: 'soon': must be milliseconds"),
@@ -158,10 +158,10 @@ REFUSED = [
     ({"links": [["h1", "s1-p1", 0, 40000]]}, "links.0.rate_mbit: 40000: "),
     ({"links": [{"ends": ["h1", "s1-p1"], "loss": 1}]}, "links.0.loss: 1: "),
     ({"job": {"workers": ["h1"], "server": "h3"}}, "job.workers: "),
-    ({"job": {"workers": ["h1", "h9"], "server": "h3"}}, "job: 'h9': is no host; use one of h1, h2, h3"),
+    ({"job": {"workers": ["h1", "h9"], "server": "h3"}}, "job: 'h9': is not a host; use one of h1, h2, h3"),
     ({"job": {"workers": ["h1", "h2"], "server": "h2"}}, "job: 'h2': has 2 roles"),
     ({"job": {"workers": ["h1", "h2"], "server": "h3", "lanes": 7}}, "job.lanes: 7: is not compiled"),
-    ({"hosts": {**PAIR["hosts"], "h2": {"ip": "10.0.0.1"}}}, "h2: 10.0.0.1: belongs to h1, too"),
+    ({"hosts": {**PAIR["hosts"], "h2": {"ip": "10.0.0.1"}}}, "h2: 10.0.0.1: is also that of h1"),
 ]
 
 
@@ -190,7 +190,7 @@ def test_what_has_another_structure_is_told_what_it_must_have(text: str, complai
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("ring", "topology: ring: is none of star, two_racks and no .toml or .json file"),
+        ("ring", "topology: ring: is neither star, two_racks nor a .toml or .json file"),
         ("absent.toml", "absent.toml: No such file or directory; give the path"),
     ],
 )
@@ -277,14 +277,14 @@ MAC, IP = "02:00:00:00:00:aa", "10.0.0.77"
 @pytest.mark.parametrize(
     ("hosts", "switch", "complaint"),
     [
-        ({"h1": {"mac": MAC}, "h2": {"mac": MAC}}, {}, f"h2: {MAC}: belongs to h1, too; give each its own"),
-        ({"h1": {"mac": MAC}, "h2": {"mac": MAC.upper()}}, {}, f"h2: {MAC}: belongs to h1, too"),
+        ({"h1": {"mac": MAC}, "h2": {"mac": MAC}}, {}, f"h2: {MAC}: is also that of h1; give each its own"),
+        ({"h1": {"mac": MAC}, "h2": {"mac": MAC.upper()}}, {}, f"h2: {MAC}: is also that of h1"),
         # The one that h2 has where none is given.
-        ({"h1": {"mac": "02:00:00:00:00:02"}}, {}, "h2: 02:00:00:00:00:02: belongs to h1, too"),
-        ({"h1": {"mac": MAC}}, {"mac": MAC}, f"s1: {MAC}: belongs to h1, too"),
-        ({"h1": {"ip": IP}, "h2": {"ip": IP}}, {}, f"h2: {IP}: belongs to h1, too"),
-        ({"h1": {"ip": f"{IP}/24"}, "h2": {"ip": f"{IP}/16"}}, {}, f"h2: {IP}: belongs to h1, too"),
-        ({"h3": {"ip": "10.0.0.254"}}, {}, "s1: 10.0.0.254: belongs to h3, too"),
+        ({"h1": {"mac": "02:00:00:00:00:02"}}, {}, "h2: 02:00:00:00:00:02: is also that of h1"),
+        ({"h1": {"mac": MAC}}, {"mac": MAC}, f"s1: {MAC}: is also that of h1"),
+        ({"h1": {"ip": IP}, "h2": {"ip": IP}}, {}, f"h2: {IP}: is also that of h1"),
+        ({"h1": {"ip": f"{IP}/24"}, "h2": {"ip": f"{IP}/16"}}, {}, f"h2: {IP}: is also that of h1"),
+        ({"h3": {"ip": "10.0.0.254"}}, {}, "s1: 10.0.0.254: is also that of h3"),
     ],
 )
 def test_an_address_belongs_to_one(hosts, switch, complaint: str) -> None:

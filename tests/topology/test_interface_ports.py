@@ -192,8 +192,8 @@ def test_options_that_do_not_go_together_are_named(options: dict[str, object], c
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
-        ("eth0", "interface: eth0: give it with its port"),
-        ("1@", "interface: 1@: give it with its port"),
+        ("eth0", "interface: eth0: give PORT@VALUE"),
+        ("1@", "interface: 1@: give PORT@VALUE"),
     ],
 )
 def test_the_command_line_names_what_it_cannot_read(option: str, complaint: str) -> None:

@@ -125,7 +125,7 @@ def test_readmission_needs_a_job(tmp_path) -> None:
 
     assert refusal() == "peelsum: readmit: no network is up; start one with `peelsum up`\n"
     with up(described(tmp_path, job=None), "udp"):
-        assert refusal() == "peelsum: readmit: the network that is up has no job; describe one\n"
+        assert refusal() == "peelsum: readmit: the network has no job; add one to its description\n"
 
 
 @needs_namespaces
@@ -196,7 +196,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path) -> None:
 def test_exec_names_what_is_not_there(tmp_path) -> None:
     with up(described(tmp_path, job=None), "udp"):
         for command, complaint in (
-            (("h9", "true"), "exec: h9: is no host of the network that is up; use one of h1, h2, h3, s1"),
+            (("h9", "true"), "exec: h9: is not a host of the network; use one of h1, h2, h3, s1"),
             (("h1", "no-such-command"), "exec: no-such-command: No such file or directory; give a command"),
         ):
             process = exec_in(*command)
@@ -212,7 +212,7 @@ def test_down_without_a_network_is_no_mistake() -> None:
 @pytest.mark.parametrize(
     ("links", "complaint"),
     [
-        ([["h1", "s1-p1", "1ms"]], "h1 to s1-p1: latency: loopback UDP has none; use --links veth"),
+        ([["h1", "s1-p1", "1ms"]], "h1 to s1-p1: latency: not possible over loopback UDP; use --links veth"),
         ([{"ends": ["h1", "s1-p1"], "loss": 0.1}], r"loss: links of s1 lose \[0.0, 0.1\]: over UDP"),
     ],
 )

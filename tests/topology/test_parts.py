@@ -11,7 +11,7 @@ class Mortal:
 
     name = "s1"
 
-    def obituary(self) -> str:
+    def exit_report(self) -> str:
         return "s1: ended by SIGKILL"
 
     def stop(self) -> None:
@@ -38,7 +38,7 @@ def part(clock) -> Part:
 def test_one_that_ends_at_once_again_and_again_is_given_up(part) -> None:
     for _ in range(MOST_RESTARTS):
         assert part.restart() == "s1: ended by SIGKILL; started again"
-    with pytest.raises(ProcessError, match="s1: ended by SIGKILL; not started again after 5 times"):
+    with pytest.raises(ProcessError, match="s1: ended by SIGKILL; not started again after 5 restarts"):
         part.restart()
 
 
@@ -49,7 +49,7 @@ def test_one_that_lives_for_a_while_may_be_restarted_as_often_again(part, clock)
     for _ in range(MOST_RESTARTS):
         part.restart()
     clock.now += LONG_LIFE_S - 1
-    with pytest.raises(ProcessError, match="not started again after 5 times"):
+    with pytest.raises(ProcessError, match="not started again after 5 restarts"):
         part.restart()
 
 

@@ -31,7 +31,7 @@ def ended(program: str) -> Child:
 )
 def test_how_a_child_ended_is_told_with_its_last_lines(program: str, told: str) -> None:
     child = ended(program)
-    assert child.obituary() == f"part: ended with {told}"
+    assert child.exit_report() == f"part: ended with {told}"
     child.stop()
 
 
@@ -40,7 +40,7 @@ def test_a_killed_child_is_told_of_by_its_signal() -> None:
     assert child.ready() == {}
     os.kill(child.pid, signal.SIGKILL)
     assert child.has_line(30)
-    assert child.obituary() == "part: ended by SIGKILL"
+    assert child.exit_report() == "part: ended by SIGKILL"
     child.stop()
 
 
@@ -53,7 +53,7 @@ def test_a_part_that_always_ends_is_given_up() -> None:
         before = part.child.pid
         assert part.restart() == "part: ended with status 1; started again"
         assert part.child.pid != before
-    with pytest.raises(ProcessError, match="status 1; not started again after 5 times"):
+    with pytest.raises(ProcessError, match="status 1; not started again after 5 restarts"):
         part.restart()
     part.stop()
 

@@ -62,7 +62,7 @@ def test_a_child_that_is_silent_is_not_and_its_last_word_is_told(child):
     with pytest.raises(ProcessError) as caught:
         silent.ready(timeout_s=0.5)
     assert str(caught.value) == (
-        "server: no answer within 0.5 s, the last being 'compiling loops: 7 s'; see whether it is stopped, "
+        "server: no answer within 0.5 s, the last being 'compiling loops: 7 s'; check whether it is stopped, "
         "or what else keeps this machine busy"
     )
 

@@ -92,7 +92,7 @@ def command(*arguments: str):
 def test_a_file_that_is_no_record_is_named_with_what_to_do(text) -> None:
     records.file().write_text(text, encoding="latin-1")
     with pytest.raises(
-        UnreadableRecordError, match=r"^/.*network\.json: is no record of .*; run `peelsum down`$"
+        UnreadableRecordError, match=r"^/.*network\.json: is not a record .*; run `peelsum down`$"
     ):
         Record.read()
 
@@ -105,8 +105,7 @@ def test_commands_say_in_one_line_that_a_record_is_unreadable(arguments) -> None
     done = command(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"peelsum: {records.file()}: is no record of a network that this version can read; "
-        "run `peelsum down`\n"
+        f"peelsum: {records.file()}: is not a record that this version can read; run `peelsum down`\n"
     )
 
 
@@ -176,7 +175,7 @@ def test_one_network_at_a_time() -> None:
 def test_somebody_elses_folder_is_refused(tmp_path) -> None:
     (tmp_path / "peelsum").mkdir()
     os.chown(tmp_path / "peelsum", 12345, 12345)
-    with pytest.raises(TopologyError, match="belongs to somebody else; set XDG_RUNTIME_DIR"):
+    with pytest.raises(TopologyError, match="belongs to another user; set XDG_RUNTIME_DIR"):
         Record.read()
 
 
@@ -185,7 +184,7 @@ def test_the_folder_is_ours_alone(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "other"))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "peelsum").symlink_to(tmp_path / "peelsum")  # who may swap it later?
-    with pytest.raises(TopologyError, match="belongs to somebody else; set XDG_RUNTIME_DIR"):
+    with pytest.raises(TopologyError, match="belongs to another user; set XDG_RUNTIME_DIR"):
         records.folder()
 
 

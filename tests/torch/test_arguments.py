@@ -27,17 +27,17 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"limbs": 3}, "limbs: 3 is out of range; use 1 or 2"),
         ({"predict": "x"}, "predict: 'x' is not a bool; use True or False"),
         ({"implementation": "tpu"}, "implementation: 'tpu' is unknown; use 'cpu' or 'gpu'"),
-        ({"seed": "x"}, "seed: 'x' is no seed; give a whole number"),
-        ({"network": 5}, "network: 5 says no costs; give a peelsum.allreduce.Network"),
-        ({"sparsifier": 0.1}, "sparsifier: 0.1 chooses nothing; give a TopK,"),
-        ({"sparsifier": TopK}, "chooses nothing; give a TopK,"),
-        ({"sparsifier": TopK(0.5), "momentum": "a"}, "momentum: 'a' is no number; give one from 0"),
-        ({"over": None}, "over: None is no way to sum; use 'switch',"),
-        ({"process_group": "x"}, "process_group: 'x' is no group that this rank is in; give one"),
-        ({"log_every": -1}, "log_every: -1 is no number of steps; give a whole one, 0 for never"),
-        ({"log_every": 1.5}, "log_every: 1.5 is no number of steps; give"),
-        ({"timeout_s": 0}, "timeout_s: 0 is no time to wait; give seconds above 0"),
-        ({"timeout_s": "a"}, "timeout_s: 'a' is no time to wait; give seconds above 0"),
+        ({"seed": "x"}, "seed: 'x' is not a seed; give an integer"),
+        ({"network": 5}, "network: 5 is not a network model; give a peelsum.allreduce.Network"),
+        ({"sparsifier": 0.1}, "sparsifier: 0.1 is not a sparsifier; give a TopK,"),
+        ({"sparsifier": TopK}, "is not a sparsifier; give a TopK,"),
+        ({"sparsifier": TopK(0.5), "momentum": "a"}, "momentum: 'a' is not a number; give one from 0"),
+        ({"over": None}, "over: None is not a backend; use 'switch',"),
+        ({"process_group": "x"}, "process_group: 'x' is not a group that this rank is in; give one"),
+        ({"log_every": -1}, "log_every: -1 is not a number of steps; give an integer, 0 for never"),
+        ({"log_every": 1.5}, "log_every: 1.5 is not a number of steps; give"),
+        ({"timeout_s": 0}, "timeout_s: 0 is not a timeout; give seconds above 0"),
+        ({"timeout_s": "a"}, "timeout_s: 'a' is not a timeout; give seconds above 0"),
         ({"names": LAYER.parameters()}, "names: has a Parameter where a name and its parameter should be;"),
         ({"names": dict(NAMES)}, "names: has a str where a name and its parameter should be; give"),
     ],
@@ -50,17 +50,17 @@ def test_of_the_state(arguments, complaint):
 @pytest.mark.parametrize(
     ("make", "arguments", "complaint"),
     [
-        (TopK, {"ratio": "a"}, "ratio: 'a' is no share; give a number above 0, up to 1"),
-        (TopK, {"ratio": 0.1, "sample": "a"}, "sample: 'a' is no share; give"),
+        (TopK, {"ratio": "a"}, "ratio: 'a' is not a share; give a number above 0, up to 1"),
+        (TopK, {"ratio": 0.1, "sample": "a"}, "sample: 'a' is not a share; give"),
         (TopK, {"ratio": 0.1, "per": "layer"}, "per: 'layer' is unknown; use 'tensor' or 'bucket'"),
         (RandomK, {"ratio": 0.1, "per": "layer"}, "per: 'layer' is unknown; use"),
         (Threshold, {"value": 1.0, "per": "layer"}, "per: 'layer' is unknown; use"),
-        (Threshold, {"value": "a"}, "value: 'a' is no threshold; give a number above 0"),
-        (TopK, {"ratio": 0.1, "warm_up_steps": 1.5}, "warm_up_steps: 1.5 is no number of steps; give"),
+        (Threshold, {"value": "a"}, "value: 'a' is not a threshold; give a number above 0"),
+        (TopK, {"ratio": 0.1, "warm_up_steps": 1.5}, "warm_up_steps: 1.5 is not a number of steps; give"),
         (
             RandomK,
             {"ratio": 0.5, "warm_up_steps": 5},
-            "warm_up_from: 0.25 is below the ratio, 0.5; give as much or more",
+            "warm_up_from: 0.25 is below the ratio, 0.5; give at least the ratio",
         ),
     ],
     ids=str,
@@ -72,7 +72,7 @@ def test_of_a_sparsifier(make, arguments, complaint):
 
 def test_complex_parameters_with_and_without_names():
     module = torch.nn.Linear(4, 3, dtype=torch.complex64)
-    complaint = "is torch.complex64; have its real and imaginary parts as parameters"
+    complaint = "is torch.complex64; use its real and imaginary parts as parameters"
     with pytest.raises(HookConfigError, match=f"names: 'weight' {complaint}"):
         SwitchAllreduceState(names=module.named_parameters())
     with group_of_one():

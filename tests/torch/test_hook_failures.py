@@ -49,7 +49,9 @@ def several_times(ddp):
 def test_a_name_of_another_module_is_refused_at_once():
     state, modules = SwitchAllreduceState(over=Sums()), [layers(), layers()]
     state.name(modules[0].named_parameters())
-    with pytest.raises(HookConfigError, match=r"names: '0.weight' is that of two parameters; put the names"):
+    with pytest.raises(
+        HookConfigError, match=r"names: '0.weight' names two parameters; prefix it with the names"
+    ):
         state.name(modules[1].named_parameters())
 
 
@@ -167,9 +169,9 @@ def test_a_closed_state_sums_no_more(passes):
     state.close()
     state.close()
     for _ in range(2):
-        with pytest.raises(HookError, match=r"state: has left its job, by close\(\); make a new one"):
+        with pytest.raises(HookError, match=r"state: was closed; make a new one"):
             backward(ddp)
-    with pytest.raises(HookError, match="has left its job"):
+    with pytest.raises(HookError, match="was closed"):
         state.connect()
 
 
@@ -231,7 +233,7 @@ def test_a_way_to_sum_of_another_size_is_left_alone():
     assert not sums.closed.is_set()
 
 
-# what is no state
+# states that are not a SwitchAllreduceState
 
 
 @pytest.mark.parametrize("state", [None, SwitchAllreduceState, "switch"], ids=str)
@@ -243,7 +245,7 @@ def test_what_is_registered_without_being_a_state(state):
         with pytest.raises(HookConfigError) as raised:
             call()
         assert str(raised.value) == (
-            f"state: {state!r} is not an object of SwitchAllreduceState; "
+            f"state: {state!r} is not a SwitchAllreduceState; "
             "register SwitchAllreduceState(), with parentheses, beside the hook"
         )
 
@@ -253,7 +255,9 @@ def test_backends_that_torch_has_and_has_not(backend, monkeypatch):
     state = SwitchAllreduceState(over=backend)
     complaint = f"over: torch {torch.__version__} was built without 'mpi'; use 'switch' or 'gloo', or install"
     if backend != "mpi":
-        complaint = f"over: '{backend}' is no way to sum; use 'switch' or a backend such as 'gloo'"
+        complaint = (
+            f"over: '{backend}' is not a backend; use 'switch', or one of torch.distributed such as 'gloo'"
+        )
     monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name == "gloo")
     with pytest.raises(HookConfigError, match=re.escape(complaint)):
         state.connect()

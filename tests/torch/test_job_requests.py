@@ -73,7 +73,7 @@ def test_who_says_something_else_is_told_so(requests, link, said):
     stranger = link(said)
     requests.next(0.0, PATIENCE_S)
     requests.next(0.0, PATIENCE_S)
-    assert "job 1: is asked for by rank 0 of a training" in heard(stranger)["error"]
+    assert "job 1: takes requests of a training's rank 0" in heard(stranger)["error"]
     assert requests.holder is None
 
 
@@ -98,7 +98,7 @@ def test_who_says_nothing_is_not_waited_for(requests, link):
     await_start(requests, 101.0)
     assert requests.holder == "process 8 of 127.0.0.1"
     requests.next(100.0 + SPEAK_S, 0)
-    assert "this was no request" in heard(silent)["error"]
+    assert "this was not a request" in heard(silent)["error"]
     asking.close()
 
 
@@ -121,7 +121,7 @@ def test_nobody_starts_a_job_that_is_held(requests, link):
     assert not requests.next(WAIT_S - 0.1, 0)
     assert not requests.next(WAIT_S, 0)
     assert heard(second)["error"] == (
-        "job 1: is in use by process 1 of 127.0.0.1; end that training, or wait until it has ended"
+        "job 1: is in use by process 1 of 127.0.0.1; end that training, or wait for its end"
     )
 
 

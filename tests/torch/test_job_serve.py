@@ -204,7 +204,7 @@ def test_strangers_leave_a_run_alone(switch, controller):
                 stranger.sendall(said)
         with socket.create_connection(controller.address, ASK_S) as stranger, stranger.makefile() as told:
             stranger.sendall(b"hello?\n")
-            assert "this was no request" in told.read()
+            assert "this was not a request" in told.read()
         workers.check_sum()
         assert switch.jobs == [(1, answer["admission"]["generation"])]
 

@@ -36,7 +36,7 @@ def test_over_gloo_with_the_store_that_rank_0_keeps():
     assert first is None
     for error, message, seconds in others:
         assert error == "SummationStalledError"
-        assert "the store has gone, and with it rank 0, which keeps it; see why that ended" in message
+        assert "the store is gone, and with it rank 0, which keeps it; see why rank 0 ended" in message
         assert "did not answer" not in message
         assert seconds < NEVER_S / 2
 

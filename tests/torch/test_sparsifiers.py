@@ -72,11 +72,11 @@ def test_elements_of_a_bucket_compete():
 @pytest.mark.parametrize(
     ("made", "complaint"),
     [
-        (lambda: TopK(0), "ratio: 0 is no share"),
-        (lambda: RandomK(1.5), "ratio: 1.5 is no share"),
-        (lambda: TopK(0.1, sample=-1), "sample: -1 is no share"),
-        (lambda: TopK(0.1, warm_up_steps=-1), "warm_up_steps: -1 is no number of steps"),
-        (lambda: Threshold(0), "value: 0 is no threshold"),
+        (lambda: TopK(0), "ratio: 0 is not a share"),
+        (lambda: RandomK(1.5), "ratio: 1.5 is not a share"),
+        (lambda: TopK(0.1, sample=-1), "sample: -1 is not a share"),
+        (lambda: TopK(0.1, warm_up_steps=-1), "warm_up_steps: -1 is not a number of steps"),
+        (lambda: Threshold(0), "value: 0 is not a threshold"),
     ],
 )
 def test_what_is_out_of_range_is_refused(made, complaint):

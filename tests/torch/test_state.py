@@ -42,7 +42,7 @@ def test_a_pickle_warns_of_what_is_not_in_it(caplog):
 def test_ways_to_sum_that_are_none():
     for outcome in run_ranks(2, training.unconnected):
         assert outcome == [
-            "over: 'avian' is no way to sum; use 'switch' or a backend such as 'gloo'",
+            "over: 'avian' is not a backend; use 'switch', or one of torch.distributed such as 'gloo'",
             "over: the job has 3 workers, but 2 ranks train; start 3, or admit a job of 2 workers",
         ]
 
@@ -59,14 +59,14 @@ def test_load_state_dict_of_another_kind():
 
 def test_two_parameters_of_one_name_are_refused():
     modules = [torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)]
-    with pytest.raises(HookConfigError, match="names: 'weight' is that of two parameters"):
+    with pytest.raises(HookConfigError, match="names: 'weight' names two parameters"):
         SwitchAllreduceState(names=[pair for one in modules for pair in one.named_parameters()])
 
 
 def test_equal_names_are_refused_on_every_rank():
     for message in run_ranks(2, training.misnamed):
         assert message.startswith(
-            "names: 'embedding.weight' is that of two parameters; put the names of their"
+            "names: 'embedding.weight' names two parameters; prefix it with the names of their"
         )
 
 

@@ -85,7 +85,7 @@ def test_ranks_that_torchrun_starts_in_one_seat_take_all_seats(plugged, monkeypa
     assert plugged("", 0) == (0, ("h", 7), 2, "udp-port")
     assert plugged("", 1) == (1, ("i", 3), 2, "udp-port")
     monkeypatch.setenv(switch_seat.SEAT, json.dumps(seat))
-    with pytest.raises(HookConfigError, match="PEELSUM_SEAT is one worker's, but 2 ranks run here"):
+    with pytest.raises(HookConfigError, match="PEELSUM_SEAT is for one worker, but 2 ranks run here"):
         plugged("", 0)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert plugged("", 0) == (1, ("h", 5), 2, "udp-port")
@@ -100,12 +100,12 @@ def test_ranks_of_racks_are_numbered_by_rack(plugged, job):
     ("contents", "rank", "complaint"),
     [
         (ADMISSION, 0, "has no 'admission'; give a seat, or FILE@HOST:PORT"),
-        ({"admission": ADMISSION, "switch": "h"}, 0, "'h' is no HOST:PORT"),
-        ({"admission": ADMISSION, "switch": ["h:x"]}, 0, "'h:x' is no HOST:PORT"),
-        ({"admission": ADMISSION, "switch": ["h:7"]}, 1, "is no HOST:PORT"),
+        ({"admission": ADMISSION, "switch": "h"}, 0, "'h' is not HOST:PORT"),
+        ({"admission": ADMISSION, "switch": ["h:x"]}, 0, "'h:x' is not HOST:PORT"),
+        ({"admission": ADMISSION, "switch": ["h:7"]}, 1, "is not HOST:PORT"),
         ({"admission": ADMISSION}, 1, "has no 'switch_host'; give a seat, or FILE@HOST:PORT"),
-        ("[]", 0, "is no JSON object"),
-        ("{", 0, "is no JSON ("),
+        ("[]", 0, "is not a JSON object"),
+        ("{", 0, "is not JSON ("),
     ],
 )
 def test_what_is_wrong_is_said(plugged, job, contents, rank, complaint):
@@ -269,12 +269,12 @@ def test_no_controller_is_told_to_all(plugged):
         unheard.bind(("127.0.0.1", 0))
         source = f"//127.0.0.1:{unheard.getsockname()[1]}"
         for rank in (0, 1):
-            with pytest.raises(HookConfigError, match="Connection refused; see whether"):
+            with pytest.raises(HookConfigError, match="Connection refused; check that"):
                 plugged(source, rank, store)
 
 
 def test_every_rank_refuses_an_address_that_is_none(plugged):
     """None waits for rank 0, which has nobody to ask."""
     for rank in (0, 1):
-        with pytest.raises(HookConfigError, match="'here' is no HOST:PORT"):
+        with pytest.raises(HookConfigError, match="'here' is not HOST:PORT"):
             plugged("//here", rank, Shared())

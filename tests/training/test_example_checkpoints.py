@@ -79,7 +79,7 @@ def test_another_way_to_sum_is_refused(monkeypatch, tmp_path, kept, asked):
     assert torch.equal(model.weight, before)
     assert str(refused.value) == (
         f"checkpoint: {tmp_path / 'rank0.2.pt'} is of a training {kept} `--sum switch`, and this is one "
-        f"{asked} it; go on {kept} it, or name another folder"
+        f"{asked} it; continue {kept} it, or give another folder"
     )
 
 
@@ -99,5 +99,5 @@ def test_an_example_says_so_and_ends(digest, monkeypatch, tmp_path):
 
 
 def test_ranks_are_needed_to_sum(digest):
-    with pytest.raises(SystemExit, match=r"^--sum gloo: there are no ranks; start them by torchrun or "):
+    with pytest.raises(SystemExit, match=r"^--sum gloo: no ranks; start them with torchrun or "):
         digest("ncf", "--steps", "1", "--sum", "gloo")

@@ -1,1 +1,1 @@
-"""The command line: the one place that knows every part and puts them together."""
+"""The `peelsum` command line, which puts all parts together."""

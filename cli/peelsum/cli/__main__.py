@@ -1,4 +1,4 @@
-"""`python -m peelsum.cli`: the same as `peelsum`."""
+"""Runs `peelsum` as `python -m peelsum.cli`."""
 
 from peelsum.cli.main import main
 

@@ -1,4 +1,4 @@
-"""The groups of the `peelsum` command, and what becomes of mistakes in it."""
+"""The `peelsum` command: its groups of subcommands, and the handling of usage errors."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def options(
 
 
 def run() -> None:
-    """Run the command line. A mistake in it is one line on stderr and exit status 2."""
-    # gRPC writes its own lines to stderr about what we report as an error already.
+    """Run the command line. A usage error prints one line on stderr and exits with status 2."""
+    # gRPC also logs to stderr what we report as an error.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     keep_compiled()
     with delivered():
@@ -63,7 +63,7 @@ def _run() -> None:
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except Exception as error:
-        # Typer brings its own copy of Click's exceptions, which it does not name in public.
+        # Typer has its own copy of Click's exceptions, without public names.
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()  # type: ignore[attr-defined]
         elif hasattr(error, "format_message"):

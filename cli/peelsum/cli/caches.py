@@ -1,4 +1,4 @@
-"""Where Numba keeps machine code if it finds no place itself, as in a read-only install."""
+"""A cache folder for Numba's machine code if Numba finds none itself, as in a read-only install."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _COMPILED = ("peelsum.transport", "peelsum.codec")
 
 
 def keep_compiled() -> None:
-    """Name a folder of this user to Numba, for this process and its children, where it would find none."""
+    """Set a cache folder for Numba, for this process and its children, if Numba would find none."""
     if CACHE_DIR in os.environ or _has_place(_packages()):
         return
-    with suppress(TopologyError):  # then Numba says what it lacks
+    with suppress(TopologyError):  # then Numba reports what is missing
         os.environ[CACHE_DIR] = str(records.folder() / "numba")
 
 
 def _has_place(packages: Iterable[Path]) -> bool:
-    """Whether Numba can write beside the modules of all packages, or in the user's cache folder."""
+    """Return whether Numba can write beside the modules of all packages, or in the user's cache folder."""
     if all(_writable(package / "__pycache__") for package in packages):
         return True
-    with suppress(RuntimeError):  # nobody's home
+    with suppress(RuntimeError):  # the user has no home folder
         return _writable(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"))
     return False
 

@@ -1,4 +1,4 @@
-"""A `peelsum` command that goes on after the one that started it: what it says goes to files of this user."""
+"""Runs a `peelsum` command in the background, with its output in files of this user."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _POLL_S = 0.05
 def start_detached(arguments: Sequence[str], ready: str) -> int:
     """Start `peelsum` with `arguments`; return 0 once it is ready, or its exit status if it ended.
 
-    ready: what the line begins with that says so; a JSON object is one, too. Until then, this process shows
-    what that one says. Later it is found in `up.out` and `up.err` in the folder of `records.folder`. Ctrl-C
-    ends both.
+    ready: the beginning of the line that reports readiness; a JSON object does, too. Until then, this process
+    shows the command's output, and Ctrl-C ends both. All output is written to `up.out` and `up.err` in the
+    folder of `records.folder`.
     """
     with ExitStack() as files:
         names = [records.folder() / name for name in ("up.out", "up.err")]
         written = [files.enter_context(name.open("a", encoding="utf-8")) for name in names]
         read = [files.enter_context(name.open(encoding="utf-8")) for name in names]
         for file in read:
-            file.seek(0, 2)  # what a network before this one said is in front
+            file.seek(0, 2)  # skip the output of earlier networks
         process = subprocess.Popen(
             [sys.executable, "-m", "peelsum.cli", *arguments],
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""`peelsum job` and `peelsum status`: what an operator does with a switch."""
+"""`peelsum job` and `peelsum status`: admit, serve and evict jobs, and show a switch's state."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from peelsum.control import AdmittedJob, Fabric, SwitchStatus, Watch
     from peelsum.wire import Verdict
 
-app = typer.Typer(help="Jobs of a switch.", no_args_is_help=True)
+app = typer.Typer(help="Admit, serve and evict jobs.", no_args_is_help=True)
 app.command()(serve)
 
 _LOOK_EVERY_S = 1.0
 _LOADING = "loading the pipeline, which a switch that has not run it before compiles"
-#: How long another controller may be in charge: one that admits a job, or puts one back.
+#: How long to wait while another controller is primary, e.g. to admit or restore a job.
 _PATIENCE_S = 10.0
 
 P4Runtime = Annotated[str, typer.Option(help="The switch's P4Runtime address.")]
@@ -39,14 +39,12 @@ def admit(
     description: Annotated[Path, typer.Argument(help="The job's description, TOML.")],
     hold: Annotated[
         bool,
-        typer.Option(
-            help="Stay until Ctrl-C, give restarted switches their tables again, then evict the job."
-        ),
+        typer.Option(help="Stay until Ctrl-C, restore the tables of restarted switches, then evict the job."),
     ] = False,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
-    """Load the pipeline where a switch does not run it yet, and let a job in, in a new generation."""
+    """Load the pipeline into switches that do not run it yet, and admit a job in a new generation."""
     from peelsum.control import ControlError, Fabric, Watch, read_description
     from peelsum.pipelines import PipelineError, pipeline
 
@@ -74,7 +72,7 @@ def admit(
 
 
 def _look_after(watch: Watch, json: bool) -> None:
-    """Keep the job on its switches until told to end, and say what had to be done for it."""
+    """Keep the job on its switches until a signal comes, and print what had to be restored."""
     ended = Signalled(SIGINT, SIGTERM)
     while not ended.wait(_LOOK_EVERY_S):
         for event in watch.look():
@@ -99,7 +97,7 @@ def evict(
     p4runtime: P4Runtime = "127.0.0.1:9559",
     device_id: DeviceId = 1,
 ) -> None:
-    """Let a job's packets in no more."""
+    """Evict a job: its switch drops the job's packets from now on."""
     from peelsum.control import ControlError, Controller
 
     require_device_id(device_id)
@@ -111,7 +109,7 @@ def evict(
 
 
 def status(p4runtime: P4Runtime = "127.0.0.1:9559", device_id: DeviceId = 1, json: Json = False) -> None:
-    """Show a switch's jobs, and what became of the packets that it met."""
+    """Show a switch's jobs, and its packets by verdict."""
     from peelsum.control import ControlError, Controller
 
     require_device_id(device_id)
@@ -144,7 +142,7 @@ def _print_status(seen: SwitchStatus) -> None:
 
 
 def _members(job: AdmittedJob) -> str:
-    """Who takes part at this switch: `4 of 4 workers`, or at a spine `2 of 2 racks`."""
+    """Return the members at this switch: `4 of 4 workers`, or at a spine `2 of 2 racks`."""
     below = job.worker_ports or job.rack_ports
     return f"{len(below)} of {job.expected_mask.bit_count()} {'racks' if job.rack_ports else 'workers'}"
 

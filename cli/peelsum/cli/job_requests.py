@@ -1,7 +1,4 @@
-"""Who may start a job, of all who connect to where it is served. Owns the connections and whose turn it is.
-
-Refuses to know what a start is; time is a parameter.
-"""
+"""Connections to a served job, one of which holds the job's lease. Time is a parameter."""
 
 from __future__ import annotations
 
@@ -14,19 +11,19 @@ from typing import Any
 
 from peelsum.transport.asking import LONGEST_REQUEST, asking_process
 
-#: How long one who connects may take to say what it wants, and to take its answer in, in seconds.
+#: How long a client may take to send its request, and to receive the response, in seconds.
 SPEAK_S = 5.0
-#: How long one who asks waits for the one before to go, in seconds; longer than a silent machine is believed.
+#: How long a request waits for the lease, in seconds: longer than keep-alives need to find a lost machine.
 WAIT_S = 8.0
-#: Connections at a time.
+#: Maximum number of connections.
 MOST = 32
-#: (option, value) in seconds, or probes: one whose machine has gone without a word is gone after 5 s.
+#: (option, value) in seconds, or probes: the connection of a lost machine is closed after 5 s.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
 
 
 @dataclass
 class _Guest:
-    """A connection. `until` is when it is no longer waited for; `process` is whose, once it has asked."""
+    """A connection. `until` is its deadline; `process` is the client's process id, after its request."""
 
     link: socket.socket
     host: str
@@ -36,29 +33,29 @@ class _Guest:
 
     @property
     def name(self) -> str:
-        """Whoever asked, for people."""
+        """The client's name in messages."""
         return f"process {self.process} of {self.host}"
 
 
 class Requests:
-    """Connections to a socket that listens, one of which may hold the job. A context manager.
+    """Connections to a listening socket, one of which may hold the job's lease. A context manager.
 
     Theory of operation.
 
-    | connection    | what comes             | then                                           |
-    |---------------|------------------------|------------------------------------------------|
-    | a stranger    | a request, one line    | it waits for the job                           |
-    | a stranger    | anything else, SPEAK_S | it is told so, and closed                      |
-    | one who waits | nobody holds the job   | the longest waiting holds it, and is started   |
-    | one who waits | WAIT_S                 | it is told who holds the job, and closed       |
-    | any           | its end                | it is closed; if it held the job, that is free |
+    | connection    | event                         | then                                          |
+    |---------------|-------------------------------|-----------------------------------------------|
+    | new           | a request, one line           | it waits for the lease                        |
+    | new           | anything else; SPEAK_S passes | it gets an error and is closed                |
+    | waiting       | the lease is free             | the longest waiting gets it; its run starts   |
+    | waiting       | WAIT_S passes                 | it gets an error with the holder, and closes  |
+    | any           | the client closes             | it is closed, and its lease, if any, is freed |
 
-    So only rank 0 of a start may end the start before, and only when the rank 0 of that has ended or left:
-    the kernel closes the connection of a process that is killed, and keep-alives find machines that are lost.
+    So a run ends only for the rank 0 of another, and only after its own rank 0 has left or ended: the kernel
+    closes the connection of a killed process, and keep-alives find lost machines.
     """
 
     def __init__(self, listening: socket.socket, job: str) -> None:
-        """job: what it is called in answers."""
+        """job: the job's name in responses."""
         self._listening, self._job = listening, job
         self._selector = selectors.DefaultSelector()
         listening.setblocking(False)
@@ -76,11 +73,11 @@ class Requests:
 
     @property
     def holder(self) -> str | None:
-        """Who holds the job, for people."""
+        """The name of the lease's holder, or None."""
         return self._holder.name if self._holder else None
 
     def next(self, now: float, timeout_s: float) -> bool:
-        """Whether somebody new holds the job, and waits to be told, after up to `timeout_s`."""
+        """Wait up to `timeout_s`; return whether a new client got the lease and awaits `tell`."""
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listening:
                 self._let_in(now)
@@ -94,7 +91,7 @@ class Requests:
         return started
 
     def tell(self, answer: dict[str, Any]) -> None:
-        """Answer who holds the job. It holds it no longer if `answer` is an error, or if it has gone."""
+        """Send the holder its response. The lease is freed if `answer` is an error, or if sending fails."""
         assert self._holder is not None
         if not self._say(self._holder, answer) or "error" in answer:
             self._close(self._holder)
@@ -102,7 +99,7 @@ class Requests:
     def _let_in(self, now: float) -> None:
         try:
             link, (host, *_) = self._listening.accept()
-        except OSError:  # it has gone already
+        except OSError:  # the client has already gone
             return
         if len(self._guests) == MOST:
             link.close()
@@ -116,7 +113,7 @@ class Requests:
 
     def _hear(self, guest: _Guest, now: float) -> None:
         try:
-            said = guest.link.recv(4096)  # all of it, or what was not read would take the answer away
+            said = guest.link.recv(4096)  # read all: closing with unread data would reset the response
         except OSError:
             said = b""
         if not said:
@@ -131,21 +128,21 @@ class Requests:
                 self._turn_away(guest)
 
     def _dismiss(self, now: float) -> None:
-        """Send away who was waited for, or has waited, for long enough."""
+        """Turn away connections whose deadline has passed."""
         for guest in list(self._guests.values()):
             if guest is not self._holder and now >= guest.until:
                 self._turn_away(guest)
 
     def _turn_away(self, guest: _Guest) -> None:
         if guest.process is None:
-            why = "is asked for by rank 0 of a training, with 'switch://HOST:PORT'; this was no request"
+            why = "takes requests of a training's rank 0, by 'switch://HOST:PORT'; this was not a request"
         else:
-            why = f"is in use by {self.holder}; end that training, or wait until it has ended"
+            why = f"is in use by {self.holder}; end that training, or wait for its end"
         self._say(guest, {"error": f"{self._job}: {why}"})
         self._close(guest)
 
     def _say(self, guest: _Guest, answer: dict[str, Any]) -> bool:
-        """Whether it was taken in."""
+        """Send a response; return whether that succeeded."""
         try:
             guest.link.settimeout(SPEAK_S)
             guest.link.sendall(json.dumps(answer).encode() + b"\n")

@@ -1,8 +1,8 @@
-"""`peelsum job serve`: a job that is admitted anew whenever its workers start, over one switch or racks.
+"""`peelsum job serve`: admits a job again whenever its workers start, over one switch or racks.
 
-Rank 0 of a start asks for it (`job_requests` has the rule of who may), and is answered with one JSON object:
-`admission` and `switch`, the addresses of the workers' ports in order, once the job is admitted in a new
-generation and its server runs; or `error`.
+Rank 0 of a start sends a request; `job_requests` decides which request gets the job's lease. When the job is
+admitted in a new generation and its server runs, the response is one JSON object with `admission` and
+`switch`, the addresses of the workers' ports in order; or with `error`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from peelsum.pipelines import Pipeline
 
 _LOOK_EVERY_S = 1.0
-#: How long another controller may be in charge: one that admits a job, or puts one back.
+#: How long to wait while another controller is primary, e.g. to admit or restore a job.
 _PATIENCE_S = 10.0
 
 
 class ServeError(Exception):
-    """What was asked for cannot be served."""
+    """The job cannot be served with these options."""
 
 
 def serve(
@@ -45,15 +45,17 @@ def serve(
     udp: Annotated[
         list[str],
         typer.Option(
-            help="host:port of the switch as its port 0 would be: --udp-base. With racks once for each "
+            help="The switch's host:port, with the port of its --udp-base. With racks, repeat it for each "
             "switch: the spine, then the racks in order."
         ),
     ],
-    listen: Annotated[str, typer.Option(help="Where workers ask, host:port (TCP).")] = "127.0.0.1:9560",
+    listen: Annotated[
+        str, typer.Option(help="Where rank 0 requests the job, host:port (TCP).")
+    ] = "127.0.0.1:9560",
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
-    """Admit a job anew, with a new aggregation server, for all workers that start; until Ctrl-C."""
+    """Admit a job again, with a new aggregation server, whenever its workers start; until Ctrl-C."""
     from peelsum.cli.job_requests import Requests
     from peelsum.control import ControlError, Fabric, read_description
     from peelsum.pipelines import PipelineError, pipeline
@@ -69,13 +71,13 @@ def serve(
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
         with (
             taking_time("loading the pipeline, which a switch that has not run it before compiles", tell),
-            Fabric.connect(job, patience_s=_PATIENCE_S) as fabric,  # what is wrong is said before one asks
+            Fabric.connect(job, patience_s=_PATIENCE_S) as fabric,  # report errors before the first request
         ):
             fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
         listening = stack.enter_context(_listening(place))
         requests = stack.enter_context(Requests(listening, f"job {job.job.id}"))
         runs = stack.enter_context(_Runs(job, compiled, bases, _say_event if json else _print))
-        outlives_terminal = getsignal(SIGHUP) is SIG_IGN  # as by nohup
+        outlives_terminal = getsignal(SIGHUP) is SIG_IGN  # as with nohup
         ended = Signalled(SIGINT, SIGTERM, *(() if outlives_terminal else (SIGHUP,)))
         host, port = listening.getsockname()[:2]
         if json:
@@ -94,7 +96,7 @@ def _print(news: object) -> None:
 
 
 class _Runs:
-    """One run of the job after the other: its admission, held on the switches, and its server."""
+    """The current run of the job: its admission, held on the switches, and its server."""
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class _Runs:
         bases: list[tuple[str, int]],
         tell: Callable[[object], None],
     ) -> None:
-        """tell: is told what comes about."""
+        """tell: called with every event and error."""
         self._job, self._bases, self.tell = job, bases, tell
         self._files = (compiled.json_path, compiled.p4info_path)
         self._run = ExitStack()
@@ -117,20 +119,20 @@ class _Runs:
         self.end()
 
     def start(self) -> dict[str, Any]:
-        """End the run before, start another; what its workers must know.
+        """End the previous run and start another; return what its workers must know.
 
-        Raises ControlError or ProcessError; then there is no run, and nothing is left of one.
+        Raises ControlError or ProcessError; then no run is left.
         """
         from peelsum.control import Fabric, Watch
 
         self.end()
         with ExitStack() as run:
-            # Connected anew for each run: switches may have been restarted since the last.
+            # Connect again for each run: switches may have been restarted since the last.
             fabric = run.enter_context(Fabric.connect(self._job, patience_s=_PATIENCE_S))
             fabric.load_pipeline(*self._files)
             admitted = fabric.admit()
             run.callback(self._evict, fabric, admitted.generation)
-            fabric.become_backup()  # others may admit jobs beside this one
+            fabric.become_backup()  # let other controllers admit jobs
             admission = {**asdict(admitted), "timeout_s": self._job.job.timeout_s}
             server = Part(self._serving(admission), lambda: self._serving(admission))
             run.callback(server.stop)
@@ -144,7 +146,7 @@ class _Runs:
         self._run.close()
 
     def look(self) -> None:
-        """Put back what has gone of the run by itself, tables or server; end a run that cannot go on."""
+        """Restore the run's tables and server if they are lost; end a run that cannot continue."""
         from peelsum.control import ControlError
 
         if self._watch is None or self._server is None:
@@ -159,7 +161,7 @@ class _Runs:
             self.end()
 
     def _evict(self, fabric: Fabric, generation: int) -> None:
-        """Leave nothing of a generation on its switches. What somebody else has admitted since stays."""
+        """Evict a generation from its switches, unless another has been admitted since."""
         from peelsum.control import ControlError, SwitchError
 
         try:
@@ -167,7 +169,7 @@ class _Runs:
                 fabric.evict()
         except SwitchError as error:
             self.tell(error)
-        except ControlError:  # another generation is there
+        except ControlError:  # another generation is admitted
             pass
 
     def _serving(self, admission: dict[str, Any]) -> Child:
@@ -183,7 +185,7 @@ class _Runs:
         return server
 
     def _seats(self) -> list[str]:
-        """Where workers plug in, in order: all at the one switch, or each at its rack's."""
+        """Return the addresses of workers' ports, in order: at the one switch, or at each rack's."""
         sizes = self._job.rack_sizes or (self._job.job.workers,)
         racks = zip(self._bases[-len(sizes) :], sizes, strict=True)
         bases = [base for base, size in racks for _ in range(size)]
@@ -203,7 +205,7 @@ def _listening(place: tuple[str, int]) -> socket.socket:
 
 
 def _answer(requests: Requests, runs: _Runs, ended: Signalled) -> None:
-    """Start a run for each one whose turn it is, until told to end."""
+    """Start a run for each new holder of the lease, until a signal comes."""
     from peelsum.control import ControlError
 
     looked = time.monotonic()

@@ -1,16 +1,16 @@
-"""The `peelsum` command's way in: quiet from the first moment, so it imports next to nothing itself."""
+"""The entry point of `peelsum`. It imports little itself, so that Ctrl-C is quiet from the start."""
 
 from __future__ import annotations
 
 import signal
 import sys
 
-#: What the extra `cli` installs, by the names that are imported.
+#: The import names of what the extra `cli` installs.
 _EXTRA = ("finsy", "google", "grpc", "pydantic", "rich", "typer")
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C while it loads, or is about to be over, ends it without a traceback."""
+    """Run the command line. Ctrl-C ends it without a traceback, even while it loads or exits."""
     try:
         _main()
     except ModuleNotFoundError as error:

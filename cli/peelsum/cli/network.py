@@ -1,4 +1,4 @@
-"""`peelsum up`, `exec` and `down`: a network on this machine, commands in its hosts, and its end."""
+"""`peelsum up`, `exec`, `readmit` and `down`: run a network on this machine, and commands in its hosts."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from peelsum.topology.records import Process, Record
 
 _CHECK_EVERY_S = 0.5
-#: What the line begins with that says that a network is up.
+#: The beginning of the line that reports that a network is up.
 READY = "run commands with"
-#: How long a readmission may take: processes start for it.
+#: How long a readmission, which starts processes, may take.
 _READMISSION_S = 60.0
 _POLL_S = 0.05
-#: How long `exec` waits for a network of which there is no trace, as one that was started just before.
+#: How long `exec` waits for a network without a record, such as one that has just been started.
 _APPEARANCE_S = 5.0
-#: How long `exec` waits in silence.
+#: How long `exec` waits before it says so.
 _SILENT_S = 1.0
 
 
 class SwitchKind(StrEnum):
-    """What plays the switches."""
+    """The program that runs as a switch: the softswitch (`embedded`) or BMv2."""
 
     EMBEDDED = "embedded"
     BMV2 = "bmv2"
 
 
 class LinkKind(StrEnum):
-    """What plays the links."""
+    """What links are made of."""
 
     UDP = "udp"
     VETH = "veth"
@@ -53,12 +53,15 @@ def up(
     topology: Annotated[
         str, typer.Argument(help="star, two_racks, or a .toml or .json file that describes a network.")
     ],
-    switch: Annotated[SwitchKind, typer.Option(help="What plays the switches.")] = SwitchKind.EMBEDDED,
+    switch: Annotated[
+        SwitchKind, typer.Option(help="The switches: the softswitch (embedded), or BMv2.")
+    ] = SwitchKind.EMBEDDED,
     links: Annotated[
         LinkKind, typer.Option(help="Loopback UDP, or veth between network namespaces (needs root).")
     ] = LinkKind.UDP,
     restart: Annotated[
-        bool, typer.Option(help="Start a switch or server that ends by itself again, instead of ending all.")
+        bool,
+        typer.Option(help="Restart a switch or server that ends by itself, instead of ending the network."),
     ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once the network is up; `peelsum down` ends it.")
@@ -66,7 +69,7 @@ def up(
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
-    """Have a network up until Ctrl-C or `peelsum down`. Then nothing of it is left."""
+    """Run a network until Ctrl-C or `peelsum down`, which leave nothing of it behind."""
     from peelsum.topology import description, records
     from peelsum.topology.network import UdpNetwork, VethNetwork
 
@@ -79,7 +82,7 @@ def up(
     with (
         reported(TopologyError),
         records.only_one(),
-        suppress(Interrupted),  # the way it is meant to end
+        suppress(Interrupted),  # the normal end
         Interruption() as interruption,
     ):
         kind = VethNetwork if links is LinkKind.VETH else UdpNetwork
@@ -90,7 +93,7 @@ def up(
         myself = records.Process.of(os.getpid())
         assert myself is not None
         readmission = Signalled(signal.SIGUSR1)
-        # Before anything is started, so that whoever comes after a SIGKILL knows what to look for.
+        # Written before anything starts, so that the next `up` or `down` can clean up after a SIGKILL.
         record = records.Record(network.name, myself)
         record.write()
         try:
@@ -112,7 +115,7 @@ def up(
 
 
 def _recorded(network: Network, up: Process) -> Record:
-    """Write down what `exec` needs to know of a network as it stands."""
+    """Write and return the record that `exec` needs of the network's current state."""
     from peelsum.topology.records import Record
 
     record = Record(network.name, up, network.places, str(network.seats_file or ""))
@@ -124,9 +127,9 @@ def exec_(
     host: Annotated[str, typer.Argument(help="A host of the network, or a switch.")],
     command: Annotated[list[str], typer.Argument(help="The command and its arguments.")],
 ) -> None:
-    """Run a command as a host of the network: in its namespace if it has one, with its seat if it has one.
+    """Run a command as a host of the network: in the host's namespace and with its seat, if it has them.
 
-    Wait until the network is up, and its job in a generation that no workers have finished.
+    Waits until the network is up and its job is in a generation that its workers have not finished.
     """
     from peelsum.topology.namespaces import inside
     from peelsum.transport.seats import SEAT
@@ -137,7 +140,7 @@ def exec_(
         place = record.places.get(host)
         if place is None:
             known = ", ".join(record.places)
-            raise TopologyError(f"exec: {host}: is no host of the network that is up; use one of {known}")
+            raise TopologyError(f"exec: {host}: is not a host of the network; use one of {known}")
         if place.namespace_of is not None:
             words = inside(place.namespace_of.pid, *words)
         try:
@@ -150,7 +153,7 @@ def exec_(
 
 
 def _usable_record() -> Record:
-    """The network that is up, once commands can run in it. Raises TopologyError if there is none."""
+    """Wait for the network and return its record. Raises TopologyError if no network is up."""
     from peelsum.topology.records import Record
 
     started, told = time.monotonic(), False
@@ -177,7 +180,7 @@ def _awaited(record: Record | None) -> str:
 
 
 def readmit() -> None:
-    """Have the job of the network that is up admitted again, for workers that start again."""
+    """Admit the job of the running network again, in a new generation, for restarted workers."""
     from peelsum.topology.records import Record
     from peelsum.transport.seats import SEAT
 
@@ -186,17 +189,17 @@ def readmit() -> None:
         if before is None or not before.up.running:
             raise TopologyError("readmit: no network is up; start one with `peelsum up`")
         if not any(SEAT in place.environment for place in before.places.values()):
-            raise TopologyError("readmit: the network that is up has no job; describe one")
+            raise TopologyError("readmit: the network has no job; add one to its description")
         os.kill(before.up.pid, signal.SIGUSR1)
         deadline = time.monotonic() + _READMISSION_S
         while Record.read() == before and before.up.running and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         if Record.read() == before or not before.up.running:
-            raise TopologyError("readmit: the job was not admitted; see what `peelsum up` says")
+            raise TopologyError("readmit: the job was not admitted; see the output of `peelsum up`")
 
 
 def down() -> None:
-    """End the network that is up, with everything that runs in it; or what is left of one that was killed."""
+    """End the network and everything that runs in it, or what is left after its `up` was killed."""
     from peelsum.topology import records
 
     with reported(TopologyError):
@@ -204,7 +207,7 @@ def down() -> None:
             record = records.Record.read()
         except records.UnreadableRecordError:
             records.end_unreadable()
-            print(f"{records.file()} was no readable record: removed, with what was left of its network")
+            print(f"{records.file()} was not readable: removed, with the processes of its network")
             return
         if record is None:
             print("no network is up")

@@ -21,24 +21,24 @@ def within(option: str, value: float, least: float, most: float) -> None:
 
 
 def _plain(value: float) -> str:
-    """The number as one would type it: no exponent, no point that says nothing."""
+    """Return the number as one would type it: without exponent or trailing `.0`."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def require_device_id(device_id: int) -> None:
-    """Raise typer.BadParameter unless P4Runtime can carry the number, in 64 bits."""
+    """Raise typer.BadParameter unless the number fits P4Runtime's 64 bits."""
     within("--device-id", device_id, 0, 2**64 - 1)
 
 
 def require_lanes(lanes: int) -> None:
-    """Raise typer.BadParameter unless a pipeline of so many lanes is compiled."""
+    """Raise typer.BadParameter unless there is a compiled pipeline with this number of lanes."""
     if lanes not in COMPILED_LANES:
         known = ", ".join(map(str, COMPILED_LANES))
         raise typer.BadParameter(f"--lanes: no pipeline of {lanes} lanes is compiled; use {known}")
 
 
 def address(text: str, what: str) -> tuple[str, int]:
-    """`host:port` as a pair. Raises typer.BadParameter naming `what`."""
+    """Return `host:port` as a pair. Raises typer.BadParameter naming `what`."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise typer.BadParameter(f"{text}: give {what} as host:port, for example 127.0.0.1:9559")
@@ -46,7 +46,7 @@ def address(text: str, what: str) -> tuple[str, int]:
 
 
 def without_torch(extra: str) -> str:
-    """What to say where torch is missing; `extra` is the one of this package that has it."""
+    """Return the error for a missing torch; `extra` is the extra of this package that installs it."""
     return (
         f"torch: is not installed; run: pip install 'peelsum[{extra}]' --extra-index-url "
         "https://download.pytorch.org/whl/cpu (without it pip fetches gigabytes for GPUs)"

@@ -1,4 +1,4 @@
-"""`peelsum plan`: its options. What is made of them stands in `peelsum.bench.plan`."""
+"""`peelsum plan`: its options; `peelsum.bench.plan` computes and prints the plan."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from peelsum.topology.user_errors import reported
 
 def plan(
     elements: Annotated[int, typer.Option(help="Elements of the tensor.")],
-    density: Annotated[float, typer.Option(help="Share of them that is not zero on some worker.")],
+    density: Annotated[float, typer.Option(help="Share of elements that are not zero on some worker.")],
     gbps: Annotated[float, typer.Option(help="Gbit/s at which a worker sends words.")],
-    rtt: Annotated[float, typer.Option(help="Seconds that an exchange takes, however short.")],
-    workers: Annotated[int, typer.Option(help="Workers that sum: they share the bits of an int32.")] = 4,
+    rtt: Annotated[float, typer.Option(help="Seconds that the shortest exchange takes.")],
+    workers: Annotated[int, typer.Option(help="Number of workers, whose sum must fit an int32.")] = 4,
     support: Annotated[
         Literal["uniform", "rows", "columns"],
         typer.Option(help="Non-zeros anywhere, in rows of 64, or in half of 256 columns."),
@@ -25,11 +25,11 @@ def plan(
         bool, typer.Option(help="Send values with the index, by the last step's scale.")
     ] = False,
     check: Annotated[
-        bool, typer.Option(help="Run every way here, and show what was foretold wrong.")
+        bool, typer.Option(help="Run every form here, and show the errors of the prediction.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Ways to send a tensor: bytes and time by formula, which one is chosen, and why."""
+    """Predict bytes and time of every form of a tensor, and show which one is chosen, and why."""
     from peelsum.bench.codec import NotEnoughMemoryError, NotExactError
     from peelsum.bench.plan import Request, show
 

@@ -20,18 +20,18 @@ app = typer.Typer(help="The aggregation server.", no_args_is_help=True)
 
 
 class AdmissionError(ValueError):
-    """What was given as a job's admission is none."""
+    """The text or file given is not a job's admission."""
 
 
 @app.command()
 def run(
-    switch: Annotated[str, typer.Option(help="The switch port to plug into, host:port (UDP).")],
-    admission: Annotated[str, typer.Option(help="What `peelsum job admit --json` printed, or a file of it.")],
+    switch: Annotated[str, typer.Option(help="The switch port to connect to, host:port (UDP).")],
+    admission: Annotated[str, typer.Option(help="Output of `peelsum job admit --json`, or a file of it.")],
     ethernet: Annotated[
-        bool, typer.Option(help="The switch is on this host's wire, not a UDP socket that answers hellos.")
+        bool, typer.Option(help="The switch is on this host's network, not a UDP socket that answers hellos.")
     ] = False,
     seats: Annotated[
-        Path | None, typer.Option(hidden=True, help="A file to remove once all workers have finished.")
+        Path | None, typer.Option(hidden=True, help="A file to remove when all workers have finished.")
     ] = None,
     json: Json = False,
     child: ChildOf = False,
@@ -45,7 +45,7 @@ def run(
     host_and_port = address(switch, "the switch port")
 
     def report(event: Event) -> None:
-        # Before the workers know that they have finished, so that none of them ends earlier.
+        # Removed before workers learn that they have finished, so that none of them ends earlier.
         if seats is not None and isinstance(event, JobFinished):
             seats.unlink(missing_ok=True)
         if not json:
@@ -71,7 +71,7 @@ def run(
 
 
 def _admission(text: str) -> dict[str, Any]:
-    """The object in `text`, or in the file that it names."""
+    """Return the JSON object in `text`, or in the file that it names."""
     try:
         if not text.lstrip().startswith("{"):
             text = Path(text).read_text(encoding="utf-8")
@@ -83,5 +83,5 @@ def _admission(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise AdmissionError("admission: is no JSON object; give what `peelsum job admit --json` printed")
+        raise AdmissionError("admission: is not a JSON object; give what `peelsum job admit --json` printed")
     return values

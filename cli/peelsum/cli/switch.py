@@ -1,4 +1,4 @@
-"""`peelsum switch`: run the embedded switch; rebuild its pipelines."""
+"""`peelsum switch`: run the softswitch; rebuild its pipelines."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from peelsum.topology import end_with_parent, say
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
 
-app = typer.Typer(help="The embedded switch.", no_args_is_help=True)
-#: How long calls to P4Runtime may take to notice that they are over.
+app = typer.Typer(help="The softswitch and its pipelines.", no_args_is_help=True)
+#: How long running P4Runtime calls may take to end.
 _LAST_CALLS_S = 0.5
 
 
 @app.command()
 def run(
     ports: Annotated[int, typer.Option(help="Number of switch ports, numbered from 1.")] = 8,
-    p4runtime: Annotated[str, typer.Option(help="Where P4Runtime listens; port 0 takes a free one.")] = (
+    p4runtime: Annotated[str, typer.Option(help="Where P4Runtime listens; port 0 chooses a free one.")] = (
         "127.0.0.1:9559"
     ),
     udp_base: Annotated[
-        int | None, typer.Option(help="Port p listens on UDP port udp_base + p; by default on free ones.")
+        int | None, typer.Option(help="Port p listens on UDP port udp_base + p; by default on a free one.")
     ] = None,
     udp_port: Annotated[
         list[str] | None,
@@ -38,37 +38,39 @@ def run(
     host: Annotated[str, typer.Option(help="Address of the UDP ports.")] = "127.0.0.1",
     interface: Annotated[
         list[str] | None,
-        typer.Option(metavar="PORT@NAME", help="A port on a network interface, instead of UDP; repeat it."),
+        typer.Option(
+            metavar="PORT@NAME", help="A port on a network interface, instead of UDP; repeat it for others."
+        ),
     ] = None,
     join: Annotated[
         list[str] | None,
-        typer.Option(metavar="PORT@HOST:UDP", help="A port joined to another switch's UDP port; repeat it."),
+        typer.Option(
+            metavar="PORT@HOST:UDP", help="A port joined to another switch's UDP port; repeat it for others."
+        ),
     ] = None,
     loss: Annotated[
-        float, typer.Option(help="Share of datagrams that each port loses, each way, from 0 to 1.")
+        float, typer.Option(help="Share of datagrams that each port loses in each direction, from 0 to 1.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Which datagrams are lost.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of lost datagrams.")] = 0,
     port_rate: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[PORT@]MBIT", help="Mbit/s at which every port sends, or one port; repeat it for others."
+            metavar="[PORT@]MBIT", help="Mbit/s at which all ports, or one port, send; repeat it for others."
         ),
     ] = None,
     port_queue: Annotated[
         int | None,
-        typer.Option(
-            help="Packets that may wait at a port with a rate, 1024 if not given; more are dropped."
-        ),
+        typer.Option(help="Packets that may wait at a port with a rate, by default 1024; more are dropped."),
     ] = None,
     capture: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write pcap files there: of every port, what comes and leaves."),
+        typer.Option(metavar="FOLDER", help="Write pcap files of every port there, one for each direction."),
     ] = None,
     device_id: Annotated[int, typer.Option(help="P4Runtime's device_id.")] = 1,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
-    """Run the embedded switch until Ctrl-C. A controller loads the pipeline: see `peelsum job admit`."""
+    """Run the softswitch until Ctrl-C. A controller loads its pipeline: see `peelsum job admit`."""
     from peelsum.softswitch import SoftswitchError
     from peelsum.softswitch.process import Listening
     from peelsum.softswitch.process import run as run_switch
@@ -117,7 +119,7 @@ def run(
 
 
 def _leave() -> None:
-    """End the process at once where a pipeline is still being compiled: nothing can interrupt that."""
+    """End the process at once if a pipeline is still being compiled, which cannot be interrupted."""
     from peelsum.softswitch.p4runtime import THREAD_PREFIX
 
     threads = [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
@@ -129,21 +131,21 @@ def _leave() -> None:
 
 
 def _udp_ports(given: list[str]) -> dict[int, int]:
-    """UDP ports by switch port."""
+    """Return UDP ports by switch port."""
     found = _by_port("udp-port", given, "41001")
     for port, udp in found.items():
         if not udp.isdecimal() or not 0 < int(udp) <= 0xFFFF:
-            raise typer.BadParameter(f"udp-port: {port}@{udp}: {udp} is no UDP port; give 1 to 65535")
+            raise typer.BadParameter(f"udp-port: {port}@{udp}: {udp} is not a UDP port; give 1 to 65535")
     return {port: int(udp) for port, udp in found.items()}
 
 
 def _rates(given: list[str], ports: Iterable[int]) -> dict[int, float]:
-    """Rates by port: of all ports first, then of those that were named."""
+    """Return rates by port; a rate of a named port replaces that of all ports."""
     rates: dict[int, float] = {}
     for text in sorted(given, key=lambda text: "@" in text):
         port, _, mbit = text.rpartition("@")
         if port and not port.isdecimal():
-            raise typer.BadParameter(f"port-rate: {text}: {port} is no port; give a number, as 1@1000")
+            raise typer.BadParameter(f"port-rate: {text}: {port} is not a port; give a number, as 1@1000")
         rates |= dict.fromkeys([int(port)] if port else ports, _mbit(mbit))
     return rates
 
@@ -153,19 +155,19 @@ def _mbit(text: str) -> float:
         return float(text)
     except ValueError:
         raise typer.BadParameter(
-            f"port-rate: {text!r}: is no number; give Mbit/s, as 1000 or 1@1000"
+            f"port-rate: {text!r}: is not a number; give Mbit/s, as 1000 or 1@1000"
         ) from None
 
 
 def _by_port(option: str, given: list[str], example: str) -> dict[int, str]:
-    """What was given as PORT@VALUE, by switch port."""
+    """Return the values of PORT@VALUE by switch port."""
     found: dict[int, str] = {}
     for text in given:
         port, _, value = text.partition("@")
         if not port.isdecimal() or not value:
-            raise typer.BadParameter(f"{option}: {text}: give it with its port, for example 1@{example}")
+            raise typer.BadParameter(f"{option}: {text}: give PORT@VALUE, for example 1@{example}")
         if int(port) in found or value in found.values():
-            raise typer.BadParameter(f"{option}: {text}: is used twice; give every port its own")
+            raise typer.BadParameter(f"{option}: {text}: is used twice; give every port a value of its own")
         found[int(port)] = value
     return found
 
@@ -176,15 +178,15 @@ def compile_(
         bool, typer.Option("--tofino", help="Compile for Tofino 1 and 2 instead, and rewrite the reports.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="With --tofino: keep what the compiler makes, in a folder per device.")
+        Path | None, typer.Option(help="With --tofino: keep the compiler's output, in a folder per device.")
     ] = None,
 ) -> None:
-    """Rebuild what is committed compiled from switch/p4: with p4c-bm2-ss, or with p4c-barefoot and bfas."""
+    """Rebuild the committed pipelines of switch/p4, by p4c-bm2-ss, or by p4c-barefoot and bfas."""
     from peelsum.pipelines.artifacts import PipelineError, compile_pipelines
     from peelsum.pipelines.tofino import ARCHITECTURES, compile_for, report_path
 
     if out is not None and not tofino:
-        raise typer.BadParameter(f"out: {out}: nothing else is kept; give --tofino too")
+        raise typer.BadParameter(f"out: {out}: applies to --tofino only; give that too")
     with reported(PipelineError, OSError):
         if not tofino:
             for built in compile_pipelines():

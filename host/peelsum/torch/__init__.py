@@ -1,7 +1,7 @@
 """Switch aggregation in PyTorch: a communication hook for DistributedDataParallel, and its state.
 
-`ddp.register_comm_hook(SwitchAllreduceState(), hook)` is the whole of it. Importing it also lets
-`torch.distributed.init_process_group("cpu:peelsum")` find its backend.
+A script needs one line: `ddp.register_comm_hook(SwitchAllreduceState(), hook)`. Importing this package also
+registers the backend of `torch.distributed.init_process_group("cpu:peelsum")`.
 """
 
 from peelsum.torch.errors import CallTimeoutError, HookConfigError, HookError, HookFailedError

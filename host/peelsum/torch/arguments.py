@@ -1,6 +1,6 @@
-"""What the hook's arguments may be, one by one: refused where the state is made, not in its first step.
+"""Validation of the hook's arguments, one by one, when the state is made rather than in its first step.
 
-It refuses to know what they come to together, and what the all-reduce itself says of its own.
+Combinations of arguments are checked by the state, the all-reduce's own arguments by the all-reduce.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from peelsum.torch.sparsifiers import SCOPES
 _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "process_group": (
         lambda value: value is None or isinstance(value, dist.ProcessGroup),
-        "is no group that this rank is in; give one of torch.distributed, or None for all ranks",
+        "is not a group that this rank is in; give one of torch.distributed, or None for all ranks",
     ),
     "over": (
         lambda value: isinstance(value, str) or callable(getattr(value, "sum_words", None)),
-        "is no way to sum; use 'switch', a backend such as 'gloo', or a Summation",
+        "is not a backend; use 'switch', one of torch.distributed such as 'gloo', or a Summation",
     ),
     "seed": (
         lambda value: isinstance(value, Integral) and not isinstance(value, bool),
-        "is no seed; give a whole number",
+        "is not a seed; give an integer",
     ),
     "network": (
         lambda value: value is None or isinstance(value, Network),
-        "says no costs; give a peelsum.allreduce.Network",
+        "is not a network model; give a peelsum.allreduce.Network",
     ),
     "sparsifier": (
         lambda value: value is None or (not isinstance(value, type) and _chooses(value)),
-        "chooses nothing; give a TopK, RandomK or Threshold, or None",
+        "is not a sparsifier; give a TopK, RandomK or Threshold, or None",
     ),
-    "momentum": (lambda value: isinstance(value, Real), "is no number; give one from 0 to below 1"),
+    "momentum": (lambda value: isinstance(value, Real), "is not a number; give one from 0 to below 1"),
     "implementation": (lambda value: value in ("cpu", "gpu"), "is unknown; use 'cpu' or 'gpu'"),
     "log_every": (
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
-        "is no number of steps; give a whole one, 0 for never",
+        "is not a number of steps; give an integer, 0 for never",
     ),
     "timeout_s": (
         lambda value: value is None or (isinstance(value, Real) and 0 < float(value) < math.inf),
-        "is no time to wait; give seconds above 0, or None for the job's",
+        "is not a timeout; give seconds above 0, or None for the job's",
     ),
 }
 
 
 def check_arguments(**arguments: Any) -> None:
-    """Raise HookConfigError for the first that cannot be meant."""
+    """Raise HookConfigError for the first argument that is not allowed."""
     for field, value in arguments.items():
         allowed, remedy = _ALLOWED[field]
         if not allowed(value):
@@ -60,7 +60,7 @@ def check_arguments(**arguments: Any) -> None:
 
 
 def checked_names(pairs: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The pairs of a name and a parameter; a tensor, too, could be taken apart. Raises HookConfigError."""
+    """Yield the (name, parameter) pairs. Raises HookConfigError for anything else, such as a tensor."""
     for pair in pairs:
         match pair:
             case (str() as name, torch.Tensor() as parameter):

@@ -1,6 +1,7 @@
-"""One DDP bucket's sums, step after step: gradients in, averages in their place.
+"""The sum of one DDP bucket in every step, which replaces gradients by their averages.
 
-A bucket is a list of parameters in order; DDP makes others after the first step, and those are other sums.
+A bucket is an ordered list of parameters. DDP rebuilds its buckets after the first step; each new bucket gets
+a sum of its own.
 """
 
 from __future__ import annotations
@@ -18,20 +19,18 @@ from peelsum.torch.pipeline import Seat
 
 @dataclass
 class BucketSum:
-    """The sum of one bucket over all workers; `names` are its parameters', in order.
-
-    on_host: whether `allreduce` takes arrays of the host, not tensors of the device that the bucket is on;
-    error feedback does.
-    """
+    """The sum of one bucket over all workers."""
 
     names: Sequence[str]
+    """The names of the bucket's parameters, in order."""
     seat: Seat
     allreduce: Allreduce
     feedback: ErrorFeedback | None
     on_host: bool
+    """Whether `allreduce` takes host arrays, as with error feedback, not tensors on the bucket's device."""
 
     def run(self, bucket: Bucket, step: int) -> StepResult:
-        """Put averages over workers in place of the bucket's gradients. Raises what the all-reduce does."""
+        """Replace the bucket's gradients by their averages over workers. Raises the all-reduce's errors."""
         with bucket.gradients(on_host=self.on_host) as gradients:
             result = self._summed(gradients, step)
             for gradient, tensor in zip(gradients, result.tensors, strict=True):

@@ -1,4 +1,4 @@
-"""The hook's state as plain numbers and tensors, which `torch.load` takes with its safe default, and back."""
+"""The hook's state as plain numbers and tensors, which `torch.load` accepts with `weights_only=True`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VERSION = 1
 
 
 def saved(steps: int, feedback: ErrorFeedback | None) -> dict[str, Any]:
-    """Numbers of steps, and residuals if there are any; copies."""
+    """Return the number of steps and a copy of the residuals, if there are any."""
     values: dict[str, Any] = {"version": _VERSION, "steps": steps}
     if feedback is not None:
         values["residuals"] = {name: _written(one) for name, one in feedback.residuals.items()}
@@ -22,12 +22,17 @@ def saved(steps: int, feedback: ErrorFeedback | None) -> dict[str, Any]:
 
 
 def loaded(values: Mapping[str, Any], feedback: ErrorFeedback | None) -> int:
-    """Put residuals back; the number of steps. Raises HookConfigError if `values` are not for this state."""
+    """Restore residuals and return the number of steps.
+
+    Raises HookConfigError if `values` do not fit this state.
+    """
     if not isinstance(values, Mapping):
-        raise HookConfigError(f"values: a {type(values).__name__} is no state; give what state_dict returned")
+        raise HookConfigError(
+            f"values: a {type(values).__name__} is not a state; give what state_dict returned"
+        )
     if values.get("version") != _VERSION:
         raise HookConfigError(
-            f"version: {values.get('version')!r} cannot be read here; give a checkpoint of version {_VERSION}"
+            f"version: {values.get('version')!r} is not supported; give a checkpoint of version {_VERSION}"
         )
     if ("residuals" in values) != (feedback is not None):
         has, needs = ("residuals", "no") if feedback is None else ("no residuals", "a")
@@ -37,8 +42,7 @@ def loaded(values: Mapping[str, Any], feedback: ErrorFeedback | None) -> int:
         residuals = {name: _read(one) for name, one in values.get("residuals", {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise HookConfigError(
-            f"values: are not those of a state ({type(error).__name__}: {error}); "
-            "give what state_dict returned"
+            f"values: are not a saved state ({type(error).__name__}: {error}); give what state_dict returned"
         ) from error
     if feedback is not None:
         feedback.restore(residuals)

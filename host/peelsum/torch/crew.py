@@ -1,7 +1,7 @@
-"""The threads of a pipeline, and the counts by which they take turns.
+"""A thread pool whose tasks run concurrently, but take turns at one resource in the order of submission.
 
-They hold nothing of a task that is done, nor of the pipeline: one that nobody holds any more goes away, and
-has them end. They refuse to know what a task is.
+Its threads keep no reference to finished tasks or to the pipeline, so that an unreferenced pipeline can be
+collected. Its finalizer then ends the threads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 
 class Crew:
-    """Does tasks, taken in their order, with `threads` threads; the last one to end calls `leave`."""
+    """A pool of `threads` threads that takes tasks in order; the last thread to end calls `leave`."""
 
     def __init__(self, threads: int, leave: Callable[[], object]) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -23,7 +23,7 @@ class Crew:
         self._ended = False
         self._submitted = self._turn = 0
         self._turned = threading.Condition()
-        # Daemons: a process that ends because of an error must not wait for a sum that never comes.
+        # Daemons: a process that fails must not wait for a sum that never completes.
         self._threads = [
             threading.Thread(target=self._run, name=f"peelsum sums {i}", daemon=True) for i in range(threads)
         ]
@@ -34,11 +34,11 @@ class Crew:
 
     @property
     def submitted(self) -> int:
-        """How many tasks there were: the next one's ticket."""
+        """The number of tasks submitted so far, which is the next task's ticket."""
         return self._submitted
 
     def submit(self, task: Callable[[], object]) -> bool:
-        """Have a task done, which must `pass_on` its turn at its end; False if the crew was told to end."""
+        """Queue a task, which must call `pass_on` at its end. Return False after `end`."""
         with self._turned:
             if self._ended:
                 return False
@@ -47,19 +47,19 @@ class Crew:
             return True
 
     def wait_for(self, ticket: int) -> None:
-        """Until it is that ticket's turn, or has been."""
+        """Wait until the ticket's turn has come, or has passed."""
         with self._turned:
-            # A waiter may wake up late, when the next one has passed the turn on already.
+            # A waiter may wake up after a later ticket has already passed the turn on.
             self._turned.wait_for(lambda: self._turn >= ticket)
 
     def pass_on(self) -> None:
-        """Let the next ticket have its turn."""
+        """Give the turn to the next ticket."""
         with self._turned:
             self._turn += 1
             self._turned.notify_all()
 
     def end(self) -> None:
-        """Have the threads end, once all tasks are done; can be called twice, and from any thread."""
+        """End the threads once all tasks are done. Can be called repeatedly, and from any thread."""
         with self._turned:
             if not self._ended:
                 self._ended = True
@@ -67,7 +67,7 @@ class Crew:
                     self._tasks.put(None)
 
     def join(self) -> None:
-        """Wait until the threads have ended; raises what `leave` raised."""
+        """Wait until the threads have ended. Raises what `leave` raised."""
         for thread in self._threads:
             thread.join()
         self._left.result()
@@ -81,14 +81,14 @@ class Crew:
                 return
         try:
             self._leave()
-        except BaseException as error:  # for whoever joins
+        except BaseException as error:  # `join` raises it
             self._left.set_exception(error)
         else:
             self._left.set_result(None)
         atexit.unregister(self._at_exit)
 
     def _do_next(self) -> bool:
-        """Do a task, unless it was the last. A call of its own, so that nothing is held between tasks."""
+        """Run one task; return False at the end. A function of its own drops its references between tasks."""
         task = self._tasks.get()
         if task is None:
             return False
@@ -96,9 +96,9 @@ class Crew:
         return True
 
     def _at_exit(self) -> None:
-        """Leave: other workers may still wait for this one's last packets.
+        """Leave the job in order, as other workers may still need this worker's last packets.
 
-        Not in the middle of a task: a script that ends there has failed, and should be seen to have ended.
+        A script that exits during a task has failed. It does not leave, so that others see it end.
         """
         if self._turn == self._submitted:
             self.end()

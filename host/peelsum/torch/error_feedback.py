@@ -1,18 +1,18 @@
-"""Error feedback, exact: what a sparsifier leaves out, and what fixed point rounds off, is kept in integers.
+"""Exact error feedback: integers keep what a sparsifier leaves out and what fixed point rounds off.
 
-Theory of operation. A parameter's gradients add up in 64-bit integers, units of 2**-scale, the grid. In each
-step some elements are offered to the all-reduce as floats; what it made of them, this worker's own integers
-in the step's fixed point, is subtracted again. An offered float lies on the grid, and so does its rounding
-to any fixed point: one that is finer leaves it as it is, one that is coarser has its units on the grid. Hence
+Theory of operation. A parameter's gradients accumulate in 64-bit integers, in units of 2**-scale: the grid.
+Each step offers some elements to the all-reduce as floats. The all-reduce quantizes them to this worker's
+integers in the step's fixed point, and these are subtracted from what is kept. An offered float lies on the
+grid, and so does its rounding to any fixed point. A finer one leaves the float unchanged; a coarser one has
+units that lie on the grid. Hence
 
     all that was sent + what is kept  ==  all gradients, each rounded once to the grid
 
-holds bit for bit after every step. What was sent in a step that is skipped, because some gradient was not
-finite on some worker, is not sent: it is kept again. With momentum, `gradients` are the velocities
-u = momentum * u + gradient, as in Deep Gradient Compression (Lin et al., ICLR'18), which are cleared where
-they were sent.
-The grid is set by the first gradient that is not zero, 2**-40 of its largest value; should numbers outgrow
-64 bits, some 2**20 times larger, the grid is made coarser, once, and what is kept is rounded to it.
+holds bit for bit after every step. A step in which a gradient was not finite on some worker is skipped: what
+it sent is put back. With momentum, `gradients` are the velocities u = momentum * u + gradient of Deep
+Gradient Compression (Lin et al., ICLR'18), which are cleared where they were sent.
+The first non-zero gradient sets the grid, to 2**-40 of its largest value. If numbers would outgrow 64 bits,
+being about 2**20 times larger, the grid is made coarser and what is kept is rounded to it.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ _MOST_BITS = 61
 
 @dataclass
 class Residual:
-    """What is kept of one parameter: numbers[n] in units of 2**-scale; velocity[n] likewise, with momentum.
-
-    scale is None, and all is zero, until there was a gradient that was not zero.
-    """
+    """What is kept of one parameter."""
 
     numbers: Numbers
+    """int64[n] in units of 2**-scale: what was not sent yet."""
+
     velocity: Numbers | None = None
+    """int64[n] in units of 2**-scale; None without momentum."""
+
     scale: int | None = None
+    """The grid's scale; None, with all numbers zero, until the first non-zero gradient."""
 
     def grown(self, gradient: Gradient, momentum: float) -> Residual:
-        """With one more finite gradient; this one stays as it is."""
+        """Return the residual with one more finite gradient added; this one is unchanged."""
         largest = float(np.abs(gradient).max(initial=0.0))
         kept = self._fitting(largest)
         if kept.scale is None:
@@ -61,17 +63,17 @@ class Residual:
         return Residual(kept.numbers + velocity, velocity, kept.scale)
 
     def magnitudes(self) -> Magnitudes:
-        """float64[n], in the gradient's own units."""
+        """Return float64[n]: absolute values in the gradient's units."""
         return np.ldexp(np.abs(self.numbers).astype(np.float64), -(self.scale or 0))
 
     def offer(self, positions: NDArray[np.int64]) -> Gradient:
-        """float32[n]: the numbers at these positions, rounded to floats, and zero elsewhere."""
+        """Return float32[n]: the numbers at these positions, rounded to floats, and zero elsewhere."""
         offered = np.zeros(self.numbers.size, np.float32)
         offered[positions] = np.ldexp(self.numbers[positions].astype(np.float32), -(self.scale or 0))
         return offered
 
     def send(self, result: TensorResult) -> Sent:
-        """Take off what this worker contributed to a finite sum, in place."""
+        """Subtract, in place, what this worker contributed to a finite sum; return it."""
         if result.fixed is None or self.scale is None:
             return Sent(self, np.zeros(0, np.int64), np.zeros(0, np.int64), None)
         contributed = result.fixed.joined(result.quantized_at)
@@ -88,7 +90,7 @@ class Residual:
         return sent
 
     def _fitting(self, largest: float) -> Residual:
-        """On a grid on which values up to `largest` can be added."""
+        """Return the residual on a grid on which values up to `largest` can be added."""
         if largest == 0.0:
             return self
         exponent = int(np.frexp(largest)[1])
@@ -106,15 +108,20 @@ class Residual:
 
 @dataclass(frozen=True)
 class Sent:
-    """What was taken off a residual: units[k] at positions[k], and the velocities[k] that were cleared."""
+    """What one step subtracted from a residual."""
 
     residual: Residual
     positions: NDArray[np.int64]
+    """int64[k]: the elements that were sent."""
+
     units: Numbers
+    """int64[k] in units of the residual's grid: what was subtracted."""
+
     velocities: Numbers | None
+    """int64[k]: the velocities that were cleared; None without momentum."""
 
     def put_back(self) -> None:
-        """Have it there again."""
+        """Add it to the residual again, and restore the velocities."""
         self.residual.numbers[self.positions] += self.units
         if self.residual.velocity is not None and self.velocities is not None:
             self.residual.velocity[self.positions] = self.velocities
@@ -130,7 +137,7 @@ class ErrorFeedback:
         self.restore({})
 
     def restore(self, residuals: Mapping[str, Residual]) -> None:
-        """Go on with these. Raises HookConfigError if they were kept with momentum, and this is without."""
+        """Replace all residuals. Raises HookConfigError if only they, or only this state, have momentum."""
         if any((one.velocity is not None) != bool(self._momentum) for one in residuals.values()):
             was, now = ("without", "with") if self._momentum else ("with", "without")
             raise HookConfigError(
@@ -141,15 +148,15 @@ class ErrorFeedback:
         self._sent: list[Sent] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Between steps: what the last one sent will not be put back any more."""
+        """Return the state between steps, after which nothing of the last step is put back."""
         return vars(self) | {"_step": -1, "_sent": []}
 
     def offered(
         self, gradients: Mapping[str, Gradient], step: int
     ) -> tuple[dict[str, Gradient], dict[str, Residual]]:
-        """What to sum of a bucket's gradients, and the residuals if it is summed.
+        """Return the gradients to sum for a bucket, and the residuals to `keep` once they are summed.
 
-        A gradient that is not finite is offered as it is, so that all workers learn of it.
+        A gradient that is not finite is returned unchanged, so that all workers learn of it.
         """
         finite = {name: one for name, one in gradients.items() if np.isfinite(one).all()}
         grown = {name: self._residual(name, one).grown(one, self._momentum) for name, one in finite.items()}
@@ -161,10 +168,10 @@ class ErrorFeedback:
         return {name: offered.get(name, gradients[name]) for name in gradients}, grown
 
     def keep(self, grown: Mapping[str, Residual], result: StepResult, step: int) -> None:
-        """Take what was sent off what was offered; a gradient that was not finite somewhere is forgotten.
+        """Store a bucket's residuals, less what was sent. Call it for one bucket after the other.
 
-        A step in which there is one is skipped by whoever looks for it, with all other gradients: then what
-        they sent is put back. All workers know of it, by their sums. For one bucket after the other.
+        A gradient that was not finite on some worker is dropped. A GradScaler skips such a step, so what the
+        step's other gradients sent is put back. All workers see it in their sums, and decide alike.
         """
         if step != self._step:
             self._step, self._skipped, self._sent = step, False, []
@@ -185,14 +192,14 @@ class ErrorFeedback:
             return Residual(np.zeros(gradient.size, np.int64), velocity)
         if kept.numbers.size != gradient.size:
             raise HookConfigError(
-                f"residual: that of {name} has {kept.numbers.size} elements, its gradient {gradient.size}; "
+                f"residual: {name} has {kept.numbers.size} elements, its gradient {gradient.size}; "
                 "restore the state of this model, and register the hook on the same modules in the same order"
             )
         return kept
 
 
 def _halved(numbers: Numbers, times: int) -> Numbers:
-    """numbers / 2**times, rounded to the nearest; up to all of their bits."""
+    """Return numbers / 2**times, rounded to nearest; zeros if `times` exceeds their bits."""
     if times > _MOST_BITS:
         return np.zeros_like(numbers)
     return (numbers + (np.int64(1) << (times - 1))) >> times

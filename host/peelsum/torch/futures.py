@@ -1,4 +1,4 @@
-"""From the futures of threads to those of torch, on which C++ and streams can wait."""
+"""Conversion of `concurrent.futures` futures to torch's, on which C++ and streams can wait."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def pass_on(
     value: Callable[[], T],
     after_error: Callable[[], T] | None = None,
 ) -> Future[None]:
-    """Have `future` end when `done` does: with `value`, or with the error, of whatever kind that is.
+    """Complete `future` when `done` completes, with `value` or with the error.
 
-    after_error: the value to end with after an error, of which somebody else tells. The future that is
-    returned ends as `done` does, after everything that hangs on `future` has been called.
+    after_error: the value to complete it with after an error, which the caller then reports in another way.
+    Returns a future that completes as `done` does, after all callbacks of `future` have run.
     """
     told: Future[None] = Future()
 
@@ -34,7 +34,7 @@ def pass_on(
             elif after_error is not None:
                 future.set_result(after_error())
             else:
-                # Not a result, says mypy; but this is how torch has it documented.
+                # mypy expects a result of type T; torch documents an exception here.
                 future.set_exception(_for_torch(error))  # type: ignore[arg-type]
         except Exception as failure:
             error = error or failure
@@ -48,7 +48,7 @@ def pass_on(
 
 
 def _for_torch(error: BaseException) -> Exception:
-    """Torch takes no other than an Exception."""
+    """Return an Exception, the only kind of error that torch accepts."""
     if isinstance(error, Exception):
         return error
     wrapped = HookFailedError(f"sum: ended by {type(error).__name__} ({error}); start training again")

@@ -1,6 +1,6 @@
-"""The seats that this process holds: a second connection to one would look to the switch like an earlier run.
+"""The seats that this process holds, each at most once.
 
-It refuses to know what a seat is.
+A second connection to a seat would look to the switch like a packet of an earlier run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from peelsum.torch.errors import HookConfigError
 
-#: How long a state that nobody holds any more may take to leave its seat, in seconds.
+#: How long an unreferenced state may take to leave its seat, in seconds.
 _LEAVING_S = 5.0
 _held: set[str] = set()
 _left = threading.Condition()
@@ -20,9 +20,9 @@ _left = threading.Condition()
 
 @contextmanager
 def only_here(seat: str) -> Iterator[None]:
-    """Hold a seat. Raises HookConfigError if it is held in this process, and stays so."""
+    """Hold a seat in the body. Raises HookConfigError if this process holds it already and keeps it."""
     if seat in _held:
-        gc.collect()  # a state that was let go of can be in cycles
+        gc.collect()  # an unreferenced state can be in cycles
     with _left:
         if not _left.wait_for(lambda: seat not in _held, _LEAVING_S):
             raise HookConfigError(

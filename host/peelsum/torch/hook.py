@@ -1,6 +1,6 @@
-"""What PyTorch calls: the communication hook of DDP, and that of FSDP2."""
+"""The functions that PyTorch calls: the communication hooks of DDP and FSDP2."""
 
-# No `from __future__ import annotations`: DDP looks at the annotations as objects.
+# No `from __future__ import annotations`: DDP inspects the annotations as objects.
 from collections.abc import Callable
 
 import torch
@@ -11,12 +11,12 @@ from peelsum.torch.state import SwitchAllreduceState
 
 
 def hook(state: SwitchAllreduceState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket's gradients over ranks, exactly: for `ddp.register_comm_hook(state, hook)`.
+    """Average a bucket's gradients over ranks, exactly; for `ddp.register_comm_hook(state, hook)`.
 
-    Returns at once; the future's tensor is the bucket's own buffer. Gradients are float32, float16 or
-    bfloat16. One that is not finite on some rank is NaN on all, so that a GradScaler skips the step on all.
-    What keeps a sum from coming, such as a rank that has ended, is raised by `backward`.
-    Raises HookConfigError if `state` is not a state.
+    Return a future of the bucket's own buffer, at once. Gradients are float32, float16 or bfloat16. One that
+    is not finite on some rank becomes NaN on all, so that a GradScaler skips the step on all ranks.
+    If the allreduce fails, e.g. because a rank died, `backward` raises.
+    Raises HookConfigError if `state` is not a SwitchAllreduceState.
     """
     _check(state)
     future = state.submit(bucket.buffer(), bucket.parameters())
@@ -26,11 +26,11 @@ def hook(state: SwitchAllreduceState, bucket: GradBucket) -> torch.futures.Futur
 
 
 def fsdp_hook(state: SwitchAllreduceState) -> Callable[[torch.Tensor], None]:
-    """For `module.set_all_reduce_hook(fsdp_hook(state))`, where `fully_shard` shards in one dimension.
+    """Return a hook for `module.set_all_reduce_hook`, where `fully_shard` shards in one dimension.
 
-    Averages each shard's gradients over the replicas, `state.process_group`, after FSDP has reduced and
-    scattered them among the shards. FSDP waits for it, layer by layer. Raises HookConfigError if `state`
-    is not a state.
+    It averages each shard's gradients over the replicas, `state.process_group`, after FSDP has reduced and
+    scattered them among the shards. FSDP waits for it layer by layer.
+    Raises HookConfigError if `state` is not a SwitchAllreduceState.
     """
     _check(state)
     return state.average
@@ -39,6 +39,6 @@ def fsdp_hook(state: SwitchAllreduceState) -> Callable[[torch.Tensor], None]:
 def _check(state: object) -> None:
     if not isinstance(state, SwitchAllreduceState):
         raise HookConfigError(
-            f"state: {state!r} is not an object of SwitchAllreduceState; "
+            f"state: {state!r} is not a SwitchAllreduceState; "
             "register SwitchAllreduceState(), with parentheses, beside the hook"
         )

@@ -1,4 +1,4 @@
-"""Between a bucket's tensor and the memory that is summed from: its own, or the host's, one copy each way."""
+"""Access to a bucket's gradients for summing: in place, or in host memory with one copy each way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peelsum.codec import BFloat16
 
 
 class Bucket:
-    """A flat tensor of parameters' gradients, `lengths` elements each, as the training stream left it."""
+    """A flat tensor of gradients, `lengths[i]` elements of parameter i, as the training stream left it."""
 
     def __init__(self, buffer: torch.Tensor, lengths: Sequence[int]) -> None:
         self.buffer = buffer
@@ -22,9 +22,9 @@ class Bucket:
 
     @contextmanager
     def gradients(self, *, on_host: bool) -> Iterator[Sequence[torch.Tensor]]:
-        """Flat, one for each parameter, for work on this thread's stream; what is written there goes back.
+        """Yield one flat tensor for each parameter, on this thread's stream; writes go back to the bucket.
 
-        on_host: in host memory, wherever the bucket is.
+        on_host: yield tensors in host memory, wherever the bucket is.
         """
         if self._written is None:
             yield torch.split(self.buffer, self._lengths)
@@ -39,12 +39,12 @@ class Bucket:
         stream.synchronize()
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        """A future for the buffer, on which a training stream can wait."""
+        """Return a future for the buffer, on which a training stream can wait."""
         return torch.futures.Future(devices=[self.buffer.device] if self._written else None)
 
 
 def summable(tensor: torch.Tensor) -> Tensor:
-    """A flat tensor of the host as the all-reduce takes it, sharing memory."""
+    """Return a flat host tensor in the form that the all-reduce takes; memory is shared."""
     if tensor.dtype == torch.bfloat16:
         return BFloat16(tensor.view(torch.int16).numpy().view(np.uint16))
     array: Tensor = tensor.numpy()

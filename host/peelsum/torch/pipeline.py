@@ -1,7 +1,7 @@
-"""Sums one after the other, in the order they were asked for, while their encoding goes on side by side.
+"""A pipeline that overlaps encoding with the network: sums run one after the other, in order of submission.
 
-Threads take turns: while one waits for the network, the other makes the next bucket's first words. It
-refuses to know what is summed; all workers submit alike, so the turns are the same on all of them.
+Its threads take turns: while one waits for the network, the other encodes the next bucket. All workers submit
+in the same order, so that their sums match.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from peelsum.torch.errors import HookError, HookFailedError
 
 
 class Seat:
-    """A way to sum for one line of work, such as a bucket's: its sums wait for its turn. A `Summation`."""
+    """A `Summation` for one sequence of work, such as a bucket's, whose sums wait for their turn."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline, summation = pipeline, pipeline.summation
         self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
-        #: The work that now runs here, and the last that was submitted.
+        #: The tickets of the work that runs here, and of the last that was submitted.
         self.ticket = self.last = -1
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
@@ -32,24 +32,24 @@ class Seat:
 
 
 class Pipeline:
-    """Runs work that sums over `summation`, in order. After one failure, all later work fails.
+    """A pipeline that runs work over `summation`, in order. After one failure, all later work fails.
 
-    leave: whether the summation is closed at the end, which is `close`, or a failure, or that nobody holds
-    the pipeline and its work is done, or the interpreter's exit unless work is under way. threads: 2 for one
-    on the network and one encoding; with 1, all work is done in order.
+    leave: whether the pipeline closes the summation at its end: at `close`, after a failure, when it is
+    unreferenced and its work is done, or at the interpreter's exit unless work is running.
+    threads: 2 overlaps encoding with the network; 1 runs all work strictly in order.
     """
 
     def __init__(self, summation: Summation, threads: int = 2, *, leave: bool) -> None:
         self.summation = summation
         self._failure: BaseException | None = None
         self._crew = Crew(threads, getattr(summation, "close", _nothing) if leave else _nothing)
-        # The crew's own `atexit` sees whether work is under way.
+        # The crew's own `atexit` handler checks whether work is running.
         weakref.finalize(self, self._crew.end).atexit = False
 
     def submit(self, seat: Seat, work: Callable[[], object]) -> Future[None]:
-        """Have `work` called, its sums at `seat` after those of all work submitted before.
+        """Queue `work`, whose sums at `seat` come after those of all work submitted before.
 
-        Work at one seat begins when the last at the same seat is done. For one thread at a time.
+        Work at a seat begins when earlier work at the same seat is done. Call it from one thread at a time.
         """
         future: Future[None] = Future()
         ticket = self._crew.submitted
@@ -64,12 +64,12 @@ class Pipeline:
         self._crew.wait_for(self._crew.submitted)
 
     def close(self) -> None:
-        """End the threads, once they are done; raises what closing the summation raises."""
+        """End the threads once all work is done. Raises what closing the summation raises."""
         self._crew.end()
         self._crew.join()
 
     def sum_at(self, ticket: int, parts: Sequence[Part]) -> list[Words]:
-        """`Summation.sum_words`, when it is that ticket's turn."""
+        """Call `Summation.sum_words` when it is the ticket's turn."""
         self._crew.wait_for(ticket)
         self._check()
         return self.summation.sum_words(parts)
@@ -96,7 +96,7 @@ class Pipeline:
             self._check()
             seat.ticket = ticket
             work()
-        except BaseException as error:  # whatever it is, the training thread gets it
+        except BaseException as error:  # of any kind: the training thread raises it
             return error
         return None
 
@@ -106,15 +106,13 @@ class Pipeline:
 
     def _refusal(self) -> HookError:
         if self._failure is None:
-            return HookError(
-                "sum: this worker has left the job; make a new state, or process group, to go on"
-            )
+            return HookError("sum: this worker has left the job; make a new state or process group")
         refusal = HookFailedError(
-            f"sum: an earlier one failed ({self._failure}); start training again from a checkpoint"
+            f"sum: an earlier sum failed ({self._failure}); start training again from a checkpoint"
         )
         refusal.__cause__ = self._failure
         return refusal
 
 
 def _nothing() -> None:
-    """What leaving a summation of the caller's comes to."""
+    """Leave the caller's summation open."""

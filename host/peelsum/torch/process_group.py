@@ -1,7 +1,7 @@
-"""A process group whose sums, broadcasts and barriers go over the switch: backend `peelsum`.
+"""Backend `peelsum`: a process group whose sums, broadcasts and barriers go over the switch.
 
-Everything else, other operations and types included, goes to gloo, which it contains. What goes where depends
-on operation, type and size alone, so that all ranks decide alike.
+It passes all other operations and types to a gloo group of its own. The choice depends on operation, type and
+size only, so that all ranks choose alike.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from peelsum.torch.switch_seat import plug_in
 BACKEND = "peelsum"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int32, torch.int8, torch.uint8)
-#: An int64 is summed in pieces of this many bits, with room for the carries of 1,024 workers.
+#: An int64 is summed in pieces of this many bits, which leaves room for the carries of 1,024 workers.
 _PIECE_BITS = 22
-#: Calls that gloo answers, of which torch's base class would hold Python's lock while it waits for gloo's.
+#: Calls passed to gloo here, because torch's base class would hold the GIL while it waits for them.
 _BY_GLOO = (
     "allgather",
     "all_gather_single_coalesced",
@@ -58,14 +58,14 @@ class SwitchOptions:
     """
 
     precise_up_to: float = 1024
-    """Elements up to which a float tensor is summed with float32's precision in each element.
+    """Float tensors of up to this many elements are summed with float32's precision in each element.
 
-    It takes as many words an element as there are ranks. 0 for none, math.inf for all. Larger tensors are
-    summed in fixed point, one word an element, whose unit follows from the tensor's largest value.
+    That takes one word per element and rank. 0 sums no tensor in this way, math.inf all. Larger tensors are
+    summed in fixed point, one word per element, in a unit that follows from the tensor's largest value.
     """
 
     def __post_init__(self) -> None:
-        """Raise HookConfigError for a number that cannot be meant."""
+        """Raise HookConfigError unless the value is a number from 0 on."""
         if not (isinstance(self.precise_up_to, (int, float)) and self.precise_up_to >= 0):
             raise HookConfigError(
                 f"precise_up_to: {self.precise_up_to!r} counts no elements; give a number from 0 to math.inf"
@@ -80,13 +80,13 @@ class SwitchProcessGroup(dist.ProcessGroup):
     ) -> None:
         """Plug into the switch that the environment names: see `switch_seat`.
 
-        timeout: how long a call may take; and how long the switch may wait for a rank, in place of the
-        job's own limit, unless it is torch's default. Raises HookConfigError or TransportError.
+        timeout: how long a call may take. Unless it is torch's default, it also replaces the job's limit on
+        how long a sum waits for other ranks. Raises HookConfigError or TransportError.
         """
-        super().__init__(rank, size)  # type: ignore[call-arg]  # with a store it makes no Python class
+        super().__init__(rank, size)  # type: ignore[call-arg]  # with a store, the base class makes no Python object
         self._options = options or SwitchOptions()
         self._backend = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
-        # A group of torch's own: unlike that of a Python class, its calls let go of Python's lock.
+        # A group of torch's own class, whose calls release the GIL; a Python subclass's do not.
         self._gloo = dist.ProcessGroup(store, rank, size)
         self._gloo._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         for group in (self, self._gloo):
@@ -99,15 +99,15 @@ class SwitchProcessGroup(dist.ProcessGroup):
         self._allreduce = Allreduce(self._seat)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """What torch calls this group's backend."""
+        """Return torch's name of this group's backend."""
         return BACKEND
 
     def get_group_store(self) -> Any:
-        """The store that all ranks of this group share."""
+        """Return the store that all ranks of this group share."""
         return self._gloo.get_group_store()
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]  # as torch calls it
-        """SUM of floats and of integers; other operations, types and layouts by gloo."""
+        """Sum floats and integers over the switch; pass other operations, types and layouts to gloo."""
         (tensor,) = tensors = tensors if isinstance(tensors, list) else [tensors]
         opts = opts or dist.AllreduceOptions()
         summed = _SUMS.get(tensor.dtype) if tensor.layout == torch.strided else None
@@ -116,13 +116,13 @@ class SwitchProcessGroup(dist.ProcessGroup):
         return self._submit("allreduce", opts, tensors, lambda: summed(self, tensor))
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]  # likewise
-        """The root's bits, OR-ed with nothing from all others."""
+        """Send the root's bits to all ranks, by an OR to which the other ranks contribute zeros."""
         (tensor,) = tensors
         root = opts.rootRank == self.rank()
         return self._submit("broadcast", opts, tensors, lambda: self._broadcast(tensor, root))
 
     def barrier(self, opts: Any = None) -> Any:
-        """A sum of nothing in particular."""
+        """Wait for all ranks, by a sum of one word."""
         opts = opts or dist.BarrierOptions()
         return self._submit("barrier", opts, [], lambda: self._combined(np.zeros(1, np.uint32), "add"))
 
@@ -133,7 +133,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
     def _submit(
         self, name: str, opts: Any, tensors: list[torch.Tensor], work: Callable[[], object]
     ) -> dist.Work:
-        # As `set_timeout` leaves it there; what is not above zero is torch's way to say none was given.
+        # Torch stores `set_timeout`'s value there. A timeout of zero or below means that none was given.
         limit = opts.timeout if opts.timeout > timedelta(0) else self._backend.options._timeout
         return _Submitted(self._pipeline.submit(self._seat, work), tensors, name, limit)
 
@@ -146,7 +146,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         tensor.detach().copy_(values.view(tensor.shape))
 
     def _summed_precisely(self, flat: torch.Tensor) -> torch.Tensor:
-        """float64[n]: every rank's floats, gathered by OR, added in the ranks' order, by each rank itself."""
+        """Return float64[n]: all ranks' floats, gathered by OR and added locally, in the order of ranks."""
         words = np.zeros((self.size(), flat.numel()), np.uint32)
         words[self.rank()] = flat.float().numpy().view(np.uint32)
         everybody = self._combined(words.reshape(-1), "or").view(np.float32).reshape(words.shape)
@@ -161,7 +161,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         tensor.copy_(torch.from_numpy(total).view(tensor.shape))
 
     def _sum_int64(self, tensor: torch.Tensor) -> None:
-        """In three pieces, of which no sum leaves 32 bits; together modulo 2**64, as by gloo."""
+        """Sum three pieces, none of which overflows 32 bits. The result is modulo 2**64, as gloo's."""
         numbers = tensor.detach().cpu().numpy().reshape(-1).view(np.uint64)
         shifts = np.arange(0, 64, _PIECE_BITS, dtype=np.uint64)[:, None]
         pieces = (numbers >> shifts & np.uint64((1 << _PIECE_BITS) - 1)).astype(np.uint32)
@@ -201,7 +201,7 @@ for _name in _BY_GLOO:
 
 
 class _Submitted(dist.Work):
-    """A call under way, for Python or C++ to wait for. `limit` is counted from here."""
+    """A running call, for which Python or C++ can wait. Its time limit begins here."""
 
     def __init__(
         self, done: Future[None], tensors: Sequence[torch.Tensor], name: str, limit: timedelta
@@ -211,9 +211,9 @@ class _Submitted(dist.Work):
         self._deadline = time.monotonic() + limit.total_seconds()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the call is done, at most for `timeout`, if above zero, and to its own limit.
+        """Wait until the call is done, but no longer than its own limit and `timeout`, if above zero.
 
-        Raises what the call raised, or CallTimeoutError. The call then goes on: it can be waited for again.
+        Raises what the call raised, or CallTimeoutError, after which the call goes on: wait for it again.
         """
         left = self._deadline - time.monotonic()
         own = timedelta(0) < timeout and timeout.total_seconds() < left
@@ -221,27 +221,27 @@ class _Submitted(dist.Work):
         if not concurrent.futures.wait([self._done], left).done:
             limit = timeout if own else self._limit
             raise CallTimeoutError(
-                f"{self._name}: is not done after {limit.total_seconds():g} s; see that all ranks make the "
+                f"{self._name}: not done after {limit.total_seconds():g} s; see that all ranks make the "
                 "same calls, or give it a longer timeout"
             )
         self._done.result()
         return True
 
     def is_completed(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return, or raise, at once."""
         return self._done.done()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future for the tensors."""
+        """Return a future for the tensors."""
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         pass_on(self._done, future, lambda: self._tensors)
         return future
 
 
 def _group_of(made: Any, options: Any) -> Any:
-    """What a new group's calls go to: gloo, where this process has its seat as one of all ranks already.
+    """Make a new group: gloo if the default group already holds this process's seat, else a switch group.
 
-    All ranks decide alike, by what the default group is.
+    All ranks choose alike, as the choice depends on the default group only.
     """
     place = made.group_rank, made.group_size, made.timeout
     if isinstance(dist.group.WORLD, SwitchProcessGroup):
@@ -252,6 +252,6 @@ def _group_of(made: Any, options: Any) -> Any:
 
 
 def register_backend() -> None:
-    """Have torch.distributed know `peelsum`; importing peelsum.torch does it."""
+    """Register `peelsum` with torch.distributed. Importing peelsum.torch calls this."""
     if BACKEND.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(BACKEND, _group_of, extended_api=True, devices=["cpu"])

@@ -1,7 +1,7 @@
-"""A way to sum over any backend of torch.distributed, by plain all_reduce of the words a switch would add.
+"""A `Summation` over any backend of torch.distributed: all_reduce of the words that a switch would add.
 
-It makes a group of its own, so that what the training script and DDP exchange meanwhile keeps its order. It
-knows nothing of tensors; a worker that has gone is named by way of the group's store.
+It makes a group of its own, so that its calls do not mix with those of the training script and DDP. Through
+the group's store it finds out which worker is missing after a failure.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ import torch.distributed as dist
 from peelsum.allreduce import Part, SummationStalledError
 from peelsum.summation import Words
 
-#: How OR is had: by the backend; from everybody's words; or as the maximum of one byte for each bit.
+#: How bitwise OR is implemented: by the backend, by gathering all words, or as a maximum of a byte per bit.
 OrBy = Literal["bor", "gather", "max"]
-#: Backends whose all_reduce knows BOR. NCCL's does not.
+#: Backends whose all_reduce has BOR. NCCL's does not.
 _WITH_BOR = ("gloo", "mpi", "ucc")
-#: Up to this many workers everybody's words are less than one byte for each bit, sent twice by a ring.
+#: Up to this many workers, gathering all words takes fewer bytes than a ring's maximum of a byte per bit.
 _MOST_TO_GATHER = 16
-#: How long the others may take to say that they are there, once this worker's sum has failed, in seconds.
+#: How long the others may take to report after this worker's sum has failed, in seconds.
 _ROLL_CALL_S = 3.0
 _ROLL_CALL_PAUSE_S = 0.05
 
 
 class ProcessGroupSummation:
-    """Sums over the ranks of `process_group` (None: all), by a new group of `backend`. For one thread.
+    """A `Summation` over the ranks of `process_group` (None: all), by a new group of `backend`.
 
-    All ranks make it together. `timeout_s`: how long a sum may wait for a worker. `lanes`: words in a chunk,
-    by which bytes are counted here and sketches laid out. `or_by` is chosen by backend and size if None.
+    All ranks must make it together, and each use it from one thread. `timeout_s`: how long a sum may wait for
+    a worker. `lanes`: words in a chunk, which determines byte counts and the layout of sketches.
+    `or_by`: None chooses by backend and number of workers.
     """
 
     def __init__(
@@ -63,10 +64,7 @@ class ProcessGroupSummation:
         self._store = group.get_group_store()
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum_words`.
-
-        Raises SummationStalledError, which names the workers that have gone or are late.
-        """
+        """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing."""
         results = []
         for part in parts:
             try:
@@ -79,14 +77,14 @@ class ProcessGroupSummation:
         return results
 
     def close(self) -> None:
-        """Free the group's connections: gloo does it when nobody holds the group any more."""
+        """Free the group's connections, which gloo closes with the last reference to the group."""
         group, self._group = self._group, None
         with suppress(Exception):  # of a group that has failed, or whose parent has been destroyed
             dist.destroy_process_group(group)
 
     def _combined(self, part: Part) -> Words:
         if self._group is None:
-            raise RuntimeError("the group was given up after an earlier error, or closed")
+            raise RuntimeError("the group was closed, by an earlier error or by close()")
         if not part.words.size:
             return np.zeros(0, np.uint32)
         if part.op == "add":
@@ -100,7 +98,7 @@ class ProcessGroupSummation:
         return np.packbits(bits.cpu().numpy()).view(np.uint32)
 
     def _reduced(self, words: Words, op: dist.ReduceOp.RedOpType) -> Words:
-        """As int32, which every backend adds modulo 2**32: uint32 is not known to them."""
+        """Reduce words as int32, which every backend adds modulo 2**32; they do not support uint32."""
         tensor = torch.from_numpy(words.view(np.int32).copy()).to(self._device)
         dist.all_reduce(tensor, op, self._group)
         return tensor.cpu().numpy().view(np.uint32)
@@ -114,31 +112,31 @@ class ProcessGroupSummation:
 
     def _complaint(self, error: RuntimeError) -> str:
         reason = str(error).partition("\n")[0]
-        # Its frames hold the group, which would not go away.
+        # Its frames refer to the group, which could then not be freed.
         error.__traceback__ = None
         return f"{self._backend}: the sum over {self.workers} workers failed: {self._who()} ({reason})"
 
     def _who(self) -> str:
-        """Whose sum did not fail too: that of those who do not say so by way of the store.
+        """Return which workers did not report, through the store, that their sum failed too.
 
-        Giving up the group comes first: it makes the sums of those fail that wait for this worker.
+        Close the group first: that fails the sums of workers that wait for this one.
         """
         self.close()
         missing = set(range(self.workers))
         try:
             self._call_roll(missing)
         except RuntimeError:
-            # It may also go once its keeper has named others, and ended: those are still missing here.
+            # Rank 0, which keeps the store, may also have named others and ended: they are missing here, too.
             if 0 in missing or not missing:
-                return "the store has gone, and with it rank 0, which keeps it; see why that ended"
+                return "the store is gone, and with it rank 0, which keeps it; see why rank 0 ended"
         if missing:
             numbers = ", ".join(map(str, sorted(missing)))
             return f"worker {numbers} did not answer; see whether it is running"
-        return "every worker is there; see that all of them sum equally often"
+        return "every worker answered; check that all of them sum equally often"
 
     def _call_roll(self, missing: set[int]) -> None:
-        """Strike out workers that answer, for as long as they may take; raises as the store does."""
-        # Read back, since what is written to a connection that has broken is not missed at once.
+        """Remove workers that answer in time from `missing`. Raises RuntimeError if the store is gone."""
+        # Read it back, because a write to a broken connection does not fail at once.
         self._store.set(_here(self.worker_id), "")
         self._store.get(_here(self.worker_id))
         deadline = time.monotonic() + _ROLL_CALL_S

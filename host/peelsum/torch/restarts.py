@@ -1,7 +1,7 @@
-"""Joining the other ranks also where torchrun has started them again, after one was lost.
+"""`init_process_group` for ranks that torchrun may restart after one was lost.
 
-Its agent gives them the store of those that died, with addresses in it at which nobody answers (torch 2.13).
-So each start has a part of the store to itself.
+torchrun's agent gives restarted ranks the store of the dead ones, with their stale addresses in it (torch
+2.13). Here every start uses a part of the store of its own.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from peelsum.torch.errors import HookConfigError
 
 
 def init_process_group(backend: str | None = None, timeout: timedelta | None = None, **options: Any) -> None:
-    """`torch.distributed.init_process_group` by the environment, for a script that `torchrun` may restart.
+    """Call `torch.distributed.init_process_group` by the environment, in a script that torchrun may restart.
 
-    Raises HookConfigError where it would meet dead ranks' addresses: on one of several nodes, whose agents do
-    not count alike how often they have started; what torch raises.
+    Raises HookConfigError after a restart on one of several nodes that share the agent's store: their agents
+    count restarts differently, and ranks would meet dead ranks' addresses. Raises torch's errors, too.
     """
     given: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     start = start_of(os.environ)
@@ -37,16 +37,16 @@ def init_process_group(backend: str | None = None, timeout: timedelta | None = N
 
 
 def start_of(environment: Mapping[str, str]) -> str:
-    """What tells this start's part of a store that outlives starts; empty if the store is this start's.
+    """Return the key prefix of this start in a store that outlives starts; "" if the store does not.
 
-    Raises HookConfigError where nothing does.
+    Raises HookConfigError if no prefix would be the same on all ranks.
     """
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return ""
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     if restarts != "0" and environment.get("GROUP_WORLD_SIZE", "1") != "1":
         raise HookConfigError(
-            "torchrun: gives ranks of several nodes that start again the addresses of those that died; "
+            "torchrun: gives restarted ranks on several nodes the addresses of dead ranks; "
             "use --rdzv-backend=c10d, and set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all nodes"
         )
     return f"start {restarts}"

@@ -1,7 +1,7 @@
-"""Which elements of a gradient are sent now: top-k, random-k, those above a threshold.
+"""Sparsifiers, which choose the elements of a gradient to send now: top-k, random-k, or above a threshold.
 
-A sparsifier looks at magnitudes and returns positions; what becomes of the others is error feedback's affair.
-Sums stay exact: of what was sent. The warm-up is that of Deep Gradient Compression (Lin et al., ICLR'18).
+A sparsifier takes magnitudes and returns positions; error feedback keeps the other elements. The sum of what
+is sent stays exact. The warm-up is that of Deep Gradient Compression (Lin et al., ICLR'18).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _TOO_MANY = 2
 
 
 class Sparsifier(Protocol):
-    """Chooses elements to send."""
+    """A choice of elements to send."""
 
     @property
     def per(self) -> Scope:
-        """What competes: elements of one tensor, or of all tensors of a bucket."""
+        """Whether elements compete within a tensor or within all tensors of a bucket."""
 
     def choose(self, magnitudes: Magnitudes, step: int, seed: int) -> Positions:
-        """Positions int64[k] out of magnitudes[n], distinct. `seed` is the same on all workers."""
+        """Return int64[k]: distinct positions in magnitudes[n]. `seed` is the same on all workers."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class _Share:
         _known(self.per)
         if not isinstance(self.warm_up_steps, Integral) or self.warm_up_steps < 0:
             raise HookConfigError(
-                f"warm_up_steps: {self.warm_up_steps!r} is no number of steps; give a whole one, from 0 on"
+                f"warm_up_steps: {self.warm_up_steps!r} is not a number of steps; give an integer from 0 on"
             )
         if self.warm_up_steps and self.warm_up_from < self.ratio:
             raise HookConfigError(
-                f"warm_up_from: {self.warm_up_from} is below the ratio, {self.ratio}; give as much or more"
+                f"warm_up_from: {self.warm_up_from} is below the ratio, {self.ratio}; give at least the ratio"
             )
 
     def ratio_at(self, step: int) -> float:
-        """The share in a step, counted from 0: exponential from `warm_up_from` to `ratio`."""
+        """Return the share in `step`, counted from 0: exponential from `warm_up_from` to `ratio`."""
         if step >= self.warm_up_steps:
             return self.ratio
         done = step / self.warm_up_steps
@@ -72,9 +72,9 @@ class _Share:
 
 @dataclass(frozen=True)
 class TopK(_Share):
-    """The largest elements; exactly, or by a threshold estimated from a share `sample` of all elements.
+    """The largest elements: exactly, or by a threshold estimated from a share `sample` of all elements.
 
-    What an estimate lets through is about right: up to twice as many, else the largest of them.
+    An estimated threshold may pass up to twice as many elements; if it passes more, the largest are taken.
     """
 
     sample: float | None = None
@@ -115,7 +115,7 @@ class Threshold:
 
     def __post_init__(self) -> None:
         if not isinstance(self.value, Real) or not 0 < self.value < math.inf:
-            raise HookConfigError(f"value: {self.value!r} is no threshold; give a number above 0")
+            raise HookConfigError(f"value: {self.value!r} is not a threshold; give a number above 0")
         _known(self.per)
 
     def choose(self, magnitudes: Magnitudes, step: int, seed: int) -> Positions:
@@ -126,7 +126,7 @@ class Threshold:
 def chosen(
     sparsifier: Sparsifier, magnitudes: Sequence[Magnitudes], step: int, seeds: Sequence[int]
 ) -> list[Positions]:
-    """Positions to send of each tensor of a bucket."""
+    """Return the positions to send, for each tensor of a bucket."""
     if sparsifier.per == "tensor" or not magnitudes:
         pairs = zip(magnitudes, seeds, strict=True)
         return [sparsifier.choose(one, step, seed) for one, seed in pairs]
@@ -151,7 +151,7 @@ def _some(elements: int, count: int, seed: int) -> Positions:
 
 def _within(name: str, share: float) -> None:
     if not isinstance(share, Real) or not 0 < share <= 1:
-        raise HookConfigError(f"{name}: {share!r} is no share; give a number above 0, up to 1")
+        raise HookConfigError(f"{name}: {share!r} is not a share; give a number above 0, up to 1")
 
 
 def _known(scope: Scope) -> None:

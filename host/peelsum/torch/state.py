@@ -1,6 +1,6 @@
-"""The state of the communication hook: what the user chooses, what is kept between steps, and the way to sum.
+"""The state of the communication hook: its settings, what it keeps between steps, and its backend.
 
-It is pickled, and restored from `state_dict`, without the way to sum, which is made when it is first needed.
+Pickles and `state_dict` leave the backend out; a restored state connects again when it is first used.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from peelsum.torch.stats import HookStats
 from peelsum.torch.ways import connect
 
 _LOGGER = logging.getLogger(__name__)
-#: What statistics are logged to.
+#: The logger of statistics.
 _STATISTICS = logging.getLogger("peelsum.torch")
-#: What torch calls the backward pass of a thread that is in none.
+#: Torch's id of the backward pass for a thread outside of any.
 _NO_PASS = -1
 
 
@@ -138,9 +138,9 @@ class SwitchAllreduceState:
         self._check_forms()
 
     def connect(self) -> None:
-        """Make the way to sum now, on all ranks, rather than in the first backward pass; compile kernels.
+        """Connect to the backend and compile kernels now, on all ranks, not in the first backward pass.
 
-        Raises HookError after `close`, and what making it raises.
+        Raises HookError after `close`, and the errors of connecting.
         """
         if self._closed:
             raise _left()
@@ -150,9 +150,9 @@ class SwitchAllreduceState:
             self._pipeline = Pipeline(summation, leave=isinstance(self._over, str))
 
     def close(self) -> None:
-        """Leave the job, once all sums are done; every later `backward` raises HookError.
+        """Leave the job once all sums are done. Every later `backward` raises HookError.
 
-        It happens by itself when nobody holds the state any more, and at exit unless sums are under way.
+        An unreferenced state leaves by itself, and so does every state at exit unless sums are running.
         """
         self._closed = True
         pipeline, self._pipeline = self._pipeline, None
@@ -161,46 +161,46 @@ class SwitchAllreduceState:
             pipeline.close()
 
     def name(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-        """Give parameters the names by which `forms`, `stats` and checkpoints know them: after a restore.
+        """Name parameters for `forms`, `stats` and checkpoints, e.g. after a restore.
 
-        Raises HookConfigError for a name that another parameter has, if that is still there.
+        Raises HookConfigError if another live parameter has one of the names.
         """
         for name, parameter in checked_names(parameters):
-            # Sums and residuals of the one would pass for those of the other.
+            # Two parameters of one name would share sums and residuals.
             if self._owner(name) not in (None, id(parameter)):
-                gc.collect()  # a module that was let go of can be in cycles
+                gc.collect()  # an unreferenced module can be in cycles
                 if self._owner(name) not in (None, id(parameter)):
                     raise HookConfigError(
-                        f"names: {name!r} is that of two parameters; put the names of their modules in "
-                        "front, or let go of the module that has it"
+                        f"names: {name!r} names two parameters; prefix it with the names of their modules, "
+                        "or delete the module that has it"
                     )
             self._give(name, parameter)
 
     def stats(self) -> HookStats:
-        """What was summed and what it cost, on this worker, since the state was made or restored."""
+        """Return what this worker summed, and its cost, since the state was made or restored."""
         with self._lock:
             return replace(self._stats, wait_s=self._wait_s)
 
     def state_dict(self) -> dict[str, Any]:
-        """What later steps depend on, as numbers and tensors that `torch.load` takes by default.
+        """Return what later steps depend on, as numbers and tensors that `torch.load` accepts by default.
 
-        Call it between steps. Each rank has its own: residuals are what this rank has not sent yet.
+        Call it between steps. Save it on each rank: residuals are what this rank has not sent yet.
         """
         self._drain()
         return saved(self._steps, self._feedback)
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called, with like parameters. Raises HookConfigError if it cannot."""
+        """Continue where `state_dict` was called. Raises HookConfigError for values of another state."""
         self._drain()
         self._steps = loaded(values, self._feedback)
 
     def submit(
         self, buffer: torch.Tensor, parameters: Sequence[torch.Tensor]
     ) -> torch.futures.Future[torch.Tensor]:
-        """Have a bucket averaged in place, after those submitted before; for `hook`."""
+        """Queue a bucket to be averaged in place, after those submitted before; for `hook`."""
         if buffer.layout != torch.strided:
             raise HookConfigError(
-                f"gradient: is {buffer.layout}; make the embedding with sparse=False, its zeros are not sent"
+                f"gradient: is {buffer.layout}; make the embedding with sparse=False; its zeros are not sent"
             )
         bucket = Bucket(buffer, [parameter.numel() for parameter in parameters])
         done = bucket.future()
@@ -208,7 +208,7 @@ class SwitchAllreduceState:
         if torch._C._current_graph_task_id() == _NO_PASS:
             pass_on(work, done, lambda: buffer)
         else:
-            # DDP ends its pass all the same, or it would have no other; what failed is no gradient.
+            # DDP must end its pass normally to be able to begin another; failed gradients become NaN.
             told = pass_on(work, done, lambda: buffer, after_error=lambda: buffer.fill_(math.nan))
             _call_back(partial(self._wait_for, told))
         return done
@@ -218,12 +218,12 @@ class SwitchAllreduceState:
         if self._feedback is not None:
             raise HookConfigError("sparsifier: is for DDP, whose gradients have names; use None with FSDP")
         flat = tensor.detach().view(-1)
-        # A name for all of a size will do: nothing but the choice of a form is kept from step to step.
+        # One name for all tensors of a size suffices: only the choice of a form is kept between steps.
         name = f"tensor of {flat.numel()}"
         self._submitted(Bucket(flat, [flat.numel()]), (name,)).result()
 
     def end_step(self) -> None:
-        """Count a backward pass, one module's buckets of which have all been submitted; for `hook`."""
+        """Count a backward pass once one module's buckets have all been submitted; for `hook`."""
         if self._counted:
             return
         self._last_pass = torch._C._current_graph_task_id()
@@ -233,11 +233,11 @@ class SwitchAllreduceState:
         if self._log_every and self._stats.steps % self._log_every == 0:
             if self._last_pass == _NO_PASS:
                 self._log()
-            else:  # once the pass has waited for all sums, those of other modules, too
+            else:  # after the pass has waited for all sums, those of other modules included
                 _call_back(partial(_call_back, self._log))
 
     def _log(self) -> None:
-        """Say what the steps since the last time came to."""
+        """Log statistics of the steps since the last call."""
         before, self._logged = self._logged, self.stats()
         _STATISTICS.info(self._logged.since(before))
 
@@ -255,11 +255,11 @@ class SwitchAllreduceState:
         self._start(())
         _LOGGER.warning(
             "SwitchAllreduceState restored with all ranks as process_group, and without parameters' names: "
-            "set process_group and call name() before the first step if they were others"
+            "set process_group and call name() before the first step if they differed"
         )
 
     def _start(self, names: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-        """What a process makes anew."""
+        """Set up what is neither pickled nor restored."""
         self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._owners: dict[str, TensorWeakRef] = {}
         self._unnamed = 0
@@ -272,7 +272,7 @@ class SwitchAllreduceState:
         self.name(names)
 
     def _submitted(self, bucket: Bucket, names: tuple[str, ...]) -> Future[None]:
-        """A bucket's sum under way."""
+        """Queue a bucket's sum and return its future."""
         if self._closed:
             refused: Future[None] = Future()
             refused.set_exception(_left())
@@ -286,14 +286,14 @@ class SwitchAllreduceState:
 
     @property
     def _counted(self) -> bool:
-        """Whether the backward pass that is under way has been counted, with another module's buckets."""
+        """Whether the current backward pass has been counted already, with another module's buckets."""
         return self._last_pass != _NO_PASS and self._last_pass == torch._C._current_graph_task_id()
 
     def _names_of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
         for parameter in parameters:
             while parameter not in self._names:
                 name = f"parameter {self._unnamed}"
-                self._unnamed += 1  # those of modules that are gone are not given again
+                self._unnamed += 1  # names of deleted modules are not reused
                 if name not in self._owners:
                     self._give(name, parameter)
         return tuple(self._names[parameter] for parameter in parameters)
@@ -301,7 +301,7 @@ class SwitchAllreduceState:
     def _give(self, name: str, parameter: torch.Tensor) -> None:
         if parameter.is_complex():
             raise HookConfigError(
-                f"names: {name!r} is {parameter.dtype}; have its real and imaginary parts as parameters"
+                f"names: {name!r} is {parameter.dtype}; use its real and imaginary parts as parameters"
             )
         if parameter in self._names:
             del self._owners[self._names[parameter]]
@@ -309,7 +309,7 @@ class SwitchAllreduceState:
         self._owners[name] = TensorWeakRef(parameter)
 
     def _owner(self, name: str) -> int | None:
-        """The id of the parameter that has a name, if it is still there."""
+        """Return the id of the live parameter that has this name, or None."""
         owner = self._owners[name]() if name in self._owners else None
         return None if owner is None else id(owner)
 
@@ -341,7 +341,7 @@ class SwitchAllreduceState:
         )
 
     def _check_forms(self) -> None:
-        """Have an Allreduce refuse now what it would refuse in the first step, and forms of unknown names."""
+        """Raise HookConfigError now for settings that the first step would reject, and for unknown names."""
         try:
             self._allreduce(LocalSummation.group(1)[0], self._forms, (), "cpu")
         except ValueError as error:
@@ -353,16 +353,16 @@ class SwitchAllreduceState:
             )
 
     def _forms_of(self, names: tuple[str, ...]) -> RequestedForm | Mapping[str, RequestedForm]:
-        """What was asked for a bucket's parameters: an Allreduce knows of no others."""
+        """Return the requested forms of a bucket's parameters; its Allreduce rejects other names."""
         if isinstance(self._forms, str):
             return self._forms
         return {name: form for name, form in self._forms.items() if name in names}
 
     def _wait_for(self, work: Future[None]) -> None:
-        """At the end of a backward pass, which then raises what the work raised.
+        """Wait for work at the end of a backward pass, which then raises the work's error.
 
-        Where PyTorch waits for the bucket's future, in C++, an error would lose its type. It is raised when
-        all of DDP's callbacks, too, have been called.
+        If PyTorch's C++ code waited for the bucket's future instead, the error would lose its type. The error
+        is raised after all of DDP's callbacks have run.
         """
         started = time.perf_counter()
         with _profiled("wait"):
@@ -381,14 +381,14 @@ class SwitchAllreduceState:
 
 
 def _profiled(phase: str) -> torch.profiler.record_function:
-    """A range in the traces of torch's profiler."""
+    """Return a context that marks a range in the traces of torch's profiler."""
     return torch.profiler.record_function(f"peelsum::{phase}")
 
 
 def _left() -> HookError:
-    return HookError("state: has left its job, by close(); make a new one to go on")
+    return HookError("state: was closed; make a new one")
 
 
 def _call_back(function: Callable[[], None]) -> None:
-    """Have it called at the end of this thread's backward pass, after what else is to be called by then."""
+    """Call `function` at the end of this thread's backward pass, after callbacks queued before."""
     torch.autograd.Variable._execution_engine.queue_callback(function)

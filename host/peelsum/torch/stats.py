@@ -1,4 +1,4 @@
-"""What a hook's sums came to and cost, as plain values: whether it helps, and where the time goes."""
+"""Statistics of a hook's sums as plain values: bytes saved, and where the time goes."""
 
 from __future__ import annotations
 
@@ -11,50 +11,71 @@ from peelsum.allreduce.plan import Form
 
 @dataclass(frozen=True)
 class TensorStats:
-    """A parameter's gradient as it was last summed.
-
-    density: share of elements that were non-zero on some worker; NaN if the gradient was not finite.
-    density_worker: the same for this worker alone. error_bound: how far an element of the sum can be from
-    that of the workers' floats.
-    """
+    """A parameter's gradient as it was last summed."""
 
     elements: int
+    """Number of elements."""
+
     form: Form
+    """How the values travelled: dense, compact or sketch."""
+
     index: IndexForm | None
+    """How the index travelled; None for a form without an index."""
+
     density: float
+    """Share of elements that were non-zero on some worker; NaN if the gradient was not finite."""
+
     density_worker: float
+    """Share of elements that were non-zero on this worker; NaN if the gradient was not finite."""
+
     error_bound: float
+    """How far an element of the sum can be from the sum of the workers' floats."""
 
 
 @dataclass(frozen=True)
 class HookStats:
-    """Since the state was made or restored, on this worker. Seconds and bytes are sums over buckets.
-
-    steps: backward passes that were summed. non_finite: gradients of parameters that were not finite on some
-    worker. wire_bytes: payload of this worker's packets; dense_bytes: what it would be, sent dense.
-    encode_s, network_s, decode_s: of the threads that sum. wait_s: what the training thread waited for them
-    at the ends of its backward passes. tensors: by the parameters' names.
-    """
+    """Totals of this worker since the state was made or restored, summed over buckets."""
 
     steps: int = 0
+    """Backward passes that were summed."""
+
     buckets: int = 0
+    """Buckets that were summed."""
+
     elements: int = 0
+    """Elements of their gradients."""
+
     non_finite: int = 0
+    """Parameters' gradients that were not finite on some worker."""
+
     wire_bytes: int = 0
+    """Payload bytes of this worker's packets."""
+
     dense_bytes: int = 0
+    """Payload bytes that dense gradients would take."""
+
     encode_s: float = 0.0
+    """Seconds that the summing threads spent on encoding."""
+
     network_s: float = 0.0
+    """Seconds that the summing threads waited for the network."""
+
     decode_s: float = 0.0
+    """Seconds that the summing threads spent on decoding."""
+
     wait_s: float = 0.0
+    """Seconds that the training thread waited for sums at the ends of its backward passes."""
+
     tensors: dict[str, TensorStats] = field(default_factory=dict)
+    """The last sum of each parameter, by name."""
 
     @property
     def saving(self) -> float:
-        """How many times more bytes dense gradients would be: above 1, it helps. 1 before the first sum."""
+        """How many times as many bytes dense gradients would take; 1 before the first sum."""
         return self.dense_bytes / self.wire_bytes if self.wire_bytes else 1.0
 
     def since(self, before: HookStats) -> str:
-        """One line about the steps after those of `before`."""
+        """Return one line about the steps since `before`."""
         steps = max(self.steps - before.steps, 1)
         sent, dense = self.wire_bytes - before.wire_bytes, self.dense_bytes - before.dense_bytes
         encode, network, decode, wait = (
@@ -68,7 +89,7 @@ class HookStats:
         )
 
     def plus(self, result: StepResult) -> HookStats:
-        """With one more bucket."""
+        """Return the statistics with one more bucket."""
         return HookStats(
             steps=self.steps,
             buckets=self.buckets + 1,

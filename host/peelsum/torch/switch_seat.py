@@ -1,7 +1,4 @@
-"""From a rank to its port at a switch, by a job described in the environment, in a file or by a controller.
-
-It reads and connects; what the job's fields mean is the transport's affair.
-"""
+"""Connects a rank to its port at a switch, for a job given by the environment, a file or a controller."""
 
 from __future__ import annotations
 
@@ -19,30 +16,34 @@ from peelsum.transport import JobConfig, SwitchSummation, job_config
 from peelsum.transport.asking import Claim
 from peelsum.transport.seats import SEAT
 
-#: The job for all ranks of a machine: what may stand behind `switch:`.
+#: The job for all ranks of a machine, in the form that follows `switch:`.
 JOB = "PEELSUM_JOB"
 #: How long a controller may take to admit a job, in seconds.
 _ADMISSION_S = 60.0
-#: A controller's address, as others write one; here it is //HOST:PORT.
+#: A controller's address in forms other than //HOST:PORT, to suggest the right one.
 _CONTROLLER = re.compile(r"(?:\w+:/*|/)?([^/@:]+:\d+)/?")
-#: Jobs that this process has asked controllers for: as many on every rank.
+#: Counts the jobs that this process has requested, the same on every rank.
 _asked = count()
 
 
 class Store(Protocol):
-    """What all ranks read and write: a `torch.distributed.Store`."""
+    """A `torch.distributed.Store`, which all ranks read and write."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
 
 
 def plug_in(source: str, rank: int, ranks: int, store: Store, timeout_s: float | None) -> SwitchSummation:
-    """Rank's way to sum over the switch, in a job of as many workers as there are ranks.
+    """Connect a rank to the switch, in a job of as many workers as there are ranks.
 
-    `source` is what stands behind `switch:`; empty: the environment. Either FILE, JSON of `admission` and
-    `switch` or of a seat; or FILE@HOST:PORT, where FILE is what `peelsum job admit --json` printed; or
-    //HOST:PORT of a `peelsum job serve`, which admits the job again for every start and is asked by rank 0,
-    for all who share `store`. A switch's HOST:PORT is the port of rank 0; rank r's is at PORT + r.
+    `source` is what follows `switch:`; if empty, the environment is used. It has one of these forms:
+
+    - FILE: JSON with `admission` and `switch`, or a seat.
+    - FILE@HOST:PORT: FILE is the output of `peelsum job admit --json`.
+    - //HOST:PORT: a `peelsum job serve`, which admits the job again for every start. Rank 0 sends the request
+      and passes the response to all ranks that share `store`.
+
+    A switch's HOST:PORT is the port of rank 0; rank r connects to PORT + r.
     Raises HookConfigError or TransportError.
     """
     held = ExitStack()
@@ -57,7 +58,7 @@ def plug_in(source: str, rank: int, ranks: int, store: Store, timeout_s: float |
 
 
 def check_size(workers: int, ranks: int) -> None:
-    """Raise HookConfigError, the same on every rank, unless all ranks are workers and all workers ranks."""
+    """Raise HookConfigError, the same on every rank, unless there are as many ranks as workers."""
     if workers != ranks:
         raise HookConfigError(
             f"over: the job has {workers} workers, but {ranks} ranks train; "
@@ -88,37 +89,37 @@ def _field(values: dict[str, Any], name: str) -> Any:
 
 
 def _job(source: str, rank: int, store: Store, held: ExitStack) -> dict[str, Any]:
-    """The job's admission and how to reach the switch; `held` gets what is to be held with the seat."""
+    """Return the job's admission and the switch's address; `held` gets what must live as long as the seat."""
     if not source and SEAT in os.environ:
         return _own_or_all(_parsed(os.environ[SEAT], SEAT))
     source = source or os.environ.get(JOB, "")
     if not source:
         raise HookConfigError(
-            f"over: neither {SEAT} nor {JOB} is in the environment; set one, or say 'switch:FILE@HOST:PORT'"
+            f"over: neither {SEAT} nor {JOB} is in the environment; set one, or give 'switch:FILE@HOST:PORT'"
         )
     return _admitted(source[2:], rank, store, held) if source.startswith("//") else _described(source)
 
 
 def _seat(values: dict[str, Any], rank: int) -> dict[str, Any]:
-    """The rank's own place at the switch."""
+    """Return the job with the rank's own place at the switch."""
     return values | _place(values["switch"], rank) if "switch" in values else values
 
 
 def _own_or_all(seat: dict[str, Any]) -> dict[str, Any]:
-    """The seat, or those of the whole network where torchrun has started several ranks in it."""
+    """Return the seat, or all seats of the network if torchrun started several ranks here."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks == 1:
         return {name: value for name, value in seat.items() if name != "switch"}
     if "switch" not in seat:
         raise HookConfigError(
-            f"over: {SEAT} is one worker's, but {ranks} ranks run here; start one at each host, as by "
+            f"over: {SEAT} is for one worker, but {ranks} ranks run here; start one at each host, as with "
             "torchrun --nproc-per-node 1 --nnodes N --node-rank R --master-addr HOST"
         )
     return {"admission": seat["admission"], "switch": seat["switch"]}
 
 
 def _described(source: str) -> dict[str, Any]:
-    """The job of FILE or FILE@HOST:PORT."""
+    """Return the job of FILE or FILE@HOST:PORT."""
     name, _, address = source.partition("@")
     try:
         values = _parsed(Path(name).read_text(), name)
@@ -130,7 +131,7 @@ def _described(source: str) -> dict[str, Any]:
 
 
 def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict[str, Any]:
-    """The job as a controller admits it: rank 0 asks, and tells the others, even if there is no answer."""
+    """Return the job as a controller admits it: rank 0 requests it and tells the others, errors included."""
     key, address = f"peelsum/job/{next(_asked)}", _address(controller)
     if rank == 0:
         try:
@@ -140,7 +141,7 @@ def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict
         except HookConfigError as error:
             answer = json.dumps({"error": f"rank 0: {str(error).removeprefix('over: ')}"})
         except OSError as error:
-            reason = f"rank 0: {error.strerror or error}; see whether `peelsum job serve` runs"
+            reason = f"rank 0: {error.strerror or error}; check that `peelsum job serve` runs"
             answer = json.dumps({"error": reason})
         store.set(key, answer)
     values = _parsed(store.get(key).decode(), f"the answer of controller {controller}")
@@ -150,7 +151,7 @@ def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict
 
 
 def _place(addresses: str | list[str], rank: int) -> dict[str, Any]:
-    """By all ranks' ports, or by that of rank 0, which the others follow."""
+    """Return the rank's address: its own in a list of all, or rank 0's with the port plus `rank`."""
     if isinstance(addresses, list) and rank < len(addresses):
         host, port = _address(addresses[rank])
         return {"switch_host": host, "switch_port": port}
@@ -162,7 +163,7 @@ def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal():
         raise HookConfigError(
-            f"over: {text!r} is no HOST:PORT; give rank 0's port of the switch, or a controller's"
+            f"over: {text!r} is not HOST:PORT; give rank 0's port of the switch, or a controller's"
         )
     return host, int(port)
 
@@ -171,7 +172,7 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
-        raise HookConfigError(f"over: {where} is no JSON ({error}); give a job or a seat") from error
+        raise HookConfigError(f"over: {where} is not JSON ({error}); give a job or a seat") from error
     if not isinstance(values, dict):
-        raise HookConfigError(f"over: {where} is no JSON object; give a job or a seat")
+        raise HookConfigError(f"over: {where} is not a JSON object; give a job or a seat")
     return values

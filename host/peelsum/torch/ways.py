@@ -1,4 +1,4 @@
-"""The choice of a way to sum by one argument: the switch, or a backend of torch.distributed."""
+"""The choice of a backend by one argument: the switch, or a backend of torch.distributed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ _TIMEOUT_S = 30.0
 def connect(
     over: str | Summation, process_group: dist.ProcessGroup | None, timeout_s: float | None
 ) -> Summation:
-    """A way to sum over the ranks of `process_group` (None: all), who all call this.
+    """Connect the ranks of `process_group` (None: all) to a backend; all of them must call this.
 
-    over: "switch", the job being described in the environment; "switch:..." as `plug_in` explains; the name
-    of a backend, such as "gloo" or "nccl"; or a summation that is there. timeout_s: how long a sum may wait
-    for a worker; None is the job's, or 30 s. Raises HookConfigError, TransportError, and what torch raises.
+    over: "switch" takes the job from the environment, "switch:..." as `plug_in` explains. The name of a
+    backend of torch.distributed, such as "gloo" or "nccl", sums over that. A summation is returned as it is.
+    timeout_s: how long a sum may wait for a worker; None takes the job's timeout, or 30 s.
+    Raises HookConfigError, TransportError, and torch's errors.
     """
     group = process_group or dist.group.WORLD
     if group is None:
-        raise HookConfigError("process_group: there is none; call torch.distributed.init_process_group first")
+        raise HookConfigError(
+            "process_group: not initialized; call torch.distributed.init_process_group first"
+        )
     if not isinstance(over, str):
         check_size(over.workers, group.size())
         return over
@@ -39,4 +42,6 @@ def connect(
             f"over: torch {torch.__version__} was built without {over!r}; use 'switch' or 'gloo', "
             "or install a build that has it"
         )
-    raise HookConfigError(f"over: {over!r} is no way to sum; use 'switch' or a backend such as 'gloo'")
+    raise HookConfigError(
+        f"over: {over!r} is not a backend; use 'switch', or one of torch.distributed such as 'gloo'"
+    )

@@ -1,4 +1,4 @@
-"""Networks of switch, controller, server and workers, played by processes on this machine."""
+"""Networks of switches, a controller, a server and workers, run as processes on this machine."""
 
 from peelsum.topology.errors import ProcessError, TopologyError
 from peelsum.topology.processes import Child, Signalled, end_with_parent, hear, say

@@ -1,4 +1,4 @@
-"""A BMv2 switch process (`simple_switch_grpc`) on given interfaces, from start to end."""
+"""Starts and ends a BMv2 switch process (`simple_switch_grpc`) on given interfaces."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _PATIENCE = 30.0
 
 
 def available() -> bool:
-    """Whether BMv2 is installed."""
+    """Return whether BMv2 is installed."""
     return shutil.which(BINARY) is not None
 
 
 def start(
     interfaces: Mapping[int, str], *, name: str = BINARY, device_id: int = 1, address: str | None = None
 ) -> tuple[str, Child]:
-    """BMv2 without a pipeline, `interfaces` by switch port; its P4Runtime address, and the process.
+    """Start BMv2 without a pipeline; return its P4Runtime address and the process.
 
-    address: where P4Runtime listens; a free port of this host if left out. Raises TopologyError where BMv2 is
-    missing or does not come up.
+    interfaces: by switch port. address: where P4Runtime listens; by default a free port of this host.
+    Raises TopologyError if BMv2 is missing or does not start.
     """
     if not available():
-        raise TopologyError(f"{BINARY}: not found on PATH; install BMv2, or do without it")
+        raise TopologyError(f"{BINARY}: not found on PATH; install BMv2, or use the softswitch")
     address = address or f"127.0.0.1:{_free_tcp_port()}"
     command = [BINARY, "--no-p4", "--device-id", str(device_id), "--log-level", "off"]
     for port, interface in interfaces.items():
         command += ["-i", f"{port}@{interface}"]
     if _takes_thrift_port(shutil.which(BINARY) or BINARY):
-        command += ["--thrift-port", str(_free_tcp_port())]  # by default all would listen at 9090
+        command += ["--thrift-port", str(_free_tcp_port())]  # the default, 9090, would be the same for all
     command += ["--", "--grpc-server-addr", address, "--cpu-port", str(CPU_PORT)]
     child = Child(name, command, foreign=True)
     try:
@@ -52,7 +52,7 @@ def start(
 
 @contextmanager
 def running(interfaces: Mapping[int, str], *, device_id: int = 1) -> Iterator[str]:
-    """As `start`; yields the address, and ends BMv2 at exit."""
+    """Run BMv2 as `start` does, yield its address, and end it at exit."""
     address, child = start(interfaces, device_id=device_id)
     try:
         yield address
@@ -62,11 +62,11 @@ def running(interfaces: Mapping[int, str], *, device_id: int = 1) -> Iterator[st
 
 @cache
 def _takes_thrift_port(binary: str) -> bool:
-    """Whether this BMv2 was built with Thrift, as its help tells."""
+    """Return whether this BMv2 was built with Thrift, according to its help text."""
     try:
         shown = subprocess.run([binary, "--help"], capture_output=True, timeout=_PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return False  # starting it tells more
+        return False  # starting it reports the error
     return b"--thrift-port" in shown.stdout + shown.stderr
 
 
@@ -81,7 +81,7 @@ def _await_listener(address: str, child: Child) -> None:
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         if not child.running:
-            raise TopologyError(child.obituary())
+            raise TopologyError(child.exit_report())
         try:
             socket.create_connection((host, int(port)), timeout=1).close()
         except OSError:
@@ -90,5 +90,5 @@ def _await_listener(address: str, child: Child) -> None:
             return
     raise TopologyError(
         f"{child.name}: {BINARY} does not listen on {address} after {_PATIENCE:g} s{child.last_words()}; "
-        "see whether another program has a port that it wants"
+        "check whether another program uses one of its ports"
     )

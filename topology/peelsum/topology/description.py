@@ -1,7 +1,7 @@
-"""A network as data: hosts, switches, links and the job they do, as TOML or JSON.
+"""The description of a network as TOML or JSON: hosts, switches, links and their job.
 
-The shape is the one of p4lang/tutorials' topology.json (`links` as ["h1", "s1-p1", latency, bandwidth]), with
-a job and loss added. Owns every check that needs no kernel. Refuses to know how a network is realised.
+Its structure is that of p4lang/tutorials' topology.json (`links` as ["h1", "s1-p1", latency, bandwidth]),
+with a job and loss added. Every check that needs no kernel is made here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MILLISECONDS = {"us": 0.001, "ms": 1.0, "s": 1000.0, None: 1.0}
 
 
 class TopologyDescriptionError(TopologyError):
-    """A description that cannot be right; the message names source, field, value and remedy."""
+    """An invalid description; the message names source, field, value and remedy."""
 
 
 def _address(value: Any) -> Any:
@@ -55,7 +55,7 @@ def _mac(value: str) -> str:
 
 
 def _milliseconds(value: Any) -> Any:
-    """Milliseconds of a tutorial's latency: a number, or a string with a unit."""
+    """Return milliseconds for a latency in the tutorials' form: a number, or a string with a unit."""
     if not isinstance(value, str):
         return value
     found = _LATENCY.fullmatch(value.strip())
@@ -73,39 +73,50 @@ class _Section(BaseModel):
 
 
 class Host(_Section):
-    """A host's addresses, given by the topology where left out, and what it runs once when it is up."""
+    """A host: its addresses, and the commands that it runs at its start."""
 
     ip: Address | None = None
+    """IPv4 address with prefix; by default numbered by the topology."""
+
     mac: Mac | None = None
+    """MAC address; by default numbered by the topology."""
+
     commands: tuple[str, ...] = ()
+    """Shell commands, run once in the host's namespace."""
 
 
 class SwitchNode(_Section):
-    """The source address of what a switch sends to its hosts, given by the topology where left out.
-
-    mark_from: how many packets may wait at a port with a rate before those behind them are marked.
-    """
+    """A switch: the source address of packets to its hosts, and its marking threshold."""
 
     ip: Address | None = None
+    """IPv4 address with prefix; by default numbered by the topology."""
+
     mac: Mac | None = None
+    """MAC address; by default numbered by the topology."""
+
     mark_from: int = Field(default=64, ge=0, lt=1 << 19)
+    """Packets that may wait at a port with a rate before later ones get an ECN mark."""
 
 
 class Link(_Section):
-    """A cable between two ends, each a host or a `<switch>-p<port>`; what it does, it does each way.
-
-    rate_mbit: None is as fast as the machine. loss: share of packets, 0 to 1.
-    """
+    """A cable between two ends. Latency, rate and loss apply in each direction."""
 
     ends: tuple[str, str]
+    """Two ends, each a host or a `<switch>-p<port>`."""
+
     latency_ms: Annotated[float, BeforeValidator(_milliseconds)] = Field(default=0.0, ge=0, le=60_000)
+    """Latency in milliseconds."""
+
     rate_mbit: float | None = Field(default=None, ge=0.01, le=34_000)
+    """Rate in Mbit/s; None is as fast as the machine."""
+
     loss: float = Field(default=0.0, ge=0, lt=1)
+    """Share of packets that are lost, from 0 to below 1."""
 
     @model_validator(mode="before")
     @classmethod
     def _from_list(cls, value: Any) -> Any:
-        """The tutorials' form: two ends, then latency, then bandwidth in Mbit/s."""
+        """Accept the tutorials' form: two ends, then latency, then bandwidth in Mbit/s."""
         if not isinstance(value, list | tuple):
             return value
         if not 2 <= len(value) <= 4:
@@ -118,7 +129,7 @@ class Link(_Section):
 
 
 class JobNode(_Section):
-    """The job that the network does: hosts by role. Only what the transport must know is here."""
+    """The job that the network runs: hosts by role, and the transport's settings."""
 
     workers: tuple[str, ...] = Field(min_length=2)
     server: str
@@ -129,7 +140,7 @@ class JobNode(_Section):
 
 
 class Topology(_Section):
-    """A whole network. Every host has one link; every switch port at most one."""
+    """A network. Every host has one link; every switch port has at most one."""
 
     hosts: dict[str, Host]
     switches: dict[str, SwitchNode] = Field(min_length=1)
@@ -157,7 +168,7 @@ class Topology(_Section):
 
     @cached_property
     def trunks(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """The ports, at the one and at the other, of the link between two switches; both ways round."""
+        """The ports (near, far) of the link between two switches, by (near, far) in both orders."""
         found = {}
         for link in self.links:
             one, other = (switch_port(end) for end in link.ends)
@@ -167,9 +178,9 @@ class Topology(_Section):
         return found
 
     def bridge(self, switch: str) -> dict[str, int]:
-        """The port of a switch behind which each host is, by MAC address; hosts out of its reach left out."""
+        """Return the port of `switch` that leads to each reachable host, by the host's MAC address."""
         found = {}
-        ahead = [(switch, "", 0)]  # a switch, the one before it, and the port of the first that leads there
+        ahead = [(switch, "", 0)]  # a switch, the one before it, and the first switch's port that leads there
         while ahead:
             here, before, first = ahead.pop()
             for host, (at, port) in self.attachments.items():
@@ -181,12 +192,12 @@ class Topology(_Section):
         return found
 
     def ports(self, switch: str) -> list[int]:
-        """A switch's ports that have a link, ascending."""
+        """Return the ports of `switch` that have a link, in ascending order."""
         ends = [port for link in self.links for end in link.ends if (port := switch_port(end))]
         return sorted(port for name, port in ends if name == switch)
 
     def rates(self, switch: str) -> dict[int, float]:
-        """Mbit/s by port, of a switch's ports whose link has a rate."""
+        """Return Mbit/s by port, for the ports of `switch` whose link has a rate."""
         return {
             port[1]: link.rate_mbit
             for link in self.links
@@ -195,7 +206,7 @@ class Topology(_Section):
         }
 
     def address_of(self, name: str) -> tuple[str, str]:
-        """A host's or switch's MAC and IPv4 address with its prefix; numbered where none was given."""
+        """Return a host's or switch's MAC and IPv4 address with prefix, numbered if not given."""
         node = self.hosts.get(name) or self.switches[name]
         number = list(self.hosts).index(name) + 1 if name in self.hosts else 0
         last = number or 254 - list(self.switches).index(name)
@@ -204,13 +215,13 @@ class Topology(_Section):
 
 
 def switch_port(end: str) -> tuple[str, int] | None:
-    """The switch and port that a link's end names; None if it is no `<switch>-p<port>`."""
+    """Return the switch and port of a link's end, or None if it is not `<switch>-p<port>`."""
     found = _SWITCH_PORT.fullmatch(end)
     return (found["switch"], int(found["port"])) if found else None
 
 
 def star(workers: int = 4) -> Topology:
-    """One switch, the workers at ports 1 to n, the aggregation server behind them."""
+    """Return a star: one switch, workers at ports 1 to n and the aggregation server at port n + 1."""
     names = [f"h{number}" for number in range(1, workers + 2)]
     return Topology(
         hosts={name: Host() for name in names},
@@ -221,7 +232,7 @@ def star(workers: int = 4) -> Topology:
 
 
 def two_racks(workers_per_rack: int = 2) -> Topology:
-    """Two racks of workers, each with a switch, and above them a switch with the aggregation server."""
+    """Return two racks of workers, each with a switch, below a spine switch with the server."""
     racks = [[f"h{rack * workers_per_rack + n + 1}" for n in range(workers_per_rack)] for rack in range(2)]
     top = f"h{2 * workers_per_rack + 1}"
     links = [
@@ -242,7 +253,7 @@ BUILT_IN = {"star": star, "two_racks": two_racks}
 
 
 def read(source: str) -> Topology:
-    """A built-in topology by its name, or the one in a .toml or .json file.
+    """Return a built-in topology by name, or the one in a .toml or .json file.
 
     Raises TopologyDescriptionError.
     """
@@ -252,7 +263,7 @@ def read(source: str) -> Topology:
     if path.suffix not in (".toml", ".json"):
         known = ", ".join(BUILT_IN)
         raise TopologyDescriptionError(
-            f"topology: {source}: is none of {known} and no .toml or .json file; give one of these"
+            f"topology: {source}: is neither {known} nor a .toml or .json file; give one of these"
         )
     try:
         return parse(path.read_text(encoding="utf-8"), source)
@@ -265,7 +276,7 @@ def read(source: str) -> Topology:
 
 
 def parse(text: str, source: str) -> Topology:
-    """The topology in `text`: JSON where `source` ends in .json, else TOML.
+    """Return the topology in `text`: JSON if `source` ends in .json, else TOML.
 
     Raises TopologyDescriptionError.
     """
@@ -273,12 +284,12 @@ def parse(text: str, source: str) -> Topology:
         values = json.loads(text) if source.endswith(".json") else tomllib.loads(text)
         return Topology.model_validate(values)
     except ValidationError as error:
-        # Only who complains waits for the control plane to load.
+        # Import the control plane, which is slow, only for an error.
         from peelsum.control.validation import first_validation_error
 
         complaint = first_validation_error(error, "a topology", Topology)
         raise TopologyDescriptionError(f"{source}: {complaint}") from None
-    except ValueError as error:  # what both decoders raise
+    except ValueError as error:  # both decoders raise it
         raise TopologyDescriptionError(f"{source}: cannot be read: {error}; correct it there") from None
 
 
@@ -311,15 +322,15 @@ def _check_links(topology: Topology) -> None:
 
 
 def _check_trunks(topology: Topology) -> None:
-    """Switches are joined as trees: in a ring broadcasts would go round for ever."""
+    """Check that switches form trees: in a ring, broadcasts would circulate endlessly."""
     joined = {name: {name} for name in topology.switches}
     for number, link in enumerate(topology.links):
         one, other = (switch_port(end) for end in link.ends)
         if one and other:
             if one[0] in joined[other[0]]:
                 raise ValueError(
-                    f"links.{number}: {link}: would carry nothing: {one[0]} and {other[0]} are joined "
-                    "already, and a ring is not to be; remove it"
+                    f"links.{number}: {link}: closes a ring: {one[0]} and {other[0]} are joined "
+                    "already; remove it"
                 )
             both = joined[one[0]] | joined[other[0]]
             joined.update(dict.fromkeys(both, both))
@@ -330,7 +341,9 @@ def _check_end(topology: Topology, field: str, end: str) -> None:
         return
     port = switch_port(end)
     if port is None or port[0] not in topology.switches:
-        raise ValueError(f"{field}: {end!r}: is no host and no port of a switch; use one, as h1 or s1-p1")
+        raise ValueError(
+            f"{field}: {end!r}: is neither a host nor a switch port; use one, such as h1 or s1-p1"
+        )
     if not 1 <= port[1] < CPU_PORT:
         raise ValueError(f"{field}: {end!r}: port {port[1]} is out of range; use 1 to {CPU_PORT - 1}")
 
@@ -344,7 +357,7 @@ def _check_addresses(topology: Topology) -> None:
         for address in (mac, ip.partition("/")[0]):
             other = owners.setdefault(address, name)
             if other != name:
-                raise ValueError(f"{name}: {address}: belongs to {other}, too; give each its own")
+                raise ValueError(f"{name}: {address}: is also that of {other}; give each its own")
 
 
 def _check_job(topology: Topology) -> None:
@@ -357,7 +370,7 @@ def _check_job(topology: Topology) -> None:
         )
     for name, count in Counter((*job.workers, job.server)).items():
         if name not in topology.hosts:
-            raise ValueError(f"job: {name!r}: is no host; use one of {', '.join(topology.hosts)}")
+            raise ValueError(f"job: {name!r}: is not a host; use one of {', '.join(topology.hosts)}")
         if count > 1:
             raise ValueError(f"job: {name!r}: has {count} roles; give each host one")
     spine = topology.attachments[job.server][0]

@@ -1,9 +1,9 @@
-"""Errors of a network that this machine plays."""
+"""Errors of a network that runs on this machine."""
 
 
 class TopologyError(Exception):
-    """Base of everything that can go wrong with a network of processes."""
+    """The base of all errors of a network of processes."""
 
 
 class ProcessError(TopologyError):
-    """A process of the network did not start, did not answer, or ended with a complaint."""
+    """A process of the network did not start, did not answer, or ended with an error."""

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal: one exception for all three, and a second look for lost ones."""
+"""One exception for Ctrl-C, SIGTERM and a closed terminal, and a check for exceptions that were lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
-    """One of SIGNALS came. `status` is the exit status by which shells tell which."""
+    """One of SIGNALS was received. `status` is the exit status by which shells report it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -17,10 +17,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """While entered, the first of SIGNALS raises Interrupted; those after it cannot disturb the clean-up.
+    """A context in which the first of SIGNALS raises Interrupted; later ones cannot disturb the clean-up.
 
-    What a handler raises is lost where C calls back into Python. So code that goes on for long calls
-    `check`, which raises it again. Signals that were ignored before, as by nohup, stay so.
+    An exception of a signal handler is lost where C calls back into Python. So long-running code calls
+    `check`, which raises it again. Signals that were ignored before, as by nohup, stay ignored.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def check(self) -> None:
-        """Raise Interrupted if a signal has come."""
+        """Raise Interrupted if a signal was received."""
         if self._number:
             raise Interrupted(self._number)
 

@@ -1,7 +1,4 @@
-"""The job of a described network as the controller wants it: over one switch, or over racks below a spine.
-
-Owns which worker has which number. Refuses to know what plays the switches.
-"""
+"""The controller's description of a network's job: over one switch, or over racks below a spine."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from peelsum.wire import MAX_WORKERS
 
 
 def worker_numbers(topology: Topology, job: JobNode) -> dict[str, int]:
-    """The workers' numbers by host: in order with one switch, else rack * MAX_WORKERS + place."""
+    """Return workers' numbers by host: in order with one switch, else rack * MAX_WORKERS + place."""
     racks = _racks(topology, job)
     if not racks:
         return {host: number for number, host in enumerate(job.workers)}
@@ -26,9 +23,9 @@ def worker_numbers(topology: Topology, job: JobNode) -> dict[str, int]:
 def description(
     topology: Topology, job: JobNode, p4runtime: Mapping[str, str], window: int, *, addressed: bool
 ) -> str:
-    """A job description for `peelsum job admit`, TOML.
+    """Return a job description for `peelsum job admit`, as TOML.
 
-    p4runtime: by switch. addressed: whether hosts have addresses, which packets to them must carry.
+    p4runtime: addresses by switch. addressed: whether packets to hosts must carry the hosts' addresses.
     """
     text = f"[job]\nid = {job.id}\nworkers = {len(job.workers)}\nwindow = {window}\n"
     text += f"timeout_s = {job.timeout_s}\n"
@@ -36,7 +33,7 @@ def description(
     server = topology.attachments[job.server][1]
 
     def switch(name: str, section: str, hosts: Iterable[str]) -> str:
-        """What every kind of section says of a switch and of the hosts behind it."""
+        """Return the lines that every section has for a switch and the hosts behind it."""
         said = f'p4runtime = "{p4runtime[name]}"\npipeline_lanes = {job.lanes}\n'
         said += f"device_id = {list(topology.switches).index(name) + 1}\n"
         if topology.rates(name):
@@ -58,7 +55,7 @@ def description(
 
 
 def _racks(topology: Topology, job: JobNode) -> dict[str, list[str]]:
-    """The workers by rack switch; empty where the server's switch is theirs."""
+    """Return the workers by rack switch; empty if they are at the server's switch."""
     racks: dict[str, list[str]] = {}
     for host in job.workers:
         racks.setdefault(topology.attachments[host][0], []).append(host)

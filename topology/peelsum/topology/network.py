@@ -1,7 +1,7 @@
-"""A described network, played on this machine: switches, the job's controller and server, places for hosts.
+"""Runs a described network on this machine: switches, the job's controller and server, places for hosts.
 
-Owns what is started in which order. How a link is made is either loopback UDP (`UdpNetwork`: no privileges)
-or virtual Ethernet between network namespaces (`VethNetwork`: root).
+Links are loopback UDP (`UdpNetwork`, without privileges) or virtual Ethernet between network namespaces
+(`VethNetwork`, as root).
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from peelsum.transport.seats import SEAT
 from peelsum.wire import UDP_PORT
 
 SwitchKind = Literal["embedded", "bmv2"]
-#: BMv2's queues hold 64 packets a port by default; more chunks under way would be dropped there.
+#: Chunks in flight. BMv2's queues hold 64 packets a port by default, and would drop more.
 _WINDOWS = {"embedded": 512, "bmv2": 64}
 _LOOPBACK = "127.0.0.1"
 _SERVER, _CONTROLLER = "server", "controller"
 
 
 class Network(ABC):
-    """Started on entry, ended on exit; how is up to the subclass.
+    """A running network, started on entry and ended on exit; subclasses make its links.
 
-    name: unique for all time. places: where commands run, by host or switch. p4runtime: by switch.
+    name: unique across all networks. places: where commands run, by host or switch. p4runtime: addresses by
+    switch.
     """
 
     def __init__(self, topology: Topology, switch: SwitchKind = "embedded", *, restart: bool = False) -> None:
-        """restart: start a switch or a server that ends by itself again; otherwise that is an error."""
+        """restart: whether to restart a switch or a server that ends by itself, instead of raising."""
         self.topology = topology
         self.switch = switch
         self._restart = restart
@@ -52,7 +53,7 @@ class Network(ABC):
         self.p4runtime: dict[str, str] = {}
         self._stack, self._job_stack = ExitStack(), ExitStack()
         self._parts: dict[str, Part] = {}
-        #: A file that is there while workers can take their seats; None without a job.
+        #: A file that exists while workers can take their seats; None without a job.
         self.seats_file: Path | None = None
 
     def __enter__(self) -> Self:
@@ -70,14 +71,14 @@ class Network(ABC):
 
     @property
     def processes(self) -> dict[str, int]:
-        """The numbers of the processes that play switches, controller and server, by name."""
+        """The process ids of switches, controller and server, by name."""
         return {name: part.child.pid for name, part in self._parts.items()}
 
     def check(self) -> list[str]:
-        """What came about since the last call, in words; after any of it, `places` may have new seats.
+        """Return what happened since the last call, in words; after that, `places` may have new seats.
 
-        A job that has finished is admitted again, in a new generation. Raises ProcessError if a part has
-        ended by itself, unless it is to be restarted.
+        A finished job is admitted again, in a new generation. Raises ProcessError if a part has ended by
+        itself and is not to be restarted.
         """
         news = self._told_by_controller()
         ended = [part for part in self._parts.values() if not part.child.running]
@@ -91,7 +92,7 @@ class Network(ABC):
         return news
 
     def readmit(self) -> str:
-        """Have the job admitted again, in a new generation, for workers that start again; what was done."""
+        """Admit the job again, in a new generation, for restarted workers. Return what was done, in words."""
         self._job_stack.close()
         with self._marked():
             self._start_job()
@@ -108,7 +109,7 @@ class Network(ABC):
     def _after_the_end_of(self, part: Part) -> str:
         if self._restart or part.again is None:
             return part.restart()
-        raise ProcessError(f"{part.child.obituary()}; with --restart it would have been started again")
+        raise ProcessError(f"{part.child.exit_report()}; with --restart it would have been started again")
 
     def close(self) -> None:
         """End every process, the ones that use others first."""
@@ -122,11 +123,11 @@ class Network(ABC):
 
     @abstractmethod
     def _start_job(self) -> None:
-        """Have the job let in, if there is one, start its server, and fill `places`."""
+        """Admit the job, if there is one, start its server, and fill `places`."""
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
-        """Whatever is started in the body inherits the network's marker."""
+        """Set the network's marker, which processes that the body starts inherit."""
         before = os.environ.get(MARKER)
         os.environ[MARKER] = self.name
         try:
@@ -137,21 +138,21 @@ class Network(ABC):
                 os.environ[MARKER] = before
 
     def _child(self, stack: ExitStack, name: str, *arguments: str, pid: int | None = None) -> dict[str, Any]:
-        """A `peelsum` command that is ready, in the namespace of `pid` if given; what it says.
+        """Start a `peelsum` command, which ends with `stack`; return its first object.
 
-        It ends with `stack`.
+        pid: a process in whose network namespace it runs.
         """
         child, said = _ready(name, *arguments, pid=pid)
         self._play(stack, child)
         return said
 
     def _play(self, stack: ExitStack, child: Child) -> None:
-        """Have a child play the part of its name until `stack` ends."""
+        """Register a child as the part of its name until `stack` ends."""
         self._parts[child.name] = part = Part(child)
         stack.callback(part.stop)
 
     def _admit(self, job: JobNode, *, addressed: bool) -> dict[str, Any]:
-        """Have the job let in; `addressed` is whether packets to hosts must carry their addresses."""
+        """Admit the job; `addressed` is whether packets to hosts must carry their addresses."""
         folder = Path(self._job_stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-")))
         self.seats_file = folder / "seats"
         self.seats_file.touch()
@@ -165,14 +166,14 @@ class Network(ABC):
         options = ("--switch", switch, "--admission", json.dumps(admission), *more)
         options += ("--seats", str(self.seats_file))
         self._child(self._job_stack, _SERVER, "server", "run", *options, pid=pid)
-        # First of all when the job ends, so that `exec` gives nobody a seat whose server is about to end.
+        # Removed first when the job ends, so that `exec` gives out no seat whose server is about to end.
         self._job_stack.callback(self.seats_file.unlink, missing_ok=True)
         self._parts[_SERVER].again = lambda: _ready(_SERVER, "server", "run", *options, pid=pid)[0]
 
     def _place(
         self, host: str, address: tuple[str, int], wire: str, admission: Mapping[str, Any] | None, **more: Any
     ) -> dict[str, str]:
-        """A host's environment: the marker, and the seat of a worker, of which there is `more` to say."""
+        """Return a host's environment: the marker and, for a worker, its seat with the fields of `more`."""
         environment = {MARKER: self.name}
         job = self.topology.job
         if admission is not None and job is not None and host in job.workers:
@@ -189,7 +190,7 @@ class Network(ABC):
 
 
 class UdpNetwork(Network):
-    """Over loopback UDP: every switch a process, every port of it a UDP port, hosts wherever they like."""
+    """A network over loopback UDP: a switch is a process with a UDP port for each of its ports."""
 
     def __init__(self, topology: Topology, switch: SwitchKind = "embedded", *, restart: bool = False) -> None:
         super().__init__(topology, switch, restart=restart)
@@ -212,7 +213,7 @@ class UdpNetwork(Network):
         if job is not None:
             admission = self._admit(job, addressed=False)
             self._serve("{}:{}".format(*at[job.server]), admission)
-        # One machine plays all hosts, so whoever starts several workers at one of them can have all seats.
+        # All hosts are this machine, so a command that starts several workers may have all seats.
         numbers = jobs.worker_numbers(self.topology, job) if job is not None else {}
         seats = ["{}:{}".format(*at[host]) for host in sorted(numbers, key=lambda host: numbers[host])]
         for host, address in at.items():
@@ -221,7 +222,7 @@ class UdpNetwork(Network):
             self.places[switch] = Place(None, {MARKER: self.name})
 
     def _run(self, name: str, device_id: int) -> dict[int, int]:
-        """Start a switch; its UDP ports by switch port."""
+        """Start a switch; return its UDP ports by switch port."""
         losses = {link.loss for link in self.topology.links for end in link.ends if _switch_of(end) == name}
         if len(losses) > 1:
             raise TopologyError(
@@ -240,12 +241,12 @@ class UdpNetwork(Network):
         same = ["--p4runtime", self.p4runtime[name]]
         for port, udp in udp_ports.items():
             same += ["--udp-port", f"{port}@{udp}"]
-        # A switch that forgot who is behind its trunks has to say hello itself: the others no longer do.
+        # A restarted switch has to say hello on its trunks itself: its neighbours no longer do.
         self._parts[name].again = lambda: _ready(name, *command, *same, *self._joins(name))[0]
         return udp_ports
 
     def _joins(self, name: str) -> list[str]:
-        """Options that join a switch's ports to those of the switches that listen already."""
+        """Return options that join a switch's ports to those of switches that already listen."""
         return [
             word
             for other, udp_ports in self._udp_ports.items()
@@ -255,9 +256,10 @@ class UdpNetwork(Network):
 
 
 class VethNetwork(Network):
-    """Over virtual Ethernet: a network namespace for each host, and one for all switches.
+    """A network over virtual Ethernet: a network namespace for each host, and one for all switches.
 
-    This process enters the latter for good. Hosts have addresses, and know each other's and the switches'.
+    This process enters the latter permanently. Hosts have addresses, and neighbour entries for each other and
+    for the switches.
     """
 
     def __init__(self, topology: Topology, switch: SwitchKind = "embedded", *, restart: bool = False) -> None:
@@ -301,7 +303,7 @@ class VethNetwork(Network):
             inner.shape(rate_mbit=link.rate_mbit, latency_ms=link.latency_ms)
 
     def _run(self, name: str, device_id: int) -> str:
-        """Start a switch on its interfaces; its P4Runtime address in the switches' namespace."""
+        """Start a switch on its interfaces; return its P4Runtime address in the switches' namespace."""
         interfaces = {port: f"{name}-p{port}" for port in self.topology.ports(name)}
         if self.switch == "bmv2":
             address, child = bmv2.start(interfaces, name=name, device_id=device_id)
@@ -331,7 +333,7 @@ class VethNetwork(Network):
             self.places[switch_name] = Place(Process.of(os.getpid()), {MARKER: self.name})
 
     def _addressed(self, host: str) -> tuple[str, int]:
-        """Where a host sends what its switch shall sum."""
+        """Return the address to which a host sends contributions."""
         switch = self.topology.attachments[host][0]
         return self.topology.address_of(switch)[1].partition("/")[0], UDP_PORT
 
@@ -346,7 +348,7 @@ class VethNetwork(Network):
 
 
 def _ready(name: str, *arguments: str, pid: int | None = None) -> tuple[Child, dict[str, Any]]:
-    """A `peelsum` command that is ready, in the namespace of `pid` if given, and what it says."""
+    """Start a `peelsum` command, in the namespace of `pid` if given; return it and its first object."""
     prefix = () if pid is None else inside(pid)
     child = Child.peelsum(name, *arguments, "--json", "--child", prefix=prefix)
     try:
@@ -362,13 +364,13 @@ def _switch_of(end: str) -> str | None:
 
 
 def _check_udp(link: Link) -> None:
-    """Raise TopologyError for what loopback UDP cannot do."""
+    """Raise TopologyError if loopback UDP cannot carry the link."""
     if link.latency_ms:
-        raise TopologyError(f"links: {link}: latency: loopback UDP has none; use --links veth")
+        raise TopologyError(f"links: {link}: latency: not possible over loopback UDP; use --links veth")
 
 
 def _lay(wires: Wires, topology: Topology, link: Link, holders: Mapping[str, int]) -> None:
-    """Make one link, and have it be as slow and as lossy as it is described."""
+    """Make one link, with its rate, latency and loss."""
     (one, other) = sorted(link.ends, key=lambda end: end in holders)  # the switch's end first
     near, far = (one + "x", one + "y") if link.loss else (other, one)
     if link.loss:

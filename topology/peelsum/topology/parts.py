@@ -1,7 +1,4 @@
-"""One process of a network by its name, and its successors: what starts in its place when it ends by itself.
-
-Owns how often that is tried. Refuses to know what the process does.
-"""
+"""A process of a network that is restarted when it ends by itself, a limited number of times."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from collections.abc import Callable
 from peelsum.topology.errors import ProcessError
 from peelsum.topology.processes import Child
 
-#: A part that ends by itself more often than this is left as it is: what ends it will go on doing so.
+#: Restarts in a row after which the cause is taken to be permanent.
 MOST_RESTARTS = 5
-#: Who has lived for so long, in seconds, has not ended by what ended the ones before.
+#: A process that ran for so long, in seconds, resets the count of restarts.
 LONG_LIFE_S = 60.0
 
 
 class Part:
-    """A child that runs, and `again`, which starts another in its place, ready; None where none can be."""
+    """A running child, and `again`, which starts its successor and waits until that is ready; or None."""
 
     def __init__(
         self,
@@ -34,21 +31,21 @@ class Part:
 
     @property
     def name(self) -> str:
-        """What the part is called in messages."""
+        """The part's name in messages."""
         return self.child.name
 
     def restart(self) -> str:
-        """Put another child in the place of one that has ended; what happened.
+        """Replace a child that has ended; return what happened, in words.
 
-        Raises ProcessError, with how it ended, where that cannot be, or was done too often in a row.
+        Raises ProcessError with the exit report if it cannot be restarted, or was too often in a row.
         """
-        happened = self.child.obituary()
+        happened = self.child.exit_report()
         if self.again is None:
             raise ProcessError(happened)
         if self._clock() - self._born >= LONG_LIFE_S:
             self._restarts = 0
         if self._restarts == MOST_RESTARTS:
-            raise ProcessError(f"{happened}; not started again after {MOST_RESTARTS} times")
+            raise ProcessError(f"{happened}; not started again after {MOST_RESTARTS} restarts")
         self.child.stop()
         self._restarts += 1
         self.child = self.again()
@@ -56,5 +53,5 @@ class Part:
         return f"{happened}; started again"
 
     def stop(self) -> None:
-        """End whatever runs in this part's place."""
+        """End the child."""
         self.child.stop()

@@ -1,9 +1,8 @@
-"""Child processes that speak JSON lines: started, waited for, and ended with their parent.
+"""Child processes that print JSON lines, and that end with their parent.
 
-A child prints one object when it is ready and one when it ends; between the two it may print more. While
-something takes it long, it says what, as `working`, which is a sign of life and nothing else. It ends on
-SIGTERM, and when its standard input closes, which happens however its parent dies. A foreign program, which
-does not look at its input, is killed then.
+A child prints one object when it is ready and one when it ends, and may print more in between. During long
+operations it prints `working`, which only shows that it is alive. It ends on SIGTERM, and when its standard
+input closes, however its parent dies. A foreign program does not read its input; the kernel kills it then.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from peelsum.topology.errors import ProcessError
 
 #: How long a child may take to clean up before it is killed, in seconds.
 GRACE_S = 10.0
-#: How long a child may be without a sign of life while it starts, in seconds.
+#: How long a starting child may print nothing, in seconds.
 START_S = 120.0
-#: Lines of what a child said last that are told when it has ended by itself.
+#: How many of a child's last lines an exit report has.
 _LAST_LINES = 3
 _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
@@ -38,17 +37,17 @@ _libc = ctypes.CDLL(None)
 
 
 class Child:
-    """One command in a process of its own, out of reach of the terminal's Ctrl-C.
+    """A command in a process of its own, which the terminal's Ctrl-C does not reach.
 
-    on_work: what a child says that takes it long is told to it, from a thread, behind the child's name.
+    on_work: called from a thread with the child's name and what it reports as `working`.
     """
 
     on_work: Callable[[str], None] = staticmethod(lambda text: None)
 
     def __init__(self, name: str, command: Sequence[str], *, foreign: bool = False) -> None:
-        """foreign: the command is no `peelsum` command."""
+        """foreign: whether the command is not a `peelsum` command."""
         self.name = name
-        #: When the child last gave a sign of life, by `time.monotonic`.
+        #: When the child last printed something, by `time.monotonic`.
         self.heard_at = time.monotonic()
         self._work = ""
         self._other_lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -68,23 +67,23 @@ class Child:
 
     @classmethod
     def peelsum(cls, name: str, *arguments: str, prefix: Sequence[str] = ()) -> Self:
-        """A `peelsum` subcommand under the interpreter that runs this; `prefix` runs it somewhere else."""
+        """Start a `peelsum` subcommand under this interpreter; `prefix` is put before the command."""
         return cls(name, [*prefix, sys.executable, "-m", "peelsum.cli", *arguments])
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process id."""
         return self._process.pid
 
     def tell(self, **values: object) -> None:
-        """Send the child one object, which it gets from `hear`. A child that has ended hears nothing."""
+        """Send the child one object, which its `hear` returns. Does nothing if the child has ended."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(values).encode() + b"\n")
             self._process.stdin.flush()
 
     def has_line(self, timeout_s: float) -> bool:
-        """Whether `next_line` would return or raise at once, after at most `timeout_s`."""
+        """Wait up to `timeout_s`; return whether `next_line` would return or raise at once."""
         deadline = time.monotonic() + timeout_s
         while self._lines.empty():
             if time.monotonic() >= deadline:
@@ -93,14 +92,14 @@ class Child:
         return True
 
     def next_line(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next object that the child prints; None once it has ended well.
+        """Return the next object that the child prints, or None once it has ended with status 0.
 
-        Raises ProcessError if it ended otherwise, with the last line of its complaint, or gave no sign of
-        life for `timeout_s`.
+        Raises ProcessError with its last error line if it ended otherwise, or if it printed nothing for
+        `timeout_s`.
         """
         line = self._next_within(timeout_s)
         if line is None and self._process.wait(GRACE_S):
-            raise ProcessError(f"{self.name}: {self._complaint()}")
+            raise ProcessError(f"{self.name}: {self._last_error()}")
         self._last = line or self._last
         return line
 
@@ -112,7 +111,7 @@ class Child:
                 return self._lines.get(timeout=max(0.0, left))
             if time.monotonic() >= self._patience_ends(asked_at, timeout_s):
                 raise ProcessError(
-                    f"{self.name}: no answer within {timeout_s:g} s{self.busy_with()}; see whether it is "
+                    f"{self.name}: no answer within {timeout_s:g} s{self.busy_with()}; check whether it is "
                     "stopped, or what else keeps this machine busy"
                 )
 
@@ -120,11 +119,11 @@ class Child:
         return max(asked_at, self.heard_at) + timeout_s
 
     def busy_with(self) -> str:
-        """What the child said last that takes it long, to be put behind a complaint."""
+        """Return what the child last reported as `working`, to append to an error message."""
         return f", the last being {self._work!r}" if self._work else ""
 
     def ready(self, timeout_s: float = START_S) -> dict[str, Any]:
-        """The child's first object."""
+        """Return the child's first object. Raises ProcessError if it ended or printed nothing in time."""
         line = self.next_line(timeout_s)
         if line is None:
             raise ProcessError(f"{self.name}: ended before it was ready")
@@ -132,29 +131,29 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether the process has not ended yet."""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     @property
     def status(self) -> int | None:
-        """What the process ended with, as for `subprocess`; None while it runs."""
+        """The exit status, as in `subprocess`; None while the process runs."""
         return self._process.poll()
 
-    def obituary(self) -> str:
-        """How a child ended, and the last lines that it said: for one that ended by itself."""
+    def exit_report(self) -> str:
+        """Return how a child that ended by itself ended, and its last lines."""
         self._reader.join(GRACE_S)
         return f"{self.name}: {self._fate()}{self.last_words()}"
 
     def last_words(self) -> str:
-        """The last lines that a child said, to be put behind what became of it; empty if it said nothing."""
-        said = self._complaints()[-_LAST_LINES:] or list(self._other_lines)
+        """Return the child's last lines, to append to an error message; empty if there are none."""
+        said = self._error_lines()[-_LAST_LINES:] or list(self._other_lines)
         return f"; it said: {' | '.join(said)}" if said else ""
 
     def stop(self) -> dict[str, Any]:
-        """End the child and return the last object that it printed, {} if there is none."""
+        """End the child; return the last object that it printed, or {}."""
         if self.running:
             self._process.send_signal(signal.SIGTERM)
-            self._process.send_signal(signal.SIGCONT)  # a stopped process takes nothing else in
+            self._process.send_signal(signal.SIGCONT)  # a stopped process handles no other signal
         try:
             self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
@@ -183,11 +182,11 @@ class Child:
                 self._other_lines.append(line.decode(errors="replace").strip())
         self._lines.put(None)
 
-    def _complaint(self) -> str:
-        lines = self._complaints()
+    def _last_error(self) -> str:
+        lines = self._error_lines()
         return lines[-1].removeprefix("peelsum: ") if lines else self._fate()
 
-    def _complaints(self) -> list[str]:
+    def _error_lines(self) -> list[str]:
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip().splitlines()
 
@@ -197,13 +196,13 @@ class Child:
 
 
 def say(**values: object) -> None:
-    """Print one object to whoever started this process."""
-    sys.stdout.write(json.dumps(values) + "\n")  # in one piece, as threads say things, too
+    """Print one object for the parent process."""
+    sys.stdout.write(json.dumps(values) + "\n")  # one write, because several threads may print
     sys.stdout.flush()
 
 
 def hear() -> dict[str, Any]:
-    """The next object that whoever started this process told it. Ends the process if there is nobody."""
+    """Return the next object that the parent sent. Ends this process if the parent is gone."""
     line = sys.stdin.buffer.readline()
     if not line:
         raise SystemExit
@@ -211,12 +210,12 @@ def hear() -> dict[str, Any]:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends. For `preexec_fn`."""
+    """Make the kernel kill this process when the thread that started it ends; for `preexec_fn`."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_with_parent() -> None:
-    """Send this process SIGTERM when its standard input closes: when its parent has gone."""
+    """Send this process SIGTERM when its standard input closes, i.e. when its parent is gone."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -227,7 +226,7 @@ def end_with_parent() -> None:
 
 
 class Signalled:
-    """From now on signals of these numbers do no more than make `wait` return."""
+    """A wait for signals: from now on, signals of these numbers only make `wait` return."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self._come, self._tell = os.pipe()
@@ -236,13 +235,13 @@ class Signalled:
             signal.signal(number, self._note)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether one has come since the last call, after up to `timeout_s`; None: as long as it takes."""
+        """Wait up to `timeout_s` (None: without limit); return whether a signal came since the last call."""
         come = bool(select.select([self._come], [], [], timeout_s)[0])
         if come:
             os.read(self._come, 4096)
         return come
 
     def _note(self, *_: object) -> None:
-        # Locks, as events have, could be held by the very code that a signal interrupts.
+        # No locks here, as in threading.Event: the interrupted code could hold them.
         with suppress(BlockingIOError):
             os.write(self._tell, b"\0")

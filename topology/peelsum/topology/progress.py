@@ -1,4 +1,4 @@
-"""What takes its time, told while it does: on stderr for people, as a JSON line for a parent process."""
+"""Progress messages of long operations: on stderr for people, as JSON lines for a parent process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from contextlib import contextmanager
 Tell = Callable[[str], None]
 #: Seconds from one message of `taking_time` to the next, and before the first.
 BEAT_S = 2.0
-#: Messages that are alike up to their last colon are shown so long after the first, then in such intervals.
+#: Messages equal up to their last colon are shown this long after the first, then at this interval.
 SHOWN_AFTER_S, SHOWN_EVERY_S = 3.0, 10.0
 
 
 def shown_on_stderr() -> Tell:
-    """What prints on stderr, now and then, what takes some time."""
+    """Return a function that prints progress messages on stderr, at intervals."""
     due: dict[str, float] = {}
 
     def show(text: str) -> None:
@@ -30,7 +30,7 @@ def shown_on_stderr() -> Tell:
 
 @contextmanager
 def taking_time(what: str, tell: Tell) -> Iterator[None]:
-    """Tell that `what` is being done, and for how long, as long as the body takes; nothing if it is quick."""
+    """Tell, at intervals while the body runs, that `what` is being done and for how long."""
     done, started = threading.Event(), time.monotonic()
 
     def beat() -> None:

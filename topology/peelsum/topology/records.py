@@ -1,7 +1,6 @@
-"""What `up` leaves for `exec` and `down`: which network is up, and what to end when its `up` was killed.
+"""The record that `up` leaves for `exec` and `down`: which network is up, and what to end if `up` was killed.
 
-Owns the state file of this user and the marker in the environment of every process of a network. Refuses to
-know what the processes are.
+A file of this user holds the record. Every process of a network has a marker in its environment.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Self, TextIO
 
 from peelsum.topology.errors import TopologyError
 
-#: In the environment of every process of a network: the network's name, unique for all time.
+#: The variable in the environment of a network's processes that holds the network's unique name.
 MARKER = "PEELSUM_NETWORK"
 #: How long `down` waits for `up` to clean up by itself, and for processes to end before they are killed.
 GRACE_S = 15.0
@@ -28,65 +27,67 @@ _POLL_S = 0.02
 
 
 class UnreadableRecordError(TopologyError):
-    """What stands where a record should: damaged, or of another version."""
+    """The file of the record is damaged, or of another version."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process of this boot: its number, and when it started (clock ticks), as numbers are used again."""
+    """A process of this boot: its id and its start time in clock ticks, because ids are reused."""
 
     pid: int
     started: int
 
     @classmethod
     def of(cls, pid: int) -> Self | None:
-        """The process that has this number now; None where none has."""
+        """Return the process that has this id now, or None."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
-        # The command's name may hold anything, so count from its closing parenthesis.
+        # The command's name may contain anything, so count fields from its closing parenthesis.
         fields = stat.rpartition(")")[2].split()
         return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
 
     @property
     def running(self) -> bool:
-        """Whether it still is this process."""
+        """Whether this process still runs."""
         return Process.of(self.pid) == self
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command for one host or switch runs.
-
-    namespace_of: a process in the network namespace; None for this machine's own.
-    environment: what the command gets besides `exec`'s own environment.
-    """
+    """Where a command for one host or switch runs."""
 
     namespace_of: Process | None = None
+    """A process in the command's network namespace; None for this machine's own."""
+
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the command gets in addition to those of `exec`."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One network: its name, the process that holds it up, and the places in it.
-
-    places: empty until the network is up. seats_file: a file that is there while workers can take the seats
-    of `places`; empty without a job.
-    """
+    """A network that is up, or starting."""
 
     network: str
+    """The network's unique name."""
+
     up: Process
+    """The process of its `peelsum up`."""
+
     places: Mapping[str, Place] = field(default_factory=dict)
+    """Where commands run, by host or switch; empty until the network is up."""
+
     seats_file: str = ""
+    """A file that exists while workers can take the seats of `places`; empty without a job."""
 
     @property
     def usable(self) -> bool:
-        """Whether the network is up, and its job, if any, in a generation that workers can join."""
+        """Whether the network is up and its job, if any, is in a generation that workers can join."""
         return bool(self.places) and (not self.seats_file or Path(self.seats_file).exists())
 
     def write(self) -> None:
-        """Put the record in the place of the one before."""
+        """Write the record to its file, atomically."""
         new = folder() / "network.new"
         with _usable(new):
             new.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -94,11 +95,11 @@ class Record:
 
     @classmethod
     def read(cls) -> Self | None:
-        """The network of this user that is up, or was when its `up` was killed; None without any.
+        """Return this user's network that is up, or was when its `up` was killed; else None.
 
-        Raises UnreadableRecordError for a file that says neither.
+        Raises UnreadableRecordError if the file cannot be parsed.
         """
-        from pydantic import TypeAdapter  # takes longer than all the rest, and mostly there is no record
+        from pydantic import TypeAdapter  # a slow import, and usually there is no record
 
         try:
             with _usable(file()):
@@ -107,12 +108,12 @@ class Record:
             return None
         except ValueError:
             raise UnreadableRecordError(
-                f"{file()}: is no record of a network that this version can read; run `peelsum down`"
+                f"{file()}: is not a record that this version can read; run `peelsum down`"
             ) from None
 
 
 def folder() -> Path:
-    """This user's folder for what runs now; nobody else's. Raises TopologyError where it is not."""
+    """Return this user's folder for runtime files. Raises TopologyError if another user owns it."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(runtime) / "peelsum" if runtime else Path(tempfile.gettempdir()) / f"peelsum-{os.getuid()}"
     try:
@@ -121,18 +122,18 @@ def folder() -> Path:
     except OSError as error:
         raise _no_place(path, error) from None
     if theirs:
-        raise TopologyError(f"{path}: belongs to somebody else; set XDG_RUNTIME_DIR to a folder of yours")
+        raise TopologyError(f"{path}: belongs to another user; set XDG_RUNTIME_DIR to a folder of yours")
     return path
 
 
 def file() -> Path:
-    """Where the record of this user's network is."""
+    """Return the path of the record of this user's network."""
     return folder() / "network.json"
 
 
 @contextmanager
 def _usable(path: Path) -> Iterator[None]:
-    """Say in one line what keeps a file of ours from being used; that it is not there is the caller's."""
+    """Turn OSError into TopologyError, except FileNotFoundError, which the caller handles."""
     try:
         yield
     except FileNotFoundError:
@@ -147,14 +148,14 @@ def _no_place(path: Path, error: OSError) -> TopologyError:
 
 @contextmanager
 def only_one() -> Iterator[None]:
-    """Hold the right to have a network up, which ends with this process however it ends.
+    """Hold the lock for a running network, which ends with this process however that ends.
 
-    Raises TopologyError where another process of this user has it.
+    Raises TopologyError if another process of this user holds it.
     """
     path = folder() / "lock"
     with ExitStack() as held:
         with _usable(path):
-            lock = held.enter_context(path.open("a"))  # not "w": the holder's line is in it
+            lock = held.enter_context(path.open("a"))  # not "w", which would erase the holder's line
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -165,7 +166,7 @@ def only_one() -> Iterator[None]:
 
 
 def _sign(lock: TextIO) -> None:
-    """Leave in the lock who has it, for a `down` that cannot read the record."""
+    """Write the holder into the lock, for a `down` that cannot read the record."""
     myself = Process.of(os.getpid())
     assert myself is not None
     lock.truncate(0)
@@ -174,7 +175,7 @@ def _sign(lock: TextIO) -> None:
 
 
 def _holder() -> Process | None:
-    """The process that has a network up by what it left in the lock."""
+    """Return the process that holds the network up, as written in the lock, or None."""
     try:
         pid, started = map(int, (folder() / "lock").read_text(encoding="utf-8").split())
     except (OSError, ValueError):
@@ -183,23 +184,23 @@ def _holder() -> Process | None:
 
 
 def end(record: Record) -> None:
-    """End every process of the network but this one, and forget the network. Namespaces go with them.
+    """End every process of the network except this one, and remove the record.
 
-    A running `up` is asked first, and cleans up by itself if it can.
+    A running `up` gets SIGTERM first, to clean up by itself. Namespaces go with their processes.
     """
     _end(record.up, record.network)
 
 
 def end_unreadable() -> None:
-    """As `end`, where the record cannot be read: whatever has a marker and the same folder as this process.
+    """End the network whose record cannot be read: every process with a marker and this process's folder.
 
-    A folder has one network at a time, so that is the one.
+    A folder has one network at a time, so all of them belong to it.
     """
     _end(_holder(), None)
 
 
 def _end(up: Process | None, network: str | None) -> None:
-    """End `up` and the members of the network, None for this folder's; remove the record."""
+    """End `up` and the members of `network` (None: of this folder's network); remove the record."""
     if up is not None and up.pid != os.getpid() and up.running:
         _signal(up, signal.SIGTERM)
         _await_end([up], GRACE_S)
@@ -214,9 +215,9 @@ def _end(up: Process | None, network: str | None) -> None:
 
 
 def _members(network: str | None) -> list[Process]:
-    """The processes whose environment has the network's marker, this one excepted.
+    """Return the other processes whose environment has the network's marker.
 
-    None: any marker, where the environment names the folder that this process has.
+    None: any marker, in an environment with the same folder as this process's.
     """
     wanted = None if network is None else network.encode()
     found = []
@@ -238,7 +239,7 @@ def _members(network: str | None) -> list[Process]:
 
 
 def _folder_from(environment: Mapping[bytes, bytes]) -> tuple[bytes | None, bytes | None]:
-    """What of an environment decides where `folder` is."""
+    """Return the variables of an environment that determine `folder`."""
     runtime = environment.get(b"XDG_RUNTIME_DIR") or None
     return runtime, None if runtime else environment.get(b"TMPDIR")
 

@@ -1,7 +1,7 @@
 """A star on one machine, over loopback: a switch, its controller, an aggregation server, seats for workers.
 
-Switch, controller and server are processes of their own; the workers are the caller's. Needs no privileges
-and takes only free ports.
+Switch, controller and server are processes; the caller runs the workers. It needs no privileges and uses
+only free ports.
 """
 
 from __future__ import annotations
@@ -36,29 +36,43 @@ server = {server_port}
 
 @dataclass(frozen=True)
 class Seat:
-    """Where one worker plugs in: everything that it must know of the network."""
+    """A worker's place in a network: everything that it needs to connect."""
 
     worker_id: int
+    """The worker's number in the job."""
+
     switch_host: str
+    """The host of the worker's switch port."""
+
     switch_port: int
+    """The UDP port of the worker's switch port."""
+
     admission: Mapping[str, Any]
+    """The job's admission, as `peelsum job admit --json` prints it."""
 
 
 @dataclass(frozen=True)
 class StarReport:
-    """What the parts of a star counted, once it is closed."""
+    """The counters of a star's parts, after it is closed."""
 
     verdicts: Mapping[str, int]
+    """Packets by the switch program's verdict."""
+
     server: Mapping[str, Any]
+    """The aggregation server's statistics."""
+
     ports: Mapping[str, Any]
+    """The switch's counters by port."""
+
     queues: Mapping[str, Any] = field(default_factory=dict)
+    """The counters of ports with a rate."""
 
 
 class Star:
-    """Started on entry, ended on exit; `report` is there after that.
+    """A star, started on entry and ended on exit, after which it has a `report`.
 
-    rate_mbit: at which every port of the switch sends; None: as fast as it can. mark_from: how many packets
-    may wait at such a port before those behind them are marked.
+    rate_mbit: the rate at which every port of the switch sends; None is as fast as it can. mark_from: how
+    many packets may wait at such a port before later ones get an ECN mark.
     """
 
     def __init__(

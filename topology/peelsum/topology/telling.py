@@ -1,4 +1,4 @@
-"""How a command tells what takes it long: on stderr, to the process that started it, or not at all."""
+"""Where a command reports progress: on stderr, to its parent process, or not at all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from peelsum.topology.progress import Tell, shown_on_stderr
 
 
 def told(*, json: bool = False, child: bool = False) -> Tell:
-    """What a command tells its progress, and that of its children, with.
+    """Return the function that reports a command's progress, and use it for its children's, too.
 
-    json: programs read what the command prints; they are told nothing. child: its parent is told.
+    json: a program reads the output, so nothing is reported. child: the parent process is told.
     """
     tell: Tell = _to_parent if child else _to_nobody if json else shown_on_stderr()
     Child.on_work = staticmethod(tell)
@@ -19,7 +19,7 @@ def told(*, json: bool = False, child: bool = False) -> Tell:
 
 
 def told_of_compiling(*, json: bool = False, child: bool = False) -> Tell:
-    """As `told`, for a command that compiles: what it compiles is told, too."""
+    """Do as `told`, and report compilation, too."""
     from peelsum.transport.compiling import announce
 
     tell = told(json=json, child=child)
@@ -28,7 +28,7 @@ def told_of_compiling(*, json: bool = False, child: bool = False) -> Tell:
 
 
 def _to_parent(text: str) -> None:
-    with suppress(OSError):  # it has ended, and so will this process
+    with suppress(OSError):  # the parent has ended, and so will this process
         say(working=text)
 
 

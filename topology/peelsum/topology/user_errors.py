@@ -13,13 +13,13 @@ from peelsum.topology.interrupts import Interrupted
 OUTPUT_LOST = 1
 USER_ERROR = 2
 INTERRUPTED = 130
-#: What a write to a file that is open already fails with for want of room, or of a reader.
+#: Errors of a write to an open file that has no space left, or no reader.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
 @contextmanager
 def reported(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds into their message and exit status 2; a signal into what shells expect."""
+    """Turn errors of these kinds into one line and exit status 2, a signal into its exit status."""
     try:
         yield
     except kinds as error:
@@ -32,9 +32,9 @@ def reported(*kinds: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def delivered() -> Iterator[None]:
-    """Exit status 1, and a line that says why, where stdout does not take what the body prints.
+    """Exit with status 1 and one line on stderr if stdout does not accept what the body prints.
 
-    A reader that went away, as `head` does, has had enough: that is no line.
+    A reader that closed the pipe, as `head` does, causes the exit status but no line.
     """
     lost = None
     try:
@@ -53,12 +53,12 @@ def delivered() -> Iterator[None]:
 
 
 def _undelivered() -> OSError | None:
-    """Why stdout does not take what is left to write; what it refused is dropped."""
+    """Flush stdout; return the error, if any, after dropping what could not be written."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
-        # Else the interpreter tries again at its end, and prints a traceback.
+        # Otherwise the interpreter tries again at its end, and prints a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return error
     return None

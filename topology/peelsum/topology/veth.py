@@ -1,7 +1,6 @@
-"""Virtual Ethernet pairs in a network namespace of this process's own: a wire for every switch port.
+"""A network namespace of this process's own with virtual Ethernet pairs, and raw frames on its interfaces.
 
-Owns the namespace (which goes when its last process does), its interfaces, and raw frames on them. Refuses to
-know what switch sits at one end of the wires or what the frames say.
+The kernel removes the namespace with its last process.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ETH_P_ALL = 3
 def enter_own_namespace() -> None:
     """Move the calling thread, and what it starts, into a new network namespace with `lo` up.
 
-    Raises TopologyError naming what is missing: the `ip` command, or the privilege.
+    Raises TopologyError if the `ip` command or the privilege is missing.
     """
     if shutil.which("ip") is None:
         raise TopologyError("ip: not found on PATH; install iproute2")
@@ -37,7 +36,7 @@ def enter_own_namespace() -> None:
 
 
 def add_wire(switch_end: str, host_end: str) -> None:
-    """A veth pair, both ends up. The switch's end has no offloads: BMv2 loses what relies on them."""
+    """Make a veth pair, both ends up, without offloads: BMv2 loses packets that rely on them."""
     _ip("link", "add", switch_end, "type", "veth", "peer", "name", host_end)
     for name in (switch_end, host_end):
         _ip("link", "set", name, "mtu", "9000", "up")
@@ -54,14 +53,14 @@ class RawInterface:
     """Raw frames on one interface (AF_PACKET), non-blocking."""
 
     def __init__(self, name: str, *, receives: bool = True) -> None:
-        """receives: False where nobody reads, so that the kernel queues nothing."""
+        """receives: False if nothing reads from it, so that the kernel queues no frames."""
         self._sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
         self._sock.bind((name, ETH_P_ALL if receives else 0))
         self._sock.setblocking(False)
 
     def fileno(self) -> int:
-        """For select."""
+        """Return the file descriptor, for select."""
         return self._sock.fileno()
 
     def close(self) -> None:
@@ -69,7 +68,7 @@ class RawInterface:
         self._sock.close()
 
     def send(self, frames: Batch) -> int:
-        """Send whole frames, uint8[n, length]; how many the kernel took."""
+        """Send whole frames, uint8[n, length]; return how many the kernel accepted."""
         for sent, frame in enumerate(frames):
             try:
                 self._sock.send(frame.data)
@@ -80,7 +79,7 @@ class RawInterface:
         return len(frames)
 
     def receive_into(self, rows: Batch) -> int:
-        """Fill `rows` (uint8[n, length]) with waiting frames; how many. Frames of another length are lost."""
+        """Fill `rows` (uint8[n, length]) with waiting frames; return how many. Drops other lengths."""
         count = 0
         while count < len(rows):
             try:
