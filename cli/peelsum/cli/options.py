@@ -13,7 +13,7 @@ ChildOf = Annotated[bool, typer.Option("--child", hidden=True, help="End when st
 
 
 def within(option: str, value: float, least: float, most: float) -> None:
-    """Raise typer.BadParameter naming `option` unless least <= value <= most."""
+    """Raise typer.BadParameter, which names `option`, unless least <= value <= most."""
     if not least <= value <= most:
         raise typer.BadParameter(
             f"{option}: {_plain(value)} is out of range; use {_plain(least)} to {_plain(most)}"
@@ -21,24 +21,24 @@ def within(option: str, value: float, least: float, most: float) -> None:
 
 
 def _plain(value: float) -> str:
-    """The number as one would type it: no exponent, no point that says nothing."""
+    """Return a number as a user would type it: whole numbers without a decimal point."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def require_device_id(device_id: int) -> None:
-    """Raise typer.BadParameter unless P4Runtime can carry the number, in 64 bits."""
+    """Raise typer.BadParameter unless the number fits the 64 bits of P4Runtime's device id."""
     within("--device-id", device_id, 0, 2**64 - 1)
 
 
 def require_lanes(lanes: int) -> None:
-    """Raise typer.BadParameter unless a pipeline of so many lanes is compiled."""
+    """Raise typer.BadParameter unless a pipeline with that number of lanes is compiled."""
     if lanes not in COMPILED_LANES:
         known = ", ".join(map(str, COMPILED_LANES))
         raise typer.BadParameter(f"--lanes: no pipeline of {lanes} lanes is compiled; use {known}")
 
 
 def address(text: str, what: str) -> tuple[str, int]:
-    """`host:port` as a pair. Raises typer.BadParameter naming `what`."""
+    """Return the host and port of `host:port`. Raises typer.BadParameter, which names `what`."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise typer.BadParameter(f"{text}: give {what} as host:port, for example 127.0.0.1:9559")
@@ -46,7 +46,7 @@ def address(text: str, what: str) -> tuple[str, int]:
 
 
 def without_torch(extra: str) -> str:
-    """What to say where torch is missing; `extra` is the one of this package that has it."""
+    """Return the error message for a missing torch, which this package's extra `extra` installs."""
     return (
         f"torch: is not installed; run: pip install 'peelsum[{extra}]' --extra-index-url "
         "https://download.pytorch.org/whl/cpu (without it pip fetches gigabytes for GPUs)"
