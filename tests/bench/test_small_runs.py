@@ -51,7 +51,8 @@ def test_a_soak_counts_a_wrong_bit_at_every_worker_and_tells_its_progress(
 
 
 def test_recovery_has_rows_of_table_curves_and_aim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "ELEMENTS", 1 << 17)
+    monkeypatch.setattr(recovery, "ELEMENTS", 1 << 19)
+    monkeypatch.setattr(recovery, "CURVE_LANES", 64)
     monkeypatch.setattr(recovery, "CURVE_SIZES", (1.0, 4.0))
     monkeypatch.setattr(recovery, "AIM_ELEMENTS", 1 << 16)
     monkeypatch.setattr(recovery, "AIM_SEEDS", 2)

@@ -40,6 +40,8 @@ from peelsum.wire.datagrams import BatchSocket
 
 PARTS = ("parse", "tables", "registers", "lanes", "replicate", "checksum", "deparse", "rest")
 _ROUNDS = 40
+#: Runs that measure the cost of a reading, and readings in each.
+_READING_RUNS, _READINGS = 101, 10_000
 _CHUNKS = 256
 _WORD = ir.IntType(64)
 # Numba's own annotations are partial.
@@ -257,7 +259,7 @@ def cycles_per_ns() -> float:
 
 
 def reading_cycles() -> float:
-    """Measure the cycles that an empty part appears to take."""
+    """Return the cycles that an empty part appears to take, as the median of short runs."""
     cycles = Cycles()
     stamp = cycles.stamp()
 
@@ -268,9 +270,12 @@ def reading_cycles() -> float:
 
     nothing(1)
     cycles.take()
-    nothing(1_000_000)
-    took, readings = cycles.take()[0]
-    return float(took / readings)
+    runs = []
+    for _ in range(_READING_RUNS):
+        nothing(_READINGS)
+        took, readings = cycles.take()[0]
+        runs.append(took / readings)
+    return float(np.median(runs))
 
 
 def profile_program(lanes: int, workers: int) -> ProgramRow:
