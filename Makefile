@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Seconds between two lines of `make setup` while pip is at work.
+BEAT_S ?= 10
 INPUTS := pyproject.toml constraints.txt
 
 # A file of tests at a time to each process, the dear ones first (tests/support/suite_order.py).
@@ -25,7 +27,7 @@ test-slow: $(VENV)/.installed
 test-all: $(VENV)/.installed
 	$(PYTEST)
 
-# How many small changes to the program the tests notice (docs/testing.md): make mutants MUTANTS="--area wire"
+# How many small changes to the program the tests notice (docs/reference/testing.md): make mutants MUTANTS="--area wire"
 mutants: $(VENV)/.installed
 	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 
@@ -55,7 +57,14 @@ $(VENV)/.installed: $(INPUTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "python: $$($(PYTHON) -V) is too old; peelsum needs 3.11 or later: make PYTHON=python3.11" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "python: the venv module is missing; on Debian: apt-get install python3-venv" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "installing the packages of constraints.txt; the first time that takes minutes"
+	@$(BIN)/pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' > $(VENV)/install.log 2>&1 & \
+	pip=$$!; trap 'kill $$pip' INT TERM; waited=0; \
+	while kill -0 $$pip 2>/dev/null; do \
+	  sleep 1; waited=$$((waited + 1)); \
+	  test $$((waited % $(BEAT_S))) -ne 0 || echo "$$waited s: $$(grep -c . $(VENV)/install.log) lines, last: $$(tail -n 1 $(VENV)/install.log | cut -c 1-80)"; \
+	done; \
+	wait $$pip || { grep -v '^ ' $(VENV)/install.log | tail -n 20 >&2; exit 1; }
 	@touch $@
 
 clean:

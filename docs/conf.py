@@ -1,13 +1,17 @@
 """Sphinx configuration. `make docs` builds the site into build/docs; a warning is an error."""
 
+import html
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 project = "peelsum"
 author = "the peelsum authors"
 copyright = "the peelsum authors, Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinxcontrib.mermaid"]
-exclude_patterns = ["README.md"]
+
 
 html_theme = "furo"
 html_title = "peelsum"
@@ -38,6 +42,20 @@ def _plain(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
         lines[number] = "`".join(parts)
 
 
+def _command_line(app: Any) -> None:
+    """Write reference/command-line.md, from the commands' own help."""
+    page = Path(app.srcdir) / "reference" / "command-line.md"
+    command = [sys.executable, "-m", "typer", "peelsum.cli.app", "utils", "docs", "--name", "peelsum"]
+    text = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    hidden = re.compile(
+        r"## `peelsum demo-worker`.*?(?=^## )|^\* `demo-worker`[^\n]*\n", re.DOTALL | re.MULTILINE
+    )
+    text = hidden.sub("", html.unescape(text)).replace("# `peelsum`", "# The peelsum command", 1)
+    if not page.exists() or page.read_text() != text:
+        page.write_text(text)
+
+
 def setup(app: Any) -> None:
-    """Connect the escaping to autodoc."""
+    """Connect the two to Sphinx."""
+    app.connect("builder-inited", _command_line)
     app.connect("autodoc-process-docstring", _plain)

@@ -1,4 +1,4 @@
-"""Peak memory beyond the caller's tensors stays within the bounds in docs/codec.md."""
+"""Peak memory beyond the caller's tensors stays within the bounds in docs/reference/codec.md."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_the_profile_has_every_part_and_every_call() -> None:
     assert (program.lanes, program.workers) == (loop.lanes, loop.workers) == (32, 4)
     assert tuple(program.parts_ns) == profile.PARTS[:-1]
     assert program.sum_of_parts_ns == pytest.approx(sum(program.parts_ns.values()), abs=0.1)
-    assert program.sum_of_parts_ns > 0  # a part is a difference, which may be below zero on a busy machine
+    assert any(program.parts_ns.values())  # differences, which may be below zero on a busy machine
     assert loop.packets_per_s > 0
     assert sum(loop.parts_ns.values()) > 0
     assert min(loop.parts_ns.values()) >= 0  # a tenth of a second may hold none of the short parts

@@ -8,9 +8,11 @@ from snippets import Block, SnippetError, blocks, play, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
-RUN = [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))]
+#: Its blocks are one session, which tests/docs runs.
+TUTORIAL = ROOT / "docs/tutorial/one-chunk.md"
+RUN = [page for page in PAGES if page != TUTORIAL and blocks(page.read_text(encoding="utf-8"))]
 #: Trainings, several of them.
-LONG = ("docs/training.md", "examples/README.md")
+LONG = ("docs/reference/torch.md", "examples/README.md")
 
 
 def _named(page: Path) -> object:
@@ -26,7 +28,7 @@ def test_blocks_of_a_page_run_in_order(page):
 
 
 def test_the_pages_that_people_start_with_are_run():
-    assert {"README.md", "topology.md", "training.md"} <= {page.name for page in RUN}
+    assert {"README.md", "topology.md", "torch.md"} <= {page.name for page in RUN}
 
 
 @pytest.mark.parametrize(

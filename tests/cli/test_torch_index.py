@@ -9,7 +9,7 @@ from peelsum.cli.options import without_torch
 
 ROOT = Path(__file__).parents[2]
 INDEX = "https://download.pytorch.org/whl/cpu"
-PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")]
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

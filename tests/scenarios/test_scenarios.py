@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from networks import PEELSUM, ROOT, exec_in, needs, needs_nftables, own_folder, said, up
+from patience import PATIENCE_S
 
 __all__ = ["own_folder"]
 
@@ -28,7 +29,7 @@ def switch(request) -> str:
     return request.param
 
 
-def star(tmp_path, *, hosts=3, loss=0.0, job=True, timeout_s=30.0) -> str:
+def star(tmp_path, *, hosts=3, loss=0.0, job=True, timeout_s=PATIENCE_S) -> str:
     """A description of one switch, a job's server last."""
     names = [f"h{number}" for number in range(1, hosts + 1)]
     network = {
@@ -92,7 +93,7 @@ def test_a_worker_starts_again_and_the_job_goes_on_where_it_was(tmp_path, switch
 def description(job_id: int, workers: list[int], server: int, p4runtime: str) -> str:
     """A job of hosts on the wires of these ports, for `peelsum job admit`."""
     text = (
-        f"[job]\nid = {job_id}\nworkers = {len(workers)}\nwindow = 64\n"
+        f"[job]\nid = {job_id}\nworkers = {len(workers)}\nwindow = 64\ntimeout_s = {PATIENCE_S}\n"
         f"[ports]\nworkers = {workers}\nserver = {server}\n"
         f'[switch]\np4runtime = "{p4runtime}"\npipeline_lanes = 32\nage_limit_ms = 60000.0\n'
         'address = { mac = "02:00:00:00:ff:fe", ip = "10.0.0.254" }\n'

@@ -32,7 +32,7 @@ def stack_frames(rng):
             struct.pack(">HB", value, cost << 1 | (n == count - 1)) for n, (value, cost) in enumerate(rows)
         )
 
-    for op in range(17):
+    for op in range(18):
         for count in (1, 2, 3, 4, 5, 6):
             # Past the labels that are there, BMv2 reads what an earlier packet left.
             yield struct.pack(">BBHI", op, rng.randrange(min(count, 4)), 6 if op > 12 else 0, 0) + labels(
@@ -58,7 +58,7 @@ def union_frames(rng):
 
 
 def hash_frames(rng):
-    for op in range(8):
+    for op in range(9):
         for size in (1, 10, 1 << 16, 1 << 32):
             yield struct.pack(">BBQQ", op, 1, rng.choice([0, 7]), size) + rng.randbytes(24 + 4)
 
@@ -66,7 +66,7 @@ def hash_frames(rng):
 def width_frames(rng):
     for op in range(6):
         for _ in range(8):
-            yield bytes([op]) + rng.choice([bytes(51), b"\xff" * 51, rng.randbytes(51)]) + rng.randbytes(18)
+            yield bytes([op]) + rng.choice([bytes(60), b"\xff" * 60, rng.randbytes(60)]) + rng.randbytes(18)
 
 
 MADE = {

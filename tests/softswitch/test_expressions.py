@@ -1,7 +1,7 @@
 """Expressions as written for 64 bits, against integers of any size: on random trees of operators."""
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from peelsum.softswitch import UnsupportedConstruct
@@ -118,6 +118,7 @@ def plain(text, values):
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(NUMBERS, VALUES, st.sampled_from([1, 8, 13, 32, 48, 64]))
+@example(Binary("<<", FieldRef("h", "t"), Const(3)), dict.fromkeys(FIELDS | SIGNED, 0) | {"t": 128}, 32)
 def test_what_is_stored_is_what_integers_of_any_size_give(expr, values, bits):
     page = Page()
     try:

@@ -121,3 +121,16 @@ def test_what_does_not_fit_is_cut(switch_of):
 
 def test_hashes_of_egress(switch_of):
     assert send(switch_of("hashes"), ask(EGRESS, b=0xABCD)) == [bytes(10) + ask(EGRESS, b=0xABCD)]
+
+
+def test_copies_do_not_see_each_others_hashes(switch_of):
+    switch = switch_of("hashes")
+    switch.groups.set(3, [(1, 21), (2, 22)])
+    first, second = ask(8, a=7, b=crc16(bytes(5) + b"\7")), ask(8, a=7, b=1)
+    assert send(switch, ask(8, a=7, b=1)) == [bytes(10) + first, bytes(10) + second]
+
+
+def test_a_sum_whose_carry_carries(switch_of):
+    """0xFFFF + 0xFFFF + 1 is 0x10000 after its first carry, and 1 after the second."""
+    frame = ask(CSUM16, a=0xFFFFFFFF0001)
+    assert send(switch_of("hashes"), frame) == [struct.pack(">QH", 0xFFFE, 0) + frame]

@@ -6,7 +6,7 @@ import pytest
 
 from peelsum.softswitch import Frames
 
-#: What docs/softswitch.md says that a frame makes at most.
+#: What docs/reference/softswitch.md says that a frame makes at most.
 MOST_ITEMS = 256
 NORMAL, INGRESS_CLONE, EGRESS_CLONE, REPLICATION = 0, 1, 2, 5
 FROM, TO = 7, 9

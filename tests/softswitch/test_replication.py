@@ -66,6 +66,12 @@ def test_a_group_that_is_not_there_goes_nowhere(switch):
     assert send(switch, flat(MULTICAST, 4)) == []
 
 
+def test_group_numbers_have_16_bits(switch):
+    switch.groups.set(0x103, [(5, 1)])
+    switch.groups.set(0xFFFF, [(6, 1)])
+    assert [port for port, _ in send(switch, flat(MULTICAST, 0x103), flat(MULTICAST, 0xFFFF))] == [5, 6]
+
+
 def test_egress_can_strip_and_drop_single_copies(switch):
     copies = switch.tables["E.copies"]
     copies.insert(((20, 0xFFFF), (0, 0)), "E.strip", (), priority=1)

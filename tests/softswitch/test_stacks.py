@@ -1,11 +1,17 @@
 """Header stacks: against a list of labels in Python, in both modes."""
 
+import json
 import random
 import struct
+from pathlib import Path
 
 import pytest
 
-from peelsum.softswitch import Frames
+from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch.compiler.codegen import generate
+from peelsum.softswitch.compiler.loading import parse
+
+P4 = Path(__file__).parent / "p4"
 
 DEPTH = 4
 OVERFLOW, SHORT = b"StOf", b"PTsh"
@@ -161,6 +167,7 @@ def test_where_an_index_is_past_the_end_nothing_is_stored_and_zero_is_read(switc
         (13, lambda labels, rid: label(rid) + labels),
         (14, lambda labels, rid: labels[3:] if rid == 2 else labels),
         (15, lambda labels, rid: labels * 2 if rid == 2 else labels),
+        (17, lambda labels, rid: b"\xca\xfe" + labels[2:] if rid == 2 else labels),
         (16, lambda labels, rid: labels[3:6] + labels[3:] if rid == 2 else labels),
     ],
 )
@@ -171,3 +178,32 @@ def test_copies_do_not_touch_each_others_stacks(switch_of, op, changed):
     labels = label(1, 1) + label(2, 1) + label(3, 1, 1)
     got = send(switch, ask(op, group=6) + labels + b"tail")
     assert got == [(rid, ask(op, group=6) + changed(labels, rid) + b"tail") for rid in (1, 2, 3)]
+
+
+def changed(change):
+    """A switch whose parser has a state other than it was compiled."""
+    document = json.loads((P4 / "stack.json").read_text())
+    change({state["name"]: state for state in document["parsers"][0]["parse_states"]})
+    return Switch(parse(document, "stack"), "python")
+
+
+def test_a_loop_that_takes_nothing_off_the_packet_ends():
+    def endless(states):
+        states["parse_more"]["parser_ops"] = []
+        states["parse_more"]["transitions"][0]["next_state"] = "parse_more"
+
+    frame = ask(TOLD) + label(1, 100, 1) + b"tail"
+    assert send(changed(endless), frame) == [(3, told(0, 1) + frame[8:])]
+
+
+def test_a_loop_ends_where_nothing_is_selected():
+    def without_default(states):
+        states["parse_label"]["transitions"].pop()
+
+    switch = changed(without_default)
+    frame = ask(TOLD) + label(1) + label(2, 7, 1) + label(3, 0, 0) + b"tail"
+    assert send(switch, frame) == [(3, told(1, 2) + frame[8:])]
+
+
+def test_room_is_made_for_every_header_that_may_be_added(program_of):
+    assert generate(program_of("stack")).growth >= 2 * DEPTH * 3

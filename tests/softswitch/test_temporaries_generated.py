@@ -296,3 +296,42 @@ def test_a_temporary_that_a_table_matches_on_stays():
     )
     assert not seen_through(program)
     assert agrees_with_unrolled(program)
+
+
+def test_a_temporary_that_a_field_list_keeps_stays():
+    program = with_body(each(lambda n: Assign(temporary(n), INDEX), lambda n: mixed(temporary(n))))
+    assert not seen_through(replace(program, field_lists={1: (temporary(2),)}))
+
+
+def over_bytes(before, body):
+    """A program whose loops step through eight bytes that begin `before` bits into a header."""
+    lanes = [Field(f"w{n}", 8) for n in range(8)]
+    fields = [Field("x", before), *lanes, Field("y", 8 - before)] if before else lanes
+    program = with_body(body)
+    start = ParserState("start", (Extract("h"), Extract("g")), (), ())
+    headers = {**program.headers, "g": Header("g", "g_t", tuple(fields), False)}
+    return replace(program, headers=headers, parser=Parser("start", {"start": start}), deparser=("h", "g"))
+
+
+def added(value, lanes):
+    return tuple(
+        Assign(FieldRef("g", f"w{n}"), Binary("+", FieldRef("g", f"w{n}"), Const(value))) for n in lanes
+    )
+
+
+@pytest.mark.parametrize("before", [0, 4])
+@pytest.mark.parametrize(
+    "body",
+    [
+        added(1, range(8)),
+        added(1, range(4)) + added(2, range(3, 8)),
+        added(1, range(1, 5)) + added(5, range(4)),
+    ],
+    ids=["one loop", "sharing one byte", "shifted"],
+)
+def test_loops_over_bytes_wherever_they_lie(before, body):
+    program = over_bytes(before, body)
+    frames = Frames.of([(1, bytes(range(4 * len(PACKET.fields))) + bytes(range(100, 110)))])
+    rolled, unrolled = (Switch(program, "python", roll=roll) for roll in (True, False))
+    assert run(rolled, frames) == run(unrolled, frames)
+    assert ("range(k_" in rolled.source.split("for _ in range")[0]) == (before == 0)

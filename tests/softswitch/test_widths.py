@@ -8,20 +8,9 @@ from peelsum.softswitch import Frames
 from peelsum.softswitch.runtime import native as machine
 from peelsum.softswitch.runtime import plain
 
-WIDE = {
-    "op": 8,
-    "a": 3,
-    "b": 64,
-    "c": 5,
-    "d": 1,
-    "e": 63,
-    "h": 4,
-    "i": 124,
-    "j": 7,
-    "k": 57,
-    "l": 64,
-    "sum": 16,
-}
+WIDE = {"op": 8, "a": 3, "b": 64, "c": 5, "d": 1, "e": 63, "h": 4, "i": 124, "j": 7, "k": 57, "l": 64}
+SUMMED = [name for name in WIDE if name != "op"]
+WIDE |= {"m": 1, "n": 64, "o": 7, "sum": 16}
 REST_BYTES = 18
 GOOD, BAD = 1, 2
 SIZES = [4, 4, 4, 4, 9, 4, 2, 4]
@@ -36,9 +25,9 @@ def packed(values, widths=WIDE):
 
 
 def total_of(values):
-    """The sum, 16 bits at a time, of 0x8001 and everything between `op` and `sum`."""
+    """The sum, 16 bits at a time, of 0x8001 and the fields that are summed up."""
     bits = f"{0x8001:016b}"
-    bits += "".join(f"{values[name]:0{width}b}" for name, width in WIDE.items() if name not in ("op", "sum"))
+    bits += "".join(f"{values[name]:0{WIDE[name]}b}" for name in SUMMED)
     bits += "0" * (-len(bits) % 16)
     return sum(int(bits[at : at + 16], 2) for at in range(0, len(bits), 16))
 
@@ -63,6 +52,7 @@ def changed(values):
     elif op == 5:
         new |= {"j": values["j"] + 1 & 127, "k": 2 * values["k"] & (1 << 57) - 1}
         new["l"] = values["l"] ^ (1 << 64) - 1
+        new |= {"m": values["m"] ^ 1, "n": values["n"] - 1 & (1 << 64) - 1, "o": values["o"] + 1 & 127}
     if op > 1:
         new["sum"] = checksum(new)
     return new

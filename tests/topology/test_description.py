@@ -232,3 +232,105 @@ def test_a_misspelled_name_is_told_with_the_nearest(right: str, wrong: str, comp
     assert text.count(right) == 1
     with pytest.raises(TopologyDescriptionError, match=complaint):
         parse(text.replace(right, wrong), "net.json")
+
+
+def star_of(workers: int) -> dict[str, object]:
+    """One switch with so many workers, and a server."""
+    hosts = [f"h{number}" for number in range(workers + 1)]
+    return {
+        "hosts": {name: {} for name in hosts},
+        "switches": {"s1": {}},
+        "links": [[name, f"s1-p{port}"] for port, name in enumerate(hosts, 1)],
+        "job": {"workers": hosts[:-1], "server": hosts[-1]},
+    }
+
+
+def test_a_switch_sums_32_workers_and_no_more() -> None:
+    topology = parse(json.dumps(star_of(32)), "net.json")
+    assert list(worker_numbers(topology, topology.job).values()) == list(range(32))
+    with pytest.raises(TopologyError, match="job: 33 workers are behind s1; a switch sums 32 at most"):
+        parse(json.dumps(star_of(33)), "net.json")
+
+
+def test_each_rack_may_have_32_workers() -> None:
+    racks = [[f"h{rack}x{place}" for place in range(32)] for rack in (1, 2)]
+    links = [
+        [name, f"s{n}-p{port}"] for n, names in enumerate(racks, 1) for port, name in enumerate(names, 1)
+    ]
+    topology = {
+        "hosts": {name: {} for name in [*racks[0], *racks[1], "top"]},
+        "switches": {"s1": {}, "s2": {}, "s3": {}},
+        "links": [*links, ["s1-p33", "s3-p1"], ["s2-p33", "s3-p2"], ["top", "s3-p3"]],
+        "job": {"workers": [*racks[0], *racks[1]], "server": "top"},
+    }
+    parsed = parse(json.dumps(topology), "net.json")
+    assert worker_numbers(parsed, parsed.job)["h2x31"] == 63
+
+
+MAC, IP = "02:00:00:00:00:aa", "10.0.0.77"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "switch", "complaint"),
+    [
+        ({"h1": {"mac": MAC}, "h2": {"mac": MAC}}, {}, f"h2: {MAC}: belongs to h1, too; give each its own"),
+        ({"h1": {"mac": MAC}, "h2": {"mac": MAC.upper()}}, {}, f"h2: {MAC}: belongs to h1, too"),
+        # The one that h2 has where none is given.
+        ({"h1": {"mac": "02:00:00:00:00:02"}}, {}, "h2: 02:00:00:00:00:02: belongs to h1, too"),
+        ({"h1": {"mac": MAC}}, {"mac": MAC}, f"s1: {MAC}: belongs to h1, too"),
+        ({"h1": {"ip": IP}, "h2": {"ip": IP}}, {}, f"h2: {IP}: belongs to h1, too"),
+        ({"h1": {"ip": f"{IP}/24"}, "h2": {"ip": f"{IP}/16"}}, {}, f"h2: {IP}: belongs to h1, too"),
+        ({"h3": {"ip": "10.0.0.254"}}, {}, "s1: 10.0.0.254: belongs to h3, too"),
+    ],
+)
+def test_an_address_belongs_to_one(hosts, switch, complaint: str) -> None:
+    text = changed(hosts={"h1": {}, "h2": {}, "h3": {}, **hosts}, switches={"s1": switch})
+    with pytest.raises(TopologyError, match=complaint):
+        parse(text, "net.json")
+
+
+@pytest.mark.parametrize("port", [0, 255])
+def test_ports_that_a_switch_does_not_have_are_refused(port: int) -> None:
+    links = [["h1", f"s1-p{port}"], *PAIR["links"][1:]]
+    with pytest.raises(TopologyError, match=rf"links.0: 's1-p{port}': port {port} is out of range; use 1 to"):
+        parse(changed(links=links), "net.json")
+
+
+def test_hosts_and_switches_share_254_addresses() -> None:
+    def network(hosts: int, switches: int) -> str:
+        names = [f"h{number}" for number in range(hosts)]
+        links = [[name, f"s{number // 250}-p{number % 250 + 1}"] for number, name in enumerate(names)]
+        return json.dumps(
+            {
+                "hosts": {name: {} for name in names},
+                "switches": {f"s{number}": {} for number in range(switches)},
+                "links": links,
+            }
+        )
+
+    topology = parse(network(251, 3), "net.json")
+    assert topology.address_of("s2")[1] == "10.0.0.252/24"
+    with pytest.raises(TopologyError, match="hosts: 251: are too many"):
+        parse(network(251, 4), "net.json")
+
+
+def test_workers_behind_a_switch_that_is_not_linked_to_the_servers_are_refused() -> None:
+    topology = {
+        "hosts": {"h1": {}, "h2": {}, "h3": {}},
+        "switches": {"s1": {}, "s2": {}},
+        "links": [["h1", "s1-p1"], ["h2", "s1-p2"], ["h3", "s2-p1"]],
+        "job": {"workers": ["h1", "h2"], "server": "h3"},
+    }
+    with pytest.raises(TopologyError, match="its workers are behind s1, its server behind s2: put all"):
+        parse(json.dumps(topology), "net.json")
+
+
+def test_a_switchs_device_id_is_its_place_from_1_on() -> None:
+    # As `up` starts them.
+    racks = read("two_racks")
+    plans = parse_description(job_description(racks, racks.job, AT, 8, addressed=False), "j.toml").plans()
+    assert sorted((plan.switch.p4runtime, plan.switch.device_id) for plan in plans) == [
+        ("127.0.0.1:1", 1),
+        ("127.0.0.1:2", 2),
+        ("127.0.0.1:3", 3),
+    ]

@@ -75,3 +75,15 @@ def test_a_signal_is_remembered_until_it_was_waited_for() -> None:
         assert not signalled.wait(0)
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_stopped_child_ends_in_its_own_way() -> None:
+    program = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('{\"last\": 1}', flush=True), sys.exit(0)))\n"
+        "print('{}', flush=True)\nsignal.pause()\n"
+    )
+    child = Child("part", [sys.executable, "-c", program])
+    assert child.ready() == {}
+    os.kill(child.pid, signal.SIGSTOP)
+    assert child.stop() == {"last": 1}

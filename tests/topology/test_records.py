@@ -178,3 +178,22 @@ def test_somebody_elses_folder_is_refused(tmp_path) -> None:
     os.chown(tmp_path / "peelsum", 12345, 12345)
     with pytest.raises(TopologyError, match="belongs to somebody else; set XDG_RUNTIME_DIR"):
         Record.read()
+
+
+def test_the_folder_is_ours_alone(tmp_path, monkeypatch) -> None:
+    assert records.folder().stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "other"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "peelsum").symlink_to(tmp_path / "peelsum")  # who may swap it later?
+    with pytest.raises(TopologyError, match="belongs to somebody else; set XDG_RUNTIME_DIR"):
+        records.folder()
+
+
+def test_an_up_that_ends_its_network_does_not_end_itself() -> None:
+    program = (
+        "import os\nfrom peelsum.topology import records\n"
+        "from peelsum.topology.records import Process, Record\n"
+        "records.end(Record('n', Process.of(os.getpid())))\nprint('still here')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr

@@ -23,6 +23,7 @@ from peelsum.torch import (
     hook,
     ways,
 )
+from peelsum.torch.process_group_summation import _or_by
 
 INPUT = torch.ones(2, 6)
 
@@ -256,3 +257,20 @@ def test_backends_that_torch_has_and_has_not(backend, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name == "gloo")
     with pytest.raises(HookConfigError, match=re.escape(complaint)):
         state.connect()
+
+
+@pytest.mark.parametrize(("given", "waits"), [(None, 30.0), (7.0, 7.0)])
+def test_how_long_a_backend_waits(given, waits, monkeypatch):
+    seen = []
+    monkeypatch.setattr(ways, "ProcessGroupSummation", lambda *_, **options: seen.append(options) or Sums())
+    state = SwitchAllreduceState(over="gloo", timeout_s=given)
+    state.connect()
+    state.close()
+    assert seen == [{"timeout_s": waits}]
+
+
+def test_how_each_backend_has_or():
+    """Everybody's words, as long as they are fewer than a byte for each bit, which a ring sends twice."""
+    ways_to_or = [_or_by(backend, 2) for backend in ("gloo", "mpi", "nccl")]
+    assert ways_to_or == ["bor", "bor", "gather"]
+    assert [_or_by("nccl", workers) for workers in (16, 17)] == ["gather", "max"]

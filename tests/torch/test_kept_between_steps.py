@@ -192,6 +192,20 @@ def test_a_step_that_is_skipped_leaves_all_as_if_nothing_had_been_sent(overflows
     assert np.count_nonzero(sent) == 6
 
 
+def test_the_step_after_a_skipped_one_is_sent_and_counted():
+    training, kept = Training(TopK(0.5)), np.zeros(11)
+    for step in range(8):
+        gradients = eighths(step)
+        kept += gradients["b"]
+        skipped = step in (1, 4, 5)
+        if skipped:
+            gradients["c"][0] = math.nan
+        sent = training.step(gradients, "a", "b", "c")["b"]
+        assert np.count_nonzero(sent) == 6
+        kept -= 0 if skipped else sent
+        np.testing.assert_array_equal(training.kept("b"), kept)
+
+
 def residual_of(training, name, field):
     return training.state.state_dict()["residuals"][name][field].numpy().astype(float)
 

@@ -19,6 +19,7 @@ import torch
 
 from peelsum.allreduce import Part
 from peelsum.torch import HookError, HookFailedError
+from peelsum.torch.futures import pass_on
 from peelsum.torch.pipeline import Pipeline, Seat
 from peelsum.torch.process_group import _Submitted
 
@@ -252,3 +253,14 @@ def test_no_error_passes_for_a_result(error):
     with pytest.raises((ValueError, HookFailedError)) as raised:
         future.wait()
     assert error in (raised.value, raised.value.__cause__)
+
+
+def test_a_failure_in_passing_a_result_on_is_told():
+    """And does not take the place of the error there was."""
+    done, told = [Future(), Future()], []
+    for one in done:
+        told.append(pass_on(one, torch.futures.Future(), lambda: 1 / 0, after_error=lambda: 1 / 0))
+    done[0].set_result(None)
+    done[1].set_exception(ValueError("no"))
+    assert isinstance(told[0].exception(PATIENCE_S), ZeroDivisionError)
+    assert isinstance(told[1].exception(PATIENCE_S), ValueError)

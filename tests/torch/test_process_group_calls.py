@@ -227,6 +227,26 @@ def test_large_tensors_on_request_and_small_ones_without(summed):
         assert result.isnan().all()
 
 
+def test_a_nan_is_the_same_one_whichever_it_was(summed):
+    """Processors differ in which of two they keep, and in its sign."""
+    quiet = torch.tensor([0x7FC00000, -0x400000, 0x7FC12345], dtype=torch.int32).view(torch.float32)
+    for result in summed([quiet, torch.ones(3), torch.full((3,), -math.inf)]):
+        assert result.view(torch.int32).tolist() == [0x7FC00000] * 3
+
+
+def test_whole_numbers_of_64_bits(summed):
+    rng = np.random.default_rng(4)
+    ranks = [rng.integers(-(2**63), 2**63, 50, np.int64) for _ in range(RANKS)]
+    for result in summed([torch.from_numpy(one) for one in ranks]):
+        np.testing.assert_array_equal(result.numpy(), sum(ranks))
+
+
+def test_sparse_layouts(summed):
+    ranks = [torch.diag(torch.full((4,), float(rank))).to_sparse() for rank in range(RANKS)]
+    for result in summed(ranks):
+        assert torch.equal(result.to_dense(), torch.diag(torch.full((4,), 3.0)))
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
 def test_shapes(summed, shape):
     for result in summed([torch.full(shape, float(rank)) for rank in range(RANKS)]):

@@ -1,4 +1,4 @@
-"""What docs/several-nodes.md says to type, typed: each network namespace is one of its machines."""
+"""The commands of docs/how-to/train-on-several-nodes.md: each network namespace is one of its machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 from peelsum.topology.namespaces import hold_namespace, inside
 
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "several-nodes.md").read_text()
+GUIDE = (ROOT / "docs/how-to/train-on-several-nodes.md").read_text()
 PATIENCE_S = 600.0
 ADDRESSES = {"switch": "10.0.0.254", "node 0": "10.0.0.1", "node 1": "10.0.0.2"}
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
 import threading
+import time
 from contextlib import closing
 
 import pytest
@@ -14,6 +16,7 @@ from patience import PATIENCE_S
 pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.torch import HookConfigError, held_seats, switch_seat
+from peelsum.transport import SwitchUnreachableError
 from peelsum.transport.asking import asking_process
 
 ADMISSION = {"job_id": 1, "generation": 1, "workers": 2, "lanes": 32, "timeout_s": 5.0}
@@ -99,6 +102,7 @@ def test_ranks_of_racks_are_numbered_by_rack(plugged, job):
         (ADMISSION, 0, "has no 'admission'; give a seat, or FILE@HOST:PORT"),
         ({"admission": ADMISSION, "switch": "h"}, 0, "'h' is no HOST:PORT"),
         ({"admission": ADMISSION, "switch": ["h:x"]}, 0, "'h:x' is no HOST:PORT"),
+        ({"admission": ADMISSION, "switch": ["h:7"]}, 1, "is no HOST:PORT"),
         ({"admission": ADMISSION}, 1, "has no 'switch_host'; give a seat, or FILE@HOST:PORT"),
         ("[]", 0, "is no JSON object"),
         ("{", 0, "is no JSON ("),
@@ -150,10 +154,44 @@ def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
     ):
         plugged(source, 0)
     monkeypatch.setattr(held_seats, "_LEAVING_S", 60.0)
-    leaving = threading.Timer(0.05, held[0].close)
+    leaving, started = threading.Timer(1.0, held[0].close), time.monotonic()
     leaving.start()
     assert plugged(source, 0)[0] == 0
     leaving.join()
+    assert time.monotonic() - started < 50.0, "was not told, but waited all of its time"
+    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    with pytest.raises(HookConfigError, match="this process is worker 1 of job 1 at h:8 already"):
+        plugged(source, 1)
+
+
+def test_a_seat_in_a_cycle_that_nobody_holds_is_free(monkeypatch):
+    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    gc.disable()
+    try:
+        cycle = [held_seats.only_here("a seat")]
+        cycle[0].__enter__()
+        cycle.append(cycle)
+        del cycle
+        with held_seats.only_here("a seat"):
+            pass
+    finally:
+        gc.enable()
+
+
+def test_a_start_that_fails_leaves_its_seat(plugged, job, monkeypatch):
+    """Even while the error, and with it all that was under way, is held."""
+    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    source = job(ADMISSION) + "@h:7"
+
+    def unreachable(*_, **__):
+        raise SwitchUnreachableError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(switch_seat, "SwitchSummation", unreachable)
+        with pytest.raises(SwitchUnreachableError) as raised:
+            plugged(source, 0)
+    assert plugged(source, 0)[0] == 0
+    assert raised.value.__traceback__ is not None
 
 
 def test_a_controllers_job_is_held_once_in_a_process(plugged, monkeypatch):
@@ -164,7 +202,7 @@ def test_a_controllers_job_is_held_once_in_a_process(plugged, monkeypatch):
         first = next(switch_seat._asked) + 1
         with pytest.raises(HookConfigError, match="this process is rank 0 of the job of controller h:9"):
             plugged("//h:9", 0, store)
-    told = store.get(f"peelsum/job/{first}").decode()
+    told = store[f"peelsum/job/{first}"].decode()
     assert "share one state between modules" in told
     with pytest.raises(HookConfigError, match="controller h:9: rank 0: this process is rank 0 of the job"):
         plugged("//h:9", 1, store)

@@ -89,8 +89,8 @@ def terminal(tmp_path):
 
 @pytest.fixture
 def by_hand(tmp_path, terminal):
-    """The lines of the block of docs/training.md, one a terminal: with ports that are free, and few steps."""
-    text = (ROOT / "docs" / "training.md").read_text().partition("by hand, in three terminals")[2]
+    """The lines of the block of docs/reference/torch.md, one a terminal, with free ports and few steps."""
+    text = (ROOT / "docs/reference/torch.md").read_text().partition("by hand, in three terminals")[2]
     lines = re.search(r"```sh\n(.*?)```", text, re.DOTALL)[1].splitlines()
     base, p4runtime, asked = free_udp_base(3), free_port(), free_port()
     job = tmp_path / "examples" / "job.toml"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "training.md").read_text()
+PAGE = (ROOT / "docs/results/training.md").read_text()
 PATHS = ("switch", "switch-dense", "gloo")
 BESIDE_THE_PAPER = {
     "lstm": {"dense": "language model, over dense through the same switch, at 0.1 / 1 / 10 Gbit/s"}

@@ -1,4 +1,4 @@
-"""A worker's resend timer, computed apart from docs/protocol.md's formula."""
+"""A worker's resend timer, computed apart from docs/reference/protocol.md's formula."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from peelsum import wire
 from peelsum.spec import Packet
 
-#: One packet of two lanes, written out by hand from the byte table in docs/protocol.md.
+#: One packet of two lanes, written out by hand from the byte table in docs/reference/protocol.md.
 GOLDEN_VALUES = {
     "kind": wire.Kind.RESEND,
     "flags": wire.Flag.OR | wire.Flag.FIN,

@@ -1,4 +1,4 @@
-"""The Scapy layer, written from docs/protocol.md alone, against pack and unpack: both read the same bytes."""
+"""The Scapy layer, written from the protocol's page alone, against pack and unpack: the same bytes."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ from scapy.layers.inet import IP, UDP  # noqa: E402
 from scapy.layers.l2 import Ether  # noqa: E402
 from scapy.packet import Raw  # noqa: E402
 
-PAGE = Path(__file__).parents[2] / "docs/protocol.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/protocol.md"
 FIELDS = ("kind", "flags", "job_id", "generation", "sender", "chunk_id", "bitmap")
 
 u16, u32 = (st.integers(0, 2**bits - 1) for bits in (16, 32))

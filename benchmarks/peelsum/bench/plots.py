@@ -1,4 +1,4 @@
-"""Draw the figures of docs/performance.md, docs/codec.md and docs/training.md. Needs matplotlib."""
+"""Draw the figures of docs/results and of docs/reference/codec.md. Needs matplotlib."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ app = typer.Typer(
     name="peelsum",
     help="Exact in-network aggregation of sparse gradients.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(switch.app, name="switch")

@@ -13,7 +13,6 @@ import typer
 
 from peelsum.cli.options import ChildOf, Json, address
 from peelsum.topology import end_with_parent, say
-from peelsum.topology.progress import taking_time
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
 
@@ -39,11 +38,10 @@ def run(
 ) -> None:
     """Serve a job until Ctrl-C, or until all its workers have finished."""
     from peelsum.transport import AggregationService, Event, JobFinished, TransportError, job_config
-    from peelsum.transport.rehearsal import rehearse
 
     if child:
         end_with_parent()
-    tell = told_of_compiling(json=json, child=child)
+    told_of_compiling(json=json, child=child)
     host_and_port = address(switch, "the switch port")
 
     def report(event: Event) -> None:
@@ -55,10 +53,9 @@ def run(
 
     with reported(TransportError, AdmissionError):
         config = job_config(_admission(admission))
-        rehearse(config.lanes)
-        with taking_time(f"waiting for an answer of the switch at {switch}", tell):
-            service = AggregationService([config], host_and_port, wire="ethernet" if ethernet else "udp-port")
-        with service:
+        with AggregationService(
+            [config], host_and_port, wire="ethernet" if ethernet else "udp-port"
+        ) as service:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: service.stop())
             if json:

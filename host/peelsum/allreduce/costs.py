@@ -24,8 +24,8 @@ _CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 18, 256, 1000
 _WORD_LEVEL = 5
 
 # Nanoseconds on a shared 2-core machine, encoding and decoding together, results in new memory, as measured
-# by `peelsum plan --check` from 2**10 to 2**24 elements (docs/codec.md). They are constants because all
-# workers must make the same choice, on any machine.
+# by `peelsum plan --check` from 2**10 to 2**24 elements (docs/reference/codec.md). They are constants because
+# all workers must make the same choice, on any machine.
 _CALL_NS = 5000.0  # per kernel call, even without elements
 _DENSE_NS = 0.65  # per element: quantize, dequantize
 _SPARSE_NS = 0.4  # per element: index, zeros

@@ -1,7 +1,7 @@
 """Compute where each element of a tensor lies in the rotated block count sketch.
 
 Lossless homomorphic sketches are LHC's (arXiv 2402.07529). The rotation per sub-table is our addition, see
-docs/codec.md.
+docs/reference/codec.md.
 """
 
 from __future__ import annotations

@@ -50,39 +50,39 @@ _NO_PASS = -1
 
 
 class SwitchAllreduceState:
-    """For `ddp.register_comm_hook(state, hook)`: gradients are averaged over ranks, exactly, over a switch.
+    """State of a DDP communication hook that averages gradients over ranks, exactly.
 
-    One state serves all DDP modules of a process that train together; ranks must use it in the same order.
+    Use it as `ddp.register_comm_hook(state, hook)`. One state serves all DDP modules of a process that train
+    together; all ranks must use it in the same order.
 
-    process_group: the ranks that sum; None for all. DDP's own, if it was given one.
-    over: the way to sum. "switch" takes the job from the environment, PEELSUM_SEAT or PEELSUM_JOB;
-        "switch:FILE@HOST:PORT" from a file that `peelsum job admit --json` wrote, rank 0 being plugged in at
-        HOST:PORT and rank r at PORT + r; "switch:FILE" from a file that also says where;
-        "switch://HOST:PORT" from a `peelsum job serve`, which admits the job anew for every start. The name
-        of a backend of torch.distributed, such as "gloo" or "nccl", sums the same words by its all_reduce,
-        with the same bits as result. A `Summation` is used as it is, and is left open by `close`.
-    names: the parameters' names, as `model.named_parameters()` gives them, for `forms`, `stats` and
-        checkpoints; `forms` may then have no others. Without, they are "parameter 0", "parameter 1", ... in
-        the order of their first sums.
-    forms, index, predict, limbs, seed, network: see `peelsum.allreduce.Allreduce`. Every one of them is
-        lossless up to fixed point, whose error bound `stats()` gives; limbs=2 is for twice the words and 30
-        more bits.
-    sparsifier: None sums everything. `TopK`, `RandomK` or `Threshold` send a part of the elements and keep
-        the rest for later steps, in exact error feedback. With a GradScaler what is kept is in units of the
-        scale of its step.
-    momentum: with a sparsifier, that of Deep Gradient Compression; then give the optimizer none.
-    implementation: "cpu" copies gradients that are on a GPU to the host and back; "gpu" encodes and decodes
-        them there, by Triton, so that only words come to the host. Both give the same bits, and sum with each
-        other. Sparsifiers are the host's.
-    timeout_s: how long a sum may wait for other workers before it raises an error that names them; None is
-        what the job says, or 30 s.
-    log_every: steps after which a line of statistics about them is logged, at level INFO of logger
-        `peelsum.torch`; 0 for never.
+    - `process_group`: the ranks that sum; None for all. Give the group that DDP was given, if any.
+    - `over`: the backend. "switch" takes the job from the environment, PEELSUM_SEAT or PEELSUM_JOB.
+      "switch:FILE@HOST:PORT" takes it from a file that `peelsum job admit --json` wrote; rank r connects to
+      PORT + r. "switch:FILE" takes a file that names the switch, too. "switch://HOST:PORT" asks a `peelsum
+      job serve`, which admits the job again for every start. The name of a torch.distributed backend, such as
+      "gloo", sums the same words by its all_reduce, with the same result bit for bit. A `Summation` is used
+      as it is; `close` leaves it open.
+    - `names`: the parameters' names, as `model.named_parameters()` returns them, for `forms`, `stats` and
+      checkpoints. `forms` may then name no others. By default the names are "parameter 0", "parameter 1", ...
+      in the order of their first sums.
+    - `forms`, `index`, `predict`, `limbs`, `seed`, `network`: see `peelsum.allreduce.Allreduce`. All are
+      lossless up to fixed point, whose error bound `stats()` returns. `limbs=2` doubles the words and adds 30
+      bits of precision.
+    - `sparsifier`: None sums every element. `TopK`, `RandomK` and `Threshold` send some elements and keep the
+      others for later steps, in exact error feedback. With a GradScaler the residual is in units of its
+      step's scale.
+    - `momentum`: the momentum of Deep Gradient Compression, with a sparsifier only. The optimizer must then
+      have none.
+    - `implementation`: "cpu" copies gradients from a GPU to the host and back. "gpu" encodes and decodes them
+      on the GPU by Triton, so that only words are copied. Both produce the same bits, and ranks may mix them.
+      Sparsifiers run on the host.
+    - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
+      takes the job's timeout, or 30 s.
+    - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
 
-    All must be the same on every rank, but for `over`'s address, `implementation` and `log_every`. Where they
-    are not, every rank raises PlanMismatchError in its first step; but for sparsifiers that differ, their
-    momentum and `timeout_s`, of which ranks learn nothing: sums are exact all the same, of what each rank
-    chose to send.
+    All settings must be the same on every rank, except the address in `over`, `implementation` and
+    `log_every`. If they differ, every rank raises PlanMismatchError in its first step. Ranks do not learn of
+    differences in sparsifiers, momentum and `timeout_s`: sums stay exact, of what each rank chose to send.
     """
 
     _pipeline: Pipeline | None

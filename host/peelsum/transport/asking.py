@@ -6,15 +6,20 @@ what a start is.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
+import threading
 from contextlib import suppress
 
 from peelsum.wire.datagrams import Address
 
 #: A longer first line is no request.
 LONGEST_REQUEST = 64
+#: Seconds without an answer after which the wait is talked of.
+_TELL_AFTER_S = 2.0
+_log = logging.getLogger("peelsum")
 _REQUEST = re.compile(rb"peelsum start ([0-9]{1,10})")
 
 
@@ -24,6 +29,10 @@ class Claim:
     def __init__(self, controller: Address, patience_s: float) -> None:
         """Raises OSError if nobody answers there within so many seconds."""
         self._link = socket.create_connection(controller, patience_s)
+        waiting = "controller %s:%d: admits the job; waiting up to %g s"
+        told = threading.Timer(_TELL_AFTER_S, _log.warning, (waiting, *controller, patience_s))
+        told.daemon = True
+        told.start()
         try:
             self._link.sendall(f"peelsum start {os.getpid()}\n".encode())
             with self._link.makefile(encoding="utf-8") as lines:
@@ -31,6 +40,8 @@ class Claim:
         except BaseException:
             self.close()
             raise
+        finally:
+            told.cancel()
 
     def close(self) -> None:
         """Give the job up. Forked processes that have the connection, too, keep it no longer."""

@@ -8,6 +8,7 @@ said, and the host takes the port number that results are sent to.
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 import time
@@ -24,8 +25,13 @@ Wire = Literal["udp-port", "ethernet"]
 
 #: Seconds between hellos that are not answered.
 _HELLO_GAP = 0.1
+#: Seconds without an answer after which hellos are talked of.
+_TELL_AFTER = 2.0
 #: Seconds without any datagram after which the switch may have forgotten us.
 _SILENCE = 1.0
+
+
+_log = logging.getLogger("peelsum")
 
 
 class Machine(Protocol):
@@ -163,9 +169,14 @@ class Link:
         return self._unsent is None
 
     def _say_hello(self, patience: float) -> None:
-        give_up_at = time.monotonic() + patience
+        started = time.monotonic()
+        give_up_at, tell_at = started + patience, started + _TELL_AFTER
         say_at = 0.0
         while (now := time.monotonic()) < give_up_at:
+            if now >= tell_at:
+                tell_at = give_up_at
+                where = f"{self._address[0]}:{self._address[1]}"
+                _log.warning("switch address %s: no answer yet; waiting up to %g s", where, patience)
             if now >= say_at:
                 self._socket.send_hello()
                 say_at = now + _HELLO_GAP

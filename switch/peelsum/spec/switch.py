@@ -1,6 +1,6 @@
 """The switch as plain Python, one packet at a time: the oracle that every target is compared with.
 
-It owns the meaning of docs/protocol.md's slot table and nothing else: no frames, no addresses, no speed.
+It implements the slot table of docs/reference/protocol.md: no frames, no addresses, no speed.
 A packet is UDP payload; a port is a number; time is a parameter.
 """
 

@@ -1,8 +1,7 @@
 """The packet format, declared once: fields, constants and limits.
 
 Everything else that knows the format derives from this page: the batches in `peelsum.wire.batch`, the P4
-header written by `peelsum.wire.p4`, and the byte table in docs/protocol.md. It knows nothing of what a
-switch or a host does with a packet.
+header written by `peelsum.wire.p4`, and the byte table in docs/reference/protocol.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Scapy layer for peelsum packets: to look at captures and to forge packets by hand.
 
-It owns a second reading of docs/protocol.md, written from that page alone, and refuses to know
+It owns a second reading of docs/reference/protocol.md, written from that page alone, and refuses to know
 `peelsum.wire.format` and `peelsum.wire.batch`, so that a test can hold one against the other. Scapy is
 GPL-2.0 and optional (`pip install 'peelsum[scapy]'`): nothing else in the project imports it or this module.
 """

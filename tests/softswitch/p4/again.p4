@@ -14,6 +14,8 @@ struct metadata_t {
     @field_list(1, 2) bit<8> rounds;
     @field_list(1) bit<16> kept;
     bit<16> lost;
+    // Kept, and never looked at.
+    @field_list(1) bit<32> unused;
 }
 
 parser P(packet_in packet, out headers_t hdr, inout metadata_t md, inout standard_metadata_t sm) {

@@ -20,6 +20,7 @@ control V(inout headers_t hdr, inout metadata_t md) { apply { } }
 control I(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm) {
     apply {
         sm.egress_spec = sm.ingress_port;
+        if (hdr.ask.op == 8) { sm.mcast_grp = 3; }
         hdr.told.setValid();
         md.nine = (bit<9>)hdr.ask.b;
         md.three = (bit<3>)(hdr.ask.b >> 9);
@@ -44,6 +45,8 @@ control E(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm
     apply {
         if (hdr.ask.op == 7) {
             hash(hdr.ask.b, HashAlgorithm.xor16, 16w0, { hdr.ask.b, sm.egress_rid }, 32w65536);
+        } else if (hdr.ask.op == 8 && sm.egress_rid == 21) {
+            hash(hdr.ask.b, HashAlgorithm.crc16, 16w0, { hdr.ask.a }, 32w65536);
         }
     }
 }

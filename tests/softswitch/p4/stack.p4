@@ -100,6 +100,8 @@ control E(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm
             hdr.labels.pop_front(1);
         } else if (hdr.ask.op == 15 && sm.egress_rid == 2) {
             hdr.copy = hdr.labels;
+        } else if (hdr.ask.op == 17 && sm.egress_rid == 2) {
+            hdr.labels[hdr.ask.index].value = 0xcafe;
         } else if (hdr.ask.op == 16 && sm.egress_rid == 2) {
             hdr.labels[0] = hdr.labels[1];
         }

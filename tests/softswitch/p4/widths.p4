@@ -5,7 +5,7 @@
 
 header wide_h {
     bit<8> op; bit<3> a; bit<64> b; bit<5> c; bit<1> d; bit<63> e; bit<4> h; bit<124> i; bit<7> j; bit<57> k; bit<64> l;
-    bit<16> sum;
+    bit<1> m; bit<64> n; bit<7> o; bit<16> sum;
 }
 // Not looked at: kept in as few variables as they fit.
 header rest_h { bit<7> a; bit<50> b; bit<7> c; bit<33> d; bit<31> e; bit<1> f; bit<15> g; }
@@ -50,6 +50,9 @@ control I(inout headers_t hdr, inout metadata_t md, inout standard_metadata_t sm
             hdr.wide.j = hdr.wide.j + 1;
             hdr.wide.k = hdr.wide.k + hdr.wide.k;
             hdr.wide.l = ~hdr.wide.l;
+            hdr.wide.m = ~hdr.wide.m;
+            hdr.wide.n = hdr.wide.n - 1;
+            hdr.wide.o = hdr.wide.o + 1;
         }
     }
 }

@@ -1,4 +1,4 @@
-"""Compile the Tofino program with more lanes, in one pass and in pairs: the figures of docs/tofino.md.
+"""Compile the Tofino program with more lanes, in one pass and in pairs: the figures of the Tofino page.
 
 With pairs, a stateful ALU holds two lanes and returns one of them; a packet that leaves would need a second
 pass for the other. Needs p4c-barefoot and bfas on PATH, and about a minute per row.

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from peelsum.softswitch.compiler.emit_machine import CLONING
 from peelsum.softswitch.compiler.emit_packets import clear_chunks
-from peelsum.softswitch.compiler.emit_statements import CLONING
 from peelsum.softswitch.compiler.emit_switch import (
     EGRESS_SPEC,
     REPLICA,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from peelsum.softswitch.compiler.emit_hashes import hash_fields
+from peelsum.softswitch.compiler.emit_machine import machine, note_again
 from peelsum.softswitch.compiler.emit_packets import (
     add_header,
     copy_header,
@@ -35,7 +36,6 @@ from peelsum.softswitch.compiler.layout import (
     limbs,
     words_of,
 )
-from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.load_expressions import VALID
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
 from peelsum.softswitch.program.operations import (
@@ -68,12 +68,6 @@ from peelsum.softswitch.program.operations import (
     walk,
 )
 from peelsum.wire import DROP_PORT
-
-#: Set in `cloning` beside the session's number, which may be 0.
-CLONING = 1 << 15
-#: Parser states that one packet may go through.
-MOST_VISITS = 4096
-
 
 #: Text of the element where a row of registers starts, and the test of its index, if it needs one.
 Row: TypeAlias = tuple[str, str | None]
@@ -109,11 +103,8 @@ class Statements:
         match part:
             case Assign():
                 self._assign(part)
-            case Hash():
-                bits = emit.bits(part.target)
-                if bits > 64:
-                    raise UnsupportedConstruct(f"hash {part.algorithm}: into {bits} bits; at most 64 are run")
-                emit.line(f"{emit.place(part.target)} = {hash_fields(emit, part, bits)}")
+            case Hash(target):
+                emit.line(f"{emit.place(target)} = {hash_fields(emit, part, emit.bits(target))}")
             case AssignChosen():
                 self._assign_chosen(part)
             case If():
@@ -145,9 +136,9 @@ class Statements:
             case ExtractNext(stack):
                 extract_next(emit, stack)
             case Clone() | Resubmit() | Recirculate():
-                self._again(part)
+                note_again(emit, part)
             case Machine():
-                self._machine(part)
+                machine(emit, part, self.block)
             case Goto(state):
                 emit.line("break" if state is None else f"state = {emit.constant(state)}")
             case MarkToDrop():
@@ -210,19 +201,6 @@ class Statements:
         if group is not None:
             emit.line(f"{emit.place(group)} = {emit.constant(0)}")
 
-    def _again(self, part: Clone | Resubmit | Recirculate) -> None:
-        """Note what is to happen once the pipeline is through; the last call of a kind counts."""
-        emit = self._emit
-        match part:
-            case Clone(session, fields):
-                text = emit.expressions.stored(session, 15)
-                emit.line(f"cloning = {text} | {emit.constant(CLONING)}")
-                emit.line(f"clone_fields = {emit.constant(fields)}")
-            case Resubmit(fields):
-                emit.line(f"resubmit_fields = {emit.constant(fields)}")
-            case Recirculate(fields):
-                emit.line(f"recirculate_fields = {emit.constant(fields)}")
-
     # --- branches ---------------------------------------------------------------------------------
 
     def _if(self, part: If, word: str = "if") -> None:
@@ -233,18 +211,6 @@ class Statements:
         elif part.orelse:
             with self._emit.block("else:"):
                 self.block(part.orelse)
-
-    def _machine(self, part: Machine) -> None:
-        """States in a loop. One that takes nothing off the packet could run forever: visits are counted."""
-        emit = self._emit
-        emit.line(f"state = {emit.constant(0)}")
-        emit.line(f"visits = {emit.constant(0)}")
-        with emit.block("while True:"):
-            stop_parser(emit, f"visits == {emit.constant(MOST_VISITS)}", "ParserTimeout")
-            emit.line(f"visits = visits + {emit.constant(1)}")
-            for number, block in enumerate(part.states):
-                with emit.block(f"{'elif' if number else 'if'} state == {emit.constant(number)}:"):
-                    self.block(block)
 
     # --- tables -----------------------------------------------------------------------------------
 

@@ -1,0 +1,50 @@
+"""Every page is reachable from the site's index, and every relative link leads somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+#: Made by the build.
+GENERATED = {DOCS / "reference/command-line.md"}
+PAGES = sorted(
+    page
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *DOCS.rglob("*.md"))
+    if page not in GENERATED
+)
+
+
+def entries(page):
+    """The pages in the toctrees of a page."""
+    for block in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.S):
+        for line in block.splitlines():
+            if line and not line.startswith(":"):
+                yield from page.parent.glob(f"{line}.md")
+
+
+def test_every_page_is_in_a_table_of_contents():
+    reached, ahead = set(), [DOCS / "index.md"]
+    while ahead:
+        page = ahead.pop()
+        if page not in reached:
+            reached.add(page)
+            ahead += entries(page)
+    assert reached | GENERATED == set(DOCS.rglob("*.md")) | GENERATED
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for target in re.findall(r"\]\(([^)\s#]+)[^)]*\)", text):
+        if not re.match(r"[a-z]+:", target):
+            linked = (page.parent / target).resolve()
+            assert linked.exists() or linked in GENERATED, target
+
+
+@pytest.mark.parametrize(
+    "folder", ["switch", "host", "control_plane", "topology", "training", "benchmarks", "cli", "examples"]
+)
+def test_every_folder_has_a_page_of_its_own(folder):
+    assert (ROOT / folder / "README.md").read_text().startswith("# ")

@@ -1,0 +1,74 @@
+"""Whoever waits for a switch's or a controller's first answer says so after two seconds, once."""
+
+import logging
+import socket
+import threading
+
+import pytest
+
+from peelsum.transport import SwitchUnreachableError, asking, link
+from peelsum.transport.asking import Claim
+from peelsum.transport.link import Link
+
+
+def test_a_switch_that_does_not_answer_is_talked_of_once(monkeypatch, caplog):
+    monkeypatch.setattr(link, "_TELL_AFTER", 0.1)
+    with socket.socket(type=socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        host, port = silent.getsockname()
+        with caplog.at_level(logging.WARNING, "peelsum"), pytest.raises(SwitchUnreachableError):
+            Link((host, port), 64, hello_s=1.0)
+    assert caplog.messages == [f"switch address {host}:{port}: no answer yet; waiting up to 1 s"]
+
+
+def controller(answers: threading.Event):
+    """Answers one claim, once told to."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        connection, _ = listening.accept()
+        with listening, connection:
+            answers.wait(60)
+            connection.sendall(b"{}\n")
+            connection.recv(4096)
+            connection.recv(4096)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listening.getsockname()
+
+
+def test_a_controller_that_takes_its_time_is_talked_of(monkeypatch):
+    monkeypatch.setattr(asking, "_TELL_AFTER_S", 0.01)
+    answers, told = threading.Event(), []
+
+    class Log:
+        def warning(self, *message):
+            told.append(message)
+            answers.set()
+
+    monkeypatch.setattr(asking, "_log", Log())
+    host, port = controller(answers)
+    Claim((host, port), 60.0).close()
+    assert told == [("controller %s:%d: admits the job; waiting up to %g s", host, port, 60.0)]
+
+
+def test_a_controller_that_answers_at_once_is_not(monkeypatch):
+    answers = threading.Event()
+    answers.set()
+    timer = _Timer()
+    monkeypatch.setattr(asking.threading, "Timer", lambda *_: timer)
+    Claim(controller(answers), 60.0).close()
+    assert timer.cancelled
+
+
+class _Timer:
+    """Notes whether it was cancelled."""
+
+    daemon = False
+    cancelled = False
+
+    def start(self):
+        pass
+
+    def cancel(self):
+        self.cancelled = True
