@@ -125,7 +125,7 @@ def recovery(
 
 
 def _markdown(rows: Sequence[LeftOver | NotPeeled]) -> Iterator[str]:
-    """Yield the lines of the tables of docs/codec.md; the curves are left to the plot."""
+    """Yield the lines of the tables of docs/reference/codec.md; the curves are left to the plot."""
     yield "| support | L | cells per non-zero | lane kept (LHC) | rotated | rounds |"
     yield "|---|---|---|---|---|---|"
     aim: dict[float, list[str]] = {}

@@ -63,7 +63,7 @@ def fairness(
 def port_rate(
     rates: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MBIT@LANES]...", help=f"Rates and lanes; default: {' '.join(_PORT_RATES)}."),
+        typer.Argument(metavar="MBIT@LANES", help=f"Rates and lanes; default: {' '.join(_PORT_RATES)}."),
     ] = None,
     json: Json = False,
 ) -> None:
