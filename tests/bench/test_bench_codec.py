@@ -7,80 +7,75 @@ import signal
 from typing import Any
 
 import pytest
+from command_line import peelsum
 
 from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.codec import NotEnoughMemoryError, Support, memory, require_memory, tensor
 from peelsum.bench.codec import rows as bench
-from peelsum.cli.bench import codec
+from peelsum.cli.bench.codec import codec
 
-KEYS = {
-    "elements", "density", "support", "form", "index", "device", "bits_per_element", "over_lower_bound",
-    "recovered_by_peeling", "rounds", "encode_gbps", "decode_gbps", "time_ratio_to_lhc", "size_ratio_to_lhc",
-}  # fmt: skip
 N = 1 << 16
 
 
-def rows_of(capsys: pytest.CaptureFixture[str], points: Any, **options: Any) -> list[dict[str, Any]]:
-    bench.bench_codec(points, json=True, **options)
-    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
-    return rows
+def rows_of(points: Any, **options: Any) -> list[bench.Row]:
+    return list(bench.bench_codec(points, **options))
 
 
 def test_rows_of_every_form_and_ratios_to_lhc(capsys: pytest.CaptureFixture[str]) -> None:
     points = bench.points_of([N], [0.05], ["uniform", "rows"])
-    rows = rows_of(capsys, points)
-    assert [row["form"] for row in rows] == 2 * ["lhc", "auto", "compact", "sketch", "sketch"]
-    assert {row["support"] for row in rows[:5]} == {"uniform"}
+    rows = rows_of(points)
+    assert capsys.readouterr() == ("", "")
+    assert [row.form for row in rows] == 2 * ["lhc", "auto", "compact", "sketch", "sketch"]
+    assert {row.support for row in rows[:5]} == {"uniform"}
     for row in rows:
-        assert row.keys() == KEYS
-        count = tensor(row["support"], N, 0.05, 0)[1].size
+        count = tensor(row.support, N, 0.05, 0)[1].size
         bound = lower_bound_bits(N, count) / N
-        assert row["over_lower_bound"] == pytest.approx(row["bits_per_element"] / bound, rel=1e-3)
-        assert (row["rounds"] is None) == (row["form"] in ("auto", "compact"))
-        lhc = next(one for one in rows if one["form"] == "lhc" and one["support"] == row["support"])
-        ratio = row["bits_per_element"] / lhc["bits_per_element"]
-        assert row["size_ratio_to_lhc"] == pytest.approx(ratio, rel=1e-3)
-        seconds, lhcs = (1 / one["encode_gbps"] + 1 / one["decode_gbps"] for one in (row, lhc))
-        assert row["time_ratio_to_lhc"] == pytest.approx(seconds / lhcs, rel=0.02)
+        assert row.over_lower_bound == pytest.approx(row.bits_per_element / bound, rel=1e-3)
+        assert (row.rounds is None) == (row.form in ("auto", "compact"))
+        lhc = next(one for one in rows if one.form == "lhc" and one.support == row.support)
+        ratio = row.bits_per_element / lhc.bits_per_element
+        assert row.size_ratio_to_lhc == pytest.approx(ratio, rel=1e-3)
+        seconds, lhcs = (1 / one.encode_gbps + 1 / one.decode_gbps for one in (row, lhc))
+        assert row.time_ratio_to_lhc == pytest.approx(seconds / lhcs, rel=0.02)
     compact = rows[2]
     count = tensor("uniform", N, 0.05, 0)[1].size
-    assert compact["bits_per_element"] == pytest.approx(1 + 32 * (count + 8) / N, abs=1e-4)
-    assert rows[1]["bits_per_element"] < compact["bits_per_element"]
+    assert compact.bits_per_element == pytest.approx(1 + 32 * (count + 8) / N, abs=1e-4)
+    assert rows[1].bits_per_element < compact.bits_per_element
 
 
-def test_what_peeling_leaves_over_is_counted_and_sent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_peeling_leaves_over_is_counted_and_sent() -> None:
     points = bench.points_of([N], [0.05], ["uniform"])
     roomy, tight = (
-        rows_of(capsys, points, ways=[("sketch", "bitmap")], cells_per_candidate=cells)[0]
-        for cells in (1.6, 0.9)
+        rows_of(points, ways=[("sketch", "bitmap")], cells_per_candidate=cells)[0] for cells in (1.6, 0.9)
     )
-    assert roomy["recovered_by_peeling"] == 1
-    assert 0.1 < tight["recovered_by_peeling"] < 0.9
+    assert roomy.recovered_by_peeling == 1
+    assert 0.1 < tight.recovered_by_peeling < 0.9
     count = tensor("uniform", N, 0.05, 0)[1].size
-    sent_again = 32 * (1 - tight["recovered_by_peeling"]) * count / N
+    sent_again = 32 * (1 - tight.recovered_by_peeling) * count / N
     cells = 32 * 768 * -(-count * 0.9 // 768) / N
-    assert tight["bits_per_element"] == pytest.approx(1 + 32 * 8 / N + cells + sent_again, abs=1e-3)
-    assert tight["time_ratio_to_lhc"] is tight["size_ratio_to_lhc"] is None
+    assert tight.bits_per_element == pytest.approx(1 + 32 * 8 / N + cells + sent_again, abs=1e-3)
+    assert tight.time_ratio_to_lhc is tight.size_ratio_to_lhc is None
 
 
-def test_where_lhc_recovers_nothing_by_any_size_others_have_no_ratio(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rows = rows_of(capsys, bench.points_of([N], [0.95], ["uniform"]))
-    assert [row["form"] for row in rows] == ["auto", "compact", "sketch", "sketch"]
-    assert all(row["time_ratio_to_lhc"] is None for row in rows)
+def test_where_lhc_recovers_nothing_by_any_size_others_have_no_ratio() -> None:
+    rows = rows_of(bench.points_of([N], [0.95], ["uniform"]))
+    assert [row.form for row in rows] == ["auto", "compact", "sketch", "sketch"]
+    assert all(row.time_ratio_to_lhc is None for row in rows)
 
 
-def test_warming_up_runs_every_way(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = rows_of(capsys, [bench.WARM_UP])
-    assert [row["form"] for row in rows] == [form for form, _ in bench.WAYS]
+def test_warming_up_runs_every_way() -> None:
+    rows = rows_of([bench.WARM_UP])
+    assert [row.form for row in rows] == [form for form, _ in bench.WAYS]
 
 
-def test_text_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
-    bench.bench_codec(bench.points_of([N], [0.01], ["columns"]), ways=[("compact", "bitmap")])
-    header, line = capsys.readouterr().out.splitlines()
+def test_text_has_a_line_for_each_row() -> None:
+    done = peelsum("bench", "codec", "--elements", "16384", "--density", "0.01", "--support", "uniform")
+    assert done.returncode == 0, done.stderr
+    header, *lines = done.stdout.splitlines()
     assert header.startswith("#")
-    assert line.split()[:5] == [str(N), "0.01", "columns", "compact", "bitmap"]
+    assert [line.split()[:4] for line in lines] == [
+        ["16384", "0.01", "uniform", form] for form, _ in bench.WAYS
+    ]
 
 
 def test_ctrl_c_shows_the_rows_measured_by_then(
@@ -103,7 +98,7 @@ def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(bench.CodecBenchError, match=r"--density: 0.6 is too dense.* use at most 0\.5"):
         bench.points_of([N], [0.6], ["columns"])
     with pytest.raises(bench.CodecBenchError, match=r"--density: .* no non-zeros; increase"):
-        bench.bench_codec(bench.points_of([64], [1e-6], ["uniform"]))
+        rows_of(bench.points_of([64], [1e-6], ["uniform"]))
     monkeypatch.setattr(memory, "free_bytes", lambda: 2**30)
     require_memory(2**25, 0.01)
     with pytest.raises(NotEnoughMemoryError, match=r"--elements: 67,108,864 .* use at most 42,"):

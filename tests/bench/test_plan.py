@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -11,66 +12,54 @@ from command_line import peelsum
 from peelsum.allreduce import InvalidRequestError, Network, Settings
 from peelsum.allreduce.forms import FormChooser
 from peelsum.bench.codec import seen
-from peelsum.bench.plan import Request, show
+from peelsum.bench.plan import Request, plan
 
 SLOW = Request(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform", False)
-
-
-def planned(capsys: pytest.CaptureFixture[str], request: Request, **options: Any) -> dict[str, Any]:
-    show(request, check=options.get("check", False), json=True)
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
 
 
 @pytest.mark.parametrize("gbps", [0.01, 1.0, 400.0])
 @pytest.mark.parametrize("rtt", [1e-6, 3e-3])
 @pytest.mark.parametrize("predict", [False, True])
-def test_the_choice_is_what_an_allreduce_takes(
-    capsys: pytest.CaptureFixture[str], gbps: float, rtt: float, predict: bool
-) -> None:
+def test_the_choice_is_what_an_allreduce_takes(gbps: float, rtt: float, predict: bool) -> None:
     request = Request(1 << 20, 0.01, gbps, rtt, 4, "rows", predict)
     chooser = FormChooser(predict=predict, network=request.network)
     chooser.learn("g", seen("rows", 1 << 20, 0.01, 127))
     wanted = chooser.choose("g", 1 << 20, Settings())
-    choice = planned(capsys, request)["choice"]
-    assert choice["form"] == wanted.form
-    assert choice["index"] == (wanted.index.form if wanted.index else "none")
+    choice = plan(request).choice
+    assert choice.form == wanted.form
+    assert choice.index == (wanted.index.form if wanted.index else "none")
 
 
-def test_candidates_are_sorted_and_their_parts_add_up(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, SLOW)
-    times = [row["total_ms"] for row in found["candidates"]]
+def test_candidates_are_sorted_and_their_parts_add_up() -> None:
+    found = plan(SLOW)
+    times = [row.total_ms for row in found.candidates]
     assert times == sorted(times)
-    assert {row["form"] for row in found["candidates"]} == {"dense", "compact", "sketch"}
-    for row in found["candidates"]:
-        parts = row["words_ms"] + row["exchanges_ms"] + row["codec_ms"]
-        assert row["total_ms"] == pytest.approx(parts, abs=1e-3)
-        assert row["words_ms"] == pytest.approx(8 * row["bytes"] / SLOW.gbps / 1e6, rel=1e-3, abs=1e-2)
-        assert row["measured_bytes"] is None
+    assert {row.form for row in found.candidates} == {"dense", "compact", "sketch"}
+    for row in found.candidates:
+        parts = row.words_ms + row.exchanges_ms + row.codec_ms
+        assert row.total_ms == pytest.approx(parts, abs=1e-3)
+        assert row.words_ms == pytest.approx(8 * row.bytes / SLOW.gbps / 1e6, rel=1e-3, abs=1e-2)
+        assert row.measured_bytes is None
 
 
-def test_the_reason_names_the_choice_and_what_each_other_form_would_add(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    found = planned(capsys, SLOW)
-    first, *others, precision = found["why"]
-    assert first.startswith(f"{found['choice']['form']} with {found['choice']['index']}")
+def test_the_reason_names_the_choice_and_what_each_other_form_would_add() -> None:
+    found = plan(SLOW)
+    first, *others, precision = found.why
+    assert first.startswith(f"{found.choice.form} with {found.choice.index}")
     assert {line.split()[0] for line in others} == {"dense", "compact", "sketch"}
     assert "within 2**-26 " in precision
     more = Request(1 << 20, 0.01, 0.01, 1e-6, 16, "uniform", False)
-    assert "within 2**-22 " in planned(capsys, more)["why"][-1]
+    assert "within 2**-22 " in plan(more).why[-1]
 
 
 @pytest.mark.parametrize("support", ["uniform", "rows", "columns"])
 @pytest.mark.parametrize("predict", [False, True])
-def test_a_check_finds_predicted_bytes_near_those_sent(
-    capsys: pytest.CaptureFixture[str], support: Any, predict: bool
-) -> None:
+def test_a_check_finds_predicted_bytes_near_those_sent(support: Any, predict: bool) -> None:
     request = Request(1 << 20, 0.02, 1, 3e-3, 4, support, predict)
-    for row in planned(capsys, request, check=True)["candidates"]:
-        assert row["bytes_error"] == pytest.approx(row["bytes"] / row["measured_bytes"] - 1, abs=1e-3)
-        assert abs(row["bytes_error"]) < 0.05, row
-        assert row["codec_error"] == pytest.approx(row["codec_ms"] / row["measured_codec_ms"] - 1, abs=0.01)
+    for row in plan(request, check=True).candidates:
+        assert row.bytes_error == pytest.approx(row.bytes / row.measured_bytes - 1, abs=1e-3)
+        assert abs(row.bytes_error) < 0.05, row
+        assert row.codec_error == pytest.approx(row.codec_ms / row.measured_codec_ms - 1, abs=0.01)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 16])
@@ -94,6 +83,18 @@ def test_what_is_no_ring_is_refused(arguments: tuple[int, float, float], complai
 PLAN = ("plan", "--elements", "1000000", "--gbps", "10", "--rtt", "0.001", "--density")
 
 
+def test_json_is_the_plan() -> None:
+    done = peelsum(*PLAN, "0.01", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found == asdict(plan(Request(1_000_000, 0.01, 10, 0.001, 4, "uniform", False)))
+    assert found.keys() == {"choice", "why", "candidates"}
+    assert found["choice"].keys() == {
+        *("form", "index", "layout", "bytes", "exchanges", "words_ms", "exchanges_ms", "codec_ms"),
+        *("total_ms", "measured_bytes", "measured_codec_ms", "bytes_error", "codec_error"),
+    }
+
+
 def test_the_command_prints_ways_and_reasons() -> None:
     done = peelsum(*PLAN, "0.01")
     assert done.returncode == 0, done.stderr
@@ -105,11 +106,9 @@ def test_the_command_prints_ways_and_reasons() -> None:
 
 @pytest.mark.parametrize("predict", [False, True])
 @pytest.mark.parametrize("density", [0.01, 1.0])
-def test_the_largest_tensors_have_a_plan(
-    capsys: pytest.CaptureFixture[str], predict: bool, density: float
-) -> None:
+def test_the_largest_tensors_have_a_plan(predict: bool, density: float) -> None:
     request = Request(2**39, density, 1, 3e-3, 4, "uniform", predict)
-    assert planned(capsys, request)["choice"]["form"] == ("dense" if density == 1 else "compact")
+    assert plan(request).choice.form == ("dense" if density == 1 else "compact")
 
 
 @pytest.mark.parametrize(

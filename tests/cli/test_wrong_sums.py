@@ -7,6 +7,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
+from command_line import peelsum
 
 from peelsum.bench.allreduce import rows as bench_allreduce
 from peelsum.bench.fairness import rows as bench_fairness
@@ -91,33 +92,34 @@ def loss(monkeypatch, wrong):
     counted = [{"resends": 0, "window_cuts": 0}]
     outcome = bench_loss.Run([0.1] * 9, wrong, counted, star)
     monkeypatch.setattr(bench_loss, "_run", lambda *_: outcome)
-    return bench_loss.bench_loss(losses=[0.1], json=True)
+    return peelsum("bench", "loss", "--loss", "0.1", "--json")
 
 
 def allreduce(monkeypatch, wrong):
     rows = [row_of(bench_allreduce.Row, wrong=wrong), row_of(bench_allreduce.Row, wrong=0)]
-    monkeypatch.setattr(bench_allreduce, "_rows", lambda *_: iter(rows))
-    return bench_allreduce.bench_allreduce(json=True)
+    monkeypatch.setattr(bench_allreduce, "_rows", lambda *_: (row for row in rows))
+    return peelsum("bench", "allreduce", "--json")
 
 
 def fairness(monkeypatch, wrong):
     rows = iter([row_of(bench_fairness.Row, wrong=wrong)] + [row_of(bench_fairness.Row, wrong=0)] * 9)
     monkeypatch.setattr(bench_fairness, "_row", lambda *_: next(rows))
     monkeypatch.setattr(bench_fairness, "_PLAYED", {"virtual": lambda scene: None, "udp": lambda scene: None})
-    return bench_fairness.bench_fairness(jobs=[2], json=True)
+    return peelsum("bench", "fairness", "--jobs", "2", "--json")
 
 
 def train(monkeypatch, wrong):
     rows = [row_of(bench_train.Row, exact=not wrong), row_of(bench_train.Row, exact=None)]
-    monkeypatch.setattr(bench_train, "_rows", lambda _: rows)
+    monkeypatch.setattr(bench_train, "_rows", lambda *_: rows)
     monkeypatch.setattr(bench_train, "compared", lambda given: given)
-    return bench_train.bench_train(bench_train.Request("ncf"), json=True)
+    return peelsum("bench", "train", "--json")
 
 
 @pytest.mark.parametrize("bench", [loss, allreduce, fairness, train])
-def test_a_benchmark_that_met_a_wrong_sum_prints_its_rows_and_ends_with_status_1(monkeypatch, capsys, bench):
-    with pytest.raises(SystemExit) as ended:
-        bench(monkeypatch, 1)
-    assert ended.value.code == 1
-    assert len(json.loads(capsys.readouterr().out)) == 2
-    assert len(bench(monkeypatch, 0)) == 2
+def test_a_benchmark_that_met_a_wrong_sum_prints_its_rows_and_ends_with_status_1(monkeypatch, bench):
+    done = bench(monkeypatch, 1)
+    assert done.returncode == 1
+    assert len(json.loads(done.stdout)) == 2
+    done = bench(monkeypatch, 0)
+    assert done.returncode == 0
+    assert len(json.loads(done.stdout)) == 2

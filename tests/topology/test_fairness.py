@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from command_line import peelsum
 
-from peelsum.bench.fairness.rows import Row, bench_fairness
 from peelsum.bench.fairness.scene import Scene, jain
 from peelsum.bench.fairness.udp import over_udp
 from peelsum.bench.fairness.virtual import VirtualNetwork, simulated
@@ -86,10 +86,11 @@ def test_jain_s_index_is_one_for_equals_and_one_over_n_for_one_who_has_all() -> 
     assert jain([0.0, 0.0]) == 0
 
 
-def test_the_bench_says_so_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    bench_fairness(jobs=[2], lanes=32, mbit=100.0, seconds=0.05, json=True)
-    rows = json.loads(capsys.readouterr().out)
+def test_the_bench_says_so_in_json() -> None:
+    scene = ("--jobs", "2", "--lanes", "32", "--mbit", "100", "--seconds", "0.05")
+    done = peelsum("bench", "fairness", *scene, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
     assert [(row["ports"], row["jobs"]) for row in rows] == [("virtual", 2), ("udp", 2)]
-    assert all(row.keys() == set(Row.__dataclass_fields__) for row in rows)
     assert all(len(row["chunks_per_s"]) == 2 and row["wrong"] == 0 for row in rows)
     assert rows[0]["fairness"] == pytest.approx(jain(rows[0]["chunks_per_s"]), abs=1e-3)

@@ -1,6 +1,4 @@
-"""`bench switch`: measurements that end right, and what is printed of them."""
-
-import json
+"""`bench switch`: measurements that end right, and their comparison with BMv2."""
 
 import pytest
 
@@ -37,39 +35,31 @@ ROWS = (
 )
 
 
-def test_json_is_one_list_with_ratios(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_have_ratios_to_bmv2(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, *ROWS)
     monkeypatch.setattr(bmv2, "available", lambda: True)
-    bench_switch.bench_switch(json=True, lanes=(32,))
-    rows = json.loads(capsys.readouterr().out)
-    assert [(row["target"], row["ports"], row["lanes"], row["workers"]) for row in rows] == [
+    rows = bench_switch.bench_switch(lanes=(32,))
+    assert [(row.target, row.ports, row.lanes, row.workers) for row in rows] == [
         ("embedded", "memory", 32, 4),
         ("embedded", "udp", 32, 4),
         ("bmv2", "veth", 32, 4),
     ]
-    assert [row["rate_to_bmv2"] for row in rows] == [100.0, 15.0, 1.0]
-    assert [row["latency_to_bmv2"] for row in rows] == [0.037, 0.5, 1.0]
-    assert [row["latency_p99_us"] for row in rows] == [9.0, 90.0, 200.0]
-    assert {row["bmv2"] for row in rows} == {"measured"}
-    assert [row["first_packet_cold_s"] for row in rows] == [4.0, None, None]
+    assert [row.rate_to_bmv2 for row in rows] == [100.0, 15.0, 1.0]
+    assert [row.latency_to_bmv2 for row in rows] == [0.037, 0.5, 1.0]
+    assert [row.latency_p99_us for row in rows] == [9.0, 90.0, 200.0]
+    assert {row.bmv2 for row in rows} == {"measured"}
+    assert [row.first_packet_cold_s for row in rows] == [4.0, None, None]
 
 
-def test_without_bmv2_there_are_no_ratios_and_every_row_says_why(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_bmv2_there_are_no_ratios_and_every_row_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, *ROWS[:2])
     monkeypatch.setattr(bmv2, "available", lambda: False)
-    bench_switch.bench_switch(json=True, lanes=(32,))
-    rows = json.loads(capsys.readouterr().out)
-    assert [(row["rate_to_bmv2"], row["latency_to_bmv2"]) for row in rows] == [(None, None)] * 2
-    assert {row["bmv2"] for row in rows} == {"not on PATH"}
+    rows = bench_switch.bench_switch(lanes=(32,))
+    assert [(row.rate_to_bmv2, row.latency_to_bmv2) for row in rows] == [(None, None)] * 2
+    assert {row.bmv2 for row in rows} == {"not on PATH"}
 
 
-def test_a_bmv2_without_interfaces_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bmv2_without_interfaces_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(ports: str, lanes: int, workers: int, seconds: float) -> Row:
         if ports == "veth":
             raise TopologyError("network namespace: refused (EPERM); run as root")
@@ -78,6 +68,6 @@ def test_a_bmv2_without_interfaces_is_left_out(
     measured(monkeypatch)
     monkeypatch.setattr(bench_switch, "_row", refused)
     monkeypatch.setattr(bmv2, "available", lambda: True)
-    rows = bench_switch.bench_switch(json=False, lanes=(32,))
-    assert "1,000,000" in capsys.readouterr().out
+    rows = bench_switch.bench_switch(lanes=(32,))
+    assert [row.packets_per_s for row in rows] == [1_000_000, 1_000_000]
     assert {row.bmv2 for row in rows} == {"network namespace: refused (EPERM); run as root"}

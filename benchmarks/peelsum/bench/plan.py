@@ -6,7 +6,6 @@ one worker on this machine, and puts what it took beside what was predicted.
 
 from __future__ import annotations
 
-import json as json_format
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,71 +15,86 @@ from peelsum.allreduce.costs import Candidate, candidates, expected
 from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, require_memory, seen, tensor
 from peelsum.codec import SketchLayout, error_bound, scale_for
 
-#: Exponent field of 1: sums are judged by values whose largest is 1 to 2.
+#: Exponent field of 1.0: error bounds are given for tensors whose largest value is from 1 to 2.
 _EXPONENT_FIELD = 127
 #: Lanes of a chunk.
 _LANES = 256
-_WIDTHS = (7, 9, 13, 9, 9, 8, 9, 9, 13, 6, 9, 6)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked about. density: share of elements that are not zero on some worker."""
+    """A tensor, and the network through which it is summed."""
 
     elements: int
     density: float
+    """Share of elements that are non-zero on some worker."""
     gbps: float
+    """Rate at which a worker sends words, in Gbit/s."""
     rtt: float
+    """Seconds that the shortest exchange takes."""
     workers: int
     support: Support
+    """Where the non-zeros lie."""
     predict: bool
+    """Whether values are sent together with the index, at the scale of the previous step."""
 
     @property
     def network(self) -> Network:
-        """The network that choices are for."""
+        """The network model by which ways are compared."""
         return Network(self.gbps, self.rtt)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way, as predicted, and as measured if it was: otherwise None.
-
-    bytes: words that a worker sends. exchanges: sums that wait for each other. words_ms: bytes at the rate;
-    exchanges_ms: a round-trip time for each; codec_ms: encoding and decoding. Errors: predicted over
-    measured, less 1.
-    """
+    """One way to send the tensor, as predicted. Measurements are None unless the way was run."""
 
     form: str
     index: str
+    """The index's form, or "none"."""
     layout: str
+    """Block width, sub-tables and rows, as text."""
     bytes: int
+    """Bytes that a worker sends."""
     exchanges: int
+    """Number of sums that wait for each other."""
     words_ms: float
+    """Milliseconds to send the bytes at the rate."""
     exchanges_ms: float
+    """Milliseconds of the exchanges' round trips."""
     codec_ms: float
+    """Milliseconds of encoding and decoding."""
     total_ms: float
     measured_bytes: int | None = None
     measured_codec_ms: float | None = None
     bytes_error: float | None = None
+    """`bytes` over `measured_bytes`, less 1."""
     codec_error: float | None = None
+    """`codec_ms` over `measured_codec_ms`, less 1."""
 
 
-def show(request: Request, *, check: bool, json: bool) -> list[Row]:
-    """Print the ways, fastest first, and why the first is chosen; with `json`, one object.
+@dataclass(frozen=True)
+class Plan:
+    """Every way to send a tensor, and the reasons for the choice."""
 
-    Raises NotEnoughMemoryError or NotExactError if ways are to be run and cannot be.
+    choice: Row
+    """The fastest candidate."""
+    why: list[str]
+    """Sentences that compare the choice with every other form."""
+    candidates: list[Row]
+    """All ways, fastest first."""
+
+
+def plan(request: Request, *, check: bool = False) -> Plan:
+    """Return the ways for a request; with `check`, run each as one worker on this machine.
+
+    Raises NotEnoughMemoryError if a check does not fit this machine, and NotExactError if it decodes a wrong
+    value.
     """
     found = sorted(_ways(request, _EXPONENT_FIELD), key=lambda one: one.seconds(request.network))
     rows = [_row(request, one) for one in found]
     if check:
         rows = [_checked(row, one) for row, one in zip(rows, _measured(request, found), strict=True)]
-    why = explanation(request, rows)
-    if json:
-        shown = {"choice": asdict(rows[0]), "why": why, "candidates": [asdict(row) for row in rows]}
-        print(json_format.dumps(shown, indent=2))
-    else:
-        print("\n".join([_header(check), *map(_line, rows), "", *why]))
-    return rows
+    return Plan(rows[0], explanation(request, rows), rows)
 
 
 def _ways(request: Request, exponent_field: int) -> Iterator[Candidate]:
@@ -104,7 +118,7 @@ def _row(request: Request, one: Candidate) -> Row:
 
 
 def _layout(request: Request, choice: Choice) -> str:
-    """Block width, sub-tables and rows."""
+    """Return block width, sub-tables and rows as text."""
     parts = [_index_layout(choice.index)] if choice.index else []
     if choice.form == "sketch" and choice.index:
         expectation = seen(request.support, request.elements, request.density)
@@ -124,7 +138,7 @@ def _index_layout(index: Index) -> str:
 
 
 def explanation(request: Request, rows: Sequence[Row]) -> list[str]:
-    """Why the first of the rows is chosen: what it takes, and what the others would take more."""
+    """Return sentences about the first row: what it takes, and how much more each other form would take."""
     best = rows[0]
     lines = [
         f"{_name(best)}: {best.words_ms:.3g} ms for {best.bytes:,} bytes at {request.gbps:g} Gbit/s, "
@@ -156,12 +170,12 @@ def _counted(exchanges: int) -> str:
 
 
 def _measured(request: Request, found: Sequence[Candidate]) -> list[Measured]:
-    """Each way run by one worker, in the order given."""
+    """Run each way as one worker; return the measurements in the same order."""
     require_memory(request.elements, request.density)
     device = Device.of("cpu")
     values, _ = tensor(request.support, request.elements, request.density, 0)
     settings = Settings()
-    # The same ways again, for the exponent that the tensor turned out to have.
+    # Predictions depend on the exponent, so look the ways up again for the exponent of this tensor.
     by_way = {
         (one.choice.form, one.choice.index): one.choice
         for one in _ways(request, device.ops.magnitude(values) >> 23)
@@ -184,23 +198,3 @@ def _checked(row: Row, measured: Measured) -> Row:
             "codec_error": round(row.codec_ms / codec_ms - 1, 4),
         }
     )
-
-
-def _header(check: bool) -> str:
-    headings = ("form", "index", "bytes", "exchanges", "words ms", "exch. ms", "codec ms", "total ms")
-    return _columns([*headings, *(("measured", "error", "codec ms", "error") if check else ()), "layout"])
-
-
-def _line(row: Row) -> str:
-    times = (row.words_ms, row.exchanges_ms, row.codec_ms, row.total_ms)
-    cells = [row.form, row.index, f"{row.bytes:,}", str(row.exchanges), *(f"{time:.3f}" for time in times)]
-    if row.measured_bytes is not None:
-        cells += [f"{row.measured_bytes:,}", f"{row.bytes_error:+.1%}"]
-        cells += [f"{row.measured_codec_ms:.3f}", f"{row.codec_error:+.0%}"]
-    return _columns([*cells, row.layout])
-
-
-def _columns(cells: Sequence[str]) -> str:
-    """The last one is not padded."""
-    padded = (cell.rjust(width) for cell, width in zip(cells[:-1], _WIDTHS, strict=False))
-    return " ".join((*padded, " " + cells[-1])).rstrip()

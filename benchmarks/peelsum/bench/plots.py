@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +169,8 @@ def draw(name: str, content: Callable[[Any], None], width: float) -> Path:
     return path
 
 
-def main() -> None:
-    """Draw all figures."""
+def draw_all() -> Iterator[Path]:
+    """Draw all figures; yield their paths."""
     for name, content, width in (
         ("switch-rate", rate_of_a_switch, 8),
         ("switch-profile", parts_of_a_packet, 8),
@@ -179,8 +179,9 @@ def main() -> None:
         ("codec-size", size_of_forms, 9),
         ("codec-recovery", recovery, 6),
     ):
-        print(draw(name, content, width))
+        yield draw(name, content, width)
 
 
 if __name__ == "__main__":
-    main()
+    for drawn in draw_all():
+        print(drawn)

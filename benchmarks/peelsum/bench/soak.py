@@ -2,19 +2,15 @@
 
 It starts just below the wraps of chunk id, slot tag and slot clock, loses packets on every hop, and compares
 every sum bit for bit. Endpoints, server and switch are the real ones.
-
-    python -m peelsum.bench.soak [--chunks 10000000] [--loss 0.001] [--seed 1] [--json]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -38,6 +34,8 @@ AHEAD = 3
 #: Virtual time of one pass from the hosts to the switch and back.
 PASS_US = 100
 ROWS = 16 * WINDOW
+#: Seconds from one report of progress to the next.
+TELL_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -203,8 +201,17 @@ def kept(frames: Frames, numbers: np.random.Generator, loss: float) -> Frames:
     return Frames(frames.data[stays], frames.length[stays], frames.port[stays])
 
 
-def soak(chunks: int, loss: float, seed: int, *, show_every: float = 30.0) -> Report:
-    """Sum `chunks` chunks, while every hop loses a share `loss` of the packets; return the report."""
+def soak(
+    chunks: int = 10_000_000,
+    loss: float = 0.001,
+    seed: int = 1,
+    *,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Sum `chunks` chunks, while every hop loses a share `loss` of the packets; return the report.
+
+    `chunks` is rounded up to whole tensors. `tell` is called with a line of progress every TELL_EVERY_S.
+    """
     config = JobConfig(
         job_id=255,
         generation=0xFFFF,
@@ -218,7 +225,7 @@ def soak(chunks: int, loss: float, seed: int, *, show_every: float = 30.0) -> Re
     hosts = Hosts(config, Tensors(seed), tensors_to_do)
     now_us = ((1 << 32) - EPOCH_TICKS) * TICK_US - int(SECONDS_BEFORE_WRAP * 1e6)
     switch, numbers = admitted_switch(config, now_us), np.random.default_rng(seed)
-    started = shown = time.perf_counter()
+    started = told = time.perf_counter()
     at_tenth = 0.0
     while not hosts.done:
         now_us += PASS_US
@@ -227,9 +234,9 @@ def soak(chunks: int, loss: float, seed: int, *, show_every: float = 30.0) -> Re
             hosts.receive(kept(out, numbers, loss), (now_us + PASS_US // 2) / 1e6)
         if not at_tenth and hosts.chunks * 10 >= chunks:
             at_tenth = resident_mib()
-        if time.perf_counter() - shown > show_every:
-            shown = time.perf_counter()
-            print(f"{hosts.chunks:,} chunks, {shown - started:.0f} s, {resident_mib():.1f} MiB", flush=True)
+        if time.perf_counter() - told > TELL_EVERY_S:
+            told = time.perf_counter()
+            tell(f"soak: {hosts.chunks:,} chunks, {told - started:.0f} s, {resident_mib():.1f} MiB")
     return _report(hosts, config, time.perf_counter() - started, at_tenth)
 
 
@@ -254,25 +261,3 @@ def resident_mib() -> float:
     """Return this process's resident memory in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-
-
-def main() -> None:
-    """Run the soak test, print the report, and exit with status 1 on a wrong sum."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--chunks", type=int, default=10_000_000)
-    parser.add_argument("--loss", type=float, default=0.001, help="share of packets that every hop loses")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    report = soak(given.chunks, given.loss, given.seed)
-    figures = asdict(report)
-    print(
-        json.dumps(figures, indent=2)
-        if given.json
-        else "\n".join(f"{k:>18} {v:,}" for k, v in figures.items())
-    )
-    raise SystemExit(1 if report.wrong else 0)
-
-
-if __name__ == "__main__":
-    main()

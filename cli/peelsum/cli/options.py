@@ -13,7 +13,7 @@ ChildOf = Annotated[bool, typer.Option("--child", hidden=True, help="End when st
 
 
 def within(option: str, value: float, least: float, most: float) -> None:
-    """Raise typer.BadParameter naming `option` unless least <= value <= most."""
+    """Raise typer.BadParameter, which names `option`, unless least <= value <= most."""
     if not least <= value <= most:
         raise typer.BadParameter(
             f"{option}: {_plain(value)} is out of range; use {_plain(least)} to {_plain(most)}"

@@ -1,43 +1,71 @@
-"""`peelsum plan`: its options; `peelsum.bench.plan` computes and prints the plan."""
+"""`peelsum plan`: the ways to send a tensor, as a table with the reasons for the choice."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from peelsum.cli.bench.output import aligned, measuring, print_json
 from peelsum.cli.options import Json, within
-from peelsum.topology.interrupts import Interruption
-from peelsum.topology.user_errors import reported
+
+if TYPE_CHECKING:
+    from peelsum.bench.plan import Row
+
+_HEADINGS = ("form", "index", "bytes", "exchanges", "words ms", "exch. ms", "codec ms", "total ms")
+_CHECK_HEADINGS = ("measured", "error", "codec ms", "error")
+#: Widths of all columns but the last, "layout".
+_WIDTHS = (7, 9, 13, 9, 9, 8, 9, 9, 13, 6, 9, 6)
 
 
 def plan(
     elements: Annotated[int, typer.Option(help="Elements of the tensor.")],
-    density: Annotated[float, typer.Option(help="Share of elements that are not zero on some worker.")],
-    gbps: Annotated[float, typer.Option(help="Gbit/s at which a worker sends words.")],
+    density: Annotated[float, typer.Option(help="Share of elements that are non-zero on some worker.")],
+    gbps: Annotated[float, typer.Option(help="Rate at which a worker sends words, in Gbit/s.")],
     rtt: Annotated[float, typer.Option(help="Seconds that the shortest exchange takes.")],
-    workers: Annotated[int, typer.Option(help="Number of workers, whose sum must fit an int32.")] = 4,
+    workers: Annotated[int, typer.Option(help="Workers that sum; they share the bits of an int32.")] = 4,
     support: Annotated[
         Literal["uniform", "rows", "columns"],
         typer.Option(help="Non-zeros anywhere, in rows of 64, or in half of 256 columns."),
     ] = "uniform",
     predict: Annotated[
-        bool, typer.Option(help="Send values with the index, by the last step's scale.")
+        bool, typer.Option(help="Send values with the index, at the previous step's scale.")
     ] = False,
     check: Annotated[
-        bool, typer.Option(help="Run every form here, and show the errors of the prediction.")
+        bool, typer.Option(help="Run every way on this machine, and show the predictions' errors.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Predict bytes and time of every form of a tensor, and show which one is chosen, and why."""
+    """Show every way to send a tensor, with predicted bytes and time, the choice, and why."""
+    from peelsum.bench import plan as bench
     from peelsum.bench.codec import NotEnoughMemoryError, NotExactError
-    from peelsum.bench.plan import Request, show
 
     within("--elements", elements, 1, 2**39)
     within("--density", density, 0, 0.5 if support == "columns" else 1)
     within("--gbps", gbps, 1e-6, 1e6)
     within("--rtt", rtt, 0, 3600)
     within("--workers", workers, 1, 1024)
-    request = Request(elements, density, gbps, rtt, workers, support, predict)
-    with reported(NotEnoughMemoryError, NotExactError), Interruption():
-        show(request, check=check, json=json)
+    request = bench.Request(elements, density, gbps, rtt, workers, support, predict)
+    with measuring(NotEnoughMemoryError, NotExactError, json=json):
+        found = bench.plan(request, check=check)
+        if json:
+            print_json(found)
+        else:
+            headings = (*_HEADINGS, *(_CHECK_HEADINGS if check else ()), "layout")
+            print("\n".join([_columns(headings), *map(_line, found.candidates), "", *found.why]))
+
+
+def _line(row: Row) -> str:
+    times = (row.words_ms, row.exchanges_ms, row.codec_ms, row.total_ms)
+    cells = [row.form, row.index, f"{row.bytes:,}", str(row.exchanges), *(f"{time:.3f}" for time in times)]
+    if row.measured_bytes is not None:
+        cells += [f"{row.measured_bytes:,}", f"{row.bytes_error:+.1%}"]
+        cells += [f"{row.measured_codec_ms:.3f}", f"{row.codec_error:+.0%}"]
+    return _columns([*cells, row.layout])
+
+
+def _columns(cells: Sequence[str]) -> str:
+    """Return a line whose last cell is left-justified."""
+    *padded, last = cells
+    return f"{aligned(padded, _WIDTHS[: len(padded)])}  {last}".rstrip()

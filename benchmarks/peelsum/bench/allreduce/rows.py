@@ -1,15 +1,15 @@
 """`peelsum bench allreduce`: measure time and bytes of exact allreduces over the softswitch.
 
-Results are shown in nccl-tests' columns. Switch, controller, server and every worker are separate processes,
+Rows have nccl-tests' columns, and more. Switch, controller, server and every worker are separate processes,
 connected by UDP over loopback.
 """
 
 from __future__ import annotations
 
-import json as json_format
+import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,9 +26,6 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _LARGEST_BYTES = 16 * _UNITS["G"]
 #: Seconds within which a worker must finish a case; otherwise the run fails.
 _PATIENCE_S = 600.0
-_HEADINGS = ("size", "count", "type", "density", "form", "time", "algbw", "busbw", "#wrong", "wire", "time/")
-_UNITS_OF = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(B)", "dense")
-_WIDTHS = (12, 12, 7, 8, 8, 11, 8, 8, 8, 12, 8)
 
 
 class BenchError(ValueError):
@@ -81,27 +78,15 @@ def bench_allreduce(
     densities: Sequence[float] = (0.01, 0.1),
     forms: Sequence[Form] = ("compact",),
     lanes: int = COMPILED_LANES[-1],
-    json: bool = False,
-) -> list[Row]:
+) -> Generator[Row, None, None]:
     """Measure sizes from `begin` to `end` bytes of float32: dense first, then every density in every form.
 
-    Prints rows as they are measured or, with `json`, a list of objects at the end. Raises BenchError for an
-    invalid option, ProcessError if a process fails, and SystemExit(1) if a sum was wrong.
+    Raises BenchError for an invalid option at once. Rows are measured as they are taken; this raises
+    ProcessError if a process fails. Close the generator to stop the processes early.
     """
     cases = _cases(_sizes(begin, end, factor), densities, forms)
     _require_counts(iterations, warmups, workers)
-    if not json:
-        print(_header(workers, lanes, iterations, warmups), flush=True)
-    rows = []
-    for row in _rows(cases, workers, lanes, {"iterations": iterations, "warmups": warmups, "check": check}):
-        rows.append(row)
-        if not json:
-            print(_line(row), flush=True)
-    if json:
-        sys.stdout.write(json_format.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    if any(row.wrong for row in rows):
-        raise SystemExit(1)
-    return rows
+    return _rows(cases, workers, lanes, {"iterations": iterations, "warmups": warmups, "check": check})
 
 
 def parse_size(text: str, option: str) -> int:
@@ -155,7 +140,9 @@ def _require_counts(iterations: int, warmups: int, workers: int) -> None:
         raise BenchError(f"--workers: {workers} is out of range for one switch; use 2 to {MAX_WORKERS}")
 
 
-def _rows(cases: Sequence[Case], workers: int, lanes: int, settings: dict[str, Any]) -> Iterator[Row]:
+def _rows(
+    cases: Sequence[Case], workers: int, lanes: int, settings: dict[str, Any]
+) -> Generator[Row, None, None]:
     with ExitStack() as stack:
         star = stack.enter_context(Star(workers, lanes=lanes))
         children = [_worker(seat, cases, settings) for seat in star.seats]
@@ -176,7 +163,7 @@ def _rows(cases: Sequence[Case], workers: int, lanes: int, settings: dict[str, A
 def _worker(seat: Seat, cases: Sequence[Case], settings: dict[str, Any]) -> Child:
     arguments = {"seat": asdict(seat), "cases": [asdict(case) for case in cases], **settings}
     module = "peelsum.bench.allreduce.worker"
-    return Child(f"worker {seat.worker_id}", [sys.executable, "-m", module, json_format.dumps(arguments)])
+    return Child(f"worker {seat.worker_id}", [sys.executable, "-m", module, json.dumps(arguments)])
 
 
 def _measurement(child: Child, star: Star) -> Measurement:
@@ -209,37 +196,3 @@ def _row(case: Case, measured: Sequence[Measurement], dense_s: float, lanes: int
         workers=workers,
         lanes=lanes,
     )
-
-
-def _header(workers: int, lanes: int, iterations: int, warmups: int) -> str:
-    return "\n".join(
-        [
-            f"# {workers} workers over the softswitch, {lanes} lanes; {iterations} iterations after "
-            f"{warmups} warm-ups; time is the slowest worker's",
-            "#" + _columns(_HEADINGS)[1:],
-            "#" + _columns(_UNITS_OF)[1:],
-        ]
-    )
-
-
-def _line(row: Row) -> str:
-    wrong = "N/A" if row.wrong is None else str(row.wrong)
-    return _columns(
-        (
-            str(row.size_bytes),
-            str(row.elements),
-            row.type,
-            f"{row.density:g}",
-            row.form,
-            f"{row.time_us:.1f}",
-            f"{row.algbw:.2f}",
-            f"{row.busbw:.2f}",
-            wrong,
-            str(row.wire_bytes),
-            f"{row.ratio_to_dense:.3f}",
-        )
-    )
-
-
-def _columns(cells: Sequence[str]) -> str:
-    return " ".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True))

@@ -1,15 +1,14 @@
 """Measure what peeling leaves over, by layout, support, width of a block and size of the sketch.
 
 Peeling needs no values, so only layouts are made. LHC's keeps an element's lane; the codec's rotates it in
-every sub-table. Prints the tables of docs/reference/codec.md; with `--json`, the content of `recovery.json`.
+every sub-table.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from peelsum.bench.codec import SUPPORTS, LhcLayout, Support, peel_sketch, seen
 from peelsum.bench.codec.supports import positions
 from peelsum.codec import SketchLayout
 
-Row = dict[str, Any]
 ELEMENTS, DENSITY = 6_553_600, 0.01
 #: Support, lanes and cells per candidate of the table's rows; below, lanes and sizes of the plot's curves.
 TABLE: tuple[tuple[Support, int, float], ...] = (
@@ -39,7 +37,56 @@ AIM_ELEMENTS, AIM_CELLS, AIM_SEEDS = 2**22, 1.3, 100
 AIM_DENSITIES = (0.001, 0.01, 0.05, 0.1, 0.2)
 
 
-def left_over(support: Support, lanes: int, cells: float, seeds: int) -> Row:
+@dataclass(frozen=True)
+class LeftOver:
+    """What peeling leaves over in sketches of one size, as means over seeds."""
+
+    part: Literal["table", "curve"]
+    """Whether the row belongs to the table or to the plot."""
+    support: Support
+    lanes: int
+    cells_per_candidate: float
+    seeds: int
+    kept: float
+    """Share of candidates left over where an element keeps its lane, as in LHC's layout."""
+    kept_rounds: float
+    """Peel rounds of the same layout."""
+    rotated: float
+    """Share of candidates left over where every sub-table rotates the lane, as in the codec's layout."""
+    rotated_rounds: float
+    """Peel rounds of the same layout."""
+
+
+@dataclass(frozen=True)
+class NotPeeled:
+    """How many sketches of the width that the codec chooses have left-over."""
+
+    part: Literal["aim"]
+    support: Support
+    density: float
+    """Share of elements that are non-zero."""
+    lanes: int
+    seeds: int
+    """Sketches that were peeled."""
+    failed: int
+    """Sketches with left-over."""
+
+
+def measure_recovery(seeds: int = 5) -> Iterator[LeftOver | NotPeeled]:
+    """Yield the rows of the table, of the curves, and of the aim; `seeds` sketches for each of the first."""
+    for support, lanes, cells in TABLE:
+        yield left_over("table", support, lanes, cells, seeds)
+    for support in SUPPORTS:
+        for cells in CURVE_SIZES:
+            yield left_over("curve", support, CURVE_LANES, float(cells), seeds)
+    for density in AIM_DENSITIES:
+        for support in SUPPORTS:
+            yield not_peeled(support, density)
+
+
+def left_over(
+    part: Literal["table", "curve"], support: Support, lanes: int, cells: float, seeds: int
+) -> LeftOver:
     """Return means over seeds: the share of left-over of both layouts, and peel rounds."""
     outcomes = []
     for seed in range(seeds):
@@ -47,67 +94,15 @@ def left_over(support: Support, lanes: int, cells: float, seeds: int) -> Row:
         kept = LhcLayout(max(round(where.size * cells / lanes), 1), seed, lanes).peeled(where)
         rotated = peel_sketch(SketchLayout.sized(where.size, lanes, seed, cells), where)
         outcomes.append((kept.left / where.size, kept.rounds, rotated.left / where.size, rotated.rounds))
-    names = ("kept", "kept_rounds", "rotated", "rotated_rounds")
-    return {
-        "support": support,
-        "lanes": lanes,
-        "cells_per_candidate": round(cells, 2),
-        "seeds": seeds,
-        **dict(zip(names, np.mean(outcomes, axis=0).round(6).tolist(), strict=True)),
-    }
+    means = np.mean(outcomes, axis=0).round(6).tolist()
+    return LeftOver(part, support, lanes, round(cells, 2), seeds, *means)
 
 
-def not_peeled(support: Support, density: float) -> Row:
+def not_peeled(support: Support, density: float) -> NotPeeled:
     """Count the sketches with left-over, among AIM_SEEDS sketches laid out as the codec does."""
     lanes, failed = block_width(seen(support, AIM_ELEMENTS, density)), 0
     for seed in range(AIM_SEEDS):
         where = positions(support, AIM_ELEMENTS, density, np.random.default_rng([seed, AIM_ELEMENTS]))
         layout = SketchLayout.sized(where.size, lanes, seed, AIM_CELLS)
         failed += peel_sketch(layout, where).left > 0
-    return {"support": support, "density": density, "lanes": lanes, "seeds": AIM_SEEDS, "failed": failed}
-
-
-def measured(seeds: int) -> Iterator[Row]:
-    """Yield the rows of the first table, of the curves, and of the second table."""
-    for support, lanes, cells in TABLE:
-        yield {"part": "table", **left_over(support, lanes, cells, seeds)}
-    for support in SUPPORTS:
-        for cells in CURVE_SIZES:
-            yield {"part": "curve", **left_over(support, CURVE_LANES, float(cells), seeds)}
-    for density in AIM_DENSITIES:
-        for support in SUPPORTS:
-            yield {"part": "aim", **not_peeled(support, density)}
-
-
-def show(rows: Sequence[Row]) -> None:
-    """Print the tables as Markdown."""
-    print(
-        "| support | L | cells per non-zero | lane kept (LHC) | rotated | rounds |\n|---|---|---|---|---|---|"
-    )
-    for row in rows:
-        if row["part"] == "table":
-            shares = [f"{row[name]:.2%}" if row[name] else "0" for name in ("kept", "rotated")]
-            cells, rounds = f"{row['cells_per_candidate']:.2f}", f"{row['rotated_rounds']:.0f}"
-            print("|", " | ".join([row["support"], str(row["lanes"]), cells, *shares, rounds]), "|")
-    print(f"\n| density | {' | '.join(SUPPORTS)} |\n|---|---|---|---|")
-    aim = {(row["density"], row["support"]): row for row in rows if row["part"] == "aim"}
-    for density in AIM_DENSITIES:
-        counts = (f"{aim[density, support]['failed']} of {AIM_SEEDS}" for support in SUPPORTS)
-        print(f"| {density:.1%} | {' | '.join(counts)} |")
-
-
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5, help="seeds of the first table and the curves")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    rows = list(measured(options.seeds))
-    if options.json:
-        print(json.dumps(rows, indent=1))
-    else:
-        show(rows)
-
-
-if __name__ == "__main__":
-    main()
+    return NotPeeled("aim", support, density, lanes, AIM_SEEDS, failed)

@@ -6,17 +6,14 @@ NumPy's arithmetic.
 
 from __future__ import annotations
 
-import json as json_format
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import track
 
 from peelsum.allreduce import BitmapIndex, Choice, Prediction, Settings
 from peelsum.allreduce.costs import Seen, candidates, expected, lower_bound_bits
@@ -47,9 +44,6 @@ DEFAULT_ELEMENTS = (2**20, 2**24, 2**27)
 QUICK_ELEMENTS = (2**20,)
 DEFAULT_DENSITIES = (0.001, 0.01, 0.05, 0.1, 0.2)
 _LANES = 256
-_HEADINGS = ("elements", "density", "support", "form", "index", "bits/el.", "x bound", "peeled", "rounds")
-_SPEEDS = ("enc Gb/s", "dec Gb/s", "time/LHC", "size/LHC")
-_WIDTHS = (10, 8, 8, 8, 10, 9, 8, 8, 7, 9, 9, 9, 9)
 
 
 class CodecBenchError(ValueError):
@@ -116,34 +110,20 @@ def bench_codec(
     cells_per_candidate: float = CELLS_PER_CANDIDATE,
     seed: int = 0,
     device: str = "cpu",
-    json: bool = False,
-) -> list[Row]:
-    """Measure every point in every form; print rows as they are measured or, with `json`, a list of objects.
+) -> Generator[Row, None, None]:
+    """Measure every point in every form, after compiling all loops.
 
-    If interrupted, it still prints the list of the rows measured so far. "lhc" must come first in `ways` for
-    the others to be compared with it. Raises NoDeviceError if the device is missing, NotEnoughMemoryError for
-    points that do not fit this machine, and NotExactError if a decoded tensor is wrong.
+    "lhc" must come first in `ways` for the others to be compared with it. Raises NoDeviceError if the device
+    is missing and NotEnoughMemoryError for points that do not fit this machine, both at once. Rows are
+    measured as they are taken; this raises NotExactError if a decoded tensor is wrong, and CodecBenchError if
+    a tensor has no non-zeros.
     """
     for point in points:
         require_memory(point.elements, point.density)
     there = Device.of(device)
     for _ in _rows(WARM_UP, ways, there, cells_per_candidate, 0):
         pass  # compiles the loops that are not among the codec's own kernels
-    rows = []
-    if not json:
-        print("#" + _columns((*_HEADINGS, *_SPEEDS))[1:], flush=True)
-    console = Console(stderr=True)
-    shown = track(points, "measuring", console=console, transient=True, disable=not json)
-    try:
-        for row in (row for point in shown for row in _rows(point, ways, there, cells_per_candidate, seed)):
-            rows.append(row)
-            if not json:
-                print(_line(row), flush=True)
-    except KeyboardInterrupt:
-        _print_if(json, rows)
-        raise
-    _print_if(json, rows)
-    return rows
+    return (row for point in points for row in _rows(point, ways, there, cells_per_candidate, seed))
 
 
 def points_of(
@@ -239,34 +219,3 @@ def _row(
         time_ratio_to_lhc=round(measured.codec_s / lhc.codec_s, 4) if lhc else None,
         size_ratio_to_lhc=round(measured.words / lhc.words, 4) if lhc else None,
     )
-
-
-def _print_if(json: bool, rows: Sequence[Row]) -> None:
-    if json:
-        print(json_format.dumps([asdict(row) for row in rows], indent=2), flush=True)
-
-
-def _line(row: Row) -> str:
-    return _columns(
-        (
-            str(row.elements),
-            f"{row.density:.4g}",
-            row.support,
-            row.form,
-            row.index,
-            f"{row.bits_per_element:.3f}",
-            f"{row.over_lower_bound:.3f}",
-            "-" if row.recovered_by_peeling is None else f"{row.recovered_by_peeling:.2%}",
-            "-" if row.rounds is None else str(row.rounds),
-            f"{row.encode_gbps:.1f}",
-            f"{row.decode_gbps:.1f}",
-            *(
-                "-" if ratio is None else f"{ratio:.3f}"
-                for ratio in (row.time_ratio_to_lhc, row.size_ratio_to_lhc)
-            ),
-        )
-    )
-
-
-def _columns(cells: Sequence[str]) -> str:
-    return " ".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True))

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import json as json_format
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from dataclasses import dataclass
 
 from peelsum.bench.endpoint import rates as rates
 from peelsum.bench.endpoint.rates import Spent
 from peelsum.wire import COMPILED_LANES
 
 DEFAULT_LANES = (COMPILED_LANES[0], COMPILED_LANES[-1])
-#: What each row's `way` measures.
-_WAYS = {
-    "memory": "endpoint, in memory",
-    "sockets": "endpoint and sockets",
-    "bare": "bare sockets",
-}
 
 
 @dataclass(frozen=True)
@@ -43,19 +31,9 @@ class Row:
     """`packets_per_core_s` over that of bare sockets."""
 
 
-def bench_endpoint(
-    *, json: bool = False, lanes: Sequence[int] = DEFAULT_LANES, seconds: float = 3.0
-) -> list[Row]:
-    """Measure each row for `seconds`, and print a table or, with `json`, a list of objects.
-
-    Raises WrongSumError if a sum was wrong.
-    """
-    rows = [row for count in lanes for row in _rows(count, seconds)]
-    if json:
-        sys.stdout.write(json_format.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    else:
-        Console().print(_table(rows))
-    return rows
+def bench_endpoint(*, lanes: Sequence[int] = DEFAULT_LANES, seconds: float = 3.0) -> list[Row]:
+    """Measure each row for `seconds`; return the rows. Raises WrongSumError if a sum was wrong."""
+    return [row for count in lanes for row in _rows(count, seconds)]
 
 
 def _rows(lanes: int, seconds: float) -> Iterator[Row]:
@@ -77,18 +55,3 @@ def _rows(lanes: int, seconds: float) -> Iterator[Row]:
 
 def _per_core(spent: Spent) -> float:
     return spent.packets / spent.cpu_s
-
-
-def _table(rows: Sequence[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, caption="packets sent whose results were taken, by one worker")
-    for heading in ("", "lanes", "packets/s of a core", "x bare", "packets/s"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for row in rows:
-        table.add_row(
-            _WAYS[row.way],
-            str(row.lanes),
-            f"{row.packets_per_core_s:,.0f}",
-            f"{row.share_of_bare:.2f}",
-            "-" if row.packets_per_s is None else f"{row.packets_per_s:,.0f}",
-        )
-    return table

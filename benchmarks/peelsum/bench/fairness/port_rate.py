@@ -1,17 +1,14 @@
 """Measure how well a switch port keeps to its rate.
 
-Run `python -m peelsum.bench.fairness.port_rate 100@256`; the arguments are MBIT@LANES.
-
 It floods one port of a switch process with more than the rate, over loopback, and counts what arrives.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import select
-import sys
 import time
+from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 
 import numpy as np
@@ -26,6 +23,23 @@ SETTLE_S, SECONDS = 0.5, 3.0
 #: Sent packets over what the port's rate allows.
 EXCESS = 1.3
 BURST = 64
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one port sent under a load of EXCESS times its rate."""
+
+    mbit: float
+    """The port's rate in Mbit/s."""
+    lanes: int
+    got_mbit: float
+    """Rate at which packets arrived, in Mbit/s."""
+    least_10ms_mbit: float
+    """5th percentile of the rates in windows of 10 ms, in Mbit/s."""
+    most_10ms_mbit: float
+    """95th percentile of the rates in windows of 10 ms, in Mbit/s."""
+    dropped: int
+    """Packets that the port dropped."""
 
 
 def flood(address: Address, job: JobConfig, packets_per_s: float, ended: Event) -> None:
@@ -63,8 +77,11 @@ def arrivals(sock: BatchSocket) -> tuple[np.ndarray, np.ndarray]:
     return np.array(times), np.array(counts)
 
 
-def measure(mbit: float, lanes: int) -> dict[str, float]:
-    """Measure one rate: what arrived, its spread over windows of 10 ms, and what the switch dropped."""
+def measure_port_rate(mbit: float, lanes: int) -> Row:
+    """Measure one rate: what arrived, its spread over windows of 10 ms, and what the switch dropped.
+
+    Raises TopologyError if the switch fails.
+    """
     scene = Scene(1, lanes=lanes, mbit=mbit)
     rate = ("--port-rate", f"{scene.server_port}@{mbit}", "--json", "--child")
     switch = Child.peelsum("switch", "switch", "run", "--ports", "3", "--p4runtime", "127.0.0.1:0", *rate)
@@ -90,17 +107,11 @@ def measure(mbit: float, lanes: int) -> dict[str, float]:
     frame_mbit = 8e-6 * (FRAME_HEADER_BYTES + packet_bytes(lanes))
     windows = np.bincount((times / 0.01).astype(int), weights=counts)[:-1] * frame_mbit / 0.01
     queue = told["queues"][str(scene.server_port)]
-    return {
-        "mbit": mbit,
-        "lanes": lanes,
-        "got_mbit": round(float(counts.sum() * frame_mbit / SECONDS), 2),
-        "least_10ms_mbit": round(float(np.percentile(windows, 5)), 1),
-        "most_10ms_mbit": round(float(np.percentile(windows, 95)), 1),
-        "dropped": queue["dropped"],
-    }
-
-
-if __name__ == "__main__":
-    for asked in sys.argv[1:] or ["100@256", "1000@256", "1000@32"]:
-        rate, _, lanes = asked.partition("@")
-        print(json.dumps(measure(float(rate), int(lanes))), flush=True)
+    return Row(
+        mbit=mbit,
+        lanes=lanes,
+        got_mbit=round(float(counts.sum() * frame_mbit / SECONDS), 2),
+        least_10ms_mbit=round(float(np.percentile(windows, 5)), 1),
+        most_10ms_mbit=round(float(np.percentile(windows, 95)), 1),
+        dropped=queue["dropped"],
+    )

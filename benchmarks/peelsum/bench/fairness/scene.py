@@ -1,7 +1,7 @@
 """Scenes of several jobs at one switch with rate-limited ports, and each job's share of the rate.
 
 Every job has its own worker ports. One port leads to the servers of all jobs, which compete for it.
-`fairness_virtual` and `fairness_udp` run a scene.
+`virtual` and `udp` run a scene.
 """
 
 from __future__ import annotations

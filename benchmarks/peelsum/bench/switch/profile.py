@@ -1,19 +1,19 @@
 """Profile the softswitch: time per packet in parts of the program, and of the loop around it.
 
-The program is one generated Python function. This script inserts readings of the cycle counter between its
+The program is one generated Python function. This module inserts readings of the cycle counter between its
 parts, compiles it as usual, and runs the load of `peelsum bench switch`. The cost of a reading is measured
 and subtracted. The loop is a switch process on UDP whose calls are measured in CPU time. Needs x86-64.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
 import multiprocessing
+import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -40,12 +40,72 @@ from peelsum.wire.datagrams import BatchSocket
 
 PARTS = ("parse", "tables", "registers", "lanes", "replicate", "checksum", "deparse", "rest")
 _ROUNDS = 40
+#: Runs that measure the cost of a reading, and readings in each.
+_READING_RUNS, _READINGS = 101, 10_000
 _CHUNKS = 256
 _WORD = ir.IntType(64)
 # Numba's own annotations are partial.
 _inlined: Callable[[Any], Any] = intrinsic
 _compiled: Callable[[Any], Any] = njit
 binding.initialize_native_asmparser()
+
+
+class ProfileError(Exception):
+    """The profile cannot be measured on this machine. The message says why."""
+
+
+@dataclass(frozen=True)
+class ProgramRow:
+    """Time of a contribution in the program, including its share of sums and results."""
+
+    lanes: int
+    workers: int
+    parts_ns: dict[str, float]
+    """Nanoseconds of each of PARTS."""
+    sum_of_parts_ns: float
+    without_stamps_ns: float
+    """Nanoseconds in the program without readings of the counter."""
+
+
+@dataclass(frozen=True)
+class LoopRow:
+    """CPU time of a contribution in the switch process, over UDP and under load."""
+
+    lanes: int
+    workers: int
+    packets_per_s: int
+    """Contributions per second."""
+    busy: float
+    """Share of the time that the process spent on the CPU."""
+    contributions_a_turn: float
+    """Contributions in each call of the program."""
+    parts_ns: dict[str, float]
+    """Nanoseconds of system calls, framing, program and the loop itself."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Rows of the program and of the loop around it, in the same order."""
+
+    program: list[ProgramRow]
+    loop: list[LoopRow]
+
+
+def profile(
+    lanes: Sequence[int] = COMPILED_LANES, workers: Sequence[int] = (2, 8, 16), seconds: float = 2.0
+) -> Profile:
+    """Profile every number of lanes with 4 workers, then the most lanes with every number of workers.
+
+    `seconds` is the duration of the load for each row of the loop. Raises ProfileError if this machine has
+    no cycle counter that can be read, and WrongSumError if a sum was wrong.
+    """
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise ProfileError(f"profile: needs the cycle counter of x86-64; this is {platform.machine()}")
+    shapes = [(count, 4) for count in lanes] + [(max(lanes), count) for count in workers]
+    return Profile(
+        program=[profile_program(*shape) for shape in shapes],
+        loop=[profile_loop(*shape, seconds) for shape in shapes],
+    )
 
 
 class Parts:
@@ -199,7 +259,7 @@ def cycles_per_ns() -> float:
 
 
 def reading_cycles() -> float:
-    """Measure the cycles that an empty part appears to take."""
+    """Return the cycles that an empty part appears to take, as the median of short runs."""
     cycles = Cycles()
     stamp = cycles.stamp()
 
@@ -210,12 +270,15 @@ def reading_cycles() -> float:
 
     nothing(1)
     cycles.take()
-    nothing(1_000_000)
-    took, readings = cycles.take()[0]
-    return float(took / readings)
+    runs = []
+    for _ in range(_READING_RUNS):
+        nothing(_READINGS)
+        took, readings = cycles.take()[0]
+        runs.append(took / readings)
+    return float(np.median(runs))
 
 
-def profile_program(lanes: int, workers: int) -> dict[str, Any]:
+def profile_program(lanes: int, workers: int) -> ProgramRow:
     """Return nanoseconds of each part per contribution, including its share of sums and results."""
     with _switch_in_memory(lanes, workers) as (switch, load):
         plain_ns = 1e9 / rates._replay(switch, load, 1.0)
@@ -231,13 +294,13 @@ def profile_program(lanes: int, workers: int) -> dict[str, Any]:
     took, readings = np.median(rounds, axis=0).T
     parts = (took - readings * reading_cycles()) / cycles_per_ns() / (load.window * load.workers)
     parts_ns = dict(zip(PARTS[:-1], parts[:-1].tolist(), strict=True))
-    return {
-        "lanes": lanes,
-        "workers": workers,
-        "parts_ns": {part: round(value, 2) for part, value in parts_ns.items()},
-        "sum_of_parts_ns": round(sum(parts_ns.values()), 1),
-        "without_stamps_ns": round(plain_ns, 1),
-    }
+    return ProgramRow(
+        lanes=lanes,
+        workers=workers,
+        parts_ns={part: round(value, 2) for part, value in parts_ns.items()},
+        sum_of_parts_ns=round(sum(parts_ns.values()), 1),
+        without_stamps_ns=round(plain_ns, 1),
+    )
 
 
 @contextmanager
@@ -263,7 +326,7 @@ def _stamped_run(source: str, stamp: Any) -> Any:
     return native.compiler(False)(names["run"])
 
 
-def profile_loop(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
+def profile_loop(lanes: int, workers: int, seconds: float) -> LoopRow:
     """Return nanoseconds of the switch process's CPU time per contribution, over UDP and under load."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -278,14 +341,14 @@ def profile_loop(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     spent = ours.recv()
     process.join()
     contributions = driven.chunks * workers
-    return {
-        "lanes": lanes,
-        "workers": workers,
-        "packets_per_s": round(contributions / driven.seconds),
-        "busy": round(spent["total"] / 1e9 / driven.seconds, 3),
-        "contributions_a_turn": round(contributions / spent["turns"], 1),
-        "parts_ns": {name: round(ns / contributions, 1) for name, ns in _loop_parts(spent).items()},
-    }
+    return LoopRow(
+        lanes=lanes,
+        workers=workers,
+        packets_per_s=round(contributions / driven.seconds),
+        busy=round(spent["total"] / 1e9 / driven.seconds, 3),
+        contributions_a_turn=round(contributions / spent["turns"], 1),
+        parts_ns={name: round(ns / contributions, 1) for name, ns in _loop_parts(spent).items()},
+    )
 
 
 def _loop_parts(spent: dict[str, int]) -> dict[str, int]:
@@ -332,26 +395,3 @@ def _timed(function: Any, spent: dict[str, int], part: str) -> Any:
             spent["turns"] += part == "program"
 
     return timed
-
-
-def main() -> None:
-    """Print one JSON object: `program` by lanes and by workers, `loop` by lanes and by workers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--lanes", type=int, nargs="+", default=COMPILED_LANES, help="numbers of lanes, with 4 workers"
-    )
-    parser.add_argument(
-        "--workers", type=int, nargs="*", default=[2, 8, 16], help="numbers of workers, with the most lanes"
-    )
-    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of load for each row of the loop")
-    options = parser.parse_args()
-    shapes = [(lanes, 4) for lanes in options.lanes] + [(max(options.lanes), n) for n in options.workers]
-    report = {
-        "program": [profile_program(lanes, workers) for lanes, workers in shapes],
-        "loop": [profile_loop(lanes, workers, options.seconds) for lanes, workers in shapes],
-    }
-    print(json.dumps(report, indent=2))
-
-
-if __name__ == "__main__":
-    main()

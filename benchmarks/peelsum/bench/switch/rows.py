@@ -5,7 +5,6 @@ Every measurement runs in separate processes.
 
 from __future__ import annotations
 
-import json as json_format
 import multiprocessing
 import os
 import signal
@@ -15,12 +14,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from peelsum.bench.switch import rates
 from peelsum.topology import bmv2
@@ -71,23 +66,14 @@ class Row:
 
 
 def bench_switch(
-    *,
-    json: bool = False,
-    lanes: Sequence[int] = COMPILED_LANES,
-    workers: Sequence[int] = (4,),
-    seconds: float = 3.0,
+    *, lanes: Sequence[int] = COMPILED_LANES, workers: Sequence[int] = (4,), seconds: float = 3.0
 ) -> list[Row]:
-    """Measure every switch, and print a table or, with `json`, a list of objects.
+    """Measure every switch with every number of lanes and workers; return the rows.
 
     If BMv2 is missing or cannot have its interfaces, it is left out, and every row says why. `seconds` is the
     duration of each row's rate measurement, and of its latency measurement.
     """
-    rows = [row for count in lanes for row in _rows(count, workers, seconds)]
-    if json:
-        sys.stdout.write(json_format.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    else:
-        Console().print(_table(rows))
-    return rows
+    return [row for count in lanes for row in _rows(count, workers, seconds)]
 
 
 def _rows(lanes: int, workers: Sequence[int], seconds: float) -> list[Row]:
@@ -163,30 +149,3 @@ def _first_packet_seconds(lanes: int) -> tuple[float, float]:
             for _ in range(2)
         )
     return round(float(cold), 2), round(float(cached), 2)
-
-
-def _table(rows: Sequence[Row]) -> Table:
-    """Return a table that fits 80 columns, with the first packet's times below."""
-    starts = (
-        f"first packet, {row.lanes} lanes: {row.first_packet_cold_s:.2f} s with nothing compiled, "
-        f"{row.first_packet_cached_s:.2f} s with compiled code on disk"
-        for row in rows
-        if row.first_packet_cold_s is not None
-    )
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="\n".join(starts), caption_justify="left"
-    )
-    for heading in ("switch", "lanes", "workers", "packets/s", "x BMv2", "p50 us", "p99 us", "x BMv2"):
-        table.add_column(heading, justify="left" if heading == "switch" else "right")
-    for row in rows:
-        table.add_row(
-            f"{row.target}, {row.ports}",
-            str(row.lanes),
-            str(row.workers),
-            f"{row.packets_per_s:,.0f}",
-            row.bmv2 if row.rate_to_bmv2 is None else f"{row.rate_to_bmv2:,.1f}",
-            f"{row.latency_p50_us:,.1f}",
-            f"{row.latency_p99_us:,.1f}",
-            "-" if row.latency_to_bmv2 is None else f"{row.latency_to_bmv2:.3f}",
-        )
-    return table

@@ -6,15 +6,16 @@ pass for the other. Needs p4c-barefoot and bfas on PATH, and about a minute per 
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from peelsum.pipelines.artifacts import P4_SOURCES
-from peelsum.pipelines.tofino import ARCHITECTURES, COMPILER
+from peelsum.pipelines.artifacts import P4_SOURCES, PipelineError
+from peelsum.pipelines.tofino import ARCHITECTURES, ASSEMBLER, COMPILER
 from peelsum.wire.p4 import lanes_h_p4, tofino_lanes_p4
 
 PAIR = """\
@@ -65,6 +66,36 @@ control Lane(in lane_op_t op, in bit<32> slot_index, inout bit<32> even, inout b
 """
 
 
+@dataclass(frozen=True)
+class Row:
+    """The cost of one variant of the program."""
+
+    device: str
+    """The chip: a key of ARCHITECTURES."""
+    lanes: int
+    pairs: bool
+    """Whether a stateful ALU holds two lanes."""
+    stages: int
+    """Pipeline stages that the program needs."""
+
+
+def compile_variants(
+    device: str = "tofino", lanes: Sequence[int] = (32, 36), pairs: Sequence[int] = (56, 64)
+) -> Iterator[Row]:
+    """Compile with each number of lanes in one pass, then with each in pairs; yield a row for each.
+
+    Raises PipelineError if the compiler is missing.
+    """
+    for tool in (COMPILER, ASSEMBLER):
+        if shutil.which(tool) is None:
+            raise PipelineError(f"{tool}: not found on PATH; build p4c with its Tofino back end")
+    with tempfile.TemporaryDirectory() as folder:
+        p4 = Path(shutil.copytree(P4_SOURCES, Path(folder) / "p4"))
+        for in_pairs, sizes in ((False, lanes), (True, pairs)):
+            for count in sizes:
+                yield Row(device, count, in_pairs, stages(device, count, pairs=in_pairs, p4=p4))
+
+
 def pairs_p4(lanes: int) -> str:
     """Return the control `Lanes` with one `Lane` for every two lanes."""
     text = tofino_lanes_p4(lanes // 2)
@@ -90,23 +121,3 @@ def stages(device: str, lanes: int, *, pairs: bool, p4: Path) -> int:
     summary = (out / "pipe" / "logs" / "table_summary.log").read_text()
     shutil.rmtree(out)
     return int(re.findall(r"Number of stages in table allocation: (\d+)", summary)[-1])
-
-
-def main() -> None:
-    """Compile the requested variants and print a line for each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=ARCHITECTURES, default="tofino")
-    parser.add_argument("--lanes", type=int, nargs="*", default=[32, 36], help="numbers of lanes in one pass")
-    parser.add_argument("--pairs", type=int, nargs="*", default=[56, 64], help="numbers of lanes in pairs")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        p4 = Path(shutil.copytree(P4_SOURCES, Path(folder) / "p4"))
-        for pairs, sizes in ((False, options.lanes), (True, options.pairs)):
-            for lanes in sizes:
-                needed = stages(options.device, lanes, pairs=pairs, p4=p4)
-                how = "in pairs" if pairs else "in one pass"
-                print(f"{options.device}: {lanes} lanes {how} take {needed} stages", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""The rows of `peelsum bench train`, their comparison, and the tables that show them."""
+"""The rows of `peelsum bench train`, and their comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
-
-from rich import box
-from rich.table import Table
 
 #: The best speedups in LHC's paper (arXiv 2402.07529): of an iteration, and of an aggregation.
 PAPER_ITERATION, PAPER_AGGREGATION = 3.74, 6.33
@@ -92,54 +89,3 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 def _ratio(slow: Row | None, quick: Row, key: str) -> float | None:
     return None if slow is None else round(getattr(slow, key) / getattr(quick, key), 3)
-
-
-def tables(title: str, rows: Sequence[Row]) -> Iterator[Table]:
-    """Yield a table of iterations, and one of sums without computation; each has a line for every row."""
-    times = ("ms", "least", "most", "compute", "encode", "network", "decode")
-    speedups = ("over dense", "over gloo")
-    shown = _table(f"{title}\niterations", "MB", *times, *speedups, "exact")
-    for row in rows:
-        parts = (row.iteration_ms, row.iteration_least_ms, row.iteration_most_ms, row.compute_ms)
-        shown.add_row(
-            *_which(row),
-            f"{row.bytes_per_step / 1e6:.2f}",
-            *(f"{ms:.0f}" for ms in (*parts, row.encode_ms, row.network_ms, row.decode_ms)),
-            *map(_times, (row.speedup_over_dense, row.speedup_over_gloo)),
-            {True: "yes", False: "NO", None: "-"}[row.exact],
-        )
-    yield shown
-    shown = _table("sums alone", "ms", "Gbit/s of gradients", *speedups)
-    for row in rows:
-        ratios = map(_times, (row.aggregation_over_dense, row.aggregation_over_gloo))
-        shown.add_row(*_which(row), f"{row.aggregation_ms:.0f}", f"{row.aggregation_gbps:.2f}", *ratios)
-    yield shown
-
-
-def _table(title: str, *columns: str) -> Table:
-    shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("Gbit/s", "path"):
-        shown.add_column(column, no_wrap=True)
-    for column in columns:
-        shown.add_column(column, justify="right", no_wrap=True)
-    return shown
-
-
-def _which(row: Row) -> tuple[str, str]:
-    return "any" if row.gbps is None else f"{row.gbps:g}", row.path
-
-
-def _times(speedup: float | None) -> str:
-    return "-" if speedup is None else f"{speedup:.2f}x"
-
-
-def beside_the_paper(rows: Sequence[Row]) -> str:
-    """Return a sentence with the best speedups of this run, and those of LHC's paper."""
-    ours = [row for row in rows if row.path == "switch"]
-    best = max(ours, key=lambda row: row.speedup_over_dense or 0)
-    sums = max(row.aggregation_over_dense or 0 for row in ours)
-    return (
-        f"Best speedup over dense sums through this switch: {best.speedup_over_dense:.2f} for an iteration, "
-        f"at {best.gbps:g} Gbit/s, and {sums:.2f} for aggregation. LHC's paper: up to {PAPER_ITERATION} and "
-        f"{PAPER_AGGREGATION}, on GPUs, over its own baselines."
-    )

@@ -6,7 +6,7 @@ links are virtual Ethernet, limited to the same rate by token buckets.
 
 from __future__ import annotations
 
-import json as json_format
+import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
 from peelsum.bench.train.links import ShapedLan
-from peelsum.bench.train.report import Row, beside_the_paper, compared, tables
+from peelsum.bench.train.report import Row, compared
 from peelsum.bench.train.worker import FORMS, Job, Measurement
 from peelsum.topology import Child, Seat, Star, TopologyError
 from peelsum.topology.namespaces import HOST_INTERFACE
@@ -31,8 +26,6 @@ from peelsum.training import Density, ModelName, densities, make_task, overall
 _TIMEOUT_SMALL_S, _TIMEOUT_FULL_S = 30.0, 600.0
 #: Seconds between two polls of the workers' output.
 _POLL_S = 0.05
-#: Least width of the table, whatever the terminal's.
-_WIDTH = 100
 #: Numbers of workers for which the union's density is shown.
 UNIONS = (2, 4, 8)
 
@@ -58,99 +51,80 @@ class Request:
     """Share of elements that `switch` sends; None for all."""
 
 
-def bench_train(request: Request, *, json: bool = False) -> list[Row]:
-    """Measure each rate in turn, and print a table or, with `json`, a list of objects.
+class Watch:
+    """Callbacks that report a run's progress. These do nothing; subclasses may."""
 
-    Raises ProcessError if a process fails, and SystemExit(1) if an average was not exact.
-    """
-    rows = compared(list(_rows(request)))
-    if json:
-        sys.stdout.write(json_format.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    else:
-        console = Console()
-        console.width = max(console.width, _WIDTH)
-        console.print(*tables(_title(request, rows), rows))
-        console.print(beside_the_paper(rows))
-    if any(row.exact is False for row in rows):
-        raise SystemExit(1)
-    return rows
+    def starts(self, rows: int, no_rate: TopologyError | None) -> None:
+        """Take the number of rows to come. `no_rate` is why gloo's links have no rate limit, if so.
 
-
-def show_densities(request: Request, *, json: bool = False) -> list[Density]:
-    """Print and return every parameter's density: of one worker's gradient, and of several workers' union."""
-    task = make_task(request.model, small=request.small, path=request.path, seed=request.seed)
-    found = densities(task, UNIONS, seed=request.seed)
-    found.append(overall(found))
-    if json:
-        sys.stdout.write(json_format.dumps([asdict(one) for one in found], indent=2) + "\n")
-        return found
-    title = f"{request.model} on {task.data}: share of elements that are not zero"
-    unions = (f"any of {count}" for count in UNIONS)
-    table = Table("tensor", "elements", "a worker", *unions, title=title, box=box.SIMPLE)
-    for one in found:
-        shares = (one.worker, *one.union.values())
-        table.add_row(one.tensor, f"{one.elements:,}", *(f"{share:.2%}" for share in shares))
-    Console().print(table)
-    return found
-
-
-class _Told:
-    """A progress line on stderr, if that is a terminal; removed at the end."""
-
-    def __init__(self, stack: ExitStack, rows: int) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn())
-        console = Console(stderr=True)
-        shown = Progress(
-            *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
-        )
-        self._progress = stack.enter_context(shown)
-        self._task = shown.add_task("", total=rows)
+        It is called once, before all else. A thread may be started from here on, but not before.
+        """
 
     def now(self, what: str, *, done: int = 0) -> None:
-        """Show what is measured now, and advance by `done` rows."""
-        self._progress.update(self._task, description=what, advance=done)
+        """Take what is measured now, and the number of rows completed since the last call."""
 
 
-def _rows(request: Request) -> Iterator[Row]:
+def bench_train(request: Request, watch: Watch | None = None) -> list[Row]:
+    """Measure each rate in turn; return the rows, compared with each other.
+
+    Raises ProcessError if a process fails.
+    """
+    return compared(list(_rows(request, watch or Watch())))
+
+
+def measure_densities(request: Request) -> tuple[str, list[Density]]:
+    """Measure every parameter's density: of one worker's gradient, and of the union of UNIONS workers'.
+
+    Return a description of the data, and the densities; the last is that of all parameters.
+    """
+    task = make_task(request.model, small=request.small, path=request.path, seed=request.seed)
+    found = densities(task, UNIONS, seed=request.seed)
+    return task.data, [*found, overall(found)]
+
+
+def _rows(request: Request, watch: Watch) -> Iterator[Row]:
     with ExitStack() as stack:
-        lan = _lan(stack, request.workers)  # namespaces must exist before this process starts threads
-        told = _Told(stack, len(request.gbps) * len(FORMS) + (len(request.gbps) if lan else 1))
-        yield from _by_switch(request, told)
-        yield from _by_gloo(request, lan, told)
+        lan, no_rate = _lan(
+            stack, request.workers
+        )  # namespaces must exist before this process starts threads
+        rates = len(request.gbps)
+        watch.starts(rates * len(FORMS) + (rates if lan else 1), no_rate)
+        yield from _by_switch(request, watch)
+        yield from _by_gloo(request, lan, watch)
 
 
-def _lan(stack: ExitStack, workers: int) -> ShapedLan | None:
+def _lan(stack: ExitStack, workers: int) -> tuple[ShapedLan | None, TopologyError | None]:
+    """Return links whose rate can be limited, or the reason why there are none."""
     try:
-        return stack.enter_context(ShapedLan(workers))
+        return stack.enter_context(ShapedLan(workers)), None
     except TopologyError as error:
-        print(f"peelsum: gloo runs over loopback, without a rate limit: {error}", file=sys.stderr)
-        return None
+        return None, error
 
 
-def _by_switch(request: Request, told: _Told) -> Iterator[Row]:
+def _by_switch(request: Request, watch: Watch) -> Iterator[Row]:
     timeout_s = _TIMEOUT_SMALL_S if request.small else _TIMEOUT_FULL_S
     with ExitStack() as stack:
-        told.now(f"{request.model}: starting {request.workers} workers")
+        watch.now(f"{request.model}: starting {request.workers} workers")
         children = _crew(stack, request, None)
         for gbps in request.gbps:
             with Star(request.workers, rate_mbit=1000 * gbps, timeout_s=timeout_s) as star:
-                told.now(f"{request.model}: switch at {gbps:g} Gbit/s")
+                watch.now(f"{request.model}: switch at {gbps:g} Gbit/s")
                 for row in _asked(children, request, list(FORMS), star.seats):
                     star.check()
-                    told.now(f"{request.model}: all of every gradient, switch at {gbps:g} Gbit/s", done=1)
+                    watch.now(f"{request.model}: all of every gradient, switch at {gbps:g} Gbit/s", done=1)
                     yield replace(row, gbps=gbps, shaped_by="switch ports")
 
 
-def _by_gloo(request: Request, lan: ShapedLan | None, told: _Told) -> Iterator[Row]:
+def _by_gloo(request: Request, lan: ShapedLan | None, watch: Watch) -> Iterator[Row]:
     with ExitStack() as stack:
-        told.now(f"{request.model}: starting {request.workers} workers again")
+        watch.now(f"{request.model}: starting {request.workers} workers again")
         children = _crew(stack, request, lan)
         for gbps in request.gbps if lan else [None]:
             if lan and gbps:
                 lan.shape(gbps)
-            told.now(f"{request.model}: gloo at {gbps:g} Gbit/s" if gbps else f"{request.model}: gloo")
+            watch.now(f"{request.model}: gloo at {gbps:g} Gbit/s" if gbps else f"{request.model}: gloo")
             for row in _asked(children, request, ["gloo"], None):
-                told.now("", done=1)
+                watch.now("", done=1)
                 yield replace(row, gbps=gbps, shaped_by="namespaces" if lan else None)
 
 
@@ -162,7 +136,7 @@ def _crew(stack: ExitStack, request: Request, lan: ShapedLan | None) -> list[Chi
     children = []
     for rank in range(request.workers):
         job = Job(rank=rank, **options)
-        command = [sys.executable, "-m", "peelsum.bench.train.worker", json_format.dumps(asdict(job))]
+        command = [sys.executable, "-m", "peelsum.bench.train.worker", json.dumps(asdict(job))]
         child = Child(f"worker {rank}", [*(lan.prefix(rank) if lan else []), *command])
         stack.callback(child.stop)
         children.append(child)
@@ -219,13 +193,4 @@ def _row(request: Request, measured: Sequence[Measurement]) -> Row:
         aggregation_ms=slowest("aggregation_s"),
         aggregation_gbps=round(32 * elements / aggregation_s / 1e9, 4),
         exact=not any(wrong) if wrong else None,
-    )
-
-
-def _title(request: Request, rows: Sequence[Row]) -> str:
-    ours = next(row for row in rows if row.path == "switch")
-    size = "small" if request.small else "published size"
-    return (
-        f"{request.model}, {size}, {request.workers} workers: {ours.density_worker:.1%} dense, "
-        f"{ours.density_union:.1%} over all, sent as {ours.form}"
     )

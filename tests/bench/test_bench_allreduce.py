@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import peelsum
 
 from peelsum.allreduce import LocalSummation, Part
 from peelsum.bench.allreduce.rows import BenchError, bench_allreduce, parse_size
@@ -57,18 +58,11 @@ def test_one_wrong_bit_is_counted_where_it_arrived() -> None:
     assert [one.wrong for one in results] == [0, 1]
 
 
-def test_rows_over_a_real_switch(capsys: pytest.CaptureFixture[str]) -> None:
-    bench_allreduce(
-        begin="8K",
-        end="8K",
-        iterations=2,
-        warmups=1,
-        workers=2,
-        densities=[0.1],
-        forms=["compact", "sketch"],
-        json=True,
-    )
-    dense, compact, sketch = json.loads(capsys.readouterr().out)
+def test_rows_over_a_real_switch() -> None:
+    sizes = ("-b", "8K", "-e", "8K", "-n", "2", "-w", "1", "--workers", "2", "--density", "0.1")
+    done = peelsum("bench", "allreduce", *sizes, "--form", "compact", "--form", "sketch", "--json")
+    assert done.returncode == 0, done.stderr
+    dense, compact, sketch = json.loads(done.stdout)
     for row in (dense, compact, sketch):
         assert row["elements"] == 2048
         assert row["wrong"] == 0

@@ -5,10 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from command_line import peelsum
 from patience import PATIENCE_S
 
 pytest.importorskip("torch")
@@ -27,6 +28,7 @@ KEYS = {
     *("shaped_by", "iteration_least_ms", "iteration_most_ms"),
     *("aggregation_ms", "aggregation_gbps", "aggregation_over_dense", "aggregation_over_gloo"),
 }
+TRAIN = ("bench", "train")
 REQUEST = bench.Request("ncf", workers=2, gbps=(1.0,), steps=2, warm_ups=1)
 
 
@@ -34,14 +36,12 @@ def refused(self: ShapedLan) -> ShapedLan:
     raise TopologyError("ip: not found on PATH; install iproute2")
 
 
-def test_json_rows_compare_the_three_paths(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_rows_compare_the_three_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ShapedLan, "__enter__", refused)
-    bench.bench_train(REQUEST, json=True)
-    out, errors = capsys.readouterr()
-    assert "gloo runs over loopback, without a rate limit: ip: not found" in errors
-    rows = {row["path"]: row for row in json.loads(out)}
+    done = peelsum(*TRAIN, "--workers", "2", "--gbps", "1", "--steps", "2", "--warm-ups", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "gloo runs over loopback, without a rate limit: ip: not found" in done.stderr
+    rows = {row["path"]: row for row in json.loads(done.stdout)}
     assert all(row.keys() == KEYS for row in rows.values())
     switch, dense, gloo = rows["switch"], rows["switch-dense"], rows["gloo"]
     assert (switch["exact"], dense["exact"], gloo["exact"]) == (True, True, None)
@@ -72,8 +72,7 @@ def test_gloo_runs_over_links_of_the_rate() -> None:
     try:
         with ShapedLan(2) as lan:
             request = bench.Request("ncf", 2, (0.02, 1.0), steps=2, warm_ups=1)
-            with ExitStack() as stack:
-                rows = list(bench._by_gloo(request, lan, bench._Told(stack, 2)))
+            rows = list(bench._by_gloo(request, lan, bench.Watch()))
     except TopologyError as error:
         pytest.skip(str(error))
     slow, fast = rows
@@ -85,10 +84,8 @@ def test_gloo_runs_over_links_of_the_rate() -> None:
     assert slow.iteration_least_ms > fast.iteration_least_ms
 
 
-def test_a_table_names_what_is_compared(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def rows(request: bench.Request) -> list[bench.Row]:
+def test_a_table_names_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(request: bench.Request, watch: bench.Watch) -> list[bench.Row]:
         shares = ("ncf", 2, 1.0, "switch ports", "switch", "top 1.00%, compact+dense", 0.1, 0.2, 10**9)
         times = (50_000.0, 40_000.0, 60_000.0, 10_000.0, 1_000.0, 30_000.0, 1_000.0, 40_000.0)
         switch = bench.Row(*shares, *times, 0.1234, exact=False)
@@ -96,14 +93,13 @@ def test_a_table_names_what_is_compared(
         return [switch, dense, bench.replace(switch, path="gloo", iteration_ms=75_000, gbps=None, exact=None)]
 
     monkeypatch.setattr(bench, "_rows", rows)
-    with pytest.raises(SystemExit, match=r"^1$"):  # a sum was wrong
-        bench.bench_train(REQUEST)
-    out = capsys.readouterr().out
-    assert "2.00x" in out
-    assert "1.50x" in out
-    assert "NO" in out
-    assert max(map(len, out.splitlines())) <= 100
-    said = " ".join(out.split())
+    done = peelsum(*TRAIN)
+    assert done.returncode == 1  # a sum was wrong
+    assert "2.00x" in done.stdout
+    assert "1.50x" in done.stdout
+    assert "NO" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    said = " ".join(done.stdout.split())
     assert "switch-dense" in said
     assert "2.00 for an iteration, at 1 Gbit/s, and 5.00 for aggregation" in said
 
@@ -162,7 +158,7 @@ def test_densities_are_of_every_tensor_and_of_all() -> None:
     ("arguments", "complaint"),
     [
         (["--model", "resnet"], "'resnet' is unknown; use one of ncf, lstm, vgg19, bert"),
-        (["--gbps", "fast"], "'fast' is no rate"),
+        (["--gbps", "fast"], "'fast' is not a rate"),
         (["--gbps", "0"], "out of range"),
         (["--workers", "1"], "out of range"),
         (["--top-k", "2"], "out of range"),

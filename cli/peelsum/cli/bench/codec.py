@@ -1,0 +1,143 @@
+"""`peelsum bench codec` and `peelsum bench recovery`: the codec's size, speed and left-over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peelsum.cli.bench.output import aligned, measuring, print_json, printed
+from peelsum.cli.options import Json, within
+
+if TYPE_CHECKING:
+    from peelsum.bench.codec.recovery import LeftOver, NotPeeled
+    from peelsum.bench.codec.rows import Point, Row
+
+_HEADINGS = ("elements", "density", "support", "form", "index", "bits/el.", "x bound", "peeled", "rounds")
+_SPEEDS = ("enc Gb/s", "dec Gb/s", "time/LHC", "size/LHC")
+_WIDTHS = (10, 8, 8, 8, 10, 9, 8, 8, 7, 9, 9, 9, 9)
+
+
+def codec(
+    elements: Annotated[
+        list[int] | None, typer.Option(help="Elements; default: 2**20, 2**24 and 2**27.")
+    ] = None,
+    density: Annotated[
+        list[float] | None, typer.Option(help="Shares of non-zeros; default: 0.1 to 20 %.")
+    ] = None,
+    support: Annotated[
+        list[str] | None, typer.Option(help="uniform, rows or columns; default: all three.")
+    ] = None,
+    cells: Annotated[float, typer.Option(help="Cells of a sketch for each candidate.")] = 1.4,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    quick: Annotated[bool, typer.Option(help="Measure 2**20 elements only.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the non-zeros' positions and values.")] = 0,
+    json: Json = False,
+) -> None:
+    """Measure size over the lower bound, and speed, of every form of the codec, beside LHC's layout."""
+    from peelsum.bench.codec import SUPPORTS, NoDeviceError, NotEnoughMemoryError, NotExactError
+    from peelsum.bench.codec import rows as bench
+
+    for count in elements or ():
+        within("--elements", count, 1, 2**40)
+    for share in density or ():
+        within("--density", share, 1e-9, 1)
+    within("--cells", cells, 0.1, 100)
+    within("--seed", seed, 0, 2**63 - 1)
+    chosen = [known for known in SUPPORTS if known in (support or SUPPORTS)]
+    errors = (bench.CodecBenchError, NoDeviceError, NotEnoughMemoryError, NotExactError)
+    with measuring(*errors, json=json):
+        if unknown := set(support or ()) - set(SUPPORTS):
+            raise bench.CodecBenchError(
+                f"--support: {min(unknown)!r} is unknown; use one of {', '.join(SUPPORTS)}"
+            )
+        sizes = elements or (bench.QUICK_ELEMENTS if quick else bench.DEFAULT_ELEMENTS)
+        points = bench.points_of(sizes, density or bench.DEFAULT_DENSITIES, chosen)
+        measured = bench.bench_codec(points, cells_per_candidate=cells, seed=seed, device=device)
+        with closing(measured):
+            if json:
+                _print_list(_with_progress(measured, points))
+            else:
+                print("#" + aligned((*_HEADINGS, *_SPEEDS), _WIDTHS)[1:], flush=True)
+                list(printed(measured, _line, json=False))
+
+
+def _print_list(rows: Iterable[Row]) -> None:
+    """Print a list of objects; on Ctrl-C, that of the rows measured so far."""
+    found: list[Row] = []
+    try:
+        for row in rows:
+            found.append(row)
+    except KeyboardInterrupt:
+        print_json(found)
+        raise
+    print_json(found)
+
+
+def _with_progress(rows: Iterable[Row], points: Sequence[Point]) -> Iterator[Row]:
+    """Yield the rows, and show a progress bar of the points on stderr meanwhile."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    numbers: dict[tuple[object, ...], int] = {point: number for number, point in enumerate(points)}
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("measuring", total=len(points))
+        for row in rows:
+            progress.update(task, completed=numbers[row.elements, row.density, row.support])
+            yield row
+
+
+def _line(row: Row) -> str:
+    ratios = (row.time_ratio_to_lhc, row.size_ratio_to_lhc)
+    cells = (
+        str(row.elements),
+        f"{row.density:.4g}",
+        row.support,
+        row.form,
+        row.index,
+        f"{row.bits_per_element:.3f}",
+        f"{row.over_lower_bound:.3f}",
+        "-" if row.recovered_by_peeling is None else f"{row.recovered_by_peeling:.2%}",
+        "-" if row.rounds is None else str(row.rounds),
+        f"{row.encode_gbps:.1f}",
+        f"{row.decode_gbps:.1f}",
+        *("-" if ratio is None else f"{ratio:.3f}" for ratio in ratios),
+    )
+    return aligned(cells, _WIDTHS)
+
+
+def recovery(
+    seeds: Annotated[int, typer.Option(help="Sketches of each size in the table and the curves.")] = 5,
+    json: Json = False,
+) -> None:
+    """Measure what peeling leaves over, by layout, support and size of the sketch, as Markdown tables."""
+    from peelsum.bench.codec.recovery import measure_recovery
+
+    within("--seeds", seeds, 1, 1000)
+    with measuring(json=json):
+        rows = list(measure_recovery(seeds))
+        if json:
+            print_json(rows)
+        else:
+            print("\n".join(_markdown(rows)))
+
+
+def _markdown(rows: Sequence[LeftOver | NotPeeled]) -> Iterator[str]:
+    """Yield the lines of the tables of docs/reference/codec.md; the curves are left to the plot."""
+    yield "| support | L | cells per non-zero | lane kept (LHC) | rotated | rounds |"
+    yield "|---|---|---|---|---|---|"
+    aim: dict[float, list[str]] = {}
+    supports: dict[str, None] = {}
+    for row in rows:
+        if row.part == "table":
+            kept, rotated = (f"{share:.2%}" if share else "0" for share in (row.kept, row.rotated))
+            cells = f"{row.cells_per_candidate:.2f} | {kept} | {rotated} | {row.rotated_rounds:.0f}"
+            yield f"| {row.support} | {row.lanes} | {cells} |"
+        elif row.part == "aim":
+            supports[row.support] = None
+            aim.setdefault(row.density, []).append(f"{row.failed} of {row.seeds}")
+    yield f"\n| density | {' | '.join(supports)} |\n|---|---|---|---|"
+    for density, counts in aim.items():
+        yield f"| {density:.1%} | {' | '.join(counts)} |"

@@ -1,0 +1,80 @@
+"""Error reports, JSON, tables and lines, as the commands of `peelsum bench` print them."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from peelsum.topology.interrupts import Interruption
+from peelsum.topology.progress import Tell
+from peelsum.topology.telling import told
+from peelsum.topology.user_errors import reported
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = TypeVar("Row")
+
+
+@contextmanager
+def measuring(*errors: type[Exception], json: bool) -> Iterator[Tell]:
+    """Report these errors in one line with exit status 2, and Ctrl-C with the status that shells expect.
+
+    The value takes lines of progress, and so do child processes: they go to stderr, or nowhere with `json`.
+    """
+    with reported(*errors), Interruption():
+        yield told(json=json)
+
+
+def show(rows: Sequence[Row], table: Callable[[Sequence[Row]], Table], *, json: bool) -> None:
+    """Print rows as a table or, with `json`, as a list of objects."""
+    if json:
+        print_json(rows)
+    else:
+        from rich.console import Console
+
+        Console().print(table(rows))
+
+
+def print_json(value: object) -> None:
+    """Print a value as indented JSON; dataclasses in it become objects."""
+    sys.stdout.write(json_format.dumps(value, indent=2, default=asdict) + "\n")
+
+
+def printed(rows: Iterable[Row], line: Callable[[Row], str], *, json: bool) -> Iterator[Row]:
+    """Yield the rows, and print the line of each as soon as it is measured, unless `json`."""
+    for row in rows:
+        if not json:
+            print(line(row), flush=True)
+        yield row
+
+
+def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a line of right-justified cells."""
+    return " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+
+
+def table_of(headings: Iterable[str], *, left: Iterable[str] = (), **options: Any) -> Table:
+    """Return an empty table with a rule below its headings. Columns not in `left` are right-justified.
+
+    `options` are rich.table.Table's.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(**{"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), **options})
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right")
+    return table
+
+
+def exit_if(wrong: bool) -> None:
+    """End the command with status 1 if a sum was wrong."""
+    if wrong:
+        raise typer.Exit(1)

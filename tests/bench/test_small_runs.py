@@ -1,0 +1,82 @@
+"""Small runs of the benches that take minutes: a soak, the recovery by peeling, the rate of a port."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import peelsum
+
+from peelsum.bench import soak
+from peelsum.bench.codec import SUPPORTS, recovery
+from peelsum.bench.fairness import port_rate
+
+#: Enough to pass the wrap of the chunk ids, and to OR the fourth tensor.
+CHUNKS = 4 * soak.TENSOR_CHUNKS
+
+
+def test_a_soak_sums_all_chunks_past_the_wraps() -> None:
+    done = peelsum("bench", "soak", "--chunks", str(CHUNKS), "--loss", "0.01", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report.keys() == {
+        *("chunks", "wrong", "seconds", "chunks_per_s", "contributions", "resends", "chunks_in_switch"),
+        *("chunks_at_server", "last_chunk_id", "mib_at_tenth", "mib_at_end"),
+    }
+    assert (report["chunks"], report["wrong"]) == (CHUNKS, 0)
+    assert report["chunks_in_switch"] + report["chunks_at_server"] >= CHUNKS
+    assert report["last_chunk_id"] == CHUNKS - soak.CHUNKS_BEFORE_WRAP - 1
+    assert report["resends"] > 0
+
+
+def test_a_soak_counts_a_wrong_bit_at_every_worker_and_tells_its_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    honest = soak.Tensors.expected
+
+    def spoiled(self: soak.Tensors, number: int) -> Any:
+        words = honest(self, number)
+        words[7] ^= np.uint32(number == 1)
+        return words
+
+    monkeypatch.setattr(soak.Tensors, "expected", spoiled)
+    monkeypatch.setattr(soak, "TELL_EVERY_S", 0.0)
+    told: list[str] = []
+    report = soak.soak(CHUNKS, 0.0, seed=2, tell=told.append)
+    assert report.wrong == soak.WORKERS
+    assert told[-1].startswith("soak: ")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_recovery_has_rows_of_table_curves_and_aim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "ELEMENTS", 1 << 19)
+    monkeypatch.setattr(recovery, "CURVE_LANES", 64)
+    monkeypatch.setattr(recovery, "CURVE_SIZES", (1.0, 4.0))
+    monkeypatch.setattr(recovery, "AIM_ELEMENTS", 1 << 16)
+    monkeypatch.setattr(recovery, "AIM_SEEDS", 2)
+    rows = list(recovery.measure_recovery(seeds=1))
+    table = [row for row in rows if row.part == "table"]
+    assert [(row.support, row.lanes, row.cells_per_candidate) for row in table] == list(recovery.TABLE)
+    for support in SUPPORTS:
+        tight, roomy = (row for row in rows if row.part == "curve" and row.support == support)
+        assert tight.rotated > 0.1
+        assert roomy.rotated == 0
+    aim = [row for row in rows if row.part == "aim"]
+    assert [(row.density, row.support) for row in aim] == [
+        (density, support) for density in recovery.AIM_DENSITIES for support in SUPPORTS
+    ]
+    assert all(0 <= row.failed <= row.seeds == 2 for row in aim)
+
+
+def test_a_port_sends_at_its_rate_and_drops_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_rate, "SETTLE_S", 0.1)
+    monkeypatch.setattr(port_rate, "SECONDS", 1.0)
+    done = peelsum("bench", "port-rate", "20@32", "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert (row["mbit"], row["lanes"]) == (20.0, 32)
+    # A busy machine sends less than the rate. After a pause, the port may catch up on what it held back.
+    assert 0 < row["got_mbit"] < 40
+    assert row["least_10ms_mbit"] <= row["most_10ms_mbit"]
