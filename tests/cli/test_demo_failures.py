@@ -105,7 +105,7 @@ def test_a_worker_stopped_while_starting_is_named(monkeypatch):
         return Star(*arguments, **settings)
 
     monkeypatch.setattr(crew, "Star", star_behind_a_stopped_worker)
-    expected = r"^worker 1: no answer within 4 s; see whether it is stopped, or give this machine fewer"
+    expected = r"^worker 1: no answer within 4 s; check whether it is stopped, or give this machine fewer"
     with ExitStack() as stack:
         hands = crew.Crew(stack, Interruption(), 4.0)
         with pytest.raises(ProcessError, match=expected):

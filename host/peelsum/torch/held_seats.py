@@ -1,6 +1,6 @@
 """The seats that this process holds, each at most once.
 
-A second connection to a seat would look to the switch like a packet of an earlier run.
+A second connection to a seat would look to the switch like an earlier run of the same worker.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def standard_library() -> list[str]:
 def words_in(path: Path) -> list[str]:
     """Return a text's words, split at spaces as in Penn Treebank and WikiText; `<eos>` ends each line.
 
-    `path` is the file, or a folder with a file whose name contains `train`. Raises TrainingDataError if there
-    is no such file, or if it is not UTF-8.
+    `path` is the file, or a folder with a file whose name contains `train`. Raises TrainingDataError if the
+    file is missing or not UTF-8.
     """
     file = path
     if path.is_dir():

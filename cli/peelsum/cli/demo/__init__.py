@@ -1,4 +1,4 @@
-"""`peelsum demo`: real workers train a real model, and the switch adds up their gradients."""
+"""`peelsum demo`: workers train a language model, and the switch sums their gradients."""
 
 from peelsum.cli.demo.command import command
 from peelsum.cli.demo.worker import command as worker_command

@@ -1,4 +1,4 @@
-"""`peelsum demo`: shows the progress of a crew that trains, and sums up what it reported."""
+"""`peelsum demo`: shows the progress of the training processes, and summarizes their reports."""
 
 from __future__ import annotations
 
@@ -25,42 +25,43 @@ if TYPE_CHECKING:
 
 #: Bytes of Ethernet, IPv4 and UDP headers around a packet.
 FRAME_BYTES = 42
-#: How long any worker may be silent, in seconds. The first time, Numba may have everything to compile.
+#: How long a worker may print nothing, in seconds. On the first run, Numba may have to compile everything.
 PATIENCE_S = 120.0
 
 
 class MissingDependencyError(Exception):
-    """Something that the demo needs is not installed."""
+    """A package that the demo needs is not installed."""
 
 
 @dataclass
 class Tally:
-    """What the workers reported, step by step; lists have one entry a step, of all workers."""
+    """The workers' reports, step by step; lists have one entry for each step, of all workers."""
 
     steps: list[Reports] = field(default_factory=list)
     totals: Reports = field(default_factory=list)
     seconds: float = 0.0
 
     def mean(self, name: str, steps: slice = slice(None)) -> float:
-        """The mean of a value over steps and workers."""
+        """Return the mean of a value over steps and workers."""
         values = [report[name] for step in self.steps[steps] for report in step]
         return float(sum(values) / len(values))
 
     def sum(self, name: str) -> int:
-        """The sum of a count over steps and workers."""
+        """Return the sum of a count over steps and workers."""
         return sum(report[name] for step in self.steps for report in step)
 
 
 def command(
-    workers: Annotated[int, typer.Option(help="Processes that train, 2 to 8.")] = 4,
+    workers: Annotated[int, typer.Option(help="Number of workers, 2 to 8.")] = 4,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 40,
     loss: Annotated[
-        float, typer.Option(help="Share of datagrams that each switch port loses, each way, up to 0.3.")
+        float,
+        typer.Option(help="Share of datagrams that each switch port loses in each direction, up to 0.3."),
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the model, the batches and the losses.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the model, the batches and the lost packets.")] = 0,
     json: Json = False,
 ) -> None:
-    """Train a language model on several workers, their gradients summed by the switch program.
+    """Train a language model on several workers, whose gradients the switch program sums.
 
     Every sum is compared, bit for bit, with gloo's sum of the same integers.
     """
@@ -83,7 +84,7 @@ def command(
 
 
 def run(crew: Crew, workers: int, steps: int, loss: float, seed: int, tell: Tell) -> dict[str, Any]:
-    """Train; what came of it, as `--json` prints it. `tell`: is told what takes long, without a terminal."""
+    """Train; return the results that `--json` prints. `tell`: reports progress without a terminal."""
     with _progress() as progress:
         started = f"starting switch, controller, server, {workers} workers"
         starting = progress.add_task(started, total=None)

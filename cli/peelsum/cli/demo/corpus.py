@@ -1,4 +1,4 @@
-"""The demo's text: Python's own language reference, as `pydoc_data.topics` carries it, cut into words."""
+"""The demo's text: Python's language reference from `pydoc_data.topics`, split into words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Corpus(NamedTuple):
 
 
 def load(vocabulary_size: int) -> Corpus:
-    """The whole text, in alphabetical order of topics, with its most frequent words as vocabulary."""
+    """Return the text, in alphabetical order of topics, with its most frequent words as vocabulary."""
     words = [word for name in sorted(topics) for word in WORD.findall(topics[name])]
     frequent = [word for word, _ in Counter(words).most_common(vocabulary_size - 1)]
     number = {word: i for i, word in enumerate(frequent, start=UNKNOWN + 1)}
@@ -44,7 +44,7 @@ class Shard:
         self._position = seed % max(1, stream - length - 1)
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next words and the words that follow them, int64[batch, length] each."""
+        """Return the next words and the words that follow them, int64[batch, length] each."""
         if self._position + self._length + 1 > self._streams.shape[1]:
             self._position = 0
         window = self._streams[:, self._position : self._position + self._length + 1]

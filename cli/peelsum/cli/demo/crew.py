@@ -1,7 +1,4 @@
-"""The demo's processes: the star and the workers, started together and heard in step.
-
-Knows what reports are, not what is in them.
-"""
+"""The demo's processes: starts the star and the workers, and collects the workers' reports in step."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _POLL_S = 0.05
 
 
 class Crew:
-    """`workers` training processes at a star. `stack` ends all of them; `patience_s` is for every answer."""
+    """Training processes at a star. `stack` ends them; `patience_s` is the timeout of each report."""
 
     def __init__(self, stack: ExitStack, interruption: Interruption, patience_s: float) -> None:
         self._stack, self._interruption, self._patience_s = stack, interruption, patience_s
@@ -29,11 +26,11 @@ class Crew:
         self._star: Star | None = None
 
     def start(self, workers: int, steps: int, loss: float, seed: int) -> Star:
-        """Start everything; the star, once every worker is ready for its first step."""
+        """Start all processes; return the star once every worker is ready for its first step."""
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))
         options = {"workers": workers, "steps": steps, "seed": seed, "store": Path(folder) / "gloo"}
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-        for worker in range(workers):  # they get their models ready while the star starts
+        for worker in range(workers):  # workers prepare their models while the star starts
             self.hire(worker, *arguments)
         self._star = self._stack.enter_context(Star(workers, loss=loss, seed=seed))
         self.gather()
@@ -43,17 +40,17 @@ class Crew:
         return self._star
 
     def hire(self, worker_id: int, *arguments: str) -> None:
-        """Start one worker, without a seat yet."""
+        """Start one worker, which gets its seat later."""
         name = f"worker {worker_id}"
         child = Child.peelsum(name, "demo-worker", "--worker-id", str(worker_id), *arguments)
         self._workers.append(child)
         self._stack.callback(child.stop)
 
     def gather(self) -> Reports:
-        """The next report of every worker.
+        """Return the next report of every worker.
 
-        Raises ProcessError as soon as any process has failed, or naming the workers without an answer when
-        none has given a sign of life for too long; Interrupted if a signal has come, even one that was lost.
+        Raises ProcessError as soon as a process has failed, or with the names of silent workers if all have
+        printed nothing for too long. Raises Interrupted if a signal was received.
         """
         reports: dict[str, dict[str, Any]] = {}
         asked_at = time.monotonic()
@@ -61,7 +58,7 @@ class Crew:
             self._interruption.check()
             if self._star is not None:
                 self._star.check()
-            # All wait for one that compiles.
+            # All workers wait while one compiles.
             heard_at = max(asked_at, *(child.heard_at for child in self._workers))
             if time.monotonic() > heard_at + self._patience_s:
                 raise ProcessError(self._complaint(silent))
@@ -73,7 +70,7 @@ class Crew:
     def _complaint(self, silent: Sequence[Child]) -> str:
         names = ", ".join(child.name + child.busy_with() for child in silent)
         return (
-            f"{names}: no answer within {self._patience_s:g} s; see whether it is stopped, or give this "
+            f"{names}: no answer within {self._patience_s:g} s; check whether it is stopped, or give this "
             "machine fewer --workers"
         )
 

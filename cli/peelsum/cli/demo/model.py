@@ -12,7 +12,7 @@ WIDTH = 128
 
 
 class LanguageModel(nn.Module):
-    """Embedding, one LSTM layer, softmax over the vocabulary: 1.4 M parameters at the sizes above.
+    """An embedding, one LSTM layer and a softmax over the vocabulary: 1.4 M parameters at these sizes.
 
     The embedding's gradient has a row for each word of the batch and zeros elsewhere.
     """
@@ -24,11 +24,11 @@ class LanguageModel(nn.Module):
         self.softmax = nn.Linear(width, vocabulary_size)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        """Scores float32[batch, length, vocabulary] of the word after each of `words`[batch, length]."""
+        """Return scores float32[batch, length, vocabulary] of the word after each of words[batch, length]."""
         hidden, _ = self.lstm(self.embedding(words))
         return cast(torch.Tensor, self.softmax(hidden))
 
 
 def loss_of(model: LanguageModel, words: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy, in nats a word."""
+    """Return the mean cross-entropy, in nats per word."""
     return nn.functional.cross_entropy(model(words).flatten(0, 1), following.flatten())

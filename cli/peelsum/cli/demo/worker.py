@@ -1,4 +1,4 @@
-"""One worker of the demo: trains its replica, sums gradients by the switch, checks every sum with gloo."""
+"""A worker of the demo: trains its replica, sums gradients over the switch, checks sums with gloo."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LEARNING_RATE = 4e-3
 SPARSE = "embedding.weight"
 
 
-#: For gloo to find all workers and to sum. More than the demo's patience, which names who is silent.
+#: Timeout of gloo's connections and sums, longer than the demo's own, whose error names silent workers.
 GLOO_TIMEOUT_S = 300.0
 
 
 class InexactSumError(Exception):
-    """The switch's sum is not gloo's."""
+    """The switch's sum differs from gloo's."""
 
 
 class GlooError(Exception):
@@ -45,16 +45,16 @@ def command(
     steps: Annotated[int, typer.Option()],
     seed: Annotated[int, typer.Option()],
 ) -> None:
-    """Train as one worker of the demo; `peelsum demo` starts it, and tells it its seat when there is one."""
+    """Train as one worker of the demo, which `peelsum demo` starts and later sends its seat."""
     from peelsum.allreduce import AllreduceError
     from peelsum.codec import warm_up
     from peelsum.transport import TransportError
 
-    told_of_compiling(child=True)("")  # a sign of life: PyTorch takes its time to load
+    told_of_compiling(child=True)("")  # report before PyTorch loads, which takes long
     with reported(InexactSumError, GlooError, AllreduceError, TransportError):
         replica = Replica(worker_id, workers, seed)
         if worker_id == 0:
-            warm_up()  # the other workers find the codec compiled
+            warm_up()  # the other workers then find the codec compiled
         say(prepared=True)
         seat = hear()
         end_with_parent()
@@ -78,14 +78,14 @@ class Replica:
         self._loss_of = model.loss_of
 
     def backward(self) -> float:
-        """Compute the next batch's gradients; its loss."""
+        """Compute the next batch's gradients; return its loss."""
         self._optimizer.zero_grad()
         loss = self._loss_of(self.network, *self._shard.next())
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.item()
 
     def gradients(self) -> dict[str, NDArray[np.float32]]:
-        """Every parameter's gradient by name, sharing memory."""
+        """Return every parameter's gradient by name, sharing memory."""
         named = self.network.named_parameters()
         return {name: parameter.grad.numpy() for name, parameter in named if parameter.grad is not None}
 
@@ -134,7 +134,7 @@ def _say_totals(summation: SwitchSummation) -> None:
 
 
 class GlooCheck:
-    """An independent path: the same int32 values, summed by gloo over its own connections."""
+    """An independent check: gloo sums the same int32 values over its own connections."""
 
     def __init__(self, store: str, worker_id: int, workers: int, timeout_s: float = GLOO_TIMEOUT_S) -> None:
         import os
@@ -153,10 +153,10 @@ class GlooCheck:
             )
 
     def compare(self, result: StepResult) -> int:
-        """How many of the step's tensors are equal to gloo's sum, which is all of them.
+        """Compare the step's tensors with gloo's sums; return how many are equal, which is all of them.
 
-        Raises InexactSumError naming tensor and element where a sum differs in a bit, GlooError if there is
-        no such sum. Whoever started the worker says which one it is.
+        Raises InexactSumError naming tensor and element if a sum differs in a bit, GlooError if gloo fails.
+        The parent process adds the worker's name.
         """
         import numpy as np
         import torch
