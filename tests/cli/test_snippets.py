@@ -8,9 +8,9 @@ from snippets import Block, SnippetError, blocks, play, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
-#: Its blocks are one session, which tests/docs runs.
-TUTORIAL = ROOT / "docs/tutorial/one-chunk.md"
-RUN = [page for page in PAGES if page != TUTORIAL and blocks(page.read_text(encoding="utf-8"))]
+#: Tests of their own run these: one is a session, the other needs several machines.
+APART = (ROOT / "docs/tutorial/one-chunk.md", ROOT / "docs/how-to/train-on-several-nodes.md")
+RUN = [page for page in PAGES if page not in APART and blocks(page.read_text(encoding="utf-8"))]
 #: Trainings, several of them.
 LONG = ("docs/reference/torch.md", "examples/README.md")
 

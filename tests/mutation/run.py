@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from mutants import Mutant, chosen, mutants
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("switch", "host", "control_plane", "topology")
+FOLDERS = ("switch", "host", "control_plane", "topology", "training", "benchmarks", "cli")
 PASSED, FAILED, INTERRUPTED = 0, 1, 2
 
 

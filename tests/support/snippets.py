@@ -21,6 +21,7 @@ from pathlib import Path
 REASONS = (
     "installs",
     "needs BMv2",
+    "needs a checkout",
     "needs Mininet",
     "needs files of your own",
     "needs interfaces of your own",

@@ -53,11 +53,13 @@ class JoiningSum:
 class SwitchSummation:
     """The backend of one worker, over the switch port at `switch`. For one thread; a context manager.
 
-    timeout_s: time without progress after which `sum_words` raises; by default the job's `timers.stall`.
-    hello_s: how long to wait for the switch's first answer.
-    wire: "udp-port" if the switch port is a UDP socket; "ethernet" if the switch is on this host's wire and
-        takes packets sent to the address `switch`.
-    held: closed when this worker leaves the job.
+    - `timeout_s`: seconds without progress after which `sum_words` raises; by default the job's
+      `timers.stall`.
+    - `hello_s`: seconds to wait for the switch's first answer.
+    - `wire`: "udp-port" if the switch port is a UDP socket; "ethernet" if the switch is on this host's wire
+      and takes packets sent to the address `switch`.
+    - `held`: closed when this worker leaves the job.
+
     Raises TransportConfigError, or SwitchUnreachableError if the switch does not answer.
     """
 
