@@ -1,4 +1,4 @@
-"""A controller connected to the embedded target, with a thread that runs the data plane."""
+"""A controller connected to the softswitch, with a thread that runs the data plane."""
 
 import sys
 from pathlib import Path

@@ -28,7 +28,7 @@ PATIENCE_S = 60
 
 
 class RestartableSwitch:
-    """An embedded switch that forgets everything when it stops, and always starts at the same address."""
+    """A softswitch that forgets everything when it stops, and always starts at the same address."""
 
     def __init__(self):
         self.address = "127.0.0.1:0"

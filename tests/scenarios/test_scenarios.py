@@ -1,4 +1,4 @@
-"""Whole jobs through BMv2 and the embedded target, on wires between network namespaces, while parts fail.
+"""Whole jobs through BMv2 and the softswitch, on wires between network namespaces, while parts fail.
 
 Workers, server, switches and controller are the processes that a user would start. Every bit of every sum is
 compared by every worker with what it computes from all workers' words.

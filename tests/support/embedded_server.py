@@ -1,4 +1,4 @@
-"""A P4Runtime server over the embedded target in its Python mode, as fixtures for conftest.py to import."""
+"""A P4Runtime server over the softswitch in its Python mode, as fixtures for conftest.py to import."""
 
 import pytest
 

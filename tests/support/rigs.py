@@ -59,7 +59,7 @@ class TableRig:
 
 
 class EmbeddedRig(TableRig):
-    """The compiled pipeline in the embedded target, its tables written directly."""
+    """The compiled pipeline in the softswitch, its tables written directly."""
 
     def __init__(self, program, mode):
         self._program, self._mode = program, mode

@@ -1,4 +1,4 @@
-"""The embedded target's ports on interfaces: frames in and out, what is dropped, and what is refused."""
+"""The softswitch's ports on interfaces: frames in and out, what is dropped, and what is refused."""
 
 import json
 import select
