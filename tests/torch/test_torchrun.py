@@ -89,9 +89,9 @@ def terminal(tmp_path):
 
 @pytest.fixture
 def by_hand(tmp_path, terminal):
-    """The lines of the block of docs/reference/torch.md, one a terminal, with free ports and few steps."""
+    """The lines of three blocks of docs/reference/torch.md, one a terminal, with free ports and few steps."""
     text = (ROOT / "docs/reference/torch.md").read_text().partition("by hand, in three terminals")[2]
-    lines = re.search(r"```sh\n(.*?)```", text, re.DOTALL)[1].splitlines()
+    lines = re.findall(r"```sh\n(.*)\n```", text)[:3]
     base, p4runtime, asked = free_udp_base(3), free_port(), free_port()
     job = tmp_path / "examples" / "job.toml"
     job.write_text(job.read_text().replace("9559", str(p4runtime)))
