@@ -31,7 +31,8 @@ def setup(tmp_path):
 
     def run(pip):
         return subprocess.run(
-            ["make", f"PYTHON={python}", "setup"],
+            # A `make VENV=... test` around this one exports its VENV.
+            ["make", f"PYTHON={python}", "VENV=.venv", "setup"],
             cwd=tmp_path,
             env={**os.environ, "PIP": pip, "MAKEFLAGS": "BEAT_S=1"},
             capture_output=True,
