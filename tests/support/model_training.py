@@ -1,4 +1,4 @@
-"""What ranks do in tests of the four models: train each, at a tiny size, by one way to sum or another."""
+"""What ranks do in tests of the four models: train each, at a tiny size, by one backend or another."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def group_of_one() -> Iterator[None]:
 
 
 class Sums:
-    """A way to sum of one worker, of which call number `fails_at` raises `error`."""
+    """A backend of one worker, of which call number `fails_at` raises `error`."""
 
     lanes, workers, worker_id = 32, 1, 0
 

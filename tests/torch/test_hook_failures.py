@@ -179,7 +179,7 @@ def test_a_closed_state_sums_no_more(passes):
 
 
 def owned(sums, monkeypatch):
-    """A state that made its way to sum."""
+    """A state that made its backend."""
     monkeypatch.setattr(ways, "ProcessGroupSummation", lambda *_, **__: sums)
     return SwitchAllreduceState(over="gloo")
 
@@ -221,7 +221,7 @@ def test_a_state_whose_sum_failed_leaves_its_job_at_once(monkeypatch):
 
 
 class OfThree(Sums):
-    """A way to sum of three workers."""
+    """A backend of three workers."""
 
     workers = 3
 
