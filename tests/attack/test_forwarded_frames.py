@@ -1,4 +1,4 @@
-"""Other traffic is forwarded, but nothing that a host would read as a packet of ours, past admission."""
+"""The switch forwards other traffic, but no frame that a host would read as a packet past admission."""
 
 import struct
 
@@ -45,7 +45,7 @@ def test_ours_from_a_foreign_port(frame_rig, forged):
 
 @pytest.mark.parametrize("words", [1, 5, 10])
 def test_ours_behind_ip_options(frame_rig, forged, words):
-    """Hosts skip no-operation options."""
+    """Hosts skip no-operation options, so the switch must not forward a packet behind them."""
     raw = with_options(frame(forged), b"\x01" * (4 * words))
     assert frame_rig.process_frames([(FOREIGN_PORT, raw)]) == []
     assert frame_rig.verdicts() == {Verdict.NOT_PEELSUM: 1}
@@ -54,7 +54,7 @@ def test_ours_behind_ip_options(frame_rig, forged, words):
 @pytest.mark.parametrize("ether_type", [0x8100, 0x88A8])
 @pytest.mark.parametrize("vlan", [0, 0xE000])
 def test_ours_behind_a_priority_tag(frame_rig, forged, ether_type, vlan):
-    """Hosts ignore a tag of VLAN 0."""
+    """Hosts ignore a tag of VLAN 0, so the switch must not forward a packet behind it."""
     raw = tagged(frame(forged), ether_type, vlan)
     assert frame_rig.process_frames([(FOREIGN_PORT, raw)]) == []
     assert frame_rig.verdicts() == {Verdict.NOT_PEELSUM: 1}
@@ -66,7 +66,7 @@ def test_ours_behind_two_tags(frame_rig, forged):
 
 
 def test_the_first_fragment_of_ours(frame_rig, forged):
-    """Without it a host puts nothing together: later fragments carry no port and may pass."""
+    """Hosts need a datagram's first fragment to reassemble it; later ones carry no port and may pass."""
     raw = frame(forged[:64], udp_length=8 + len(forged), fragment=0x2000)
     assert frame_rig.process_frames([(FOREIGN_PORT, raw)]) == []
     assert frame_rig.verdicts() == {Verdict.SHORT_PACKET: 1}

@@ -1,7 +1,7 @@
-"""Mallory overhears everything and injects at will: the victim's workers still get the exact sums.
+"""Mallory overhears and injects packets; the victim's workers still get the exact sums.
 
-Behind a port of her own job she sends forged copies of the victim's packets, and squats on its slots in
-her own job's name. Behind every rightful port she replays, verbatim and later, what came through it before.
+From a port of her own job she sends forged copies of the victim's packets, and occupies its slots. From every
+admitted port she later replays packets that the port sent before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from rigs import EmbeddedRig
+from rigs import SoftswitchRig
 from virtual_network import Actor, Faults, VirtualNetwork
 
 from peelsum.pipelines import pipeline
@@ -31,9 +31,9 @@ TIMERS = Timers(
 
 
 class BuggedNetwork(VirtualNetwork):
-    """Keeps what reaches the switch, and lets Mallory in beside it."""
+    """A network that records all packets at the switch and injects Mallory's."""
 
-    def __init__(self, seed: int, switch: SpecSwitch | EmbeddedRig, faults: Faults) -> None:
+    def __init__(self, seed: int, switch: SpecSwitch | SoftswitchRig, faults: Faults) -> None:
         super().__init__(seed, lanes=LANES, slots=switch.slots, faults=faults, age_limit=NEVER_TICKS)
         self.switch = switch
         self.mallory = Random(seed + 1)
@@ -48,7 +48,7 @@ class BuggedNetwork(VirtualNetwork):
             super()._at_switch(*self._attack())
 
     def _attack(self) -> tuple[int, bytes]:
-        """Port and packet of the next injection; what it brings about travels like anything else."""
+        """Inject Mallory's next packet; its outputs travel like any other packet."""
         port, payload = self.mallory.choice(self.overheard[-200:])
         if self.mallory.random() < 0.5:
             return port, payload
@@ -56,7 +56,7 @@ class BuggedNetwork(VirtualNetwork):
         return port, self._forged(payload, port)
 
     def _forged(self, payload: bytes, port: int) -> bytes:
-        """Something like `payload`, half the time such that the switch lets it in as her own job's."""
+        """Return a variation of `payload`, half the time one that the switch accepts for her own job."""
         batch = np.frombuffer(bytearray(payload), np.uint8)[None]
         (fields,) = fields_of(batch, LANES)
         draw = self.mallory
@@ -76,7 +76,7 @@ class BuggedNetwork(VirtualNetwork):
 
 
 def admit_hers(network: BuggedNetwork, generation: int) -> None:
-    """Mallory's own job: its hosts are her, so nothing of it is ever answered."""
+    """Admit Mallory's own job, whose hosts never answer."""
     config = JobConfig(job_id=HERS, generation=generation, workers=2, lanes=LANES, timers=TIMERS)
     for actor in network.admit(config, SERVER_PORT[HERS]):
         actor.alive = False
@@ -98,7 +98,7 @@ def play(network: BuggedNetwork, workers: list[Actor], tensors: int) -> list[np.
     return expected
 
 
-def withstand(seed: int, switch: SpecSwitch | EmbeddedRig) -> BuggedNetwork:
+def withstand(seed: int, switch: SpecSwitch | SoftswitchRig) -> BuggedNetwork:
     """Play the victim's job on a network with Mallory in it, and compare every worker's sums."""
     switch.set_age_limit(NEVER_TICKS)
     random = Random(seed)
@@ -137,11 +137,11 @@ def test_sums_stay_exact(seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def embedded() -> EmbeddedRig:
-    return EmbeddedRig(load(pipeline(LANES).json_path), "numba")
+def softswitch() -> SoftswitchRig:
+    return SoftswitchRig(load(pipeline(LANES).json_path), "numba")
 
 
 @pytest.mark.parametrize("seed", range(25, 33))
-def test_sums_stay_exact_through_the_compiled_pipeline(seed: int, embedded: EmbeddedRig) -> None:
-    embedded.fresh()
-    withstand(seed, embedded)
+def test_sums_stay_exact_through_the_compiled_pipeline(seed: int, softswitch: SoftswitchRig) -> None:
+    softswitch.fresh()
+    withstand(seed, softswitch)

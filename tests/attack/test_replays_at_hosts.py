@@ -1,4 +1,4 @@
-"""Replayed and forged packets that reach a server or a worker: no sum changes, each is counted."""
+"""Replayed and forged packets reach a server or a worker: no sum changes, and each packet is counted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def server_after(chunks: int) -> AggregationServer:
 
 @pytest.mark.parametrize("back", range(WINDOW))
 def test_a_replay_of_a_kept_chunk_is_answered_with_the_sum_as_it_was(back: int) -> None:
-    """Copies are not added, and are answered at most once per `reply_gap`."""
+    """Copies are not added, and get at most one answer per `reply_gap`."""
     server = server_after(40)
     chunk = FIRST + 39 - back
     for _ in range(5):
@@ -59,7 +59,7 @@ def test_a_replay_of_a_kept_chunk_is_answered_with_the_sum_as_it_was(back: int) 
 
 @pytest.mark.parametrize("back", [WINDOW, WINDOW + 1, 3 * WINDOW, 38, 40, 1000, 2**30, 2**31 - 100])
 def test_a_replay_from_before_the_window_is_dropped_up_to_the_horizon(back: int) -> None:
-    """What is older than half of all chunk ids looks like the future, and is dropped as such."""
+    """A packet older than half of all chunk ids reads as the future, and is dropped as such."""
     server = server_after(40)
     for worker in range(3):
         old = packet(Kind.BYPASS, FIRST + 39 - back, 0xDEADBEEF, bitmap=1 << worker, sender=worker)
@@ -72,7 +72,7 @@ def test_a_replay_from_before_the_window_is_dropped_up_to_the_horizon(back: int)
 
 
 def test_a_replay_of_the_first_chunk_is_answered_with_the_sum_as_it_was() -> None:
-    """The result is kept permanently, for workers that join late."""
+    """The server keeps the first chunk's result permanently, for workers that join late."""
     server = server_after(40)
     server.receive(packet(Kind.BYPASS, FIRST, 0xDEADBEEF, bitmap=0b010, sender=1), 1.0)
     (answer,) = sent(server, 1.0)

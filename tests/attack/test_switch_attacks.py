@@ -1,7 +1,7 @@
-"""Attackers behind ports of the switch, on every target: no sum of another's changes, and each is counted.
+"""Attackers behind ports of every kind of switch: no other job's sum changes, each packet is counted.
 
-The victim is job 1. Mallory sits behind a port of job 2, behind a port of no job, or is a worker of the
-victim's own job who wants to speak for another.
+The victim is job 1. Mallory sits behind a port of job 2 or of no job. Or she is a worker of the victim's job
+and poses as another worker.
 """
 
 import pytest
@@ -33,7 +33,7 @@ def attack(victim, port, **fields):
 
 
 def finish(victim, *values, worker=2, chunk=CHUNK):
-    """The last worker contributes: the sum must be that of `values`, of everybody, and unmarked."""
+    """Contribute as the last worker; the sum must be that of `values`, of all workers, without flags."""
     ((port, packet),) = victim.contribute(worker, chunk, values[worker])
     assert port == victim.server_port
     assert (packet.kind, packet.bitmap, packet.chunk_id, packet.flags) == (Kind.BYPASS, 0b111, chunk, 0)
@@ -41,7 +41,7 @@ def finish(victim, *values, worker=2, chunk=CHUNK):
 
 
 def start(victim, chunk=CHUNK):
-    """Two of three workers are in."""
+    """Contribute as two of three workers."""
     assert victim.contribute(0, chunk, 10) == []
     assert victim.contribute(1, chunk, 20) == []
 
@@ -53,7 +53,7 @@ GARBAGE = [0xDEADBEEF] * 32
 @pytest.mark.parametrize("kind", [k for k in Kind if k is not Kind.RESET])
 @pytest.mark.parametrize("seat", FOREIGN_PORTS)
 def test_another_job_s_packets_are_refused(victim, seat, kind, flags):
-    """Any kind, under any name that Mallory gives: contributions, results, resends and needs."""
+    """Packets of every kind and with every `sender` are refused."""
     start(victim)
     for sender in (0, 2, EVERYONE):
         verdict, outputs = attack(
@@ -94,7 +94,7 @@ def test_a_worker_that_names_another_worker_is_refused(victim, kind):
 @pytest.mark.parametrize("bitmap", [0, 0b010, 0b100, 0b111, 0xFFFFFFFF])
 @pytest.mark.parametrize("kind", [Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS])
 def test_a_worker_that_claims_others_masks_speaks_for_itself_only(victim, kind, bitmap):
-    """What leaves the switch names Mallory alone, or the slot's workers and Mallory."""
+    """Packets that leave the switch name Mallory alone, or the slot's workers and Mallory."""
     start(victim)
     verdict, outputs = attack(
         victim, victim.ports[0], kind=kind, chunk=CHUNK, lanes=GARBAGE, sender=0, bitmap=bitmap
@@ -126,7 +126,7 @@ def test_a_worker_cannot_forge_what_only_the_server_sends(victim, kind, worker):
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_server_cannot_act_on_another_job(victim, kind):
-    """The other job's server, in the victim's name: neither its slots nor its workers hear of it."""
+    """Packets of the other job's server in the victim's name reach neither its slots nor its workers."""
     start(victim)
     verdict, outputs = attack(
         victim, FOREIGN_PORTS["other-server"], kind=kind, chunk=CHUNK, lanes=GARBAGE, sender=EVERYONE
@@ -162,7 +162,7 @@ def test_a_job_that_is_not_there_is_unknown(victim, job_id):
 
 
 def test_a_chunk_of_another_job_in_the_same_slot_is_passed_by(victim):
-    """Mallory's job may take slots, but not the victim's: its own packet goes on to its own server, alone."""
+    """Mallory's job may not take the victim's slots: its own packet goes to its own server, alone."""
     start(victim)
     verdict, outputs = attack(
         victim, 4, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=GARBAGE, sender=0, job_id=2, bitmap=0b111
@@ -173,7 +173,7 @@ def test_a_chunk_of_another_job_in_the_same_slot_is_passed_by(victim):
 
 
 def test_slots_that_mallory_squats_on_cost_the_victim_the_switch_not_the_sum(victim):
-    """All that the victim sends goes up alone, each under its own bit: the server can add it up."""
+    """All packets of the victim go up alone, each with its own bit, so the server can add them."""
     attack(victim, 4, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=GARBAGE, sender=0, job_id=2)
     for worker, value in enumerate((10, 20, 30)):
         ((port, packet),) = victim.contribute(worker, CHUNK, value)
@@ -183,7 +183,7 @@ def test_slots_that_mallory_squats_on_cost_the_victim_the_switch_not_the_sum(vic
 
 
 def test_a_foreign_server_cannot_release_or_empty_the_victim_s_slot(victim):
-    """Its results and resends are good for its own job, whose chunk of the same number lives elsewhere."""
+    """A foreign server's results and resends concern its own job, whose chunk of that id has another slot."""
     start(victim)
     for kind, verdict in ((Kind.RESULT, Verdict.RESULT_RETURNED), (Kind.RESEND, Verdict.NOTHING_HELD)):
         found, outputs = attack(victim, 7, kind=kind, chunk=CHUNK, sender=EVERYONE, job_id=2)
@@ -203,7 +203,7 @@ def test_a_replayed_contribution_is_a_duplicate_while_its_chunk_is_in_the_slot(v
 
 
 def test_a_chunk_replayed_after_its_result_occupies_a_slot_but_enters_no_other_sum(victim):
-    """The switch has forgotten the chunk, and the slot may serve again: the tag keeps the sums apart."""
+    """The switch no longer has the chunk, and the slot may be reused: the tag keeps the sums apart."""
     start(victim)
     finish(victim, 10, 20, 30)
     victim.result(CHUNK, 60)
@@ -217,7 +217,7 @@ def test_a_chunk_replayed_after_its_result_occupies_a_slot_but_enters_no_other_s
 
 
 def test_a_replay_across_a_restart_is_refused(victim):
-    """The packets of the generation before, recorded and sent again once the job has started anew."""
+    """Packets recorded in one generation are refused in the next."""
     start(victim)
     old = [
         (1, victim.packet(Kind.CONTRIBUTION, CHUNK, lanes=GARBAGE, sender=0)),
@@ -237,7 +237,7 @@ def test_a_replay_across_a_restart_is_refused(victim):
 
 @pytest.mark.parametrize("way", ["collision", "tombstone", "resend", "bypass"])
 def test_no_flag_makes_a_worker_s_part_its_rack_s(rig, way):
-    """Behind a leaf Mallory marks her packets as a rack's: they leave as hers, not as whole racks."""
+    """Behind a leaf, Mallory sets a rack's flags on her packets: they leave as hers, not as whole racks."""
     rig.set_age_limit(NEVER_TICKS)
     rack = Job(rig, job_id=1, ports=(1, 2, 3), server_port=SERVER, level=Level.LEAF)
     if way != "bypass":

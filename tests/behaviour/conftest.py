@@ -1,4 +1,4 @@
-"""Makes the tests here importable by one another."""
+"""Let the tests in this folder import one another."""
 
 import sys
 from pathlib import Path

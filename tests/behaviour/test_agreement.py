@@ -1,4 +1,4 @@
-"""Random sequences of packets: every target does what the specification does, packet for packet."""
+"""Random packet sequences: every switch does what the specification does, packet for packet."""
 
 import numpy as np
 import pytest

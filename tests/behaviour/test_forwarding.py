@@ -1,4 +1,4 @@
-"""Other traffic: the switch is still a switch."""
+"""The switch forwards other traffic."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Packets that a switch must drop, each counted under its reason, on every target."""
+"""Packets that every switch must drop, each counted under its reason."""
 
 import pytest
 from peelsum_packets import Job

@@ -259,7 +259,7 @@ def test_a_worker_that_has_finished_shows_in_any_sum_that_it_is_in(job):
 
 
 def test_freed_slot_is_free_under_a_longer_age_limit(job, rig):
-    """What a slot is released with has expired under every limit, also one that is set later."""
+    """A freed slot's stamp has expired under every limit, also one that is set later."""
     rig.set_age_limit(0)
     job.contribute(0, chunk=5, value=1)
     job.result(chunk=5, value=1)

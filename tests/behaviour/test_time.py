@@ -21,12 +21,12 @@ LIMITS = [0, 1, 40, 15_625, NEVER_TICKS - 1, NEVER_TICKS]
 PACKETS = 300
 
 
-@pytest.fixture(params=["embedded-python", "embedded-numba"])
+@pytest.fixture(params=["softswitch-python", "softswitch-numba"])
 def target(request, made_rigs, tmp_path_factory):
     return _fresh_rig(request.param, made_rigs, tmp_path_factory)
 
 
-@pytest.fixture(params=["spec", "embedded-python", "embedded-numba"])
+@pytest.fixture(params=["spec", "softswitch-python", "softswitch-numba"])
 def clocked(request, made_rigs, tmp_path_factory):
     return _fresh_rig(request.param, made_rigs, tmp_path_factory)
 

@@ -1,4 +1,4 @@
-"""Racks below a spine: what one program does in either place, on every target."""
+"""Racks below a spine: the program's behaviour as leaf and as spine, on every switch."""
 
 import pytest
 from peelsum_packets import OR, SPINE, Job, lanes_of
@@ -34,7 +34,7 @@ def test_leaf_contributes_its_racks_sum(leaf):
 
 @pytest.mark.parametrize("way", ["collision", "tombstone", "resend", "bypass"])
 def test_leaf_never_passes_a_part_for_its_rack(leaf, way):
-    """What is not the rack's whole sum goes past the spine's slots, counted in workers."""
+    """Partial sums of a rack pass the spine's slots by, and their bitmaps count workers."""
     leaf.contribute(0, chunk=5, value=1)
     if way == "collision":
         ((_, packet),) = leaf.contribute(1, chunk=5 + leaf.slots, value=7)
@@ -116,7 +116,7 @@ def test_rack_may_only_contribute_and_bypass(spine, kind):
 
 @pytest.mark.parametrize(("flags", "verdict"), [(0, Verdict.FOREIGN_PORT), (SPINE, Verdict.RESEND_PASSED)])
 def test_a_worker_right_below_a_spine_asks_no_rack(spine, flags, verdict):
-    """A RESEND without SPINE is what the server asks racks for."""
+    """Only the server sends racks a RESEND without SPINE."""
     spine.rig.admit_worker(spine.job_id, 3, worker_mask=0b100, worker_id=200)
     packet = spine.packet(Kind.RESEND, chunk=5, sender=200, bitmap=0b100, flags=flags)
     outputs = spine.rig.process(3, packet)

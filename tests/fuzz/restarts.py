@@ -1,6 +1,6 @@
-"""A virtual network whose parts fail and come back, and the jobs that must not notice.
+"""A virtual network whose parts fail and restart, with jobs whose sums must stay exact.
 
-Owns what a controller does about a failure, what each job's sums must be, and how many packets hosts sent.
+Plays the controller after each failure, computes each job's expected sums, and counts the packets of hosts.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from frames import frame
-from rigs import EmbeddedRig
-from virtual_network import Actor, Faults, VirtualNetwork, Words
+from rigs import SoftswitchRig
+from rounds import Round
+from virtual_network import Actor, Faults, VirtualNetwork
 
 from peelsum.spec import SpecSwitch
-from peelsum.transport import AggregationServer, JobConfig, Op, Timers, WorkerEndpoint
+from peelsum.transport import AggregationServer, JobConfig, Timers, WorkerEndpoint
 from peelsum.wire import CPU_PORT, MAX_WORKERS, Kind, Level, Verdict, pack
 from peelsum.wire.clock import TICK_US
 
@@ -28,7 +29,7 @@ PROBER, PROBER_PORT = 99, 253
 
 
 class SpecUnderTest(SpecSwitch):
-    """The specification, with what a power failure and a controller do to it."""
+    """The specification, with a power failure and a controller's actions."""
 
     def withdraw(self, job_id: int) -> None:
         """Remove a job's row."""
@@ -50,13 +51,13 @@ class SpecUnderTest(SpecSwitch):
         return self.verdicts[Verdict.ABSORBED]
 
 
-class EmbeddedUnderTest(EmbeddedRig):
+class SoftswitchUnderTest(SoftswitchRig):
     """The compiled pipeline, with the same failures."""
 
     age_limit = 15_625
 
     def set_age_limit(self, ticks: int) -> None:
-        """Kept across a power failure, which an operator would see to."""
+        """Set the age limit, which this model keeps across a power failure as an operator would."""
         self.age_limit = ticks
         super().set_age_limit(ticks)
 
@@ -81,7 +82,7 @@ class EmbeddedUnderTest(EmbeddedRig):
         return self.verdicts().get(Verdict.ABSORBED, 0)
 
 
-UnderTest = SpecUnderTest | EmbeddedUnderTest
+UnderTest = SpecUnderTest | SoftswitchUnderTest
 MakeSwitch = Callable[[], UnderTest]
 
 
@@ -91,27 +92,8 @@ def resets(lanes: int, slots: int) -> np.ndarray:
 
 
 @dataclass
-class Round:
-    """One tensor of every worker, and its expected result, computed independently."""
-
-    op: Op
-    inputs: list[Words]
-
-    @property
-    def expected(self) -> Words:
-        """Return their sum modulo 2**32, or their bitwise OR."""
-        if self.op == "or":
-            return np.bitwise_or.reduce(self.inputs)
-        return np.sum(np.asarray(self.inputs, np.uint64), axis=0).astype(np.uint32)
-
-    def computed_anew(self) -> Round:
-        """Return tensors for a restart: other values, so that left-overs of the old ones show."""
-        return Round(self.op, [words ^ np.uint32(0x5A5A5A5A + len(self.inputs)) for words in self.inputs])
-
-
-@dataclass
 class JobUnderTest:
-    """One job: its hosts in this generation, the rounds they are at, and what those before them sent."""
+    """One job: the hosts of this generation, their current rounds, and the packets of earlier hosts."""
 
     config: JobConfig
     server_port: int
@@ -124,7 +106,7 @@ class JobUnderTest:
     strays: int = 0
 
     def chunks_of(self, one: Round) -> int:
-        """Chunks of one tensor."""
+        """Return the number of chunks of one tensor."""
         return -(-one.inputs[0].size // self.config.lanes)
 
     def check(self) -> None:
@@ -140,7 +122,7 @@ class JobUnderTest:
 
 
 class FailingNetwork(VirtualNetwork):
-    """One switch, two jobs or more, and failures."""
+    """One switch with two or more jobs, and failures."""
 
     #: How many switches there are, and how many a contribution passes.
     many, levels = 1, 1
@@ -159,14 +141,14 @@ class FailingNetwork(VirtualNetwork):
     # -- jobs ------------------------------------------------------------------------------------------
 
     def start(self, job: JobUnderTest) -> None:
-        """Admit a job that is new here, or has a new generation."""
+        """Admit a new job, or a job's new generation."""
         if job not in self.jobs:
             self.jobs.append(job)
         job.workers = self.admit(job.config, job.server_port, job.salt)
         job.submitted = [0] * len(job.workers)
 
     def submit(self, job: JobUnderTest, one: Round) -> None:
-        """Let each worker submit it, at its own time."""
+        """Submit a tensor at each worker, at the worker's own time."""
         job.rounds.append(one)
         job.chunks += job.chunks_of(one)
         self._see_to_submission(job)
@@ -192,7 +174,7 @@ class FailingNetwork(VirtualNetwork):
         return job.packets_before + sum(map(_sent_by, [server, *(a.machine for a in job.workers)]))
 
     def stray(self, job: JobUnderTest, worker: int, kind: Kind, far: int) -> None:
-        """A packet of one of the job's ports, of a chunk `far` from all that the job has."""
+        """Return a packet from one of the job's ports, with a chunk id `far` from all of the job's."""
         job.strays += 1
         config, actor = job.config, job.workers[worker % len(job.workers)]
         number = actor.machine.worker_id
@@ -205,18 +187,18 @@ class FailingNetwork(VirtualNetwork):
     # -- failures --------------------------------------------------------------------------------------
 
     def pass_time(self, seconds: float) -> None:
-        """Run for this long."""
+        """Run the network for this long."""
         over: list[bool] = []
         self.at(self.now + seconds, lambda: over.append(True))
         self.run_until(lambda: bool(over), seconds=self.now + seconds + 1, packets=self.packets + 200_000)
 
     def pass_outage(self, seconds: float) -> None:
-        """Run for this long, counted as time without expected progress."""
+        """Run the network for this long, as time in which no progress is expected."""
         self.outage += seconds
         self.pass_time(seconds)
 
     def restart_worker(self, job: JobUnderTest, gap: float) -> None:
-        """Restart a worker without its state; the job starts again with the tensors that a worker lacks."""
+        """Restart a worker without its state; the job resumes at the first tensor that a worker lacks."""
         job.check()
         job.packets_before = self.sent(job)
         for actor in (self.actors[job.server_port], *job.workers):
@@ -227,7 +209,7 @@ class FailingNetwork(VirtualNetwork):
         for switch in self.switches:
             switch.reset_all(int(self.now * 1e6))
         self.pass_outage(gap)
-        job.rounds = [one.computed_anew() for one in job.rounds[min(map(_first_missing, job.workers)) :]]
+        job.rounds = [one.recomputed() for one in job.rounds[min(map(_first_missing, job.workers)) :]]
         job.chunks += sum(job.chunks_of(one) for one in job.rounds)
         job.config = replace(job.config, generation=(job.config.generation + 1) & 0xFFFF)
         self.start(job)
@@ -235,7 +217,7 @@ class FailingNetwork(VirtualNetwork):
             self._see_to_submission(job)
 
     def fail_server(self, job: JobUnderTest, gap: float) -> None:
-        """Stop the server for a while, and start it without state."""
+        """Stop the server for a while, then start it without state."""
         actor = self.actors[job.server_port]
         actor.alive = False
         self.pass_outage(gap)
@@ -297,7 +279,10 @@ class FailingNetwork(VirtualNetwork):
 
 
 class FailingRacks(FailingNetwork):
-    """Two racks below a spine. A job's worker n is at port n + 1 after its server's, on any leaf."""
+    """Two racks below a spine, with failures.
+
+    On any leaf, a job's worker n is at port n + 1 after its server's.
+    """
 
     many, levels = 3, 2
     UPLINK, RACK_PORTS = 250, (251, 252)

@@ -1,7 +1,8 @@
-"""Random and mutated frames at the compiled pipeline, in the midst of a job that adds up.
+"""Random and mutated frames reach the compiled pipeline while a job sums.
 
-Hostile frames come from ports of another job, of no job and of the controller; replays from the victim's own.
-None makes the switch raise, changes a sum of the victim's, or leaves a slot owned for ever.
+Hostile frames come from ports of another job, of no job and of the controller, and replays from the victim's
+own ports. The switch must not raise, the victim's sums must stay exact, and every slot must become free
+again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pytest
 from frames import FRAME_HEADER_BYTES, frame
 from numpy.typing import NDArray
 from peelsum_packets import Job
-from rigs import EmbeddedRig
+from rigs import SoftswitchRig
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Frames, load
@@ -48,7 +49,7 @@ KIND_AT, HEADER_END = FRAME_HEADER_BYTES + 1, FRAME_HEADER_BYTES + 16
 
 @dataclass
 class Victim:
-    """Three workers and their server, which sum tensor after tensor, each compared bit for bit."""
+    """Three workers and their server, which sum tensor after tensor; each sum is compared bit for bit."""
 
     numbers: np.random.Generator
     config: JobConfig
@@ -61,7 +62,7 @@ class Victim:
         self.submit()
 
     def submit(self) -> None:
-        """One more tensor of every worker; odd ones are united, even ones added."""
+        """Submit one more tensor at every worker: odd tensors are OR-ed, even ones added."""
         shape = (self.config.workers, TENSOR_CHUNKS * LANES - 5)
         inputs = self.numbers.integers(0, 1 << 32, shape, dtype=np.uint32)
         unite = len(self.expected) % 2
@@ -70,7 +71,7 @@ class Victim:
             worker.submit(words, "or" if unite else "add")
 
     def packets(self, now: float) -> list[tuple[int, Batch]]:
-        """Return what the hosts send, by port."""
+        """Return the packets that the hosts send, by port."""
         found = []
         machines = zip((*WORKER_PORTS, SERVER_PORT), (*self.workers, self.server), strict=True)
         for port, machine in machines:
@@ -80,7 +81,7 @@ class Victim:
         return found
 
     def receive(self, port: int, batch: Batch, now: float) -> None:
-        """Packets at one of its ports; a tensor that completes must be the sum."""
+        """Receive packets at one of the victim's ports; a completed tensor must equal the sum."""
         if port == SERVER_PORT:
             self.server.receive(batch, now)
             return
@@ -103,7 +104,7 @@ def framed(batch: Batch) -> NDArray[np.uint8]:
 def hostile_frames(
     rng: np.random.Generator, count: int, data: NDArray[np.uint8], port: NDArray[np.int32]
 ) -> Frames:
-    """`count` frames made from the victim's latest, uint8[n, STRIDE], which came in at `port`."""
+    """Return `count` frames made from the victim's latest, uint8[n, STRIDE], which came in at `port`."""
     picked = rng.integers(0, len(data), count)
     rows, own = data[picked].copy(), port[picked]
     ports = rng.choice(HOSTILE_PORTS, count)
@@ -126,7 +127,7 @@ def hostile_frames(
 def _forge_results(
     rng: np.random.Generator, rows: NDArray[np.uint8], ports: NDArray[np.int32], chosen: NDArray[np.bool_]
 ) -> None:
-    """Make the chosen rows results, of chunks still under way too, from a port of no job."""
+    """Turn the chosen rows into results, some of unfinished chunks, from a port of no job."""
     packets = fields_of(rows[:, FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + SIZE], LANES)
     ports[chosen] = NOBODYS[1]
     packets["kind"][chosen] = Kind.RESULT
@@ -136,7 +137,7 @@ def _forge_results(
 def _in_her_name(
     rng: np.random.Generator, rows: NDArray[np.uint8], ports: NDArray[np.int32], chosen: NDArray[np.bool_]
 ) -> None:
-    """Make the chosen rows packets that the switch lets in for Mallory's own jobs."""
+    """Turn the chosen rows into packets that the switch accepts for Mallory's own jobs."""
     packets = fields_of(rows[:, FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + SIZE], LANES)
     upwards, downwards = (
         [Kind.CONTRIBUTION, Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS],
@@ -179,7 +180,7 @@ def _scramble(
 def _veil(
     rows: NDArray[np.uint8], length: NDArray[np.int32], chosen: NDArray[np.bool_], how: NDArray[np.float64]
 ) -> None:
-    """Put a VLAN tag, or options of IPv4, before what makes some of the chosen rows ours."""
+    """Insert a VLAN tag or IPv4 options before the payload of some chosen rows."""
     for veiled, at, inserted in (
         (chosen & (how < 0.1), 12, [0x81, 0, 0, 0]),
         (chosen & (how > 0.1) & (how < 0.2), 34, [1, 1, 1, 1]),
@@ -193,8 +194,9 @@ def _veil(
 
 
 def as_a_host_reads(raw: bytes) -> bytes | None:
-    """The UDP payload that a Linux host would hand to a socket on our port: tags of VLAN 0 and IPv4 options
-    are skipped.
+    """Return the UDP payload that a Linux host would hand to a socket on port 20563.
+
+    The host skips tags of VLAN 0 and IPv4 options.
     """
     at = 12
     while raw[at : at + 2] in (b"\x81\x00", b"\x88\xa8") and not int.from_bytes(raw[at + 2 : at + 4]) & 0xFFF:
@@ -209,7 +211,7 @@ def as_a_host_reads(raw: bytes) -> bytes | None:
 
 
 def deliver(victim: Victim, out: Frames, now: float) -> None:
-    """Give the victim's hosts what leaves at their ports, as their kernels would."""
+    """Deliver packets to the victim's hosts as their kernels would."""
     ports = out.port.copy()
     data, length = out.data.copy(), out.length.copy()
     for port in (*WORKER_PORTS, SERVER_PORT):
@@ -222,12 +224,12 @@ def deliver(victim: Victim, out: Frames, now: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def rig() -> EmbeddedRig:
-    return EmbeddedRig(load(pipeline(LANES).json_path), "numba")
+def rig() -> SoftswitchRig:
+    return SoftswitchRig(load(pipeline(LANES).json_path), "numba")
 
 
-def admit(rig: EmbeddedRig) -> JobConfig:
-    """The victim's job, Mallory's two, and a switch that forwards other traffic to both."""
+def admit(rig: SoftswitchRig) -> JobConfig:
+    """Admit the victim's job and Mallory's two on a switch that forwards other traffic to both."""
     victim = Job(rig, job_id=1, ports=WORKER_PORTS, server_port=SERVER_PORT, generation=3)
     Job(rig, job_id=2, ports=HER_WORKERS, server_port=HER_SERVER, generation=3)
     Job(rig, job_id=3, ports=HER_WORKERS, server_port=HER_SERVER, generation=3, level=Level.SPINE)
@@ -245,8 +247,8 @@ def admit(rig: EmbeddedRig) -> JobConfig:
     )
 
 
-def fuzz(rig: EmbeddedRig, seed: int, hostile: int, per_batch: int = 2000) -> tuple[Victim, int]:
-    """Process `hostile` frames among the victim's; the victim, and the switch's clock at the end."""
+def fuzz(rig: SoftswitchRig, seed: int, hostile: int, per_batch: int = 2000) -> tuple[Victim, int]:
+    """Process `hostile` frames among the victim's; return the victim, and the switch's clock at the end."""
     rng = np.random.default_rng(seed)
     victim = Victim(rng, admit(rig))
     now_us, offered, recent = 0, 0, Frames(np.zeros((0, STRIDE), np.uint8), *[np.zeros(0, np.int32)] * 2)
@@ -271,8 +273,8 @@ def fuzz(rig: EmbeddedRig, seed: int, hostile: int, per_batch: int = 2000) -> tu
     return victim, now_us
 
 
-def every_slot_is_claimable(rig: EmbeddedRig, now_us: int) -> bool:
-    """Whether a new job's contribution is absorbed by each slot once the age limit has passed."""
+def every_slot_is_claimable(rig: SoftswitchRig, now_us: int) -> bool:
+    """Return whether each slot absorbs a new job's contribution once the age limit has passed."""
     prober = Job(rig, job_id=9, ports=(10, 11), server_port=12, generation=1)
     batch = pack(
         np.zeros((rig.slots, LANES), np.uint32),
@@ -293,7 +295,7 @@ def every_slot_is_claimable(rig: EmbeddedRig, now_us: int) -> bool:
 @pytest.mark.parametrize(
     ("hostile", "seed"), [(1_000_000, 1), pytest.param(10_000_000, 2, marks=pytest.mark.slow)]
 )
-def test_hostile_frames_harm_nobody(rig: EmbeddedRig, hostile: int, seed: int) -> None:
+def test_hostile_frames_harm_nobody(rig: SoftswitchRig, hostile: int, seed: int) -> None:
     rig.fresh()
     rig.set_age_limit(AGE_TICKS)
     victim, now_us = fuzz(rig, seed, hostile)

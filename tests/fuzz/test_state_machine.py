@@ -1,7 +1,7 @@
-"""Two jobs with colliding slots on one switch, or on two racks below a spine, over a lossy network, and any
-part failing at any time, and ports sending what they should not (a Hypothesis state machine).
+"""A state machine for Hypothesis: two jobs with colliding slots, on a lossy network whose parts fail.
 
-Every sum is exact, every slot can be claimed in the end, and the number of packets is bounded.
+The jobs share one switch, or two racks below a spine. Ports also send packets that they must not send. Every
+sum must be exact, every slot must become free in the end, and the number of packets is bounded.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from restarts import (
     LONGEST_RTO,
     TIMERS,
-    EmbeddedUnderTest,
     FailingNetwork,
     FailingRacks,
     JobUnderTest,
-    Round,
+    SoftswitchUnderTest,
     SpecUnderTest,
     UnderTest,
 )
+from rounds import Round
 from virtual_network import Faults
 
 from peelsum.pipelines import pipeline
@@ -32,13 +32,13 @@ from peelsum.transport import JobConfig
 from peelsum.wire import Kind
 from peelsum.wire.clock import NEVER_TICKS
 
-#: Packets that hosts may send, by the share that each hop drops: so many times what a quiet network takes
-#: for each level of switches, and once per chunk of the window and `LONGEST_RTO` of outage from every host.
+#: Packets that each host may send per chunk and level of switches, by the share that each hop drops.
+#: Outages add one window per host for each `LONGEST_RTO`.
 STORM = {0.0: 2, 0.05: 4, 0.2: 12}
-#: And so many RESENDs to each switch, and NEEDs, for a packet of a chunk that the job is not at.
+#: Most RESENDs per switch, and NEEDs, that a packet of a chunk outside the window may cause.
 ASKED_FOR_A_STRAY = 16
 JOBS = st.integers(0, 1)
-#: Far enough apart for 64 workers' ports after each.
+#: Far enough apart for the ports of 64 workers after each.
 SERVER_PORTS = {1: 10, 2: 100}
 GAPS = st.floats(0, 0.3)
 
@@ -49,7 +49,7 @@ def program() -> Program:
 
 
 class Failures(RuleBasedStateMachine):
-    """The possible events, in any order."""
+    """All events, in any order, on one level."""
 
     network_class = FailingNetwork
 
@@ -59,7 +59,7 @@ class Failures(RuleBasedStateMachine):
 
     @staticmethod
     def racks_of(workers: int) -> tuple[int, ...]:
-        """How many workers each rack has; one level has none."""
+        """Return the number of workers in each rack; empty for one level."""
         return ()
 
     @initialize(
@@ -79,7 +79,7 @@ class Failures(RuleBasedStateMachine):
         age: int,
         first: int,
     ) -> None:
-        """Two jobs whose first chunks, of different numbers, meet in the same slot."""
+        """Admit two jobs whose first chunks have different ids but the same slot."""
         faults = Faults(drop=worst, repeat=worst, reorder=worst, delay=worst / 4)
         self.network = self.network_class(seed, self.make_switch, faults, age)
         self.numbers = np.random.default_rng(seed)
@@ -157,7 +157,7 @@ class Failures(RuleBasedStateMachine):
 
 
 class FailuresOfRacks(Failures):
-    """The same, with two racks below a spine."""
+    """All events, with two racks below a spine."""
 
     network_class = FailingRacks
 
@@ -167,19 +167,19 @@ class FailuresOfRacks(Failures):
 
 
 class FailuresAroundTheCompiledPipeline(Failures):
-    """One level, with the softswitch."""
+    """One level, with the softswitch in place of the specification."""
 
     @staticmethod
     def make_switch() -> UnderTest:
-        return EmbeddedUnderTest(program(), "numba")
+        return SoftswitchUnderTest(program(), "numba")
 
 
 class FailuresOfRacksAroundTheCompiledPipeline(FailuresOfRacks):
-    """Two levels, with three softswitches."""
+    """Two levels, with three softswitches in place of the specification."""
 
     @staticmethod
     def make_switch() -> UnderTest:
-        return EmbeddedUnderTest(program(), "numba")
+        return SoftswitchUnderTest(program(), "numba")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from embedded_server import device, server
 from finsy.p4schema import P4Schema
 from p4runtime_client import Client
+from softswitch_server import device, server
 
 __all__ = ["client", "connect", "device", "schema", "server"]
 

@@ -1,9 +1,15 @@
+import select
+import threading
+
 import pytest
 from finsy.p4schema import P4Schema
 from finsy.proto import p4r, rpc_code
 from p4runtime_client import forward
+from patience import PATIENCE_S
 
 from peelsum.pipelines import pipeline
+from peelsum.softswitch.p4runtime import service
+from peelsum.softswitch.p4runtime.packets import to_frame
 from peelsum.softswitch.runtime.device import WAITING_LIMIT
 
 FRAME = bytes.fromhex("020000000001 020000000002 88b5") + b"payload"
@@ -81,3 +87,31 @@ def test_packets_need_a_pipeline(connect, pipeline_there, schema, device):
     client.primary.send(packet=packet_out())
     assert client.primary.receive().error.canonical_code == rpc_code.FAILED_PRECONDITION
     assert device.take_injected() == []
+
+
+def test_a_packet_does_not_enter_a_pipeline_that_it_was_not_made_for(client, device, monkeypatch):
+    """Its header is that of the pipeline which ran when it came: a commit meanwhile drops it."""
+    files, encoded, committed = pipeline(32), threading.Event(), threading.Event()
+    schema = P4Schema(files.p4info_path, files.json_path.read_bytes())
+    client.set_pipeline(schema.get_pipeline_config(), "VERIFY_AND_SAVE")
+
+    def slow(packet, info):
+        frame = to_frame(packet, info)
+        encoded.set()
+        committed.wait(0.5)  # in vain: the commit waits for the packet
+        return frame
+
+    def commit():
+        client.set_pipeline(None, "COMMIT")
+        committed.set()
+
+    monkeypatch.setattr(service, "to_frame", slow)
+    client.primary.send(packet=packet_out(m1=b"\1"))
+    assert encoded.wait(PATIENCE_S)
+    committing = threading.Thread(target=commit)
+    committing.start()
+    committing.join(PATIENCE_S)
+    device.take_injected()  # the wake-up of the commit
+    client.primary.send(packet=packet_out())
+    assert select.select([device], [], [], PATIENCE_S)[0]
+    assert device.take_injected() == [FRAME]

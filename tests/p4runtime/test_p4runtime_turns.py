@@ -36,11 +36,11 @@ class Waiting:
     def __init__(self, turns, name, order, updates=0):
         self.call, self.error = Call(), None
         self._turns, self._name, self._order, self._updates = turns, name, order, updates
-        before = len(turns._waiting)
+        before = list(turns._waiting)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
-        while len(turns._waiting) <= before:
-            threading.Event().wait(0.001)
+        while turns._waiting == before and self.thread.is_alive():
+            self.thread.join(0.001)
 
     def _run(self):
         try:
@@ -57,7 +57,7 @@ def joined(*requests):
 
 
 def test_turns_come_in_the_order_of_arrival():
-    turns, order = Turns(), []
+    turns, order = Turns(9), []
     with turns.turn(Call()):
         requests = [Waiting(turns, name, order) for name in "abcdef"]
         assert order == []
@@ -66,7 +66,7 @@ def test_turns_come_in_the_order_of_arrival():
 
 
 def test_a_short_batch_passes_a_long_one_that_waits():
-    turns, order = Turns(), []
+    turns, order = Turns(9), []
     with turns.turn(Call()):
         requests = [Waiting(turns, "long", order, 100_000), Waiting(turns, "short", order, 1)]
     joined(*requests)
@@ -76,7 +76,7 @@ def test_a_short_batch_passes_a_long_one_that_waits():
 def test_a_long_batch_is_passed_for_as_long_as_it_takes_and_no_longer(monkeypatch):
     clock = iter([0.0, 0.0, 0.4, 0.6])
     monkeypatch.setattr("peelsum.softswitch.p4runtime.turns.monotonic", lambda: next(clock))
-    turns, order = Turns(), []
+    turns, order = Turns(9), []
     with turns.turn(Call()):
         requests = [Waiting(turns, name, order, n) for name, n in (("long", 1000), ("soon", 1), ("late", 1))]
     joined(*requests)
@@ -84,7 +84,7 @@ def test_a_long_batch_is_passed_for_as_long_as_it_takes_and_no_longer(monkeypatc
 
 
 def test_a_call_that_ends_gives_up_its_place():
-    turns, order = Turns(), []
+    turns, order = Turns(9), []
     with turns.turn(Call()):
         ended, next_one = Waiting(turns, "ended", order), Waiting(turns, "next", order)
         ended.call.end()
@@ -96,7 +96,7 @@ def test_a_call_that_ends_gives_up_its_place():
 
 
 def test_a_call_that_ends_as_its_turn_comes_passes_it_on():
-    turns, order = Turns(), []
+    turns, order = Turns(9), []
     with turns.turn(Call()):
         long_ones = [Waiting(turns, "long", order, 100_000) for _ in range(5)]
         ended = Waiting(turns, "ended", order)
@@ -106,7 +106,7 @@ def test_a_call_that_ends_as_its_turn_comes_passes_it_on():
 
 
 def test_a_call_that_has_ended_gets_no_turn():
-    turns, call = Turns(), Call()
+    turns, call = Turns(9), Call()
     call.end()
     with pytest.raises(RequestError) as error, turns.turn(call):
         pytest.fail("it got a turn")
@@ -116,8 +116,34 @@ def test_a_call_that_has_ended_gets_no_turn():
 
 
 def test_an_error_ends_the_turn():
-    turns = Turns()
+    turns = Turns(9)
     with pytest.raises(ValueError, match="mine"), turns.turn(Call()):
         raise ValueError("mine")
     with turns.turn(Call()):
         pass
+
+
+def test_beyond_the_most_that_wait_the_newest_is_refused_at_once():
+    turns, order = Turns(3), []
+    with turns.turn(Call()):
+        requests = [Waiting(turns, name, order) for name in "abcde"]
+        joined(*requests[3:])
+        for refused in requests[3:]:
+            assert refused.error.code == Code.RESOURCE_EXHAUSTED
+            assert refused.error.message.startswith("3 requests wait for their turn already")
+            assert "await answers" in refused.error.message
+    joined(*requests)
+    assert order == list("abc")
+    with turns.turn(Call()):
+        pass
+
+
+def test_a_short_batch_takes_the_place_of_a_long_one_where_all_are_taken():
+    turns, order = Turns(2), []
+    with turns.turn(Call()):
+        long_ones = [Waiting(turns, f"long {number}", order, 100_000) for number in range(2)]
+        short = Waiting(turns, "short", order, 1)
+        joined(long_ones[1])
+        assert long_ones[1].error.code == Code.RESOURCE_EXHAUSTED
+    joined(short, long_ones[0])
+    assert order == ["short", "long 0"]

@@ -12,6 +12,8 @@ from peelsum.softswitch.runtime.plain import clamp, shl, shr
 
 FIELDS = {"a": 64, "b": 64, "c": 32, "d": 13, "e": 1}
 SIGNED = {"s": 32, "t": 8}
+WIDE = {"v": 65, "w": 128}
+ALL = FIELDS | SIGNED | WIDE
 
 
 class Page:
@@ -26,12 +28,19 @@ class Page:
     def read(self, ref):
         if ref.field in SIGNED:
             return self.expressions.sign_extended(ref.field, SIGNED[ref.field])
+        if ref.field in WIDE:
+            return unsigned(self.limb(ref, 0), WIDE[ref.field])
         return unsigned(ref.field, FIELDS[ref.field])
 
+    def limb(self, ref, number):
+        if not isinstance(ref, FieldRef) or ref.field not in WIDE:
+            return None
+        return f"{ref.field}{number}" if number < 2 else "K(0)"
 
-NAMES = st.sampled_from([FieldRef("h", name) for name in (*FIELDS, *SIGNED)])
-MASKS = st.sampled_from([Const((1 << bits) - 1) for bits in (1, 8, 13, 32, 48, 64)])
-SHIFTS = st.one_of(st.builds(Const, st.integers(0, 70)), st.just(FieldRef("h", "d")))
+
+NAMES = st.sampled_from([FieldRef("h", name) for name in (*FIELDS, *SIGNED, *WIDE)])
+MASKS = st.sampled_from([Const((1 << bits) - 1) for bits in (1, 8, 13, 32, 48, 64, 100)])
+SHIFTS = st.one_of(st.builds(Const, st.integers(0, 140)), st.just(FieldRef("h", "d")))
 CASTS = st.sampled_from(["two_comp_mod", "usat_cast", "sat_cast"])
 CAST_WIDTHS = st.builds(Const, st.sampled_from([1, 8, 32, 63, 64]))
 NUMBERS = st.deferred(
@@ -61,7 +70,7 @@ VALUES = st.fixed_dictionaries(
         name: st.one_of(
             st.sampled_from([0, 1, (1 << bits) - 1, 1 << bits - 1]), st.integers(0, (1 << bits) - 1)
         )
-        for name, bits in (FIELDS | SIGNED).items()
+        for name, bits in ALL.items()
     }
 )
 
@@ -76,7 +85,7 @@ def meaning(expr, values):
         case Const(value) | Bool(value):
             return value
         case FieldRef(_, name):
-            raw, bits = values[name], (FIELDS | SIGNED)[name]
+            raw, bits = values[name], ALL[name]
             return raw - (1 << bits) if name in SIGNED and raw >> bits - 1 else raw
         case Unary(op, x):
             return {"~": lambda v: ~v, "not": lambda v: not v, "d2b": bool, "b2d": int}[op](of(x))
@@ -100,6 +109,12 @@ def meaning(expr, values):
     raise AssertionError(expr)
 
 
+def limbs(values):
+    """Return the values by variable: those past 64 bits in limbs."""
+    made = {name: value for name, value in values.items() if name not in WIDE}
+    return made | {f"{name}{n}": values[name] >> 64 * n & (1 << 64) - 1 for name in WIDE for n in (0, 1)}
+
+
 def machine(text, values):
     """Evaluate the text on unsigned 64-bit numbers that wrap, as machine code does."""
 
@@ -109,16 +124,16 @@ def machine(text, values):
     names = {"K": MACHINE_K, "clamp": clamped, "shl": lambda v, n: v << n if n < 64 else MACHINE_K(0)}
     names["shr"] = lambda v, n: v >> n if n < 64 else MACHINE_K(0)
     with np.errstate(over="ignore"):
-        return int(eval(text, names | {name: MACHINE_K(value) for name, value in values.items()}))
+        return int(eval(text, names | {name: MACHINE_K(value) for name, value in limbs(values).items()}))
 
 
 def plain(text, values):
-    return eval(text, {"K": int, "clamp": clamp, "shl": shl, "shr": shr, **values})
+    return eval(text, {"K": int, "clamp": clamp, "shl": shl, "shr": shr, **limbs(values)})
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(NUMBERS, VALUES, st.sampled_from([1, 8, 13, 32, 48, 64]))
-@example(Binary("<<", FieldRef("h", "t"), Const(3)), dict.fromkeys(FIELDS | SIGNED, 0) | {"t": 128}, 32)
+@example(Binary("<<", FieldRef("h", "t"), Const(3)), dict.fromkeys(ALL, 0) | {"t": 128}, 32)
 def test_what_is_stored_is_what_integers_of_any_size_give(expr, values, bits):
     page = Page()
     try:
@@ -140,3 +155,30 @@ def test_truth_values_are_those_of_integers_of_any_size(expr, values):
         assume(False)
     expected = bool(meaning(expr, values))
     assert (bool(plain(text, values)), bool(machine(text, values))) == (expected, expected), text
+
+
+#: Of operators that wide numbers have, on one another.
+WIDE_NUMBERS = st.deferred(
+    lambda: st.one_of(
+        st.sampled_from([FieldRef("h", name) for name in (*WIDE, "a", "c")]),
+        st.builds(Const, st.integers(0, 2**128 - 1)),
+        st.builds(Binary, st.sampled_from(["&", "|", "^"]), WIDE_NUMBERS, WIDE_NUMBERS),
+        st.builds(Binary, st.sampled_from(["<<", ">>"]), WIDE_NUMBERS, st.builds(Const, st.integers(0, 140))),
+        st.builds(Binary, st.just("&"), st.builds(Unary, st.just("~"), WIDE_NUMBERS), MASKS),
+    )
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(WIDE_NUMBERS, WIDE_NUMBERS, VALUES)
+def test_wide_numbers_limb_by_limb_are_never_refused(expr, other, values):
+    page, true = Page(), meaning(expr, values)
+    for number in range(4):
+        text, expected = page.expressions.limb(expr, number), true >> 64 * number & (1 << 64) - 1
+        assert (plain(text, values), machine(text, values)) == (expected, expected), text
+    cut = page.expressions.stored(Binary("&", expr, Const(0xFFFF)), 64)
+    assert (plain(cut, values), machine(cut, values)) == (true & 0xFFFF,) * 2
+    for one, op in ((other, "=="), (other, "!="), (expr, "==")):
+        text = page.expressions.condition(Binary(op, expr, one))
+        expected = (true == meaning(one, values)) == (op == "==")
+        assert (bool(plain(text, values)), bool(machine(text, values))) == (expected, expected), text

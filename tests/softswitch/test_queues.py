@@ -39,7 +39,7 @@ class Sent:
         ]
         self.ports = out.port.tolist()
         self.depths = [depth for depth, _, _, _ in told]
-        assert self.depths == [depth for _, depth, _, _ in told]
+        self.standing = [depth for _, depth, _, _ in told]
         self.waits = [wait for _, _, wait, _ in told]
         assert [at for _, _, _, at in told] == [now % CLOCK & 0xFFFF_FFFF] * len(told)
         assert clocks == [(now % CLOCK, (now + wait) % CLOCK) for wait in self.waits]
@@ -56,6 +56,15 @@ def test_packets_of_a_batch_queue_behind_each_other(switch_with):
     assert sent.depths == [0, 1, 2, 3]
     assert sent.waits == [0, 8, 16, 24]
     assert sent.left_after(0) == [8, 16, 24, 32]
+
+
+def test_a_burst_stands_only_once_the_next_one_finds_it(switch_with):
+    """One port's burst, then two more before it has left, then one after all have."""
+    switch = switch_with(Queues({9: 100, 8: 100}))
+    assert Sent(switch, 0, *[ask()] * 4).standing == [0] * 4
+    assert Sent(switch, 8, *[ask()] * 3, *[ask(port=8)] * 2).standing == [3, 3, 3, 0, 0]
+    assert Sent(switch, 9, *[ask()] * 2).standing == [6, 6]
+    assert Sent(switch, 1000, *[ask()] * 2).standing == [0, 0]
 
 
 def test_a_queue_empties_with_time(switch_with):
@@ -130,6 +139,7 @@ def test_any_traffic_leaves_as_an_exact_model_says(switch_with, seed):
     for _ in range(25):
         batch = [(rng.choice([1, 2, 3]), rng.randrange(1400)) for _ in range(rng.randrange(1, 60))]
         expected = []
+        stood = {port: sum(leave > now for leave in leaves) for port, leaves in waiting.items()}
         for port, payload in batch:
             waiting[port] = [leave for leave in waiting[port] if leave > now]
             if len(waiting[port]) == limit:
@@ -141,6 +151,7 @@ def test_any_traffic_leaves_as_an_exact_model_says(switch_with, seed):
         sent = Sent(switch, now, *[ask(port, payload=payload) for port, payload in batch])
         assert sent.ports == [port for port, _, _ in expected]
         assert sent.depths == [depth for _, depth, _ in expected]
+        assert sent.standing == [stood[port] for port, _, _ in expected]
         # Each packet's time is rounded to 15 ps.
         assert sent.waits == pytest.approx([float(wait) for _, _, wait in expected], abs=1.001)
         now += rng.randrange(2000)
@@ -148,7 +159,7 @@ def test_any_traffic_leaves_as_an_exact_model_says(switch_with, seed):
 
 
 @pytest.mark.parametrize(
-    ("rates", "limit", "complaint"),
+    ("rates", "limit", "message"),
     [
         ({1: 0.001}, 5, "port rate: 0.001 Mbit/s at port 1 is out of range; use 0.01 to 1e\\+06"),
         ({1: float("nan")}, 5, "port rate: nan Mbit/s at port 1 is out of range"),
@@ -156,6 +167,6 @@ def test_any_traffic_leaves_as_an_exact_model_says(switch_with, seed):
         ({1: 10}, 0, "port queue: 0 packets are out of range; use 1 to 524287"),
     ],
 )
-def test_what_is_out_of_range_is_named(rates, limit, complaint):
-    with pytest.raises(SoftswitchError, match=complaint):
+def test_what_is_out_of_range_is_named(rates, limit, message):
+    with pytest.raises(SoftswitchError, match=message):
         Queues(rates, limit)

@@ -247,6 +247,30 @@ def test_a_taken_grpc_port_is_named_and_the_udp_ports_are_freed() -> None:
     BatchSocket.bind(("127.0.0.1", free), SIZE).close()
 
 
-def test_an_address_that_is_none_is_named() -> None:
+def test_an_invalid_address_is_named() -> None:
     with pytest.raises(StartError, match="nonsense"):
         run(1, grpc_address="nonsense")
+
+
+def test_an_injected_frame_meets_the_pipeline_that_it_is_for(rig: SimpleNamespace) -> None:
+    """A commit and a frame for it, which come while the loop takes frames, are for the next turn."""
+    old, new = StubSwitch(crossed), StubSwitch(crossed)
+    rig.device.install(old)
+    take = rig.device.take_injected
+
+    def commit() -> None:
+        rig.device.install(new)
+        rig.device.inject(bytes(60))
+
+    def take_later() -> list[bytes]:
+        rig.device.take_injected = take
+        committing.start()
+        committing.join(0.5)  # in vain
+        return take()
+
+    committing = threading.Thread(target=commit)
+    rig.device.take_injected = take_later
+    rig.plane.turn(1)
+    committing.join(PATIENCE_S)
+    rig.plane.turn(1)
+    assert (old.ports, new.ports) == ([], [[CPU_PORT]])

@@ -31,7 +31,7 @@ def send(switch, *frames, port=3):
 
 
 class Stack:
-    """Do what the program does to its labels: (value, cost, bottom), or None for an invalid element."""
+    """Apply the program's operation to labels: (value, cost, bottom), or None for an invalid element."""
 
     def __init__(self, labels):
         self.labels = [*labels, *[None] * (DEPTH - len(labels))]

@@ -1,4 +1,4 @@
-"""Header unions, in both modes."""
+"""Header unions in the softswitch, compiled and in plain Python: at most one of their headers is valid."""
 
 import struct
 
@@ -8,10 +8,12 @@ from peelsum.softswitch import Frames
 
 SHORT, LONG = b"\x5a\x5b", b"\x61\x62\x63\x64"
 NEW_SHORT, NEW_LONG = b"\x11\x11", b"\x22" * 4
+#: Bits of the answer: which headers and unions the program found valid.
 NOTHING, IN_U, IN_SHORT, IN_LONG, IN_W = 0, 1, 2, 4, 8
 
 
 def ask(op, kind, group=0):
+    """Return the request for an operation, with the short header (kind 1), the long one (2) or both (3)."""
     return struct.pack(">BBH", op, kind, group)
 
 

@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Literal, Self
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.ports.capture import CapturedPorts
+from peelsum.softswitch.ports.links import Links
 from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.ports.port import Ports
+from peelsum.softswitch.ports.schedule import LinkSchedule
 from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.frames import Frames
-from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
+from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts
 from peelsum.softswitch.runtime.switch import Switch
 from peelsum.wire import CPU_PORT, lanes_in, packet_bytes
 from peelsum.wire.datagrams import Address
@@ -71,14 +73,22 @@ class DataPlane:
     Theory of operation: `turn` waits in one select for any port, for the device (a frame from the
     controller, or a new pipeline) or for `stop`. Each ready port then contributes up to its share of a batch,
     and the batch goes through the pipeline at one instant of the clock. Outgoing frames are sent before the
-    next batch is received. Those of a port with a rate are sent at their departure time, and no wait lasts
+    next batch is received. Those of a port with a rate or delay are sent when they are due, and no wait lasts
     longer than that. While no pipeline runs, hellos are answered and packets are dropped.
     """
 
-    def __init__(self, device: Device, ports: Ports, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """clock: returns nanoseconds since an arbitrary time."""
+    def __init__(
+        self,
+        device: Device,
+        ports: Ports,
+        *,
+        links: Links | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """links: None has the rates of the device's queues only. clock: returns nanoseconds."""
         self._device = device
         self._ports = ports
+        self._links = links
         self._pacer = self._new_pacer()
         self._switch: Switch | None = None
         self._clock, self._started = clock, clock()
@@ -115,14 +125,18 @@ class DataPlane:
         if any(key.data is None for key, _ in events):
             with suppress(OSError):
                 self._woken.recv(64)
-        self._follow_pipeline()
-        if CPU_PORT in ready:
-            ready.remove(CPU_PORT)
-            injected = self._device.take_injected()
-            if injected:
-                self._process(Frames.of([(CPU_PORT, frame) for frame in injected]))
+        with (
+            self._device.lock
+        ):  # a commit between the two would hand the new pipeline's frames to the old one
+            self._follow_pipeline()
+            injected = self._device.take_injected() if CPU_PORT in ready else []
+        ready.discard(CPU_PORT)
+        if injected:
+            self._process(Frames.of([(CPU_PORT, frame) for frame in injected]))
         arrived = self._ports.receive(sorted(ready))
         if len(arrived):
+            if self._links is not None and self._pacer is not None and self._switch is not None:
+                self._links.follow(self._pacer, self.now_us())
             self._process(arrived)
 
     def stop(self) -> None:
@@ -164,6 +178,8 @@ class DataPlane:
         self._switch = switch
 
     def _new_pacer(self) -> Pacer | None:
+        if self._links is not None:
+            return self._links.pacer(self._ports.send_by)
         return Pacer(self._device.queues, self._ports.send_by) if self._device.queues else None
 
     def _process(self, frames: Frames) -> None:
@@ -193,6 +209,8 @@ def run(
     seed: int = 0,
     rates: Mapping[int, float] | None = None,
     queue_limit: int = QUEUE_LIMIT,
+    delays: Mapping[int, float] | None = None,
+    schedule: LinkSchedule | None = None,
     capture: Path | None = None,
     device_id: int = 1,
     mode: Literal["numba", "python"] = "numba",
@@ -207,6 +225,8 @@ def run(
     loss: share of datagrams that each UDP port loses in each direction, 0 to 1, decided by `seed`.
     rates: rates in Mbit/s by switch port; the other ports send at once.
     queue_limit: packets that may wait at a port with a rate; further ones are dropped.
+    delays: milliseconds by switch port that a frame is under way after it was sent.
+    schedule: changes of rates and delays, from the first frame that arrives at a port.
     capture: a folder for pcap files of each port's frames, see `CapturedPorts`.
     announce: called when all addresses listen.
     Raises StartError naming the value that is out of range or in use.
@@ -221,30 +241,22 @@ def run(
             stack.callback(opened.close)
             if capture is not None:
                 opened = stack.enter_context(closing(CapturedPorts(opened, capture)))
-            queues = _queues(opened.ports, rates or {}, queue_limit)
+            links = Links(
+                opened.ports, rates=rates, delays=delays, schedule=schedule, queue_limit=queue_limit
+            )
+            queues = links.queues
             device = Device(device_id, mode=mode, queues=queues, ports={*opened.ports, CPU_PORT})
             stack.callback(device.close)
             server = serve(device, grpc_address)
             stack.callback(server.stop)
         except (OSError, SoftswitchError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
-        plane = stack.enter_context(DataPlane(device, opened))
+        plane = stack.enter_context(DataPlane(device, opened, links=links))
         with _stopped_by_signals(plane):
             announce(Listening(udp_host, server.port, opened.listening, interfaces or {}))
             plane.run()
         counts = {number: port.counts for number, port in opened.ports.items()}
         return SwitchCounts(counts, queues.counts() if queues else {})
-
-
-def _queues(ports: Iterable[int], rates: Mapping[int, float], limit: int) -> Queues | None:
-    """Return the queues of ports with a rate, or None. Raises StartError for an unknown port."""
-    known = set(ports)
-    for port in rates:
-        if port not in known:
-            raise StartError(
-                f"port rate: port {port} is not there; use one of {', '.join(map(str, sorted(known)))}"
-            )
-    return Queues(rates, limit) if rates else None
 
 
 def _udp_ports(

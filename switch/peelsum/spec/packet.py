@@ -27,8 +27,10 @@ class Packet:
     def parse(cls, payload: bytes, lanes: int) -> Packet:
         """Parse `payload`. Raises WireError, whose argument is the verdict to count."""
         size = HEADER_BYTES + 4 * lanes
-        if len(payload) != size:
-            raise WireError(Verdict.SHORT_PACKET if len(payload) < size else Verdict.BAD_LENGTH)
+        if len(payload) < size:
+            raise WireError(Verdict.SHORT_PACKET)
+        if len(payload) > size:
+            raise WireError(Verdict.BAD_LENGTH)
         version, kind, flags, job_id, generation, sender, chunk_id, bitmap = HEADER.unpack_from(payload)
         if version != VERSION:
             raise WireError(Verdict.BAD_VERSION)

@@ -150,6 +150,11 @@ class BatchSocket:
         return max(1, granted // (self._size + overhead))
 
     @property
+    def segments(self) -> int:
+        """The most packets in one send."""
+        return self._per_send if self.offload else 1
+
+    @property
     def holding(self) -> bool:
         """Whether a burst was read that no `receive` has returned yet; `select` does not report it."""
         return self._held is not None
@@ -186,7 +191,7 @@ class BatchSocket:
         view = np.ascontiguousarray(batch).data.cast("B")
         sent = 0
         while sent < len(batch):
-            count = min(self._per_send if self.offload else 1, len(batch) - sent)
+            count = min(self.segments, len(batch) - sent)
             outcome = self._send(view[sent * self._size : (sent + count) * self._size], address)
             if outcome == 0:
                 sent += count

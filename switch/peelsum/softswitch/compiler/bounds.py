@@ -20,7 +20,6 @@ from peelsum.softswitch.program.operations import (
     CopyHeader,
     FieldRef,
     Hash,
-    Param,
     ReadRegister,
     walk,
 )
@@ -63,8 +62,6 @@ def _top(emit: Emitter, ref: FieldRef, steps: Sequence[Assign]) -> int | None:
 
 
 def _value(emit: Emitter, step: Assign) -> Value | None:
-    if isinstance(step.value, Param) and step.value.bits > 64:
-        return None
     try:
         return emit.expressions.value(step.value)
     except UnsupportedConstruct:

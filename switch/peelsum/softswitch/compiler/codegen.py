@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from peelsum.softswitch.compiler.bounds import largest_values
 from peelsum.softswitch.compiler.emit_again import MOST_ITEMS, AgainWriter, goes_again
-from peelsum.softswitch.compiler.emit_statements import Places
+from peelsum.softswitch.compiler.emit_registers import Places
 from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter, architecture_fields
 from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.compiler.flow import parser_block, pipeline_block
@@ -32,7 +32,8 @@ from peelsum.softswitch.program.operations import (
 #: Names that generated code takes from `plain` or `native`.
 RUNTIME = (
     *("K", "number", "array8", "array16", "array32", "array64", "clamp", "copy", "shl", "shr"),
-    *("find_exact", "find_exact1", "find_first", "find_first1", "enqueue", "waiting_time", "leave"),
+    *("find_exact", "find_exact1", "find_first", "find_first1"),
+    *("enqueue", "standing", "waiting_time", "leave"),
     *(f"hash_{name}" for name in HASHES),
     *("load8", "load16", "load32", "load64", "store8", "store16", "store32", "store64"),
 )

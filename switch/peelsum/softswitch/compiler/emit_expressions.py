@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from peelsum.softswitch.compiler.emit_wide import Limbs, limb_of
+from peelsum.softswitch.compiler.layout import words_of
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.operations import (
     Binary,
@@ -57,11 +59,8 @@ def unsigned(text: str, bits: int) -> Value:
     return Value(text, 0, (1 << bits) - 1)
 
 
-class Names(Protocol):
+class Names(Limbs, Protocol):
     """The program's names in the generated code, as expressions need them; `Emitter` provides them."""
-
-    def constant(self, value: int) -> str:
-        """Return the name of a constant."""
 
     def validity(self, header: str) -> str:
         """Return the text of a header's validity."""
@@ -70,13 +69,13 @@ class Names(Protocol):
         """Return the variable that says whether a table's last lookup hit."""
 
     def param(self, param: Param, limb: int = 0) -> str:
-        """Return the variable of a 64-bit limb of an action parameter."""
+        """Return the variable of a 64-bit limb of an action parameter, the highest being number 0."""
 
     def read(self, target: Target) -> Value:
         """Return a field's value."""
 
     def peek(self, offset: int, bits: int) -> str:
-        """Return the text of `bits` bits that lie `offset` bits beyond the parsed part of the packet."""
+        """Return the text of up to 64 bits that lie `offset` bits beyond the parsed part of the packet."""
 
     def stack_count(self, stack: str) -> str:
         """Return the variable that holds how many elements of a stack are filled."""
@@ -129,7 +128,17 @@ class Expressions:
                 if other.value in (0, 1):
                     text = self.condition(one.operand)
                     return text if wanted else f"(not {text})"
-        return self._compare(op, self.value(left), self.value(right))
+        values = self.value(left), self.value(right)
+        if op in ("==", "!=") and max(value.high for value in values) >= _TOP:
+            return self._compare_wide(op, left, right, *values)
+        return self._compare(op, *values)
+
+    def _compare_wide(self, op: str, left: Expr, right: Expr, *values: Value) -> str:
+        if min(value.low for value in values) < 0:
+            raise UnsupportedConstruct(f"operator {op}: on signed numbers past 64 bits; cast them to bit<W>")
+        count = words_of(max(value.high for value in values).bit_length())
+        pairs = ((self.limb(left, number), self.limb(right, number)) for number in range(count))
+        return f"({(' and ' if op == '==' else ' or ').join(f'{one} {op} {other}' for one, other in pairs)})"
 
     def _compare(self, op: str, left: Value, right: Value) -> str:
         if left.exact and right.exact:
@@ -157,6 +166,10 @@ class Expressions:
             )
         return value
 
+    def limb(self, expr: Expr, number: int) -> str:
+        """Return the text of 64 bits of an expression, the lowest being number 0."""
+        return limb_of(self._names, expr, number, lambda part: self.exact(part, _shown(part)).text)
+
     def value(self, expr: Expr) -> Value:
         """Return an expression's value."""
         match expr:
@@ -165,9 +178,9 @@ class Expressions:
             case FieldRef() | Element():
                 return self._names.read(expr)
             case Param():
-                return unsigned(self._names.param(expr), expr.bits)
+                return unsigned(self._names.limb(expr, 0) or self._names.param(expr), expr.bits)
             case Lookahead(offset, bits):
-                return unsigned(self._names.peek(offset, bits), bits)
+                return unsigned(self._names.limb(expr, 0) or self._names.peek(offset, bits), bits)
             case StackCount(stack):
                 return Value(self._names.stack_count(stack), 0, self._names.stack_size(stack))
             case Unary("b2d", operand):
@@ -192,6 +205,11 @@ class Expressions:
                 return _bitwise(op, self.value(left), self.value(right))
             case "<<":
                 return self._shifted_left(self.value(left), right)
+            case ">>" if isinstance(right, Const) and self.value(left).high >= _TOP:
+                value = self.value(left)
+                if value.low < 0 or right.value < 0:
+                    raise UnsupportedConstruct("operator >>: on signed numbers past 64 bits; cast to bit<W>")
+                return Value(self.limb(Binary(op, left, right), 0), 0, value.high >> right.value)
             case ">>":
                 return self._shifted_right(self.exact(left, "operator >>"), right)
             case "two_comp_mod" | "usat_cast" | "sat_cast":

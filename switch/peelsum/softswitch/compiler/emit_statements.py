@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
-
 from peelsum.softswitch.compiler.emit_hashes import hash_fields
 from peelsum.softswitch.compiler.emit_lookups import lookup
 from peelsum.softswitch.compiler.emit_machine import machine, note_again
@@ -15,6 +12,7 @@ from peelsum.softswitch.compiler.emit_packets import (
     remove_header,
     stop_parser,
 )
+from peelsum.softswitch.compiler.emit_registers import Places, Registers, Row
 from peelsum.softswitch.compiler.emit_stacks import copy_stack, extract_next, pop, push
 from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.compiler.flow import (
@@ -31,16 +29,13 @@ from peelsum.softswitch.compiler.flow import (
 from peelsum.softswitch.compiler.layout import (
     ROW_ENTRY,
     ROW_PARAMS,
-    CounterPlan,
-    RegisterPlan,
     TablePlan,
-    limbs,
     words_of,
 )
+from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
 from peelsum.softswitch.program.operations import (
     AddHeader,
-    AnyRegister,
     Assign,
     AssignChosen,
     Binary,
@@ -60,26 +55,12 @@ from peelsum.softswitch.program.operations import (
     Push,
     ReadRegister,
     Recirculate,
-    RegisterElement,
     RemoveHeader,
     Resubmit,
-    Target,
     WriteRegister,
     walk,
 )
 from peelsum.wire import DROP_PORT
-
-#: Text of the index of a register row's first element, and the range check of the row, if it needs one.
-Row: TypeAlias = tuple[str, str | None]
-
-
-@dataclass(frozen=True)
-class Places:
-    """The layout of the program's registers and counters."""
-
-    registers: dict[str, RegisterPlan]
-    counters: dict[str, CounterPlan]
-    direct: dict[str, CounterPlan]
 
 
 class Statements:
@@ -87,10 +68,8 @@ class Statements:
 
     def __init__(self, emitter: Emitter, places: Places) -> None:
         self._emit = emitter
-        self._places = places
-        self._register_list = list(emitter.program.registers)
-        #: In a loop: the variable with the start of each row; None if the row's index is out of range.
-        self._rows: dict[Row, str | None] = {}
+        self._direct_counters = places.direct
+        self._registers = Registers(emitter, places)
 
     def block(self, block: Block) -> None:
         """Write a block's statements in order."""
@@ -99,7 +78,7 @@ class Statements:
 
     def statement(self, part: Statement) -> None:
         """Write one statement."""
-        emit, express = self._emit, self._emit.expressions
+        emit = self._emit
         match part:
             case Assign():
                 self._assign(part)
@@ -114,11 +93,11 @@ class Statements:
             case Repeat():
                 self._repeat(part)
             case ReadRegister(target, register, index):
-                self._read_register(target, register, index)
+                self._registers.read(target, register, index)
             case WriteRegister(register, index, value):
-                self._write_register(register, index, value)
+                self._registers.write(register, index, value)
             case CountAt(counter, index):
-                self._count(counter, index)
+                self._registers.count(counter, index)
             case AddHeader(header):
                 add_header(emit, header)
             case RemoveHeader(header):
@@ -148,6 +127,12 @@ class Statements:
             case Leave():
                 with emit.block("if leaving:"):
                     emit.line("break")
+            case Extract() | Require() | Advance() | Verify():
+                self._parser_step(part)
+
+    def _parser_step(self, part: Extract | Require | Advance | Verify) -> None:
+        emit, express = self._emit, self._emit.expressions
+        match part:
             case Extract(header):
                 extract(emit, header)
             case Require(bits):
@@ -182,17 +167,18 @@ class Statements:
 
     def _wide(self, value: Expr, bits: int) -> list[str]:
         """Return the texts of a value's limbs, truncated or zero-extended to `bits`."""
-        count = words_of(bits)
-        zero = self._emit.constant(0)
-        match value:
-            case Const(number):
-                return [self._emit.constant(limb) for limb in limbs(number % (1 << bits), bits)]
-            case FieldRef() if self._emit.bits(value) == bits:
-                return self._emit.limb_places(value)
-            case Param() if value.bits == bits:
-                return [self._emit.param(value, limb) for limb in range(count)]
-        narrow = self._emit.expressions.exact(value, f"assignment to {bits} bits")
-        return [zero] * (count - 1) + [narrow.text]
+        if isinstance(value, FieldRef) and self._emit.bits(value) == bits:
+            return self._emit.limb_places(value)
+        if isinstance(value, Const):
+            value = Const(value.value % (1 << bits))
+        express = self._emit.expressions
+        found = express.value(value)
+        if found.low < 0:
+            raise UnsupportedConstruct(f"assignment to {bits} bits: may be negative; cast it to bit<{bits}>")
+        texts = [express.limb(value, number) for number in reversed(range(words_of(bits)))]
+        if bits % 64 and found.high >> bits:
+            texts[0] = f"({texts[0]} & {self._emit.constant((1 << bits % 64) - 1)})"
+        return texts
 
     def _mark_to_drop(self) -> None:
         program, emit = self._emit.program, self._emit
@@ -219,12 +205,12 @@ class Statements:
         row = emit.temporary("row")
         default = emit.constant(plan.default_row)
         emit.line(f"{row} = {lookup(emit, plan) if plan.table.keys else default}")
-        direct = self._places.direct.get(part.table)
+        direct = self._direct_counters.get(part.table)
         if part.table in emit.hits or direct is not None:
             emit.line(f"{emit.hit(part.table)} = {row} != {default}")
         if direct is not None:
             with emit.block(f"if {emit.hit(part.table)}:"):
-                self._add_to(direct, f"memory[{row} + {emit.constant(ROW_ENTRY)}]")
+                self._registers.count_cell(direct, f"memory[{row} + {emit.constant(ROW_ENTRY)}]")
         self._arms(part, plan, row)
 
     def _arms(self, part: Apply, plan: TablePlan, row: str) -> None:
@@ -253,89 +239,12 @@ class Statements:
                 emit.line(f"{emit.param(param, limb)} = memory[{row} + {emit.constant(before + limb)}]")
         self.block(arm)
 
-    # --- counters and registers -------------------------------------------------------------------
-
-    def _count(self, counter: str, index: Expr) -> None:
-        plan = self._places.counters[counter]
-        value = self._emit.expressions.exact(index, f"index of counter {counter}")
-        if value.high < plan.size:
-            self._add_to(plan, value.text)
-            return
-        with self._emit.block(f"if {value.text} < {self._emit.constant(plan.size)}:"):
-            self._add_to(plan, value.text)
-
-    def _add_to(self, plan: CounterPlan, index: str) -> None:
-        emit = self._emit
-        cell = emit.temporary("cell")
-        emit.line(f"{cell} = {emit.constant(plan.base)} + {emit.constant(2)} * {index}")
-        emit.line(f"counts[{cell}] = counts[{cell}] + {emit.constant(1)}")
-        emit.line(f"counts[{cell} + {emit.constant(1)}] = counts[{cell} + {emit.constant(1)}] + size")
-
-    def _plan(self, register: AnyRegister) -> RegisterPlan:
-        name = self._register_list[register.first] if isinstance(register, RegisterElement) else register
-        return self._places.registers[name]
-
-    def _cell(self, register: AnyRegister, row: str) -> str:
-        """Return the text of a register's cell; `row` is the first element of all cells with that index."""
-        plan, emit = self._plan(register), self._emit
-        array = "wide" if plan.wide else "regs"
-        column = plan.base
-        text = f"{row} + {emit.constant(column)}"
-        if isinstance(register, RegisterElement):
-            turn = "k" if abs(register.step) == 1 else f"k * {emit.constant(abs(register.step))}"
-            text += f" {'-' if register.step < 0 else '+'} {turn}"
-        return f"{array}[{text}]"
-
-    def _found_row(self, register: AnyRegister, index: Expr) -> Row | None:
-        """Return the row's start and its remaining check; None if the index is known to be too large."""
-        row = self._row(register, index)
-        if row not in self._rows:
-            return row
-        known = self._rows[row]
-        return None if known is None else (known, None)
-
-    def _row(self, register: AnyRegister, index: Expr) -> Row:
-        """Return the text of `index` times the bank's width, and its range check; None if it always fits."""
-        plan = self._plan(register)
-        value = self._emit.expressions.exact(index, "index of a register")
-        row = value.text if plan.step == 1 else f"{value.text} * {self._emit.constant(plan.step)}"
-        fits = value.high < plan.size
-        return row, None if fits else f"if {value.text} < {self._emit.constant(plan.size)}:"
-
-    def _read_register(self, target: Target, register: AnyRegister, index: Expr) -> None:
-        bits = min(self._emit.bits(target), 64)
-        plan = self._plan(register)
-        found = self._found_row(register, index)
-        if found is None:
-            return
-        row, test = found
-        cell = self._cell(register, row)
-        if bits < plan.bits:
-            cell = f"{cell} & {self._emit.constant((1 << bits) - 1)}"
-        store = f"{self._emit.place(target)} = {cell}"
-        self._guarded(test, store)
-
-    def _write_register(self, register: AnyRegister, index: Expr, value: Expr) -> None:
-        found = self._found_row(register, index)
-        if found is None:
-            return
-        row, test = found
-        text = self._emit.expressions.stored(value, self._plan(register).bits)
-        self._guarded(test, f"{self._cell(register, row)} = {text}")
-
-    def _guarded(self, test: str | None, line: str) -> None:
-        if test is None:
-            self._emit.line(line)
-            return
-        with self._emit.block(test):
-            self._emit.line(line)
-
     # --- loops ------------------------------------------------------------------------------------
 
     def _repeat(self, part: Repeat) -> None:
         """Write a loop. Register rows with a constant index are computed and checked once before it."""
         self._checked_loop(part, self._steady_rows(part))
-        self._rows.clear()
+        self._registers.forget_rows()
 
     def _checked_loop(self, part: Repeat, rows: list[Row]) -> None:
         emit = self._emit
@@ -344,24 +253,20 @@ class Statements:
             return
         test, rest = rows[0][1], rows[1:]
         if test is None:
-            self._start(rows[0])
+            self._registers.start_row(rows[0])
             self._checked_loop(part, rest)
             return
         with emit.block(test):
-            self._start(rows[0])
+            self._registers.start_row(rows[0])
             self._checked_loop(part, rest)
         mark = len(emit.lines)
-        self._rows[rows[0]] = None
+        self._registers.leave_out_row(rows[0])
         with emit.block("else:"):
             before = len(emit.lines)
             self._checked_loop(part, rest)
             empty = len(emit.lines) == before
         if empty:
             emit.drop_lines(mark)
-
-    def _start(self, row: Row) -> None:
-        self._rows[row] = variable = self._emit.temporary("start")
-        self._emit.line(f"{variable} = {row[0]}")
 
     def _loop(self, part: Repeat) -> None:
         mark = len(self._emit.lines)
@@ -379,5 +284,5 @@ class Statements:
             if isinstance(step, (ReadRegister, WriteRegister)) and is_steady(
                 self._emit.program, step.index, part
             ):
-                rows[self._row(step.register, step.index)] = None
+                rows[self._registers.row(step.register, step.index)] = None
         return list(rows)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from peelsum.softswitch.compiler.emit_hashes import hashed_bytes
 from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse
-from peelsum.softswitch.compiler.emit_statements import Places, Statements
+from peelsum.softswitch.compiler.emit_registers import Places
+from peelsum.softswitch.compiler.emit_statements import Statements
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
 from peelsum.softswitch.compiler.flow import Block
 from peelsum.softswitch.compiler.layout import FULL
@@ -270,9 +271,11 @@ class SwitchWriter:
         self._set_intrinsic("intrinsic_metadata.egress_global_timestamp", f"now + {waited}", mask=True)
         self._set_intrinsic("queueing_metadata.enq_timestamp", "now", mask=True)
         self._set_intrinsic("queueing_metadata.deq_timedelta", waited, mask=True)
-        # Egress runs when a packet is queued, so the queue's depth at its departure is not known yet.
-        for name in ("enq_qdepth", "deq_qdepth"):
-            self._set_intrinsic(f"queueing_metadata.{name}", "depth" if self._queued else zero)
+        # Egress runs when a packet is queued, so the queue's depth at its departure is not known yet. What
+        # stood before the packet's burst is: a burst that leaves before the next one does not count.
+        self._set_intrinsic("queueing_metadata.enq_qdepth", "depth" if self._queued else zero)
+        stood = "standing(queues, egress_port)" if self._queued else zero
+        self._set_intrinsic("queueing_metadata.deq_qdepth", stood)
 
     def _copied_names(self) -> frozenset[str]:
         """Return the variables that egress changes: every copy of a packet starts from ingress's values."""

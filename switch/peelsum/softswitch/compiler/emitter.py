@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from peelsum.softswitch.compiler.emit_expressions import Expressions, Value, unsigned
 from peelsum.softswitch.compiler.emit_loads import load_bits
-from peelsum.softswitch.compiler.layout import TablePlan
+from peelsum.softswitch.compiler.layout import TablePlan, words_of
 from peelsum.softswitch.compiler.storage import Array, Storage
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
-from peelsum.softswitch.program.operations import Element, FieldRef, Param, Target
+from peelsum.softswitch.program.operations import Element, Expr, FieldRef, Lookahead, Param, Target
 
 #: Python allows 100 levels of indentation.
 _DEPTH_LIMIT = 90
@@ -118,13 +118,11 @@ class Emitter:
         return self.hits.setdefault(table, f"hit{len(self.hits) + 1}")
 
     def param(self, param: Param, limb: int = 0) -> str:
-        """Return the variable of a 64-bit limb of an action parameter."""
+        """Return the variable of a 64-bit limb of an action parameter, the highest being number 0."""
         return f"p{list(self.plans).index(param.table)}_{param.index}_{limb}"
 
     def peek(self, offset: int, bits: int) -> str:
-        """Return the text of packet bits beyond the parsed part."""
-        if bits > 64:
-            raise UnsupportedConstruct(f"lookahead of {bits} bits; use up to 64")
+        """Return the text of up to 64 packet bits beyond the parsed part."""
         return load_bits(self.constant, "(base + off)", offset, bits)
 
     def stack_size(self, stack: str) -> int:
@@ -168,17 +166,46 @@ class Emitter:
             return [self.place(target)]
         return [self.name(part.name) for part in self.storage.variables(target)]
 
+    def limb(self, source: Expr, number: int) -> str | None:
+        """Return a 64-bit limb of a number, the lowest being number 0; None if it has at most 64 bits.
+
+        Fields, parameters and lookaheads have limbs of their own, signed fields none.
+        """
+        match source:
+            case FieldRef() if not self._signed(source):
+                bits = self.bits(source)
+            case Param() | Lookahead():
+                bits = source.bits
+            case _:
+                return None
+        if bits <= 64:
+            return None
+        place = words_of(bits) - 1 - number
+        if place < 0:
+            return self.constant(0)
+        match source:
+            case Param():
+                return self.param(source, place)
+            case Lookahead(offset, _):
+                width = min(64, bits - 64 * number)
+                return self.peek(offset + bits - 64 * number - width, width)
+        return self.limb_places(source)[place]
+
+    def _signed(self, target: Target) -> bool:
+        header = self.program.headers[target.header]
+        if isinstance(target, Element):
+            return header.fields[target.first].signed
+        declared = header.field(target.field)
+        return declared is not None and declared.signed
+
     def read(self, target: Target) -> Value:
         """Return a field's value."""
         bits = self.bits(target)
+        limb = self.limb(target, 0)
+        if limb is not None:
+            return unsigned(limb, bits)
         value = unsigned(self.place(target), bits)
-        header = self.program.headers[target.header]
-        if isinstance(target, Element):
-            signed = header.fields[target.first].signed
-        else:
-            declared = header.field(target.field)
-            signed = declared is not None and declared.signed
-        if signed:
+        if self._signed(target):
             return self.expressions.sign_extended(value.text, bits)
         if isinstance(target, FieldRef) and target in self._largest:
             return Value(value.text, 0, self._largest[target])

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from finsy.proto import p4r_grpc
 
-from peelsum.softswitch.p4runtime.service import MAX_STREAMS, P4RuntimeService
+from peelsum.softswitch.p4runtime.service import MAX_CONFIGURING, MAX_STREAMS, MAX_WAITING, P4RuntimeService
 from peelsum.softswitch.runtime.device import Device
 
-#: Streams hold a thread each, and so do calls that wait for their turn.
-_THREADS = MAX_STREAMS + 32
+#: Streams hold a thread each, and so do calls that wait for their turn; the rest answer and refuse.
+_THREADS = MAX_STREAMS + MAX_WAITING + MAX_CONFIGURING + 12
 _OPTIONS = (
     # Otherwise a second server would share the port silently and receive half of the connections.
     ("grpc.so_reuseport", 0),

@@ -38,6 +38,9 @@ from peelsum.softswitch.runtime.device import Device
 API_VERSION = "1.4.0"
 #: Most streams open at once; each holds a thread of the server.
 MAX_STREAMS = 16
+#: Most Writes and Reads that wait for their turn, and most pipelines that wait to be built; likewise.
+MAX_WAITING = 32
+MAX_CONFIGURING = 4
 _ENTITIES_PER_RESPONSE = 256
 _LONGEST_MESSAGE = 1000
 _Set = p4r.SetForwardingPipelineConfigRequest
@@ -50,8 +53,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def __init__(self, device: Device) -> None:
         self._device = device
         self._arbiter = Arbiter(device.device_id)
-        self._turns = Turns()
-        self._configuring = Turns()
+        self._turns = Turns(MAX_WAITING)
+        self._configuring = Turns(MAX_CONFIGURING)
         self._committed: Pipeline | None = None
         self._saved: Pipeline | None = None
         self._free_streams = BoundedSemaphore(MAX_STREAMS)

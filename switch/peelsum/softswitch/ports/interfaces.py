@@ -83,7 +83,7 @@ class InterfacePort:
             without_offloads(name)
             self.socket = _raw_socket(name)
         except OSError as error:
-            raise OSError(error.errno, _complaint(number, name, error)) from error
+            raise OSError(error.errno, _error_text(number, name, error)) from error
 
     @property
     def counts(self) -> InterfaceCounts:
@@ -262,7 +262,7 @@ def _raw_socket(name: str) -> socket.socket:
     return sock
 
 
-def _complaint(number: int, name: str, error: OSError) -> str:
+def _error_text(number: int, name: str, error: OSError) -> str:
     match error.errno:
         case errno.EPERM | errno.EACCES:
             remedy = "raw sockets need root, or the capabilities CAP_NET_RAW and CAP_NET_ADMIN"

@@ -47,6 +47,7 @@ from peelsum.softswitch.program.operations import (
     RemoveHeader,
     Resubmit,
     WriteRegister,
+    walk,
 )
 
 _NOTHING = frozenset({"no_op", "log_msg"})
@@ -187,11 +188,15 @@ def _state(item: Mapping[str, Any], scope: Scope) -> ParserState:
             raise UnsupportedConstruct(
                 f"{where}: selects on {part['type']} {part['value']}; select on fields"
             )
-    ahead = max((part.offset + part.bits for part in key if isinstance(part, Lookahead)), default=0)
-    if ahead:
-        ops.append(Require(ahead))
+    ops += _required(key)
     transitions = tuple(_transition(part, widths, where) for part in item["transitions"])
     return ParserState(item["name"], tuple(ops), tuple(key), transitions)
+
+
+def _required(expressions: Any) -> list[ParserOp]:
+    """Return the check that the packet has the bits that some expressions look ahead to, if any do."""
+    ends = [node.offset + node.bits for node in walk(expressions) if isinstance(node, Lookahead)]
+    return [Require(max(ends))] if ends else []
 
 
 def _transition(item: Mapping[str, Any], widths: Sequence[int], where: str) -> Transition:
@@ -223,8 +228,7 @@ def _parser_op(item: Mapping[str, Any], scope: Scope, where: str) -> list[Parser
             return [ExtractNext(scope.stack(args[0]["value"]))]
         case "set":
             value = scope.expression(args[1])
-            needed = [Require(value.offset + value.bits)] if isinstance(value, Lookahead) else []
-            return [*needed, _assign(args[0], value, scope, where)]
+            return [*_required(value), _assign(args[0], value, scope, where)]
         case "verify":
             return [Verify(scope.expression(args[0]), scope.expression(args[1]))]
         case "shift":

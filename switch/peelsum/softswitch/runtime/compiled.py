@@ -42,7 +42,7 @@ def through_numba(generated: Generated, cache: Path | None = None) -> Callable[.
         # A cache that is broken, full or cannot be locked must cost only time.
         with suppress(OSError, EOFError, ImportError, RuntimeError, pickle.UnpicklingError):
             return _imported(_written(folder, text)).run  # type: ignore[no-any-return]
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": "peelsum_uncached"}  # as which messages on compilation know it
     exec(compile(text.replace("CACHED = True", "CACHED = False"), "<generated>", "exec"), names)
     return names["run"]  # type: ignore[no-any-return]
 

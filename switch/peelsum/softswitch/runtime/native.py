@@ -47,7 +47,7 @@ hash_crc16, hash_crc32 = _kernel(hashes.crc16), _kernel(hashes.crc32)
 hash_csum16, hash_xor16 = _kernel(hashes.csum16), _kernel(hashes.xor16)
 hash_identity = _kernel(hashes.identity)
 enqueue, leave = _kernel(queues.enqueue), _kernel(queues.leave)
-waiting_time = _kernel(queues.waiting_time)
+waiting_time, standing = _kernel(queues.waiting_time), _kernel(queues.standing)
 
 #: Converts an array's element to an unsigned 64-bit number.
 number = np.uint64

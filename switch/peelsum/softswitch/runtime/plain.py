@@ -16,7 +16,7 @@ find_exact1, find_exact = lookups.find_exact1, lookups.find_exact
 find_first1, find_first = lookups.find_first1, lookups.find_first
 hash_crc16, hash_crc32 = hashes.crc16, hashes.crc32
 hash_csum16, hash_xor16, hash_identity = hashes.csum16, hashes.xor16, hashes.identity
-enqueue, waiting_time, leave = queues.enqueue, queues.waiting_time, queues.leave
+enqueue, standing, waiting_time, leave = queues.enqueue, queues.standing, queues.waiting_time, queues.leave
 
 #: Converts an array's element to an integer.
 number = int

@@ -1,6 +1,6 @@
 """The queues before a switch's ports: how fast a port sends, how many packets may wait, and for how long.
 
-A queue is served at a constant rate. Its arithmetic runs in plain Python and in Numba (see `native`). The
+A queue is served at its port's rate. Its arithmetic runs in plain Python and in Numba (see `native`). The
 caller that sends a packet holds it until the departure time that `leave` returns.
 """
 
@@ -29,8 +29,10 @@ _ZERO, _ONE = 0, 1
 _HALF, _WHOLE = 1 << 63, (1 << 64) - 1
 _COST_SHIFT = 20
 # One queue's words: ticks per byte (times 2**20), packets that may wait, the last packet's departure time,
-# counts, and a ring of the waiting packets' departure times.
-_COST, _LIMIT, _FREE_AT, _HEAD, _WAITING, _SENT, _FOUND, _DROPPED, _DEEPEST, _RING = range(10)
+# counts, the last batch's time and how many packets it found, and a ring of the waiting packets' departure
+# times.
+_COST, _LIMIT, _FREE_AT, _HEAD, _WAITING, _SENT, _FOUND, _DROPPED, _DEEPEST = range(9)
+_BATCH_AT, _STANDING, _RING = range(9, 12)
 
 
 @dataclass(frozen=True)
@@ -73,15 +75,22 @@ class Queues:
         for number, (port, rate) in enumerate(mbit.items()):
             if not 0 <= port < _PORTS:
                 raise SoftswitchError(f"port rate: port {port} is out of range; use 0 to {_PORTS - 1}")
-            if not LEAST_MBIT <= rate <= MOST_MBIT:
-                raise SoftswitchError(
-                    f"port rate: {rate:g} Mbit/s at port {port} is out of range; "
-                    f"use {LEAST_MBIT:g} to {MOST_MBIT:g}"
-                )
             at = _PORTS + number * (_RING + limit)
             self.memory[port] = at
-            self.memory[at + _COST] = round((8 << TICK_SHIFT + _COST_SHIFT) / rate)
             self.memory[at + _LIMIT] = limit
+            self.set_rate(port, rate)
+
+    def set_rate(self, port: int, mbit: float) -> None:
+        """Set the rate of a port that has one, for packets that are queued from now on.
+
+        Raises SoftswitchError for a rate out of range.
+        """
+        if not LEAST_MBIT <= mbit <= MOST_MBIT:
+            raise SoftswitchError(
+                f"port rate: {mbit:g} Mbit/s at port {port} is out of range; "
+                f"use {LEAST_MBIT:g} to {MOST_MBIT:g}"
+            )
+        self.memory[int(self.memory[port]) + _COST] = round((8 << TICK_SHIFT + _COST_SHIFT) / mbit)
 
     def counts(self) -> dict[int, QueueCounts]:
         """Return the counts of each queue, by port."""
@@ -106,10 +115,23 @@ def enqueue(queues: MutableSequence[int], port: int, now: int) -> int:
         count = count - _ONE
     queues[at + _HEAD] = first
     queues[at + _WAITING] = count
+    if queues[at + _BATCH_AT] != time:
+        queues[at + _BATCH_AT] = time
+        queues[at + _STANDING] = count
     if count == limit:
         queues[at + _DROPPED] = queues[at + _DROPPED] + _ONE
         return FULL
     return count
+
+
+def standing(queues: Sequence[int], port: int) -> int:
+    """Return how many packets waited at the port before the first one of this instant.
+
+    Packets of one instant form a burst, which a port that keeps up sends before the next one. What they find
+    is a queue that stands. Call it after `enqueue`.
+    """
+    at = queues[port]
+    return queues[at + _STANDING] if at != _ZERO else _ZERO
 
 
 def waiting_time(queues: Sequence[int], port: int, now: int) -> int:

@@ -1,0 +1,125 @@
+"""Writes accesses to registers and counters as source text: cells, range checks, and rows in loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from peelsum.softswitch.compiler.emitter import Emitter
+from peelsum.softswitch.compiler.layout import CounterPlan, RegisterPlan
+from peelsum.softswitch.program.operations import AnyRegister, Expr, RegisterElement, Target
+
+#: Text of the index of a register row's first element, and the range check of the row, if it needs one.
+Row: TypeAlias = tuple[str, str | None]
+
+
+@dataclass(frozen=True)
+class Places:
+    """The layout of the program's registers and counters."""
+
+    registers: dict[str, RegisterPlan]
+    counters: dict[str, CounterPlan]
+    direct: dict[str, CounterPlan]
+
+
+class Registers:
+    """Writes accesses to one emitter. Inside a loop, rows with a constant index are known beforehand."""
+
+    def __init__(self, emitter: Emitter, places: Places) -> None:
+        self._emit = emitter
+        self._places = places
+        self._register_list = list(emitter.program.registers)
+        #: In a loop: the variable with the start of each row; None if the row's index is out of range.
+        self._rows: dict[Row, str | None] = {}
+
+    def start_row(self, row: Row) -> None:
+        """Store a row's start in a variable, for the loop that follows."""
+        self._rows[row] = variable = self._emit.temporary("start")
+        self._emit.line(f"{variable} = {row[0]}")
+
+    def leave_out_row(self, row: Row) -> None:
+        """Leave out accesses to a row, whose index is out of range in the loop that follows."""
+        self._rows[row] = None
+
+    def forget_rows(self) -> None:
+        """End the loop."""
+        self._rows.clear()
+
+    def count(self, counter: str, index: Expr) -> None:
+        """Add the packet to a counter's cell, unless the index is out of range."""
+        plan = self._places.counters[counter]
+        value = self._emit.expressions.exact(index, f"index of counter {counter}")
+        if value.high < plan.size:
+            self.count_cell(plan, value.text)
+            return
+        with self._emit.block(f"if {value.text} < {self._emit.constant(plan.size)}:"):
+            self.count_cell(plan, value.text)
+
+    def count_cell(self, plan: CounterPlan, index: str) -> None:
+        """Add the packet to the cell with this index, which is in range."""
+        emit = self._emit
+        cell = emit.temporary("cell")
+        emit.line(f"{cell} = {emit.constant(plan.base)} + {emit.constant(2)} * {index}")
+        emit.line(f"counts[{cell}] = counts[{cell}] + {emit.constant(1)}")
+        emit.line(f"counts[{cell} + {emit.constant(1)}] = counts[{cell} + {emit.constant(1)}] + size")
+
+    def _plan(self, register: AnyRegister) -> RegisterPlan:
+        name = self._register_list[register.first] if isinstance(register, RegisterElement) else register
+        return self._places.registers[name]
+
+    def _cell(self, register: AnyRegister, row: str) -> str:
+        """Return the text of a register's cell; `row` is the first element of all cells with that index."""
+        plan, emit = self._plan(register), self._emit
+        array = "wide" if plan.wide else "regs"
+        column = plan.base
+        text = f"{row} + {emit.constant(column)}"
+        if isinstance(register, RegisterElement):
+            turn = "k" if abs(register.step) == 1 else f"k * {emit.constant(abs(register.step))}"
+            text += f" {'-' if register.step < 0 else '+'} {turn}"
+        return f"{array}[{text}]"
+
+    def _known_row(self, register: AnyRegister, index: Expr) -> Row | None:
+        """Return the row's start and its remaining check; None if the index is known to be too large."""
+        row = self.row(register, index)
+        if row not in self._rows:
+            return row
+        known = self._rows[row]
+        return None if known is None else (known, None)
+
+    def row(self, register: AnyRegister, index: Expr) -> Row:
+        """Return the text of `index` times the bank's width, and its range check; None if it always fits."""
+        plan = self._plan(register)
+        value = self._emit.expressions.exact(index, "index of a register")
+        row = value.text if plan.step == 1 else f"{value.text} * {self._emit.constant(plan.step)}"
+        fits = value.high < plan.size
+        return row, None if fits else f"if {value.text} < {self._emit.constant(plan.size)}:"
+
+    def read(self, target: Target, register: AnyRegister, index: Expr) -> None:
+        """Assign a register's cell to `target`, unless the index is out of range."""
+        bits = min(self._emit.bits(target), 64)
+        plan = self._plan(register)
+        found = self._known_row(register, index)
+        if found is None:
+            return
+        row, test = found
+        cell = self._cell(register, row)
+        if bits < plan.bits:
+            cell = f"{cell} & {self._emit.constant((1 << bits) - 1)}"
+        store = f"{self._emit.place(target)} = {cell}"
+        self._guarded(test, store)
+
+    def write(self, register: AnyRegister, index: Expr, value: Expr) -> None:
+        """Assign a value to a register's cell, unless the index is out of range."""
+        found = self._known_row(register, index)
+        if found is None:
+            return
+        row, test = found
+        text = self._emit.expressions.stored(value, self._plan(register).bits)
+        self._guarded(test, f"{self._cell(register, row)} = {text}")
+
+    def _guarded(self, test: str | None, line: str) -> None:
+        if test is None:
+            self._emit.line(line)
+            return
+        with self._emit.block(test):
+            self._emit.line(line)
