@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from poison import poisoned_memory
+from sums_of_floats import scales_of
 
 from peelsum.allreduce import Allreduce, LocalSummation, Part
 
@@ -68,22 +69,24 @@ def make_workers() -> Callable[..., Workers]:
 
 
 @pytest.fixture
-def exact() -> Callable[[Sequence[NDArray[np.float32]]], tuple[int | None, list[list[int]], list[int]]]:
-    """Return an independent computation, in Python's arithmetic, of scale, workers' integers, and sum."""
+def exact() -> Callable[..., tuple[list[int] | None, list[list[int]], list[int]]]:
+    """Return an independent computation, in Python's arithmetic, of scales, workers' integers, and sum."""
 
     def compute(
-        arrays: Sequence[NDArray[np.float32]],
-    ) -> tuple[int | None, list[list[int]], list[int]]:
+        arrays: Sequence[NDArray[np.float32]], fixed: Any
+    ) -> tuple[list[int] | None, list[list[int]], list[int]]:
         flat = [[float(value) for value in array.reshape(-1)] for array in arrays]
-        largest = max((abs(value) for values in flat for value in values), default=0.0)
-        if largest == 0.0:
+        if not any(value for values in flat for value in values):
             zeros = [[0] * len(values) for values in flat]
             return None, zeros, zeros[0]
-        exponent = max(int(np.frexp(largest)[1]) - 1, -127)
-        scale = -exponent - 1
-        while len(arrays) * Fraction(2) ** (exponent + 1 + scale + 1) <= 2**31 - 1:
-            scale += 1
-        quantized = [[round(Fraction(value) * Fraction(2) ** scale) for value in values] for values in flat]
-        return scale, quantized, [sum(column) for column in zip(*quantized, strict=True)]
+        scales = scales_of(arrays, fixed).tolist()
+        quantized = [
+            [
+                round(Fraction(value) * Fraction(2) ** scale)
+                for value, scale in zip(values, scales, strict=True)
+            ]
+            for values in flat
+        ]
+        return scales, quantized, [sum(column) for column in zip(*quantized, strict=True)]
 
     return compute

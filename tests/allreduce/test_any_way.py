@@ -1,4 +1,4 @@
-"""Any dtype, size, support, workers and settings give the same exact bits in all three implementations."""
+"""All three implementations give the same exact bits for any dtype, size, support, workers and settings."""
 
 from __future__ import annotations
 

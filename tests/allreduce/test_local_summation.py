@@ -36,7 +36,7 @@ def test_parts_are_padded_and_combined_by_their_op() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "complaint"),
+    ("group", "message"),
     [
         ({"workers": 0}, "workers: 0 is not a positive integer; use 1 or more"),
         ({"lanes": 0}, "lanes: 0 is not a positive integer; use 1 or more"),
@@ -45,8 +45,8 @@ def test_parts_are_padded_and_combined_by_their_op() -> None:
     ],
     ids=str,
 )
-def test_a_group_that_cannot_be_is_refused(group: Any, complaint: str) -> None:
-    with pytest.raises(InvalidRequestError, match=f"^{complaint}$"):
+def test_a_group_that_cannot_be_is_refused(group: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{message}$"):
         LocalSummation.group(**{"workers": 1, **group})
 
 

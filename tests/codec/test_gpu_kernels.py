@@ -171,6 +171,44 @@ def test_quantize_and_dequantize(n: int, fixed: FixedPoint) -> None:
         same(spread, scattered)
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("block", [32, 128, 4096])
+def test_scales_of_blocks(n: int, block: int) -> None:
+    sample, count = values(n, density=0.8), -(-n // block)
+    sample[: n // 3] *= np.float32(2.0**-30)
+    words, octaves = np.empty(count, np.uint32), np.empty(count, np.int32)
+    ours, ours_octaves = poisoned(count), poisoned(count)
+    largest = reference.block_exponents(sample, block, words)
+    assert int(gpu.block_exponents(on_device(sample), block, ours)) == largest
+    same(ours, words)
+    for field in {largest >> 23, (largest >> 23) + 1, 254}:
+        reference.block_octaves(words, field, octaves)
+        gpu.block_octaves(ours, field, ours_octaves)
+        same(ours_octaves, octaves)
+    reference.block_octaves(words, largest >> 23, octaves)
+    gpu.block_octaves(ours, largest >> 23, ours_octaves)
+    where = np.flatnonzero(sample)
+    whole, some = np.empty((1, n), np.int32), np.empty((1, where.size), np.int32)
+    fixed, there = FixedPoint(5, 0, octaves, block), FixedPoint(5, 0, ours_octaves, block)
+    reference.quantize(sample, fixed, whole)
+    reference.quantize_at(sample, where, fixed, some)
+    numbers, numbers_at = poisoned(1, n), poisoned(1, where.size)
+    gpu.quantize(on_device(sample), there, numbers)
+    gpu.quantize_at(on_device(sample), on_device(where), there, numbers_at)
+    same(numbers, whole)
+    same(numbers_at, some)
+    truth, back = np.empty(n, np.float32), poisoned(n, dtype=torch.float32)
+    reference.dequantize(whole, fixed, 3, truth)
+    gpu.dequantize(numbers, there, 3, back)
+    same(back, truth)
+    scattered = np.ones(n, np.float32)
+    spread = on_device(scattered)
+    reference.dequantize_at(some, where, fixed, 3, scattered)
+    gpu.dequantize_at(numbers_at, on_device(where), there, 3, spread)
+    same(spread, scattered)
+
+
 def test_numbers_at_the_edges() -> None:
     """Halves round to even, subnormals keep their value, and sums too large for float32 become infinite."""
     halves = np.array([0.5, 1.5, 2.5, -0.5, -1.5, -2.5], np.float32)

@@ -6,9 +6,9 @@ exchange, so that chunks are full.
 
     round        op   words                                          when
     agreement    OR   a digest d of plan and step, and ~d            always; alone if the tensors are new
-    header       OR   exponent, index if there is one                with the agreement, else after it
+    header       OR   exponent, scales, index or sample of density   with the agreement, else after it
                  ADD  dense values or sketch, at a predicted scale   with the header, if there is a prediction
-    refinement   OR   the candidates' own bits                       if the index is refined
+    refinement   OR   an index of the candidates                     while too many may be false positives
     values       ADD  dense, compact or sketch                       unless sent already, zero or not finite
     left-over    ADD  values that peeling did not recover            if there are any
 
@@ -88,11 +88,12 @@ class Allreduce:
     `sparse` must be the name of a tensor; otherwise every worker raises InvalidRequestError in the first
     step. The known names are `names`, or, if that is empty, those of the first call of `sum`.
 
-    `seed` and `cells_per_candidate` determine the layout of sketches. `limbs` is 1, or 2 for twice the words
-    and about 30 more bits of precision. `average` divides results by the number of workers. `estimate` is for
-    experiments only: the left-over of peeling is estimated, at a coarser scale, instead of exchanged, so
-    results are not exact. `clock` returns seconds. `span` returns a context manager, such as a profiler, that
-    is entered around work of the phase "encode", "exchange" or "decode".
+    `seed` and `cells_per_candidate` determine the layout of sketches. With one of `limbs`, each block of
+    elements has its own scale, unless its values are sent at a prediction. With two, values take twice the
+    words, at one scale with about 30 more bits. `average` divides results by the number of workers.
+    `estimate` is for experiments only: the left-over of peeling is estimated, at a coarser scale, instead of
+    exchanged, so results are not exact. `clock` returns seconds. `span` returns a context manager, such as a
+    profiler, that is entered around work of the phase "encode", "exchange" or "decode".
 
     All settings, and the tensors' names, shapes, dtypes and order, must be the same on every worker;
     otherwise every worker raises PlanMismatchError. Raises InvalidRequestError or CodecError for an invalid
@@ -141,17 +142,20 @@ class Allreduce:
         self._failed = False
         self._steps = 0
 
-    def sum(self, tensors: Tensors) -> StepResult:
+    def sum(self, tensors: Tensors, *, in_place: bool = False) -> StepResult:
         """Return the exact sum of each tensor over all workers.
+
+        in_place: write the `values` of the result over those tensors that are float32 arrays in C order and
+        writable, which spares an array of zeros. All other results are new arrays.
 
         Every worker must call this with tensors of the same names, shapes and dtypes, in the same order.
         Blocks until every worker has contributed. If a tensor is not finite on some worker, its result is NaN
         on all.
 
         Tensors are float32 or float16 arrays, or BFloat16. They may be strided, read-only, empty or
-        zero-dimensional, and are not modified. With implementation="gpu" they are torch tensors on a device;
-        the sums are on the same device, computed on the current stream. Workers with and without a GPU can
-        take part in the same sum.
+        zero-dimensional, and are not modified unless `in_place`. With implementation="gpu" they are torch
+        tensors on a device; the sums are on the same device, computed on the current stream. Workers with and
+        without a GPU can take part in the same sum.
 
         Raises PlanMismatchError if the workers differ, InvalidRequestError if all pass an unsupported dtype,
         and whatever the summation raises when it stalls. After an error the workers may be out of step:
@@ -160,11 +164,11 @@ class Allreduce:
         if self._failed:
             raise InvalidRequestError("sum: an earlier call failed; start again with a new summation")
         self._failed = True
-        result = self._sum(tensors)
+        result = self._sum(tensors, in_place)
         self._failed = False
         return result
 
-    def _sum(self, tensors: Tensors) -> StepResult:
+    def _sum(self, tensors: Tensors, in_place: bool) -> StepResult:
         named = self._named(tensors)
         self._steps += 1
         step = Step(self._summation, self._memory, self._clock, self._span)
@@ -173,7 +177,7 @@ class Allreduce:
         if not known:
             self._agree(plan, step)
         with step.timed("encode"):
-            exchanges = [self._exchange(tensor, named[tensor.name]) for tensor in plan.tensors]
+            exchanges = [self._exchange(tensor, named[tensor.name], in_place) for tensor in plan.tensors]
         step.run(exchanges, [self._agreement(plan)] if known else [])
         return self._finish(exchanges, plan, step)
 
@@ -221,11 +225,15 @@ class Allreduce:
         # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
         return Part(agreement_words(plan.digest_at(self._steps)), "or", check)
 
-    def _exchange(self, plan: TensorPlan, tensor: Tensor) -> TensorExchange:
+    def _exchange(self, plan: TensorPlan, tensor: Tensor, in_place: bool) -> TensorExchange:
         seed = _tensor_seed(self._settings.seed, self._steps, plan.name)
         summation = self._summation
-        setting = Setting(self._ops, summation.workers, summation.lanes, self._settings, seed, self._memory)
-        return TensorExchange(plan.choice, self._memory.widened(tensor), setting)
+        refinement = self._chooser.refinement(plan.name)
+        setting = Setting(
+            self._ops, summation.workers, summation.lanes, self._settings, seed, self._memory, refinement
+        )
+        over = in_place and self._memory.overwritable(tensor)
+        return TensorExchange(plan.choice, self._memory.widened(tensor), setting, over=over)
 
     def _finish(self, exchanges: Sequence[TensorExchange], plan: Plan, step: Step) -> StepResult:
         with step.timed("decode"):
@@ -248,13 +256,14 @@ class Allreduce:
         divisor = self._summation.workers if self._settings.average else 1
         return TensorResult(
             name=plan.name,
-            form=plan.choice.form,
-            index=plan.choice.index.form if plan.choice.index else None,
+            form=exchange.form,
+            index=exchange.index.form if exchange.index else None,
             shape=plan.shape,
             values=exchange.floats(divisor).reshape(plan.shape),
             finite=exchange.finite,
             fixed=exchange.fixed,
             fan_in=self._summation.workers,
+            divisor=divisor,
             words_sent=exchange.words_sent,
             positions=exchange.positions,
             quantized_at=exchange.quantized,
@@ -264,14 +273,20 @@ class Allreduce:
 
     def _learn(self, exchange: TensorExchange, result: TensorResult) -> None:
         """Report to the chooser what this step's sums show about a tensor."""
-        if exchange.fixed is None or exchange.exponent_field is None:
+        if not exchange.finite:
             return
-        density = result.density if self._chooser.wants(result.name) else 1.0
-        if density > _DENSE:
-            seen = Seen.uniform(result.elements, density, exchange.exponent_field)
-        else:
-            seen = Seen(exchange.exponent_field, exchange.occupied())
-        self._chooser.learn(result.name, seen)
+        seen = None
+        if exchange.exponent_field is not None:
+            wanted = self._chooser.wants(result.name)
+            # A sparse tensor's density is known without counting; it sizes the blocks of scales.
+            density = result.density if wanted or exchange.positions is not None else 1.0
+            density = max(density, exchange.sampled_share)
+            if density > _DENSE or not wanted:
+                seen = Seen.uniform(result.elements, density, exchange.exponent_field)
+            else:
+                seen = Seen(exchange.exponent_field, exchange.occupied())
+        words, limbs = exchange.words_sent, self._settings.limbs
+        self._chooser.learn(result.name, result.elements, seen, words, limbs)
 
 
 def _check(name: str, tensor: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index, TwoLevelIndex
@@ -12,14 +12,18 @@ from peelsum.allreduce.plan import FORMS, Choice, Form, Prediction, Settings
 from peelsum.codec import BLOCK_SIZES, EXPONENT_WORDS, NON_FINITE, BloomLayout, SketchLayout
 
 _WORD_BITS = 32
-#: Margins of a prediction over the last step: factor on candidates, increment of the exponent.
-_MORE_CANDIDATES = 1.1
+#: Margins of a prediction over the last step: standard deviations of candidates, increment of the exponent.
+_DEVIATIONS = 2.0
 _MORE_EXPONENT = 1
+#: Least number of other words that a tensor has for each word that agrees on the scale of a block.
+_WORDS_PER_SCALE = 32
 #: Bits per candidate for which a Bloom filter halves its false positives: one more sub-table.
 _BLOOM_BITS = 1 / math.log(2)
 #: To choose a sketch's lanes: with 1.3 to 1.4 cells per candidate, 18 candidates per lane give about eight
 #: rows in each of three sub-tables.
-_CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 18, 256, 1000
+_CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 18, 256, 2000
+#: Unions whose counts differ by less than this part of them get the same choice.
+_RESEMBLING = 16
 #: Blocks of 2**5 elements are the words of a bitmap.
 _WORD_LEVEL = 5
 
@@ -58,7 +62,23 @@ class Seen:
     def prediction(self, candidates: float) -> Prediction:
         """Return the prediction for the next step, if `candidates` elements pass its index."""
         exponent_field = min(self.exponent_field + _MORE_EXPONENT, NON_FINITE - 1)
-        return Prediction(exponent_field, math.ceil(candidates * _MORE_CANDIDATES))
+        return Prediction(exponent_field, math.ceil(_with_margin(candidates)))
+
+    def scaled(self, elements: int, candidates: float) -> Seen:
+        """Return what is expected of `candidates` among `elements` elements that cluster as these do.
+
+        Elements that passed an index keep their order, so that clusters stay clusters.
+        """
+        uniform = Seen.uniform(elements, candidates / max(elements, 1), self.exponent_field)
+        if not self.candidates:
+            return uniform
+        factor = candidates / self.candidates
+        occupied = (min(a, b * factor) for a, b in zip(uniform.occupied, self.occupied, strict=True))
+        return Seen(self.exponent_field, tuple(occupied))
+
+    def resembles(self, other: Seen) -> bool:
+        """Return whether no count differs by more than a sixteenth."""
+        return all(abs(a - b) * _RESEMBLING <= a for a, b in zip(self.occupied, other.occupied, strict=True))
 
     @classmethod
     def uniform(cls, elements: int, density: float, exponent_field: int = 0) -> Seen:
@@ -124,6 +144,26 @@ class Candidate:
         return network.seconds(self.words, self.exchanges) + self.codec_s
 
 
+def scale_block(elements: int, words: float, settings: Settings) -> int | None:
+    """Return the elements of a block with its own scale, for a tensor that otherwise sends `words` words.
+
+    Blocks have at least 32 elements and take at most one word in 33. None, for one scale, if the tensor is no
+    larger than a block, and with two limbs or estimates.
+    """
+    if settings.limbs != 1 or settings.estimate or not elements:
+        return None
+    per_block = max(_WORDS_PER_SCALE * elements / max(words, 1.0), 1.0)
+    block = max(1 << math.ceil(math.log2(per_block)), _WORDS_PER_SCALE)
+    return block if block < elements else None
+
+
+def with_scales(choice: Choice, elements: int, words: float, settings: Settings) -> Choice:
+    """Return the choice with its `scale_block`, if it otherwise sends `words` words."""
+    if choice.prediction is not None:
+        return choice
+    return replace(choice, scale_block=scale_block(elements, words, settings))
+
+
 def candidates(
     elements: int, seen: Seen, settings: Settings, *, predict: bool, forms: Collection[Form] = FORMS
 ) -> Iterator[Candidate]:
@@ -131,6 +171,15 @@ def candidates(
 
     With `predict`, dense values and sketches are sent together with the index, using `seen.prediction`.
     """
+    for one in _with_one_scale(elements, seen, settings, predict=predict, forms=forms):
+        choice = with_scales(one.choice, elements, one.words, settings)
+        scales = -(-elements // choice.scale_block) if choice.scale_block else 0
+        yield replace(one, choice=choice, words=one.words + scales)
+
+
+def _with_one_scale(
+    elements: int, seen: Seen, settings: Settings, *, predict: bool, forms: Collection[Form]
+) -> Iterator[Candidate]:
     late, limbs = 0 if predict else 1, settings.limbs
     if "dense" in forms:
         guess = seen.prediction(elements) if predict else None
@@ -138,15 +187,15 @@ def candidates(
         work_ns = _CALL_NS * (_DENSE_CALLS + late) + _DENSE_NS * limbs * elements
         yield Candidate(Choice("dense", None, guess), words, 1 + late, work_ns * 1e-9)
     if "compact" in forms:
-        for index in _indexes(elements, seen, limbs):
+        for index in indexes(elements, seen, limbs):
             _, passed = expected(index, elements, seen)
             yield _sparse(Choice("compact", index), elements, seen, limbs * passed, 2)
     if "sketch" in forms:
-        more, per_candidate = _MORE_CANDIDATES if predict else 1.0, settings.cells_per_candidate
-        lanes = block_width(seen)
-        for index in _indexes(elements, seen, limbs * per_candidate * more):
+        per_candidate, lanes = settings.cells_per_candidate, block_width(seen)
+        for index in indexes(elements, seen, limbs * per_candidate):
             _, passed = expected(index, elements, seen)
-            layout = SketchLayout.sized(math.ceil(passed * more), lanes, 0, per_candidate)
+            sized_for = math.ceil(_with_margin(passed) if predict else passed)
+            layout = SketchLayout.sized(sized_for, lanes, 0, per_candidate)
             guess = seen.prediction(passed) if predict else None
             choice = Choice("sketch", index, guess, lanes)
             yield _sparse(choice, elements, seen, limbs * layout.cells, 1 + late)
@@ -168,13 +217,19 @@ def block_width(seen: Seen) -> int:
     """Return the number of lanes for a sketch of this union.
 
     It is the largest, up to 256, that leaves several rows per sub-table. If blocks of this size are more than
-    half full, peeling handles whole blocks instead of elements; then lanes are few enough for 1,000 blocks.
+    a quarter full, peeling handles whole blocks instead of elements; then lanes are few enough for 2,000
+    blocks.
     """
     lanes = min(_power_of_2(seen.candidates / _CANDIDATES_PER_LANE), _MOST_LANES)
     blocks = max(seen.occupied[lanes.bit_length() - 1], 1.0)
-    if seen.candidates <= lanes * blocks / 2:
+    if seen.candidates <= lanes * blocks / 4:
         return lanes
     return min(lanes, _power_of_2(seen.candidates / _BLOCKS_TO_COUNT_ON))
+
+
+def _with_margin(candidates: float) -> float:
+    """Return a number that random fluctuations of so many candidates seldom exceed."""
+    return candidates + _DEVIATIONS * math.sqrt(candidates)
 
 
 def _power_of_2(most: float) -> int:
@@ -218,7 +273,7 @@ def _level(index: TwoLevelIndex) -> int:
     return index.block.bit_length() - 1
 
 
-def _indexes(elements: int, seen: Seen, words_per_candidate: float) -> Iterator[Index]:
+def indexes(elements: int, seen: Seen, words_per_candidate: float) -> Iterator[Index]:
     """Yield the best indexes of each form, if a candidate's value takes `words_per_candidate` words."""
     yield BitmapIndex()
     for levels in (range(1, _WORD_LEVEL), range(_WORD_LEVEL, BLOCK_SIZES)):

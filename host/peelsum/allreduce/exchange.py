@@ -6,19 +6,23 @@ All workers go through the same rounds, because every decision follows from sums
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.indexes import BloomIndex, Index
-from peelsum.allreduce.plan import Choice, Settings
+from peelsum.allreduce.costs import Seen, block_width
+from peelsum.allreduce.indexes import BitmapIndex, Index
+from peelsum.allreduce.plan import Choice, Form, Settings
+from peelsum.allreduce.refinement import Refinement
 from peelsum.allreduce.staging import Round, Rounds, Sums, staged
 from peelsum.codec import (
     ESTIMABLE,
     EXPONENT_WORDS,
     NON_FINITE,
+    SAMPLE,
+    SAMPLE_WORDS,
     FixedPoint,
     HostMemory,
     Kernels,
@@ -28,12 +32,18 @@ from peelsum.codec import (
     fixed_point,
     index_words,
     largest_exponent_field,
+    sample,
 )
 from peelsum.summation import Words
 
 Positions = NDArray[np.int64]
 #: int32[limbs, k].
 Limbs = NDArray[np.int32]
+#: Cells per candidate with which a sketch that was sent ahead can do without refining its index.
+_PEELABLE = 1.25
+#: A tensor of which a smaller share is sampled as non-zero is not sent dense. With a true share of 20 %, a
+#: sample of 256 elements reaches it once in 20,000 steps.
+_DENSE_SAMPLE = 0.3
 
 
 @dataclass(frozen=True)
@@ -49,16 +59,28 @@ class Setting:
     seed: int
     """Seed of the tensor's index and sketch in this step."""
     memory: Memory = field(default_factory=HostMemory)
+    refinement: Refinement = field(default_factory=Refinement)
 
 
 class TensorExchange:
     """The exchange of values[n]. After its last round, its attributes hold the outcome."""
 
-    def __init__(self, choice: Choice, values: NDArray[np.float32], setting: Setting) -> None:
+    def __init__(
+        self, choice: Choice, values: NDArray[np.float32], setting: Setting, *, over: bool = False
+    ) -> None:
+        """over: whether `floats` writes over the values. Zeros outside the union are then left alone."""
         self._choice, self._values, self._setting = choice, values, setting
         self._ops, self._limbs, self._elements = setting.ops, setting.settings.limbs, len(values)
-        self._memory = setting.memory.beside(values)
+        self._memory, self._over = setting.memory.beside(values), over
+        # Other workers may have zeros of the other sign.
+        self._index = self._ops.index_over if over else self._ops.index
+        #: Elements in a block with its own scale, or None; and how many such blocks there are.
+        self._block = None if choice.prediction else choice.scale_block
+        self._blocks = -(-self._elements // self._block) if self._block else 0
         self._guess = self._fixed_point(choice.prediction.exponent_field) if choice.prediction else None
+        #: How the values were sent, and the first index, if there is one.
+        self.form: Form = choice.form
+        self.index: Index | None = choice.index
         #: Whether every worker's values are finite.
         self.finite = True
         #: The largest exponent field of all workers; None if all values are zero.
@@ -69,6 +91,10 @@ class TensorExchange:
         self.positions: NDArray[np.int64] | None = None
         #: int32[limbs, k]: what this worker contributed, and the sum over workers.
         self.quantized = self.total = self._memory.integers(self._limbs, 0)
+        #: Share of a dense tensor's elements that are not zero, if it was sampled.
+        self.sampled_share = 0.0
+        #: Whether `positions` has no false positives.
+        self._known = False
         #: Number of elements of `total` that are estimates.
         self.estimated = 0
         #: Words that this worker has sent; `Step` counts them.
@@ -83,26 +109,52 @@ class TensorExchange:
         self._memory.settle()
 
     def _rounds(self) -> Rounds:
-        if self._choice.index is None:
+        if self.index is None:
             yield from self._dense()
         else:
             self.positions = self._memory.positions(self._values[:0])
-            yield from self._sparse(self._choice.index)
+            yield from self._sparse(self.index)
 
     def _dense(self) -> Rounds:
         guess, words = self._guess, self._limbs * self._elements
+        sampled, begin = SAMPLE_WORDS if self._choice.sampled else 0, EXPONENT_WORDS + self._blocks
 
         def header(ored: Words, added: Words) -> None:
-            magnitude = self._ops.magnitude(self._values) if guess is None else self._write(guess, added)
-            self._memory.write_exponent(magnitude, ored)
+            if guess is not None:
+                magnitude = self._write(guess, added)
+            elif self._block:
+                magnitude = self._ops.block_exponents(self._values, self._block, ored[EXPONENT_WORDS:begin])
+            else:
+                magnitude = self._ops.magnitude(self._values)
+            self._memory.write_exponent(magnitude, ored[:EXPONENT_WORDS])
+            if sampled:
+                drawn = self._memory.receive(sample(self._elements, self._setting.seed))
+                self._ops.index(self._values[drawn], ored[begin:])
 
-        sums = yield Round(EXPONENT_WORDS, words if guess else 0, header)
+        sums = yield Round(begin + sampled, words if guess else 0, header)
         self._agree(sums.ored)
         if self.fixed is None:
             return
+        share = self._ops.count(sums.ored[begin:], SAMPLE) / SAMPLE if sampled else 1.0
+        if share < _DENSE_SAMPLE:
+            yield from self._not_dense(self.fixed, share)
+            return
+        self.sampled_share = share if sampled else 0.0
         if self.fixed is not guess:
             sums = yield Round(0, words, partial(self._write_again, self.fixed))
         self.total = self._by_limb(sums.added)
+
+    def _not_dense(self, fixed: FixedPoint, share: float) -> Rounds:
+        """Send the values compact, since about this share of them is not zero."""
+        n, seed = self._elements, self._setting.seed
+        own = self._memory.words(index_words(n))
+        self._index(self._values, own)
+        index = self._setting.refinement.first(n, max(share, 0.5 / SAMPLE), self._limbs)
+        self.form, self.index = "compact", index
+        sums = yield Round(index.words(n), 0, partial(self._write_index, index, own, n, seed))
+        union = yield from self._union(own, index, sums.ored, None)
+        self.positions = self._ops.positions(union, n)
+        yield from self._compact(fixed, self.positions)
 
     def _write(self, fixed: FixedPoint, added: Words) -> int:
         self.quantized = self._by_limb(added)
@@ -115,43 +167,77 @@ class TensorExchange:
         n, ops, seed, guess = self._elements, self._ops, self._setting.seed, self._guess
         layout = self._predicted_layout()
         own = self._memory.words(index_words(n))
+        begin = EXPONENT_WORDS + self._blocks
 
         def header(ored: Words, added: Words) -> None:
             if layout and guess:
+                if self._over:
+                    self._index(self._values, own)
                 sketch = added.reshape(self._limbs, -1)
                 magnitude = ops.index_sketch(layout, self._values, guess, own, sketch)
             else:
-                magnitude = ops.index(self._values, own)
+                magnitude = self._index(self._values, own)
+            if self._block:
+                ops.block_exponents(self._values, self._block, ored[EXPONENT_WORDS:begin])
             self._memory.write_exponent(magnitude, ored[:EXPONENT_WORDS])
-            index.encode(ops, own, n, seed, ored[EXPONENT_WORDS:])
+            index.encode(ops, own, n, seed, ored[begin:])
 
         cells = self._limbs * layout.cells if layout else 0
-        sums = yield Round(EXPONENT_WORDS + index.words(n), cells, header)
+        sums = yield Round(begin + index.words(n), cells, header)
         self._agree(sums.ored)
         if self.fixed is None:
             return
-        union = index.decode(ops, sums.ored[EXPONENT_WORDS:], n, seed, self._memory)
-        if index.refined:
-            union = yield from self._refined(own, union)
+        sent = layout if self.fixed is guess else None
+        union = yield from self._union(own, index, sums.ored[begin:], sent)
         positions = self.positions = ops.positions(union, n)
-        if layout and self.fixed is guess:
-            yield from self._peeled(layout, sums.added, positions, self._quantized(self.fixed, positions))
-        elif self._choice.form == "sketch":
+        if sent:
+            yield from self._peeled(sent, sums.added, positions, self._quantized(self.fixed, positions))
+        elif self.form == "sketch" and not layout:
             yield from self._sketched(self.fixed, positions)
         else:
             yield from self._compact(self.fixed, positions)
 
-    def _refined(self, own: Words, mask: Words) -> Generator[Round, Sums, Words]:
-        """Exchange the candidates' own bits, `mask` being the candidates; return the union's bitmap."""
+    def _union(
+        self, own: Words, index: Index, words: Words, sketch: SketchLayout | None
+    ) -> Generator[Round, Sums, Words]:
+        """Refine the index, given the OR of its words, until few false positives are left.
 
-        def write(ored: Words, added: Words) -> None:
-            self._ops.gather_bits(own, mask, ored)
-
-        words = index_words(self._ops.count(mask, self._elements))
-        sums = yield Round(words, 0, write)
-        union = self._memory.words(len(mask))
-        self._ops.scatter_bits(sums.ored, mask, union)
+        `own` is this worker's bitmap. Return the bitmap of candidates.
+        """
+        n, ops, level = self._elements, self._ops, 0
+        union = index.decode(ops, words, n, self._setting.seed, self._memory)
+        while (following := self._following(index, words, union, sketch, level)) is not None:
+            index, passed, level = following, ops.count(union, n), level + 1
+            seed = (self._setting.seed + level) % 2**64
+            inner = self._memory.words(index_words(passed))
+            ops.gather_bits(own, union, inner)
+            sums = yield Round(index.words(passed), 0, partial(self._write_index, index, inner, passed, seed))
+            words = sums.ored
+            inner, mask = index.decode(ops, words, passed, seed, self._memory), union
+            union = self._memory.words(len(mask))
+            ops.scatter_bits(inner, mask, union)
+        self._known = isinstance(index, BitmapIndex)
         return union
+
+    def _write_index(
+        self, index: Index, bitmap: Words, elements: int, seed: int, ored: Words, added: Words
+    ) -> None:
+        index.encode(self._ops, bitmap, elements, seed, ored)
+
+    def _following(
+        self, index: Index, words: Words, union: Words, sketch: SketchLayout | None, level: int
+    ) -> Index | None:
+        """Return the next index; None if `union`, which passed `index`, has few false positives."""
+        if isinstance(index, BitmapIndex):
+            return None
+        passed = self._ops.count(union, self._elements)
+        per_candidate: float = self._limbs
+        if sketch:
+            if sketch.cells >= _PEELABLE * passed:
+                return None
+        elif self.form == "sketch":
+            per_candidate *= self._setting.settings.cells_per_candidate
+        return self._setting.refinement.after(index, words, passed, self._ops, per_candidate, level)
 
     def _compact(self, fixed: FixedPoint, positions: Positions) -> Rounds:
         def write(ored: Words, added: Words) -> None:
@@ -162,7 +248,8 @@ class TensorExchange:
         self.total = self._by_limb(sums.added)
 
     def _sketched(self, fixed: FixedPoint, positions: Positions) -> Rounds:
-        layout = self._layout(len(positions))
+        union = Seen(0, tuple(self._ops.occupied(positions).tolist()))
+        layout = self._layout(len(positions), block_width(union))
         quantized = self._quantized(fixed, positions)
 
         def write(ored: Words, added: Words) -> None:
@@ -194,11 +281,10 @@ class TensorExchange:
 
     def floats(self, divisor: int) -> NDArray[np.float32]:
         """Return float32[n]: the sum divided by `divisor`, or NaN if some worker's values are not finite."""
-        if not self.finite:
-            return self._memory.floats(self._elements, np.nan)
-        if self.fixed is None:
-            return self._memory.floats(self._elements)
-        out = self._memory.floats(self._elements)
+        out = self._values if self._over else self._memory.floats(self._elements)
+        if not self.finite or self.fixed is None:
+            out[:] = 0.0 if self.finite else np.nan
+            return out
         if self.positions is None:
             self._ops.dequantize(self.total, self.fixed, divisor, out)
         else:
@@ -209,13 +295,15 @@ class TensorExchange:
         """Count the blocks of 2**b elements that hold a non-zero of the union, for each b.
 
         If the union is not known (a dense tensor, or false positives among the candidates), the non-zeros of
-        the sum are counted instead.
+        the sum are counted instead, unless most of the candidates are values that were rounded to 0.
         """
-        positions, index = self.positions, self._choice.index
+        positions = self.positions
         if positions is None:
             positions = self._memory.positions(self.total.any(0))
-        elif isinstance(index, BloomIndex) and not index.refined:
-            positions = positions[self.total.any(0)]
+        elif not self._known:
+            summed = positions[self.total.any(0)]
+            if len(summed) > len(positions) / 2:
+                positions = summed
         return tuple(self._ops.occupied(positions).tolist())
 
     def _agree(self, header: Words) -> None:
@@ -228,6 +316,11 @@ class TensorExchange:
             self.fixed = self._guess
         else:
             self.fixed = self._fixed_point(field)
+            if self._block:
+                octaves = self._memory.integers(1, self._blocks)[0]
+                exponents = header[EXPONENT_WORDS : EXPONENT_WORDS + self._blocks]
+                self._ops.block_octaves(exponents, field, octaves)
+                self.fixed = replace(self.fixed, octaves=octaves, block=self._block)
 
     def _fixed_point(self, exponent_field: int) -> FixedPoint:
         settings, fan_in = self._setting.settings, self._setting.fan_in
@@ -235,15 +328,15 @@ class TensorExchange:
             exponent_field, fan_in * ESTIMABLE if settings.estimate else fan_in, settings.limbs
         )
 
-    def _layout(self, candidates: int) -> SketchLayout:
-        setting = self._setting
-        per_candidate = setting.settings.cells_per_candidate
-        lanes = self._choice.lanes or setting.lanes
-        return SketchLayout.sized(candidates, lanes, setting.seed, per_candidate)
+    def _layout(self, candidates: int, lanes: int) -> SketchLayout:
+        per_candidate = self._setting.settings.cells_per_candidate
+        return SketchLayout.sized(candidates, lanes, self._setting.seed, per_candidate)
 
     def _predicted_layout(self) -> SketchLayout | None:
-        prediction = self._choice.prediction
-        return self._layout(prediction.candidates) if prediction and self._choice.form == "sketch" else None
+        prediction, lanes = self._choice.prediction, self._choice.lanes or self._setting.lanes
+        if prediction is None or self._choice.form != "sketch":
+            return None
+        return self._layout(prediction.candidates, lanes)
 
     def _quantized(self, fixed: FixedPoint, positions: Positions) -> Limbs:
         out = self._memory.integers(self._limbs, len(positions))

@@ -6,30 +6,38 @@ The choice depends on agreed values only, so every worker makes the same one.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from peelsum.allreduce.costs import Network, Seen, candidates
+from peelsum.allreduce.costs import Candidate, Network, Seen, candidates, with_scales
 from peelsum.allreduce.errors import InvalidRequestError
-from peelsum.allreduce.indexes import BitmapIndex
+from peelsum.allreduce.history import History
 from peelsum.allreduce.plan import FORMS, NAMED, Choice, Form, Settings
+from peelsum.allreduce.refinement import Refinement
 
 RequestedForm = Literal["dense", "compact", "sketch", "auto"]
 RequestedIndex = Literal["bitmap", "two_level", "bloom", "auto"]
-#: The density assumed to size a tensor's first index.
-_FIRST_DENSITY = 1 / 64
+#: The density assumed to size a tensor's first index. It is low because too small an index is refined.
+_FIRST_DENSITY = 1 / 1000
+#: From this number of elements on, a tensor is sent dense only if this share of its elements is not zero.
+_LARGE, _DENSE = 2**15, 0.2
+#: Share of its elements that sizes the scales of a large tensor of unknown density: blocks of 1,024.
+_UNKNOWN_SHARE = 1 / 32
 #: Without a prediction, a sketch waits for the index and is larger than the compact values: never the best.
 _WITHOUT_PREDICTION: tuple[Form, ...] = ("dense", "compact")
 DEFAULT_NETWORK = Network()
+_WORDS_ONLY = Network(gbps=1e-6, round_trip_s=0.0)
 
 
 class FormChooser:
     """The choice of form and index for each tensor, by name.
 
     `forms` is one form for all tensors, or a dict of forms by name; names that it lacks get `auto`. `index`
-    is the form of every index, or `auto`. `auto` takes the least time over `network`, by formula. In a
-    tensor's first step `auto` is dense, or, if its name is in `sparse`, compact with a bitmap. With
-    `predict`, dense values and sketches are sent with the index, at a scale and size predicted from the last
-    step. Raises InvalidRequestError for an unknown form and for names that are not strings.
+    is the form of every first index, or `auto`. `auto` takes the least time over `network`, by formula. In a
+    tensor's first step `auto` is dense, or, if its name is in `sparse`, compact. With `predict`, dense values
+    and sketches are sent with the index, at a scale and size predicted from past steps; `auto` does so only
+    while past steps took so few words that one sent in vain leaves the total within bounds. Raises
+    InvalidRequestError for an unknown form and for names that are not strings.
     """
 
     def __init__(
@@ -52,7 +60,10 @@ class FormChooser:
         _require("index", index, "", RequestedIndex)
         self._sparse, self._index = frozenset(sparse), index
         self._predict, self._network = predict, network
-        self._seen: dict[str, Seen] = {}
+        self._histories: dict[str, History] = {}
+        # The last choice of each tensor, and what it was made for. Choosing costs more than summing a small
+        # tensor does, and most steps are like the one before.
+        self._chosen: dict[str, tuple[int, Seen, Choice]] = {}
 
     def __str__(self) -> str:
         """Return all settings as text; two choosers with equal text make equal choices."""
@@ -74,42 +85,75 @@ class FormChooser:
 
     def choose(self, name: str, elements: int, settings: Settings) -> Choice:
         """Return the choice for a tensor of `elements` elements in the coming step."""
-        seen, form = self._seen.get(name), self._forms.get(name, self._default)
+        history, form = self._histories.get(name), self._forms.get(name, self._default)
         if form == "dense" and not self._predict:
-            return Choice("dense")
-        if seen is None:
+            return with_scales(Choice("dense"), elements, elements, settings)
+        if history is None:
             return self._first(form, name, elements, settings)
-        return self._cheapest(form, elements, seen, settings, predict=self._predict)
+        seen = history.fewest
+        if name in self._chosen:
+            size, like, choice = self._chosen[name]
+            if size == elements and like.resembles(seen) and not self._predict:
+                return choice
+        found = self._cheapest(form, elements, seen, settings, predict=self._predict)
+        if found.choice.prediction and form == "auto" and found.words > history.spare:
+            found = self._cheapest(form, elements, seen, settings, predict=False)
+        self._chosen[name] = elements, seen, found.choice
+        return found.choice
+
+    def refinement(self, name: str) -> Refinement:
+        """Return what decides how the tensor's index is refined in the coming step."""
+        history, network = self._histories.get(name), self._network_of(self._forms.get(name, self._default))
+        return history.refinement(network) if history else Refinement(network)
+
+    def _network_of(self, form: RequestedForm) -> Network:
+        """Return the network model for a form. Sketches that wait for the union are not for speed."""
+        return self._network if form != "sketch" or self._predict else _WORDS_ONLY
 
     def wants(self, name: str) -> bool:
         """Return whether the tensor's next choice depends on its non-zeros, so that they must be counted."""
         form = self._forms.get(name, self._default)
         return form in ("auto", "sketch") or (form == "compact" and self._index != "bitmap")
 
-    def learn(self, name: str, seen: Seen) -> None:
-        """Record what all workers know about a tensor, for its next choice."""
-        self._seen[name] = seen
+    def learn(self, name: str, elements: int, seen: Seen | None, words: int, limbs: int) -> None:
+        """Record a tensor's step: its union, or None if all values were zero, and the words sent."""
+        if name not in self._histories:
+            self._histories[name] = History(elements, limbs)
+        self._histories[name].add(seen, words)
 
     def _first(self, form: RequestedForm, name: str, elements: int, settings: Settings) -> Choice:
-        if form == "auto":
-            form = "compact" if name in self._sparse else "dense"
         if form == "dense":
-            return Choice("dense")
-        if self._index in ("auto", "bitmap"):
-            return Choice(form, BitmapIndex())
+            return with_scales(Choice("dense"), elements, elements, settings)
+        if form == "auto":
+            if name not in self._sparse:
+                sampled = elements >= _LARGE
+                words = elements * _UNKNOWN_SHARE if sampled else elements
+                return with_scales(Choice("dense", sampled=sampled), elements, words, settings)
+            form = "compact"
         seen = Seen.uniform(elements, _FIRST_DENSITY)
-        return self._cheapest(form, elements, seen, settings, predict=False)
+        return self._cheapest(form, elements, seen, settings, predict=False).choice
 
     def _cheapest(
         self, form: RequestedForm, elements: int, seen: Seen, settings: Settings, *, predict: bool
-    ) -> Choice:
+    ) -> Candidate:
         forms = (form,) if form != "auto" else FORMS if predict else _WITHOUT_PREDICTION
+        if form == "auto" and elements >= _LARGE and seen.candidates < _DENSE * elements:
+            forms = tuple(one for one in forms if one != "dense")
         allowed = (
             one
             for one in candidates(elements, seen, settings, predict=predict, forms=forms)
             if one.choice.index is None or self._index in ("auto", one.choice.index.form)
         )
-        return min(allowed, key=lambda one: one.seconds(self._network)).choice
+        network = self._network_of(form)
+        found = min(allowed, key=lambda one: one.seconds(network))
+        if (
+            form == "auto"
+            and elements >= _LARGE
+            and found.choice.form == "dense"
+            and not found.choice.prediction
+        ):
+            return replace(found, choice=replace(found.choice, sampled=True))
+        return found
 
 
 def require_names(option: str, names: Collection[str]) -> None:

@@ -1,20 +1,32 @@
 """The forms in which a tensor's index is sent.
 
 A form encodes a bitmap of non-zeros as words to be OR-ed, and decodes their OR to a bitmap of candidates,
-which includes every non-zero. If the form is `refined`, one more exchange ORs the candidates' own bits, so
-that only non-zeros remain.
+which includes every non-zero. If the form is `refined`, further exchanges OR an index of the candidates, in
+most cases their own bits. `peelsum.allreduce.refinement` chooses it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from peelsum.codec import BloomLayout, Kernels, Memory, block_words, index_words
 from peelsum.summation import Words
 
 IndexForm = Literal["bitmap", "two_level", "bloom"]
 INDEX_FORMS: tuple[IndexForm, ...] = ("bitmap", "two_level", "bloom")
+_WORD_BITS = 32
+#: With fewer empty bits than this, a filter says little about the number of its elements.
+_FEW = 8
+
+
+class Estimate(NamedTuple):
+    """An estimated number of elements."""
+
+    elements: float
+    full: bool
+    """Whether the filter is full, so that there may be more."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,7 @@ class BloomIndex:
     rows: int
     """Words per sub-table."""
     refined: bool
-    """Whether a second exchange removes false positives; if not, they stay candidates, with a sum of 0."""
+    """Whether a further exchange is planned; if not, false positives stay candidates, with a sum of 0."""
     form: ClassVar[IndexForm] = "bloom"
 
     def words(self, elements: int) -> int:
@@ -86,6 +98,15 @@ class BloomIndex:
         out = memory.words(index_words(elements))
         ops.bloom_decode(self._layout(seed), words, elements, out)
         return out
+
+    def estimate(self, ops: Kernels, words: Words) -> Estimate:
+        """Estimate the number of elements in a filter from its bits, by linear counting (Whang et al. 1990).
+
+        A full filter shows only that there are many; the estimate is then too low.
+        """
+        bits = _WORD_BITS * self.words(0)
+        empty = bits - ops.count(words, bits)
+        return Estimate(_WORD_BITS * self.rows * math.log(bits / max(empty, 0.5)), empty < _FEW)
 
     def _layout(self, seed: int) -> BloomLayout:
         return BloomLayout(self.hashes, self.rows, seed)

@@ -56,7 +56,11 @@ class Choice:
     prediction: Prediction | None = None
     """The prediction with which values are sent ahead of agreement; None to wait."""
     lanes: int | None = None
-    """Lanes of a sketch; None for a chunk's lanes."""
+    """Lanes of a sketch that is sent before the union is known; None to choose them by the union."""
+    sampled: bool = False
+    """Whether the header of a dense tensor samples its density, so that few non-zeros are sent compact."""
+    scale_block: int | None = None
+    """Elements in each block that has a scale of its own; None for one scale. Unused with a prediction."""
 
 
 @dataclass(frozen=True)

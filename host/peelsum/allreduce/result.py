@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
-from peelsum.codec import FixedPoint, error_bound
+from peelsum.codec import FixedPoint, rounding_bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,14 @@ class TensorResult:
     finite: bool
     """Whether every worker's tensor was finite. If not, `total` and `quantized` are zero."""
     fixed: FixedPoint | None
-    """The fixed-point format; None if no values were exchanged: all zero, or some not finite."""
+    """The fixed-point format, with the scales of blocks.
+
+    None if no values were exchanged: all zero, or some not finite.
+    """
     fan_in: int
     """Number of workers."""
+    divisor: int
+    """Number by which the sum was divided: 1, or `fan_in` for an average."""
     words_sent: int
     """32-bit words that this worker sent for the tensor: exponents, index, values and left-over."""
     positions: NDArray[np.int64] | None
@@ -64,10 +69,17 @@ class TensorResult:
         """The exact sum of all workers' `quantized`: int32[shape], or int64 with two limbs."""
         return self._spread(self.total_at)
 
-    @property
-    def scale(self) -> int | None:
-        """The values were multiplied by 2**scale before rounding; None if `fixed` is None."""
-        return None if self.fixed is None else self.fixed.scale
+    @cached_property
+    def scales(self) -> NDArray[np.int32] | None:
+        """int32[shape]: each element was multiplied by 2**scale before rounding; None if `fixed` is None."""
+        return None if self.fixed is None else self.scales_at(np.arange(self.elements)).reshape(self.shape)
+
+    def scales_at(self, positions: NDArray[np.int64] | None) -> NDArray[np.int32]:
+        """Return the scales int32[k] of elements positions[k]; of all if None. `fixed` must not be None."""
+        assert self.fixed is not None
+        at = np.arange(self.elements) if positions is None else _on_host(positions)
+        octaves = None if self.fixed.octaves is None else _on_host(self.fixed.octaves)
+        return replace(self.fixed, octaves=octaves).scales_at(at)
 
     @property
     def elements(self) -> int:
@@ -76,11 +88,31 @@ class TensorResult:
 
     @property
     def error_bound(self) -> float:
-        """Largest difference between an element of the sum and the sum of the workers' floats.
+        """The largest possible difference between an element of `values` and the exact sum or average.
 
-        For an average, divide by `fan_in`.
+        It includes the rounding to float32, and holds for all values with these exponents; `error_bounds` is
+        tighter. Infinite for estimates, and if a sum may exceed float32 or was not finite.
         """
-        return 0.0 if self.fixed is None else error_bound(self.fixed.scale, self.fan_in)
+        if not self.finite or self.estimated:
+            return math.inf
+        return 0.0 if self.fixed is None else self.fixed.error_bound(self.fan_in, self.divisor)
+
+    @cached_property
+    def error_bounds(self) -> NDArray[np.float64]:
+        """float64[shape]: for each element, a bound on the difference of `values` from the exact result.
+
+        That is the sum of the workers' floats, divided by `divisor`. The bound is 0 where no worker had a
+        non-zero, and infinite as for `error_bound`.
+        """
+        bounds = np.full(self.elements, math.inf)
+        if self.finite and not self.estimated:
+            bounds[:] = 0.0
+            if self.fixed is not None:
+                at = slice(None) if self.positions is None else _on_host(self.positions)
+                values = _on_host(self.values).reshape(-1)[at]
+                scales = self.scales_at(self.positions)
+                bounds[at] = rounding_bounds(scales, values, self.fan_in, self.divisor)
+        return bounds.reshape(self.shape)
 
     @cached_property
     def density(self) -> float:
@@ -91,7 +123,7 @@ class TensorResult:
         """
         if not self.finite:
             return float("nan")
-        occupied = int(self.total_at.any(0).sum()) if self.positions is None else len(self.positions)
+        occupied = non_zeros(self.total_at) if self.positions is None else len(self.positions)
         return occupied / self.elements if self.elements else 0.0
 
     def _spread(self, limbs: NDArray[np.int32]) -> NDArray[np.int32] | NDArray[np.int64]:
@@ -143,6 +175,13 @@ class StepResult(Mapping[str, TensorResult]):
     @cached_property
     def _by_name(self) -> dict[str, TensorResult]:
         return {tensor.name: tensor for tensor in self.tensors}
+
+
+def non_zeros(limbs: NDArray[np.int32]) -> int:
+    """Count the elements of int32[limbs, k] that are not zero."""
+    if len(limbs) == 1 and isinstance(limbs, np.ndarray):
+        return int(np.count_nonzero(limbs))  # several times as fast as `any`
+    return int(limbs.any(0).sum())
 
 
 def _on_host(array: Any) -> NDArray[Any]:

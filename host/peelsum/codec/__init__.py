@@ -10,10 +10,10 @@ from peelsum.codec.fixed_point import (
     EXPONENT_WORDS,
     NON_FINITE,
     FixedPoint,
-    error_bound,
     exponent_words,
     fixed_point,
     largest_exponent_field,
+    rounding_bounds,
     scale_for,
 )
 from peelsum.codec.floats import BFloat16, widened
@@ -21,6 +21,7 @@ from peelsum.codec.index import BLOCK_SIZES, BloomLayout, block_words, index_wor
 from peelsum.codec.kernels import Implementation, Kernels, kernels, memory, warm_up
 from peelsum.codec.layout import CELLS_PER_CANDIDATE, SUB_TABLES, SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
+from peelsum.codec.sample import SAMPLE, SAMPLE_WORDS, sample
 
 __all__ = [
     "BLOCK_SIZES",
@@ -28,6 +29,8 @@ __all__ = [
     "ESTIMABLE",
     "EXPONENT_WORDS",
     "NON_FINITE",
+    "SAMPLE",
+    "SAMPLE_WORDS",
     "SUB_TABLES",
     "BFloat16",
     "BloomLayout",
@@ -39,7 +42,6 @@ __all__ = [
     "Memory",
     "SketchLayout",
     "block_words",
-    "error_bound",
     "estimate_left_over",
     "exponent_words",
     "fixed_point",
@@ -47,6 +49,8 @@ __all__ = [
     "kernels",
     "largest_exponent_field",
     "memory",
+    "rounding_bounds",
+    "sample",
     "scale_for",
     "warm_up",
     "widened",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from peelsum.codec import cpu_index_loops as index_loops
 from peelsum.codec import cpu_loops as loops
 from peelsum.codec import cpu_peel_loops as peel_loops
+from peelsum.codec.block_scales import turn_of
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
@@ -35,6 +36,12 @@ def index(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
     """See `Kernels.index`."""
     bits = _frozen(values.view(np.uint32))
     return int(max(each(bits.size, lambda a, b: index_loops.index(bits[a:b], out[a // WORD_BITS :]))))
+
+
+def index_over(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
+    """See `Kernels.index_over`."""
+    bits = values.view(np.uint32)
+    return int(max(each(bits.size, lambda a, b: index_loops.index_over(bits[a:b], out[a // WORD_BITS :]))))
 
 
 def count(index: NDArray[np.uint32], elements: int) -> int:
@@ -145,20 +152,38 @@ def scatter_bits(bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArra
     index_loops.scatter_bits(_frozen(bits), _frozen(mask), out)
 
 
+def block_exponents(values: NDArray[np.float32], block: int, out: NDArray[np.uint32]) -> int:
+    """See `Kernels.block_exponents`."""
+    bits, piece = _frozen(values.view(np.uint32)), min(block, index_loops.BLOCK)
+    pieces = out if piece == block else np.zeros(out.size * (block // piece), np.uint32)
+    each(bits.size, lambda a, b: index_loops.magnitudes(bits[a:b], piece, pieces[a // piece :]))
+    if piece < block:
+        np.max(pieces.reshape(-1, block // piece), axis=1, out=out)
+    magnitude = int(out.max(initial=0))
+    loops.encode_exponents(out, magnitude)
+    return magnitude
+
+
+def block_octaves(words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
+    """See `Kernels.block_octaves`."""
+    turn, spare = turn_of(exponent_field)
+    loops.decode_octaves(_frozen(words), np.uint32(turn), spare, out)
+
+
 def quantize(values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
     """See `Kernels.quantize`."""
-    values, factor, low_bits = _frozen(values), np.ldexp(1.0, fixed.scale), fixed.low_bits
-    return int(max(each(values.size, lambda a, b: loops.quantize(values, factor, low_bits, out, a, b))))
+    values, scaling = _frozen(values), _scaling(fixed, 1)
+    return int(max(each(values.size, lambda a, b: loops.quantize(values, *scaling, out, a, b))))
 
 
 def quantize_at(
     values: NDArray[np.float32], positions: NDArray[np.int64], fixed: FixedPoint, out: NDArray[np.int32]
 ) -> None:
     """See `Kernels.quantize_at`."""
-    values, positions, factor = _frozen(values), _frozen(positions), np.ldexp(1.0, fixed.scale)
+    values, positions, scaling = _frozen(values), _frozen(positions), _scaling(fixed, 1)
     each(
         positions.size,
-        lambda a, b: loops.quantize_at(values, positions, factor, fixed.low_bits, out, a, b),
+        lambda a, b: loops.quantize_at(values, positions, *scaling, out, a, b),
         values.size,
     )
 
@@ -167,11 +192,8 @@ def dequantize(
     quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
 ) -> None:
     """See `Kernels.dequantize`."""
-    quantized, factor = _frozen(quantized), np.ldexp(1.0, -fixed.scale)
-    each(
-        out.size,
-        lambda a, b: loops.dequantize(quantized, factor, fixed.low_bits, float(divisor), out, a, b),
-    )
+    quantized, scaling = _frozen(quantized), _scaling(fixed, -1)
+    each(out.size, lambda a, b: loops.dequantize(quantized, *scaling, float(divisor), out, a, b))
 
 
 def dequantize_at(
@@ -182,12 +204,10 @@ def dequantize_at(
     out: NDArray[np.float32],
 ) -> None:
     """See `Kernels.dequantize_at`."""
-    quantized, positions, factor = _frozen(quantized), _frozen(positions), np.ldexp(1.0, -fixed.scale)
+    quantized, positions, scaling = _frozen(quantized), _frozen(positions), _scaling(fixed, -1)
     each(
         positions.size,
-        lambda a, b: loops.dequantize_at(
-            quantized, positions, factor, fixed.low_bits, float(divisor), out, a, b
-        ),
+        lambda a, b: loops.dequantize_at(quantized, positions, *scaling, float(divisor), out, a, b),
         out.size,
     )
 
@@ -249,6 +269,12 @@ def _words(bitmap: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.uint3
 
 def _bloom(layout: BloomLayout) -> tuple[int, int, np.uint64]:
     return layout.hashes, layout.rows, np.uint64(layout.seed)
+
+
+def _scaling(fixed: FixedPoint, sign: int) -> tuple[NDArray[np.float64], int, int]:
+    """Return each block's factor 2**(sign * scale), log2 of the block's size, and the lower limb's bits."""
+    octaves = np.zeros(1, np.int32) if fixed.octaves is None else fixed.octaves
+    return np.ldexp(1.0, sign * (fixed.scale + octaves)), fixed.block_bits, fixed.low_bits
 
 
 def _sketch(layout: SketchLayout) -> tuple[int, int, np.uint64]:

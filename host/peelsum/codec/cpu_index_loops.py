@@ -18,6 +18,7 @@ from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
 BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
 _EIGHT_BITS = np.uint64(0x0102040810204080)
 _MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
+_NEGATIVE_ZERO = np.uint32(0x80000000)
 _FULL = np.uint32(0xFFFFFFFF)
 _ZERO, _ONE, _31 = np.uint32(0), np.uint32(1), np.uint32(31)
 _STEP, _FIRST, _SECOND = np.uint64(MIX_STEP), np.uint64(MIX_FIRST), np.uint64(MIX_SECOND)
@@ -54,10 +55,32 @@ def magnitude(bits: Words) -> np.uint32:
 
 
 @compiled
+def magnitudes(bits: Words, block: int, out: Words) -> None:
+    """Write the magnitude of each `block` floats."""
+    for b in range((bits.size + block - 1) // block):
+        out[b] = magnitude(bits[b * block : (b + 1) * block])
+
+
+@compiled
 def index(bits: Words, out: Words) -> np.uint32:
     largest, flags = np.uint32(0), np.empty(BLOCK, np.uint8)
     for start in range(0, bits.size, BLOCK):
         largest = max(largest, pack(bits[start : start + BLOCK], flags, out[start // 32 :]))
+    return largest
+
+
+@compiled
+def index_over(bits: Words, out: Words) -> np.uint32:
+    """Write to a block only if it has a -0.0: the test vectorizes, and most blocks have none."""
+    largest, flags = np.uint32(0), np.empty(BLOCK, np.uint8)
+    for start in range(0, bits.size, BLOCK):
+        block, found = bits[start : start + BLOCK], _ZERO
+        largest = max(largest, pack(block, flags, out[start // 32 :]))
+        for i in range(block.size):
+            found |= np.uint32(block[i] == _NEGATIVE_ZERO)
+        if found:
+            for i in range(block.size):
+                block[i] = _ZERO if block[i] == _NEGATIVE_ZERO else block[i]
     return largest
 
 

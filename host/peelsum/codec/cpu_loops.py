@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.codec.block_scales import DEPTH, LEVEL_BITS, LEVELS
 from peelsum.codec.cpu_index_loops import (
     BLOCK,
     Numbers,
@@ -18,111 +19,143 @@ from peelsum.codec.cpu_index_loops import (
     lowest,
     magnitude,
     mixed,
+    ones,
     pack,
 )
 from peelsum.codec.cpu_prefetch import prefetch
+from peelsum.codec.fixed_point import MANTISSA_BITS
 from peelsum.codec.layout import SUB_TABLES
 
 #: If more than one element in 16 is non-zero, prefetching every cache line of the next block's rows pays off.
 _MANY = 16
 _LINE = 16  # words of a cache line
-_ZERO, _ONE = np.uint32(0), np.uint32(1)
+_ZERO, _ONE, _31, _32 = np.uint32(0), np.uint32(1), np.uint32(31), np.uint32(32)
 _S31, _S32 = np.uint64(31), np.uint64(32)
 _LOW31 = np.uint64(0x7FFFFFFF)
 
 _Integers = NDArray[np.int32]
 _Floats = NDArray[np.float32]
+#: The factor of each block of 2**bits elements.
+_Factors = NDArray[np.float64]
 #: A block's place in one sub-table: the first cell of its row, its rotation, and its sign (1 or 2**32 - 1).
 _Row = tuple[int, int, np.uint32]
 
 
 @compiled
+def encode_exponents(largest: Words, magnitude: int) -> None:
+    """Replace each block's largest bit pattern by its word, in place."""
+    least = np.int64(max((magnitude >> MANTISSA_BITS) - DEPTH, 0))
+    for b in range(largest.size):
+        field = max(np.int64(largest[b] >> np.uint32(MANTISSA_BITS)), least)
+        bit = np.uint32(1 << ((field >> LEVEL_BITS) % LEVELS))
+        largest[b] = bit if largest[b] else _ZERO
+
+
+@compiled
+def decode_octaves(words: Words, turn: np.uint32, spare: int, out: _Integers) -> None:
+    for b in range(words.size):
+        # Turned so that the level of `exponent_field` is the uppermost bit. Fill all bits below the highest.
+        word = np.uint32((words[b] << turn) | (words[b] >> ((_32 - turn) & _31)))
+        for shift in (1, 2, 4, 8, 16):
+            word = np.uint32(word | (word >> np.uint32(shift)))
+        below = LEVELS - int(ones(word))
+        out[b] = np.int32(max((below << LEVEL_BITS) - spare, 0) if word else 0)
+
+
+@compiled
 def quantize(
-    values: _Floats, factor: float, low_bits: int, out: _Integers, begin: int, end: int
+    values: _Floats, factors: _Factors, bits: int, low_bits: int, out: _Integers, begin: int, end: int
 ) -> np.uint32:
-    largest = _ZERO
+    largest, size = _ZERO, min(1 << bits, BLOCK)
     for start in range(begin, end, BLOCK):
         stop = min(start + BLOCK, end)
         block = values[start:stop]
         largest = max(largest, magnitude(block.view(np.uint32)))
-        if low_bits:
-            _split(block, factor, low_bits, out[0, start:stop], out[1, start:stop])
-        else:
-            _round(block, factor, out[0, start:stop])
+        for first in range(start, stop, size):
+            last, factor = min(first + size, stop), factors[first >> bits]
+            if low_bits:
+                for i in range(first, last):
+                    out[0, i], out[1, i] = _split(np.float64(values[i]) * factor, low_bits)
+            else:
+                for i in range(first, last):
+                    out[0, i] = np.int32(np.rint(np.float64(values[i]) * factor))
     return largest
 
 
 @compiled
-def _round(values: _Floats, factor: float, out: _Integers) -> None:
-    for i in range(values.size):
-        out[i] = np.int32(np.rint(np.float64(values[i]) * factor))
-
-
-@compiled
-def _split(values: _Floats, factor: float, low_bits: int, upper: _Integers, lower: _Integers) -> None:
-    for i in range(values.size):
-        number = np.int64(np.rint(np.float64(values[i]) * factor))
-        upper[i] = np.int32(number >> low_bits)
-        lower[i] = np.int32(np.uint32(number & ((1 << low_bits) - 1)))
+def _split(scaled: float, low_bits: int) -> tuple[np.int32, np.int32]:
+    number = np.int64(np.rint(scaled))
+    return np.int32(number >> low_bits), np.int32(np.uint32(number & ((1 << low_bits) - 1)))
 
 
 @compiled
 def quantize_at(
     values: _Floats,
     positions: Numbers,
-    factor: float,
+    factors: _Factors,
+    bits: int,
     low_bits: int,
     out: _Integers,
     begin: int,
     end: int,
 ) -> None:
-    gathered = np.empty(BLOCK, np.float32)
+    scaled = np.empty(BLOCK, np.float64)
     for start in range(begin, end, BLOCK):
         where = positions[start : min(start + BLOCK, end)]
         for k in range(where.size):
-            gathered[k] = values[where[k]]
-        quantize(gathered, factor, low_bits, out[:, start:], 0, where.size)
+            scaled[k] = np.float64(values[where[k]]) * factors[where[k] >> bits]
+        if low_bits:
+            for k in range(where.size):
+                out[0, start + k], out[1, start + k] = _split(scaled[k], low_bits)
+        else:
+            for k in range(where.size):
+                out[0, start + k] = np.int32(np.rint(scaled[k]))
 
 
 @compiled
-def _floats(
-    quantized: _Integers, factor: float, low_bits: int, divisor: float, out: _Floats, begin: int
-) -> None:
-    """Dequantize the numbers from `begin` on into out[n]."""
-    upper, lower = quantized[0, begin:], quantized[-1, begin:]
+def _number(quantized: _Integers, low_bits: int, k: int) -> float:
     if low_bits:
-        for i in range(out.size):
-            number = (np.int64(upper[i]) << low_bits) + np.int64(np.uint32(lower[i]))
-            out[i] = np.float32(np.float64(number) * factor / divisor)
-    else:
-        for i in range(out.size):
-            out[i] = np.float32(np.float64(upper[i]) * factor / divisor)
+        return np.float64((np.int64(quantized[0, k]) << low_bits) + np.int64(np.uint32(quantized[1, k])))
+    return np.float64(quantized[0, k])
 
 
 @compiled
 def dequantize(
-    quantized: _Integers, factor: float, low_bits: int, divisor: float, out: _Floats, begin: int, end: int
-) -> None:
-    _floats(quantized, factor, low_bits, divisor, out[begin:end], begin)
-
-
-@compiled
-def dequantize_at(
     quantized: _Integers,
-    positions: Numbers,
-    factor: float,
+    factors: _Factors,
+    bits: int,
     low_bits: int,
     divisor: float,
     out: _Floats,
     begin: int,
     end: int,
 ) -> None:
-    floats = np.empty(BLOCK, np.float32)
-    for start in range(begin, end, BLOCK):
-        where = positions[start : min(start + BLOCK, end)]
-        _floats(quantized, factor, low_bits, divisor, floats[: where.size], start)
-        for k in range(where.size):
-            out[where[k]] = floats[k]
+    size = min(1 << bits, BLOCK)
+    for first in range(begin, end, size):
+        last, factor = min(first + size, end), factors[first >> bits]
+        if low_bits:
+            for i in range(first, last):
+                out[i] = np.float32(_number(quantized, low_bits, i) * factor / divisor)
+        else:
+            for i in range(first, last):
+                out[i] = np.float32(np.float64(quantized[0, i]) * factor / divisor)
+
+
+@compiled
+def dequantize_at(
+    quantized: _Integers,
+    positions: Numbers,
+    factors: _Factors,
+    bits: int,
+    low_bits: int,
+    divisor: float,
+    out: _Floats,
+    begin: int,
+    end: int,
+) -> None:
+    for k in range(begin, end):
+        i = positions[k]
+        out[i] = np.float32(_number(quantized, low_bits, k) * factors[i >> bits] / divisor)
 
 
 @compiled

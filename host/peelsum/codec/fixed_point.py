@@ -1,11 +1,11 @@
-"""Choose the power-of-two scale that all workers share, from the exponents that they exchange.
+"""Choose the powers of two that all workers multiply by, from the exponents that they exchange.
 
-Every worker derives the same scale from the same OR-ed words. The kernels do the conversion of arrays.
+Every worker derives the same scales from the same OR-ed words. The kernels do the conversion of arrays.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,29 +18,66 @@ EXPONENT_WORDS = 8
 NON_FINITE = 255
 _EXPONENT_BIAS = 127
 MANTISSA_BITS = 23
+_MANTISSA = MANTISSA_BITS + 1
 _LARGEST_SUM = 2**31 - 1
 _WORD_BITS = 32
 #: Up to this fan-in, two limbs hold all bits of the largest float32, so rounding cannot carry beyond them.
 _MOST_FOR_TWO_LIMBS = 2**16
+#: A sum of one limb, or of upper limbs, is below 2**this.
+_SUM_BITS = 31
+#: Spacing of the largest float32, which has no next one.
+_LARGEST_SPACING = 2.0**104
+#: Half the spacing of float32 over the number; bound on a few roundings to float64; half the least float32.
+_HALF_ULP, _ROUNDINGS, _SMALLEST = 2.0**-24, 2.0**-50, 2.0**-150
 
 
 @dataclass(frozen=True)
 class FixedPoint:
     """A fixed-point format: values become integers rint(value * 2**scale), in one or two int32 limbs.
 
+    With `octaves`, element i is multiplied by 2**(scale + octaves[i // block]) instead.
+
     With two limbs, the upper is the integer divided by 2**low_bits, rounded down; the lower is the remainder,
     0 to 2**low_bits - 1. Sums of upper limbs are read as int32, sums of lower limbs as uint32.
     """
 
     scale: int
-    """Exponent of the power of two by which values are multiplied."""
+    """Exponent of the power of two by which values are multiplied; with `octaves`, the smallest."""
     low_bits: int = 0
     """Bits of the lower limb; 0 if there is one limb."""
+    octaves: NDArray[np.int32] | None = field(default=None, compare=False)
+    """int32[blocks], 0 or more, in the kernels' memory; None if all elements have the same scale."""
+    block: int = 2**62
+    """Elements in a block, a power of 2."""
 
     @property
     def limbs(self) -> int:
         """Words per number: 1, or 2 if `low_bits` is not 0."""
         return 2 if self.low_bits else 1
+
+    @property
+    def block_bits(self) -> int:
+        """log2 of `block`."""
+        return self.block.bit_length() - 1
+
+    def scales_at(self, positions: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the scales int32[k] of elements positions[k]. `octaves` must be on the host."""
+        if self.octaves is None:
+            return np.full(positions.size, self.scale, np.int32)
+        scales: NDArray[np.int32] = self.scale + self.octaves[positions >> self.block_bits]
+        return scales
+
+    def error_bound(self, fan_in: int, divisor: int = 1) -> float:
+        """Return a bound on |result - sum of `fan_in` floats / divisor| that holds for every element.
+
+        The result is that of `Kernels.dequantize`. It counts half of 2**-scale for each worker, and the
+        rounding of the largest possible sum. Infinite if a sum can be too large for float32.
+        """
+        largest = np.ldexp(1.0, _SUM_BITS + self.low_bits - self.scale) / divisor
+        if largest > np.finfo(np.float32).max:
+            return float("inf")
+        rounded = largest * (_HALF_ULP + _ROUNDINGS) + _SMALLEST
+        return float((np.ldexp(float(fan_in), -self.scale - 1) / divisor + rounded) * (1 + _ROUNDINGS))
 
     def joined(self, limbs: NDArray[np.int32]) -> NDArray[np.int64]:
         """Return the numbers int64[k] that limbs[limbs, k] represent."""
@@ -74,13 +111,23 @@ def largest_exponent_field(words: NDArray[np.uint32]) -> int | None:
 def scale_for(exponent_field: int, fan_in: int) -> int:
     """Return the largest s for which the sum of `fan_in` values of this exponent, times 2**s, fits an int32.
 
-    s satisfies fan_in * 2**(E + 1 + s) <= 2**31 - 1, where E is the unbiased exponent: a value of exponent E
-    is only known to be below 2**(E + 1). Subnormals count as E = -127. Raises CodecError for a fan-in below 1
-    or above 2**31 - 1, and for an exponent field that is not 0 to 254.
+    A float32 of exponent E is at most 2**(E + 1) * (1 - 2**-24). So its integer is at most 2**h - 2**(h -
+    24), with h = E + 1 + s, or 2**h if h is below 24, as rounding can then carry. Subnormals count as E =
+    -127. Raises CodecError for a fan-in below 1 or above 2**31 - 1, and for an exponent field that is not 0
+    to 254.
     """
     _check(exponent_field, fan_in, _LARGEST_SUM)
-    headroom = (_LARGEST_SUM // fan_in).bit_length() - 1
+    most = _LARGEST_SUM // fan_in
+    headroom = most.bit_length()
+    if _largest_integer(headroom) > most:
+        headroom -= 1
     return headroom - 1 - (exponent_field - _EXPONENT_BIAS)
+
+
+def _largest_integer(headroom: int) -> int:
+    """Return the largest rint(x) of a float32 x below 2**headroom."""
+    least_bit = 1 << headroom - _MANTISSA if headroom >= _MANTISSA else 0
+    return (1 << headroom) - least_bit
 
 
 def fixed_point(exponent_field: int, fan_in: int, limbs: int = 1) -> FixedPoint:
@@ -110,6 +157,17 @@ def _check(exponent_field: int, fan_in: int, most: int) -> None:
         )
 
 
-def error_bound(scale: int, fan_in: int) -> float:
-    """Return the largest error of a sum of `fan_in` quantized values: half of 2**-scale for each."""
-    return float(np.ldexp(float(fan_in), -scale - 1))
+def rounding_bounds(
+    scales: NDArray[np.int32], values: NDArray[np.float32], fan_in: int, divisor: int
+) -> NDArray[np.float64]:
+    """Return bounds float64[k] on |values[k] - sum of `fan_in` floats / divisor|, for results values[k].
+
+    Each worker's rounding adds half of 2**-scale, and the conversion to float32 half of its spacing. A result
+    that is too large for float32 has no bound: infinity.
+    """
+    size = np.abs(values).astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        spacing = np.spacing(np.abs(values)).astype(np.float64)
+    spacing = np.where(np.isfinite(spacing), spacing, _LARGEST_SPACING)
+    bounds = np.ldexp(fan_in / 2 / divisor, -scales) + spacing / 2 + size * _ROUNDINGS
+    return np.where(np.isfinite(size), bounds * (1 + _ROUNDINGS), np.inf)

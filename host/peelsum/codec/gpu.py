@@ -50,6 +50,12 @@ def index(values: Tensor, out: Tensor) -> Tensor:
     return largest
 
 
+def index_over(values: Tensor, out: Tensor) -> Tensor:
+    """See `Kernels.index_over`: returns int32[1]."""
+    values += 0.0
+    return index(values, out)
+
+
 def count(index: Tensor, elements: int) -> int:
     """See `Kernels.count`. Waits for the device."""
     _, total = _totals(index, elements)
@@ -105,28 +111,41 @@ def scatter_bits(bits: Tensor, mask: Tensor, out: Tensor) -> None:
     launch.scatter_bits(bits, mask, bases, out)
 
 
+def block_exponents(values: Tensor, block: int, out: Tensor) -> Tensor:
+    """See `Kernels.block_exponents`: returns int32[1]."""
+    largest = _empty(1, values)
+    launch.block_exponents(values.view(torch.int32), block, out, largest)
+    return largest
+
+
+def block_octaves(words: Tensor, exponent_field: int, out: Tensor) -> None:
+    """See `Kernels.block_octaves`."""
+    launch.block_octaves(words, exponent_field, out)
+
+
 def quantize(values: Tensor, fixed: FixedPoint, out: Tensor) -> Tensor:
     """See `Kernels.quantize`: returns int32[1]."""
     largest = _empty(1, values)
-    launch.quantize(values.view(torch.int32), _scale(fixed, values), fixed.low_bits, out, largest)
+    bits, scale = values.view(torch.int32), _scale(fixed, values)
+    launch.quantize(bits, scale, fixed.low_bits, out, largest, fixed.block_bits)
     return largest
 
 
 def quantize_at(values: Tensor, positions: Tensor, fixed: FixedPoint, out: Tensor) -> None:
     """See `Kernels.quantize_at`."""
     bits, scale = values.view(torch.int32), _scale(fixed, values)
-    launch.quantize_at(bits, _all(positions), scale, fixed.low_bits, out)
+    launch.quantize_at(bits, _all(positions), scale, fixed.low_bits, out, fixed.block_bits)
 
 
 def dequantize(quantized: Tensor, fixed: FixedPoint, divisor: int, out: Tensor) -> None:
     """See `Kernels.dequantize`."""
-    launch.dequantize(quantized, _scale(fixed, out), fixed.low_bits, divisor, out)
+    launch.dequantize(quantized, _scale(fixed, out), fixed.low_bits, divisor, out, fixed.block_bits)
 
 
 def dequantize_at(quantized: Tensor, positions: Tensor, fixed: FixedPoint, divisor: int, out: Tensor) -> None:
     """See `Kernels.dequantize_at`."""
-    scale = _scale(fixed, out)
-    launch.dequantize_at(quantized, _all(positions), scale, fixed.low_bits, divisor, out)
+    scale, where = _scale(fixed, out), _all(positions)
+    launch.dequantize_at(quantized, where, scale, fixed.low_bits, divisor, out, fixed.block_bits)
 
 
 def sketch_encode(layout: SketchLayout, positions: Tensor, values: Tensor, out: Tensor) -> None:
@@ -190,6 +209,9 @@ def _seed(layout: SketchLayout | BloomLayout, like: Tensor) -> Tensor:
 
 
 def _scale(fixed: FixedPoint, like: Tensor) -> Tensor:
+    """Return the scales of a format's blocks: int32[blocks]."""
+    if isinstance(fixed.octaves, Tensor):
+        return fixed.octaves + fixed.scale
     return torch.full((1,), fixed.scale, dtype=torch.int32, device=like.device)
 
 

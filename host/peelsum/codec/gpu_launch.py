@@ -5,7 +5,8 @@ Return values of `peelsum.codec.kernels` become output tensors. An output whose 
 room for a bound, `capacity`, and a count beside it. Seeds and scales change with every step, so they are
 tensors: a graph can be replayed with new ones. Outputs are written completely unless stated otherwise.
 
-Words and values are int32 (floats as bit patterns); positions, counts and seeds int64; scales int32.
+Words and values are int32 (floats as bit patterns); positions, counts and seeds int64; scales int32. `scale`
+is int32[1], or int32[blocks] with the scale of each block of 2**block_bits elements.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torch import Tensor
 from peelsum.codec import gpu_form_kernels as forms
 from peelsum.codec import gpu_index_kernels as indexes
 from peelsum.codec import gpu_peel_kernels as peeling
+from peelsum.codec import gpu_scale_kernels as scales
 from peelsum.codec import gpu_sketch_kernels as sketches
+from peelsum.codec.block_scales import turn_of
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 
@@ -33,6 +36,8 @@ _SCAN = 4096
 #: Programs that stride over work whose size only the device knows: 8 for each of an H200's 132 SMs.
 _PROGRAMS = 1056
 _PROGRAMS_INTERPRETED = 2
+#: As `block_bits`: all elements lie in one block.
+_ONE_BLOCK = 62
 #: Peel rounds per launch. 400,000 candidates needed 14 at 1.4 cells per candidate, 20 at 1.3.
 ROUNDS = 16
 
@@ -186,42 +191,85 @@ def scatter_bits(bits: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None
     _run(forms.scatter_bits_kernel, tiles(words), bits, mask, bases, out, words, _TILE_WORDS)
 
 
-def quantize(values: Tensor, scale: Tensor, low_bits: int, out: Tensor, largest: Tensor) -> None:
+def block_exponents(values: Tensor, block: int, out: Tensor, largest: Tensor) -> None:
+    """Run `Kernels.block_exponents` into out[blocks] and largest[1]."""
+    out.zero_()
+    largest.zero_()
+    n, blocks, words = values.numel(), out.numel(), block // WORD_BITS
+    grid = tiles(-(-n // WORD_BITS))
+    _run(scales.block_magnitudes_kernel, grid, values, out, largest, n, words, _TILE_WORDS)
+    _run(scales.encode_exponents_kernel, -(-blocks // _BLOCK), out, largest, blocks, _BLOCK)
+
+
+def block_octaves(words: Tensor, exponent_field: int, out: Tensor) -> None:
+    """Run `Kernels.block_octaves` into out[blocks]."""
+    blocks, turn = words.numel(), turn_of(exponent_field)
+    _run(scales.decode_octaves_kernel, -(-blocks // _BLOCK), words, out, *turn, blocks, _BLOCK)
+
+
+def quantize(
+    values: Tensor,
+    scale: Tensor,
+    low_bits: int,
+    out: Tensor,
+    largest: Tensor,
+    block_bits: int = _ONE_BLOCK,
+) -> None:
     """Run `Kernels.quantize` into out[limbs, n] and largest[1], with the scale in scale[1]."""
     largest.zero_()
     n = values.numel()
     _run(
         sketches.quantize_kernel, -(-n // _BLOCK),
-        values, out, largest, scale, n, low_bits, out.shape[0], _BLOCK,
+        values, out, largest, scale, n, block_bits, low_bits, out.shape[0], _BLOCK,
     )  # fmt: skip
 
 
-def quantize_at(values: Tensor, candidates: Candidates, scale: Tensor, low_bits: int, out: Tensor) -> None:
+def quantize_at(
+    values: Tensor,
+    candidates: Candidates,
+    scale: Tensor,
+    low_bits: int,
+    out: Tensor,
+    block_bits: int = _ONE_BLOCK,
+) -> None:
     """Run `Kernels.quantize_at` into out[limbs, capacity], of which only `count` columns are written."""
     _stride(
         sketches.quantize_at_kernel, candidates,
         values, candidates.positions, candidates.count, out, scale,
-        candidates.capacity, low_bits, out.shape[0], _CANDIDATES,
+        candidates.capacity, block_bits, low_bits, out.shape[0], _CANDIDATES,
     )  # fmt: skip
 
 
-def dequantize(quantized: Tensor, scale: Tensor, low_bits: int, divisor: int, out: Tensor) -> None:
+def dequantize(
+    quantized: Tensor,
+    scale: Tensor,
+    low_bits: int,
+    divisor: int,
+    out: Tensor,
+    block_bits: int = _ONE_BLOCK,
+) -> None:
     """Run `Kernels.dequantize` on quantized[limbs, n], into float32 out[n]."""
     n = out.numel()
     _run(
         sketches.dequantize_kernel, -(-n // _BLOCK),
-        quantized, out, scale, n, divisor, low_bits, quantized.shape[0], _BLOCK,
+        quantized, out, scale, n, divisor, block_bits, low_bits, quantized.shape[0], _BLOCK,
     )  # fmt: skip
 
 
 def dequantize_at(
-    quantized: Tensor, candidates: Candidates, scale: Tensor, low_bits: int, divisor: int, out: Tensor
+    quantized: Tensor,
+    candidates: Candidates,
+    scale: Tensor,
+    low_bits: int,
+    divisor: int,
+    out: Tensor,
+    block_bits: int = _ONE_BLOCK,
 ) -> None:
     """Run `Kernels.dequantize_at` on quantized[limbs, capacity], into float32 out[n]."""
     _stride(
         sketches.dequantize_at_kernel, candidates,
         quantized, candidates.positions, candidates.count, out, scale,
-        candidates.capacity, divisor, low_bits, quantized.shape[0], _CANDIDATES,
+        candidates.capacity, divisor, block_bits, low_bits, quantized.shape[0], _CANDIDATES,
     )  # fmt: skip
 
 

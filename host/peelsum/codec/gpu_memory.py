@@ -36,6 +36,10 @@ class DeviceMemory:
             )
         return tensor.detach()
 
+    def overwritable(self, tensor: Tensor) -> bool:
+        """See `Memory.overwritable`."""
+        return tensor.dtype == torch.float32 and tensor.is_contiguous()
+
     def dtype(self, tensor: Tensor) -> str:
         """See `Memory.dtype`."""
         return str(tensor.dtype).removeprefix("torch.")

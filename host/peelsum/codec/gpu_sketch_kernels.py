@@ -59,11 +59,11 @@ def _power_of_two(exponent):
 
 @triton.jit
 def _fixed(value, scale):
-    """Return int64 rint(value * 2**scale) of float32 values, half to even.
+    """Return int64 rint(value * 2**scale) of float32 values, half to even; `scale` is an int32 or several.
 
     From 2**51 on, the product is an integer already: a float32 has only 24 significant bits.
     """
-    scaled = value.to(tl.float64) * _power_of_two(tl.load(scale))
+    scaled = value.to(tl.float64) * _power_of_two(scale)
     rounded = tl.where(tl.abs(scaled) < _INTEGERS_FROM, (scaled + _ROUNDING) - _ROUNDING, scaled)
     return rounded.to(tl.int64)
 
@@ -79,12 +79,15 @@ def _limb(number, limb, low_bits, LIMBS: tl.constexpr):
 
 
 @triton.jit
-def quantize_kernel(values, out, largest, scale, n, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr):
+def quantize_kernel(
+    values, out, largest, scale, n, block_bits, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Quantize values[n], given as bit patterns, into out[LIMBS, n], and write their magnitude."""
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     element = begin + tl.arange(0, BLOCK)
     bits = load_tile(values, element, begin + BLOCK, n)
-    number = _fixed(bits.to(tl.float32, bitcast=True), scale)
+    scales = tl.load(scale + (element >> block_bits), mask=element < n, other=0)
+    number = _fixed(bits.to(tl.float32, bitcast=True), scales)
     for limb in tl.static_range(LIMBS):
         tl.store(out + limb * wide(n) + element, _limb(number, limb, low_bits, LIMBS), mask=element < n)
     raise_to(largest, tl.max(bits & 0x7FFFFFFF, axis=0))
@@ -92,15 +95,17 @@ def quantize_kernel(values, out, largest, scale, n, low_bits, LIMBS: tl.constexp
 
 @triton.jit
 def quantize_at_kernel(
-    values, positions, count, out, scale, capacity, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr
-):
+    values, positions, count, out, scale, capacity, block_bits, low_bits,
+    LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Quantize values[positions[count]] into out[LIMBS, capacity]."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         bits = tl.load(values + position, mask=t < candidates, other=0)
-        number = _fixed(bits.to(tl.float32, bitcast=True), scale)
+        scales = tl.load(scale + (position >> block_bits), mask=t < candidates, other=0)
+        number = _fixed(bits.to(tl.float32, bitcast=True), scales)
         for limb in tl.static_range(LIMBS):
             limbs = out + limb * wide(capacity)
             tl.store(limbs + t, _limb(number, limb, low_bits, LIMBS), mask=t < candidates)
@@ -108,28 +113,29 @@ def quantize_at_kernel(
 
 @triton.jit
 def _float(quantized, at, stride, inside, scale, divisor, low_bits, LIMBS: tl.constexpr):
-    """Dequantize column `at` of quantized[LIMBS, stride] to float32."""
+    """Dequantize column `at` of quantized[LIMBS, stride] to float32, by its own `scale`."""
     number = tl.load(quantized + at, mask=inside, other=0).to(tl.int64)
     if LIMBS == 2:
         lower = tl.load(quantized + stride + at, mask=inside, other=0).to(tl.uint32, bitcast=True)
         number = (number << low_bits) + lower.to(tl.int64)
-    return (number.to(tl.float64) * _power_of_two(0 - tl.load(scale)) / wide(divisor).to(tl.float64)).to(
-        tl.float32
-    )
+    return (number.to(tl.float64) * _power_of_two(0 - scale) / wide(divisor).to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
-def dequantize_kernel(quantized, out, scale, n, divisor, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr):
+def dequantize_kernel(
+    quantized, out, scale, n, divisor, block_bits, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Dequantize quantized[LIMBS, n] into float32 out[n]."""
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = element < n
-    value = _float(quantized, element, wide(n), inside, scale, divisor, low_bits, LIMBS)
+    scales = tl.load(scale + (element >> block_bits), mask=inside, other=0)
+    value = _float(quantized, element, wide(n), inside, scales, divisor, low_bits, LIMBS)
     tl.store(out + element, value, mask=inside)
 
 
 @triton.jit
 def dequantize_at_kernel(
-    quantized, positions, count, out, scale, capacity, divisor, low_bits,
+    quantized, positions, count, out, scale, capacity, divisor, block_bits, low_bits,
     LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Dequantize quantized[LIMBS, capacity] into float32 out[positions[count]]."""
@@ -137,7 +143,8 @@ def dequantize_at_kernel(
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
-        value = _float(quantized, t, wide(capacity), t < candidates, scale, divisor, low_bits, LIMBS)
+        scales = tl.load(scale + (position >> block_bits), mask=t < candidates, other=0)
+        value = _float(quantized, t, wide(capacity), t < candidates, scales, divisor, low_bits, LIMBS)
         tl.store(out + position, value, mask=t < candidates)
 
 
@@ -173,7 +180,7 @@ def index_sketch_kernel(
     tile_largest = tl.max(tl.max(magnitudes, axis=1), axis=0)
     raise_to(largest, tile_largest)
     if tile_largest != 0:
-        number = _fixed(bits.to(tl.float32, bitcast=True), scale)
+        number = _fixed(bits.to(tl.float32, bitcast=True), tl.load(scale))
         for j in tl.static_range(_SUB_TABLES):
             if ALIGNED:
                 # Lanes are a multiple of 32, so a row of the tile lies in one block and shares a hash.

@@ -6,17 +6,19 @@ and types: arrays must be C-contiguous and in native byte order. All implementat
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Literal, Protocol, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec import cpu, reference
+from peelsum.codec import cpu, cpu_index_loops, reference
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BloomLayout
 from peelsum.codec.layout import SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
+from peelsum.compiled_once import cache_of, first_alone
 
 Implementation = Literal["cpu", "reference", "gpu"]
 
@@ -44,6 +46,9 @@ class Kernels(Protocol):
 
         -0.0 is zero, NaN is not.
         """
+
+    def index_over(self, values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
+        """Do what `index` does, and replace -0.0 by 0.0 in values[n], in place."""
 
     def count(self, index: NDArray[np.uint32], elements: int) -> int:
         """Count the set bits of a bitmap of `elements` bits."""
@@ -107,11 +112,24 @@ class Kernels(Protocol):
 
     # Numbers
 
+    def block_exponents(self, values: NDArray[np.float32], block: int, out: NDArray[np.uint32]) -> int:
+        """Write a word for each block of `block` elements, a power of 2 from 32 on; return the `magnitude`.
+
+        The words are those of `block_scales.exponents_of`. `out` has ceil(n / block) words.
+        """
+
+    def block_octaves(self, words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
+        """Write the `octaves` of a `FixedPoint` for each block, from the OR of all workers' words.
+
+        They are those of `block_scales.octaves_of`; `out` has as many elements as `words`.
+        """
+
     def quantize(self, values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
         """Write rint(value * 2**scale) into out[limbs, n]; return the values' `magnitude`.
 
-        The product is computed in float64 and rounded half to even. If a value does not fit or is not finite,
-        as the magnitude shows, its words are undefined.
+        Element i has the scale of its block if `fixed` has `octaves`, here and below. The product is computed
+        in float64 and rounded half to even. If a value does not fit or is not finite, as the magnitude shows,
+        its words are undefined.
         """
 
     def quantize_at(
@@ -167,7 +185,8 @@ class Kernels(Protocol):
     ) -> int:
         """Write the bitmap and the sketch of the quantized non-zeros in one pass; return the `magnitude`.
 
-        The outputs are those of `index` and of `sketch_encode` on each limb: sketch[limbs, layout.cells]. If
+        The outputs are those of `index` and of `sketch_encode` on each limb: sketch[limbs, layout.cells].
+        `fixed` has no `octaves`. If
         a value does not fit `fixed`, as the magnitude shows, the sketch is undefined.
         """
 
@@ -221,16 +240,23 @@ def memory(implementation: Implementation = "cpu") -> Memory:
 def warm_up(implementation: Implementation = "cpu") -> None:
     """Run every kernel once, so that a later timed step does not include its compilation.
 
-    Takes seconds if Numba's or Triton's cache is cold. Triton compiles the "gpu" kernels once more for other
+    Takes seconds if Numba's or Triton's cache is cold; of processes that start together, one compiles for
+    Numba's cache and the others wait for it. Triton compiles the "gpu" kernels once more for other
     lanes, and for sizes that are multiples of 16.
     """
     ops, room = kernels(implementation), memory(implementation)
+    with first_alone(cache_of(cpu_index_loops.count), "codec") if implementation == "cpu" else nullcontext():
+        _run_all(ops, room)
+
+
+def _run_all(ops: Kernels, room: Memory) -> None:
     values = room.floats(1, 1.0)
     bitmap, other, copied = (room.receive(np.zeros(1, np.uint32)) for _ in range(3))
     sketch = room.receive(np.zeros(6, np.uint32)).reshape(2, 3)
     layout, bloom = SketchLayout(1, 1, 0), BloomLayout(1, 1, 0)
     ops.magnitude(values)
     ops.index(values, bitmap)
+    ops.index_over(values, bitmap)
     where = ops.positions(bitmap, ops.count(bitmap, 1))
     ops.occupied(where)
     for block in (2, 32, 64):
@@ -240,12 +266,16 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     ops.bloom_decode(bloom, other, 1, bitmap)
     ops.gather_bits(bitmap, bitmap, other)
     ops.scatter_bits(other, bitmap, copied)
-    for fixed in (FixedPoint(0), FixedPoint(0, 31)):
+    ops.block_exponents(values, 32, other)
+    octaves = room.integers(1, 1)[0]
+    ops.block_octaves(other, 127, octaves)
+    for fixed in (FixedPoint(0, 0, octaves, 32), FixedPoint(0), FixedPoint(0, 31)):
         quantized = room.integers(fixed.limbs, 1)
         ops.quantize(values, fixed, quantized)
         ops.quantize_at(values, where, fixed, quantized)
         ops.dequantize(quantized, fixed, 1, values)
         ops.dequantize_at(quantized, where, fixed, 1, values)
-        ops.index_sketch(layout, values, fixed, bitmap, sketch[: fixed.limbs])
+        if fixed.octaves is None:
+            ops.index_sketch(layout, values, fixed, bitmap, sketch[: fixed.limbs])
         ops.sketch_encode(layout, where, quantized[0], sketch[0])
         ops.sketch_decode(layout, sketch[0], where, quantized[0])

@@ -28,6 +28,9 @@ class Memory(Protocol):
     def accepted(self, tensor: Any) -> Any:
         """Return a user's tensor as one of this memory. Raises CodecError if it lies elsewhere."""
 
+    def overwritable(self, tensor: Any) -> bool:
+        """Return whether a result can be written over an accepted tensor: `widened` does not copy it."""
+
     def dtype(self, tensor: Any) -> str:
         """Return the name of the tensor's dtype, e.g. "float32", the same for every memory."""
 
@@ -79,6 +82,12 @@ class HostMemory:
     def accepted(self, tensor: Any) -> Any:
         """See `Memory.accepted`."""
         return tensor if isinstance(tensor, BFloat16) else np.asarray(tensor)
+
+    def overwritable(self, tensor: Any) -> bool:
+        """See `Memory.overwritable`."""
+        if not isinstance(tensor, np.ndarray) or tensor.dtype != np.float32:
+            return False
+        return tensor.flags.c_contiguous and tensor.flags.writeable
 
     def dtype(self, tensor: Any) -> str:
         """See `Memory.dtype`."""

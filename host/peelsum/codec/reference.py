@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.codec.block_scales import exponents_of, octaves_of
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP, SUB_TABLES, SketchLayout
@@ -22,6 +23,12 @@ def index(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
     """See `Kernels.index`."""
     out[:] = _packed(_magnitudes(values) != 0, out.size)
     return magnitude(values)
+
+
+def index_over(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
+    """See `Kernels.index_over`."""
+    values[values == 0] = 0
+    return index(values, out)
 
 
 def count(index: NDArray[np.uint32], elements: int) -> int:
@@ -87,13 +94,23 @@ def scatter_bits(bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArra
     out[:] = _packed(spread, out.size)
 
 
+def block_exponents(values: NDArray[np.float32], block: int, out: NDArray[np.uint32]) -> int:
+    """See `Kernels.block_exponents`."""
+    padded = np.zeros(out.size * block, np.uint32)
+    padded[: values.size] = _magnitudes(values)
+    largest = magnitude(values)
+    out[:] = exponents_of(padded.reshape(-1, block).max(axis=1, initial=0), largest)
+    return largest
+
+
+def block_octaves(words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
+    """See `Kernels.block_octaves`."""
+    out[:] = octaves_of(words, exponent_field)
+
+
 def quantize(values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
     """See `Kernels.quantize`."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        numbers = np.rint(values.astype(np.float64) * np.ldexp(1.0, fixed.scale)).astype(np.int64)
-    out[0] = (numbers >> fixed.low_bits).astype(np.int32)
-    if fixed.low_bits:
-        out[1] = (numbers & 2**fixed.low_bits - 1).astype(np.uint32).view(np.int32)
+    quantize_at(values, np.arange(values.size), fixed, out)
     return magnitude(values)
 
 
@@ -101,17 +118,19 @@ def quantize_at(
     values: NDArray[np.float32], positions: NDArray[np.int64], fixed: FixedPoint, out: NDArray[np.int32]
 ) -> None:
     """See `Kernels.quantize_at`."""
-    quantize(values[positions], fixed, out)
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled = np.ldexp(values[positions].astype(np.float64), fixed.scales_at(positions))
+        numbers = np.rint(scaled).astype(np.int64)
+    out[0] = (numbers >> fixed.low_bits).astype(np.int32)
+    if fixed.low_bits:
+        out[1] = (numbers & 2**fixed.low_bits - 1).astype(np.uint32).view(np.int32)
 
 
 def dequantize(
     quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
 ) -> None:
     """See `Kernels.dequantize`."""
-    with np.errstate(over="ignore"):
-        out[:] = (fixed.joined(quantized).astype(np.float64) * np.ldexp(1.0, -fixed.scale) / divisor).astype(
-            np.float32
-        )
+    dequantize_at(quantized, np.arange(out.size), fixed, divisor, out)
 
 
 def dequantize_at(
@@ -122,9 +141,9 @@ def dequantize_at(
     out: NDArray[np.float32],
 ) -> None:
     """See `Kernels.dequantize_at`."""
-    wanted = np.empty(positions.size, np.float32)
-    dequantize(quantized, fixed, divisor, wanted)
-    out[positions] = wanted
+    sums = np.ldexp(fixed.joined(quantized).astype(np.float64), -fixed.scales_at(positions))
+    with np.errstate(over="ignore"):
+        out[positions] = (sums / divisor).astype(np.float32)
 
 
 def sketch_encode(
@@ -186,12 +205,12 @@ def places(
     """Return the elements' cells int64[k, SUB_TABLES] and signs uint32[k, SUB_TABLES] (1 or 2**32 - 1)."""
     sub_table = np.arange(SUB_TABLES)
     block, lane = np.divmod(positions[:, np.newaxis], layout.lanes)
-    mixed = _mix((SUB_TABLES * block + sub_table).astype(np.uint64), layout.seed)
-    row = (mixed >> np.uint64(32)) * np.uint64(layout.rows) >> np.uint64(32)
-    rotation = (mixed & np.uint64(0x7FFFFFFF)) * np.uint64(layout.lanes) >> np.uint64(31)
+    drawn = mixed((SUB_TABLES * block + sub_table).astype(np.uint64), layout.seed)
+    row = (drawn >> np.uint64(32)) * np.uint64(layout.rows) >> np.uint64(32)
+    rotation = (drawn & np.uint64(0x7FFFFFFF)) * np.uint64(layout.lanes) >> np.uint64(31)
     rotated = (lane + rotation.astype(np.int64)) % layout.lanes
     cells = (sub_table * layout.rows + row.astype(np.int64)) * layout.lanes + rotated
-    negative = (mixed >> np.uint64(31) & np.uint64(1)).astype(np.bool_)
+    negative = (drawn >> np.uint64(31) & np.uint64(1)).astype(np.bool_)
     return cells, np.where(negative, np.uint32(0xFFFFFFFF), np.uint32(1))
 
 
@@ -220,8 +239,8 @@ def _bloom_places(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     """Return filter rows int64[words, hashes] and rotations uint32[words, hashes] of a bitmap's words."""
     sub_table = np.arange(layout.hashes)
-    mixed = _mix((np.arange(words) + first // WORD_BITS).astype(np.uint64), layout.seed)[:, np.newaxis]
-    start, stride = mixed & np.uint64(0xFFFFFFFF), mixed >> np.uint64(32) | np.uint64(1)
+    drawn = mixed((np.arange(words) + first // WORD_BITS).astype(np.uint64), layout.seed)[:, np.newaxis]
+    start, stride = drawn & np.uint64(0xFFFFFFFF), drawn >> np.uint64(32) | np.uint64(1)
     hashed = start + sub_table.astype(np.uint64) * stride & np.uint64(0xFFFFFFFF)
     row = hashed * np.uint64(layout.rows) >> np.uint64(32)
     return sub_table * layout.rows + row.astype(np.int64), (hashed % np.uint64(WORD_BITS)).astype(np.uint32)
@@ -233,7 +252,7 @@ def _rotated(words: NDArray[np.uint32], left: NDArray[np.uint32]) -> NDArray[np.
     return (wide | wide >> np.uint64(32)).astype(np.uint32)
 
 
-def _mix(counter: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+def mixed(counter: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     """Return `peelsum.codec.layout.mix` of counter * MIX_STEP + seed, element by element, modulo 2**64."""
     value = counter * np.uint64(MIX_STEP) + np.uint64(seed)
     value = (value ^ value >> np.uint64(30)) * np.uint64(MIX_FIRST)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import BitmapIndex, Choice, Prediction, Settings
-from peelsum.allreduce.costs import Seen, candidates, expected, lower_bound_bits
+from peelsum.allreduce.costs import Seen, candidates, expected, lower_bound_bits, with_scales
 from peelsum.bench.codec import (
     Device,
     Measured,
@@ -113,10 +113,10 @@ def bench_codec(
 ) -> Generator[Row, None, None]:
     """Measure every point in every form, after compiling all loops.
 
-    "lhc" must come first in `ways` for the others to be compared with it. Raises NoDeviceError if the device
-    is missing and NotEnoughMemoryError for points that do not fit this machine, both at once. Rows are
-    measured as they are taken; this raises NotExactError if a decoded tensor is wrong, and CodecBenchError if
-    a tensor has no non-zeros.
+    ways: the forms, each with its index. If "lhc" comes first, the others are compared with it.
+    Raises NoDeviceError if the device is missing, and NotEnoughMemoryError for points that do not fit this
+    machine. A row is measured when it is taken from the generator. That raises NotExactError if a decoded
+    tensor is wrong, and CodecBenchError if a tensor has no non-zeros.
     """
     for point in points:
         require_memory(point.elements, point.density)
@@ -129,7 +129,10 @@ def bench_codec(
 def points_of(
     elements: Sequence[int], densities: Sequence[float], supports: Sequence[Support]
 ) -> list[Point]:
-    """Return every combination. Raises CodecBenchError for columns with a density above 0.5."""
+    """Return a point for every combination.
+
+    Raises CodecBenchError for support "columns" with a density above 0.5.
+    """
     for density, support in product(densities, supports):
         if support == "columns" and density > 0.5:
             raise CodecBenchError(
@@ -182,7 +185,9 @@ def _choice(drawn: _Tensor, form: Form, index: str, settings: Settings) -> Choic
     """Return the choice for this form and index, with the parameters that need the fewest words."""
     seen = Seen(drawn.exponent_field, tuple(kernels().occupied(drawn.positions).tolist()))
     if form == "compact":
-        return Choice("compact", BitmapIndex())
+        elements = drawn.point.elements
+        words = BitmapIndex().words(elements) + seen.candidates
+        return with_scales(Choice("compact", BitmapIndex()), elements, words, settings)
     found = candidates(drawn.point.elements, seen, settings, predict=False)
     if form == "auto":
         return min(found, key=lambda one: one.words).choice

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -85,7 +86,10 @@ def one_step(
     decoded = exchange.floats(1)
     exchange.settle()
     decode_s += clock() - started
-    _require_exact(values, memory.on_host(decoded), exchange.fixed or FixedPoint(0))
+    fixed = exchange.fixed or FixedPoint(0)
+    if fixed.octaves is not None:
+        fixed = replace(fixed, octaves=memory.on_host(fixed.octaves).view(np.int32))
+    _require_exact(values, memory.on_host(decoded), fixed)
     positions = None if exchange.positions is None else memory.on_host(exchange.positions)
     return Measured(words, encode_s, decode_s, positions, left)
 
@@ -135,9 +139,9 @@ def _sent(words: Any, memory: Memory) -> Words:
 
 
 def _require_exact(values: NDArray[np.float32], decoded: NDArray[np.float32], fixed: FixedPoint) -> None:
-    factor = np.ldexp(1.0, fixed.scale)
     for start in range(0, values.size, _CHECKED_AT_A_TIME):
         part = values[start : start + _CHECKED_AT_A_TIME]
+        factor = np.ldexp(1.0, fixed.scales_at(np.arange(start, start + part.size)))
         wanted = (np.rint(part.astype(np.float64) * factor) / factor).astype(np.float32)
         wrong = np.flatnonzero(wanted != decoded[start : start + part.size])
         if wrong.size:

@@ -1,0 +1,168 @@
+"""`peelsum bench codec --precision`: measure the errors of sums of real gradients.
+
+Models are trained by several workers, and their gradients are summed in each way at some steps. Errors are
+those of the elements whose exact sum is not zero, relative to it. The exact sum is NumPy's in long double.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Allreduce, LocalSummation, StepResult
+from peelsum.codec import exponent_words, kernels, largest_exponent_field, scale_for
+from peelsum.training import ModelName, make_task
+
+Way = Literal["float32", "one scale", "blocks", "two limbs"]
+MODELS: tuple[ModelName, ...] = ("ncf", "lstm", "bert")
+DEFAULT_STEPS = (0, 60, 300)
+QUICK_STEPS = (0, 5)
+WORKERS = 4
+_LANES = 4096
+
+Floats = NDArray[np.float32]
+#: The gradients of each worker, by the parameter's name.
+Gradients = Mapping[str, Sequence[Floats]]
+
+
+@dataclass(frozen=True)
+class PrecisionRow:
+    """The errors of one way to sum one tensor, or all tensors of a model together."""
+
+    model: str
+    step: int
+    """Steps of training before."""
+    workers: int
+    tensor: str
+    """Name of the parameter; "all" for all together."""
+    way: str
+    """One of `Way`.
+
+    "float32" adds float32 in the workers' order; "one scale" is fixed point with one scale a tensor; "blocks"
+    is the default, and "two limbs" the allreduce with `limbs=2`.
+    """
+    sums: int
+    """Elements whose exact sum is not zero."""
+    median_error: float
+    """Median of the errors, relative to the exact sum."""
+    p99_error: float
+    """99th percentile of the errors, relative to the exact sum."""
+    lost: float
+    """Share of elements whose exact sum is not zero, and whose result is."""
+    scale_words: float | None
+    """Words that agree on scales over all words sent; None for ways that send none."""
+
+
+class _Summed(NamedTuple):
+    values: Floats
+    words: int
+    scale_words: int
+
+
+def measure_precision(
+    models: Sequence[ModelName] = MODELS, steps: Sequence[int] = DEFAULT_STEPS, workers: int = WORKERS
+) -> Iterator[PrecisionRow]:
+    """Yield the rows of each model and step: those of every tensor with a gradient, then those of all."""
+    for model in models:
+        for step, gradients in gradients_of(model, steps, workers):
+            yield from rows_of(model, step, gradients)
+
+
+def gradients_of(
+    model: ModelName, steps: Sequence[int], workers: int, seed: int = 0
+) -> Iterator[tuple[int, Gradients]]:
+    """Train a small model with the mean of the workers' gradients; yield them at each of `steps`."""
+    task = make_task(model, small=True, seed=seed)
+    optimizer = task.optimizer(task.model.parameters())
+    named = dict(task.model.named_parameters())
+    shares = [task.batches(rank, workers, seed) for rank in range(workers)]
+    for step in range(max(steps) + 1):
+        gradients: dict[str, list[Floats]] = {name: [] for name in named}
+        for share in shares:
+            optimizer.zero_grad()
+            task.model(*next(share)).backward()
+            for name, parameter in named.items():
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                gradients[name].append(gradient.detach().numpy().copy())
+        if step in steps:
+            yield step, gradients
+        for name, parameter in named.items():
+            parameter.grad = torch.from_numpy(np.sum(gradients[name], axis=0) / workers)
+        optimizer.step()
+
+
+def rows_of(model: str, step: int, gradients: Gradients) -> Iterator[PrecisionRow]:
+    """Yield the rows of one step: those of every tensor with a gradient, then those of all together."""
+    used = {name: arrays for name, arrays in gradients.items() if any(array.any() for array in arrays)}
+    workers = len(next(iter(used.values())))
+    exact = {name: np.sum(arrays, axis=0, dtype=np.longdouble) for name, arrays in used.items()}
+    by_way: dict[Way, dict[str, _Summed]] = {
+        "float32": {name: _Summed(_in_sequence(arrays), 0, 0) for name, arrays in used.items()},
+        "one scale": {name: _Summed(_one_scale(arrays), 0, 0) for name, arrays in used.items()},
+        "blocks": _allreduced(used, limbs=1),
+        "two limbs": _allreduced(used, limbs=2),
+    }
+    for name in [*used, "all"]:
+        these = list(used) if name == "all" else [name]
+        true = np.concatenate([exact[one].reshape(-1) for one in these])
+        for way, summed in by_way.items():
+            values = np.concatenate([summed[one].values.reshape(-1) for one in these])
+            words, scales = (
+                sum(getattr(summed[one], field) for one in these) for field in _Summed._fields[1:]
+            )
+            share = scales / words if words else None
+            yield _row(
+                partial(PrecisionRow, model, step, workers, name, way, scale_words=share), true, values
+            )
+
+
+def _row(row: partial[PrecisionRow], exact: NDArray[np.longdouble], values: Floats) -> PrecisionRow:
+    there = exact != 0
+    errors = np.abs((values[there] - exact[there]) / exact[there]).astype(np.float64)
+    median, p99 = np.quantile(errors, [0.5, 0.99]).tolist()
+    return row(
+        sums=int(there.sum()), median_error=median, p99_error=p99, lost=float(np.mean(values[there] == 0))
+    )
+
+
+def _in_sequence(arrays: Sequence[Floats]) -> Floats:
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        total += array
+    return total
+
+
+def _one_scale(arrays: Sequence[Floats]) -> Floats:
+    largest = exponent_words(max(kernels().magnitude(np.ravel(array)) for array in arrays))
+    scale = scale_for(largest_exponent_field(largest) or 0, len(arrays))
+    total = np.sum([np.rint(np.ldexp(array.astype(np.float64), scale)) for array in arrays], axis=0)
+    result: Floats = np.ldexp(total, -scale).astype(np.float32)
+    return result
+
+
+def _allreduced(gradients: Gradients, limbs: int) -> dict[str, _Summed]:
+    """Return the sums of the second of two equal steps, whose forms follow from the first one's densities."""
+    workers = len(next(iter(gradients.values())))
+    group = LocalSummation.group(workers, _LANES)
+
+    def work(rank: int) -> StepResult:
+        reduce = Allreduce(group[rank], limbs=limbs)
+        own = {name: arrays[rank] for name, arrays in gradients.items()}
+        reduce.sum(own)
+        return reduce.sum(own)
+
+    with ThreadPoolExecutor(workers) as pool:
+        result = next(iter(pool.map(work, range(workers))))
+    summed = {}
+    for name, tensor in result.items():
+        octaves = tensor.fixed.octaves if tensor.fixed else None
+        blocks = 0 if octaves is None else octaves.size
+        summed[name] = _Summed(tensor.values, tensor.words_sent, blocks)
+    return summed

@@ -1,0 +1,151 @@
+"""`peelsum bench codec --sequence`: words over the lower bound where density changes from step to step.
+
+Only words are counted, and no time is measured. Every step's sum is compared with the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Allreduce, Network, Part, TensorResult
+from peelsum.allreduce.costs import lower_bound_bits
+from peelsum.bench.codec.timing import NotExactError
+from peelsum.summation import Words
+
+STEPS = 30
+DEFAULT_ELEMENTS = (2**16, 2**20, 2**22)
+QUICK_ELEMENTS = (2**16,)
+#: The network models, and the ways to send: `forms` and `predict` of the allreduce.
+NETWORKS = {"words": Network(gbps=1e-6, round_trip_s=0.0), "default": Network()}
+WAYS: dict[str, tuple[Literal["auto", "sketch"], bool]] = {
+    "auto": ("auto", False),
+    "predict": ("auto", True),
+    "sketch": ("sketch", False),
+}
+_BURST, _BURST_DENSITY = 1024, 0.003
+_MOST_DENSE = 0.2
+
+
+@dataclass(frozen=True)
+class SequenceRow:
+    """One sequence of steps with one network model and one way to send."""
+
+    elements: int
+    sequence: str
+    network: str
+    """The network model by which choices are made: "words" counts words only."""
+    way: str
+    """"auto", "predict" (auto, with predictions), or "sketch" (every step a sketch)."""
+    density: float
+    """Mean share of elements that are not zero."""
+    over_lower_bound: float
+    """Words of all steps over the lower bounds of all steps."""
+    worst_step: float
+    """The largest ratio, of one step, of words without the first index to the lower bound."""
+    exchanges: float
+    """Mean exchanges of a step."""
+    wrongly_dense: int
+    """Steps sent dense although less than 20 % of the elements were not zero."""
+
+
+class _Alone:
+    """A backend of one worker that counts calls, and words of the first header since `first_or` was 0."""
+
+    lanes, workers, worker_id = 256, 1, 0
+
+    def __init__(self) -> None:
+        self.calls = self.first_or = 0
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        self.calls += 1
+        for part in parts:
+            if part.op == "or" and part.check is None:
+                self.first_or = self.first_or or part.words.size
+        return [part.words.copy() for part in parts]
+
+
+_THIRD = STEPS // 3
+#: Sequences of densities, in which every element is non-zero with the same probability.
+_UNIFORM: dict[str, list[float]] = {
+    "steady": [0.001] * STEPS,
+    **{
+        f"x{factor}": [0.001] * _THIRD + [0.001 * factor] * _THIRD + [0.001] * _THIRD
+        for factor in (2, 3, 5, 10)
+    },
+    "alternating": [0.002, 0.01] * (STEPS // 2),
+    "log_uniform": np.exp(np.random.default_rng(0).uniform(np.log(0.001), np.log(0.05), STEPS)).tolist(),
+    "empty": [0.01] * _THIRD + [0.0] * _THIRD + [0.01] * _THIRD,
+    "dense": [0.01] * _THIRD + [1.0] * _THIRD + [0.01] * _THIRD,
+}
+#: "bursts" are whole rows of _BURST elements, three in a thousand rows on average and at least one.
+SEQUENCES = (*_UNIFORM, "bursts")
+
+
+def supports(sequence: str, elements: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the non-zeros' ascending positions of every step of a sequence."""
+    rng = np.random.default_rng([seed, elements])
+    if sequence == "bursts":
+        for _ in range(STEPS):
+            yield _bursts(elements, rng)
+    else:
+        for density in _UNIFORM[sequence]:
+            yield np.flatnonzero(rng.random(elements, np.float32) < density)
+
+
+def _bursts(elements: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    rows = np.flatnonzero(rng.random(-(-elements // _BURST)) < _BURST_DENSITY)
+    rows = rows if rows.size else rng.integers(0, max(elements // _BURST, 1), 1)
+    inside = (rows[:, np.newaxis] * _BURST + np.arange(_BURST)).reshape(-1)
+    return inside[: np.searchsorted(inside, elements)]
+
+
+def bench_sequences(
+    elements: Sequence[int], *, ways: Sequence[str] = tuple(WAYS), seed: int = 0
+) -> Iterator[SequenceRow]:
+    """Yield a row for every size, sequence, network model and way.
+
+    Raises NotExactError if a sum differs from the tensor.
+    """
+    for count, name, network, way in product(elements, SEQUENCES, NETWORKS, ways):
+        yield _row(count, name, network, way, seed)
+
+
+def _row(elements: int, sequence: str, network: str, way: str, seed: int) -> SequenceRow:
+    backend = _Alone()
+    form, predict = WAYS[way]
+    reduce = Allreduce(backend, forms=form, sparse=["g"], predict=predict, network=NETWORKS[network])
+    words, bounds, count, worst, dense = 0, 0.0, 0, 0.0, 0
+    for where in supports(sequence, elements, seed):
+        backend.first_or = 0
+        tensor = _summed(reduce, elements, where)
+        bound = lower_bound_bits(elements, where.size) / 32
+        words, bounds, count = words + tensor.words_sent, bounds + bound, count + where.size
+        if where.size:
+            worst = max(worst, (tensor.words_sent - backend.first_or) / bound)
+        dense += tensor.form == "dense" and where.size < _MOST_DENSE * elements
+    return SequenceRow(
+        elements=elements,
+        sequence=sequence,
+        network=network,
+        way=way,
+        density=round(count / elements / STEPS, 6),
+        over_lower_bound=round(words / bounds, 3),
+        worst_step=round(worst, 3),
+        exchanges=round(backend.calls / STEPS, 2),
+        wrongly_dense=dense,
+    )
+
+
+def _summed(reduce: Allreduce, elements: int, where: NDArray[np.int64]) -> TensorResult:
+    values = np.zeros(elements, np.float32)
+    values[where] = 1 + (where % 7).astype(np.float32)
+    tensor = reduce.sum({"g": values})["g"]
+    if not np.array_equal(tensor.values, values):
+        raise NotExactError("g: the sum of one worker's tensor is not the tensor; this is a bug in the codec")
+    return tensor
