@@ -1,4 +1,4 @@
-"""Makes the virtual network importable by the tests beside it."""
+"""Let the tests beside this file import the virtual network."""
 
 import sys
 from pathlib import Path

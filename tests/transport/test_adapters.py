@@ -22,7 +22,9 @@ from peelsum.transport import (
     TransportConfigError,
     TransportError,
     endpoint_kernels,
+    exchange_kernels,
     server_kernels,
+    service_kernels,
 )
 from peelsum.transport.warming import warm_up
 from peelsum.wire.datagrams import BatchSocket
@@ -32,7 +34,9 @@ CONFIG = JobConfig(
     job_id=1, generation=4, workers=3, lanes=8, window=64, first_chunk=0xFFFFFFE0, timers=Timers(linger=1.0)
 )
 LOOPS = {
-    endpoint_kernels: ["contribute", "take", "store", "next_due", "expire", "resend"],
+    endpoint_kernels: ["contribute", "take", "next_due", "expire", "resend"],
+    exchange_kernels: ["exchange"],
+    service_kernels: ["serve"],
     server_kernels: ["take", "next_due", "expire", "send"],
 }
 

@@ -24,7 +24,7 @@ print(bitmap(rows_of(packet)[0]), sum(bitmap.stats.cache_hits.values()))
 
 
 def seen(root: Path) -> str:
-    """The bitmap that the loop finds in a packet whose bitmap is 2, and what it got from the cache."""
+    """Return the bitmap that the loop reads from a packet with bitmap 2, and its cache hits."""
     command = [sys.executable, "-c", "import peelsum.transport.loop"]
     # Python's own cache goes by size and seconds, which a quick change leaves as they were.
     environment = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -33,7 +33,7 @@ def seen(root: Path) -> str:
     return done.stdout.strip()
 
 
-def test_a_changed_format_is_compiled_anew(tmp_path) -> None:
+def test_a_changed_format_is_compiled_again(tmp_path) -> None:
     transport = tmp_path / "peelsum" / "transport"
     transport.mkdir(parents=True)
     (transport / "__init__.py").touch()

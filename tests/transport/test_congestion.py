@@ -81,7 +81,7 @@ def test_a_loss_leaves_a_quarter_of_the_largest_window_which_grows_back_at_once(
 
 @pytest.mark.parametrize("shares", [(300, 20), (20, 300), (160, 160)])
 def test_two_windows_that_are_marked_together_become_equal(shares: tuple[int, int]) -> None:
-    """The argument of Chiu and Jain: all grow by as much, and lose in proportion to what they have."""
+    """Chiu and Jain's argument: all windows grow by the same amount, and lose in proportion to their size."""
     windows = [CongestionWindow(512, share) for share in shares]
     for round_ in range(300):
         marked = sum(window.size for window in windows) > 100

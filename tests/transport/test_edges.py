@@ -1,4 +1,4 @@
-"""Edges of what endpoint, server and connection count, wait for and refuse."""
+"""Limits of what endpoint, server and connection count, wait for and accept."""
 
 from __future__ import annotations
 
@@ -215,6 +215,9 @@ def test_an_admission_may_use_half_of_the_slots_and_every_port_of_a_switch() -> 
         ({"worker_ports": [-1, 5]}, "port -1 is not a switch port"),
         ({"server_port": 511}, "port 511 is not a switch port"),
         ({"worker_ports": [1]}, "worker_ports: 1 ports for 2 workers"),
+        ({"racks": 5}, "racks: 5 is not a list of integers"),
+        ({"racks": [1, "x"]}, r"racks\[1\]: 'x' is not an integer"),
+        ({"window": [64]}, r"window: \[64\] is not an integer"),
         ({"timers": {}}, "timers: belong to each host"),
         ({"timeout_s": 0}, "timeout_s: 0 is not a number of seconds"),
         ({"timeout_s": float("inf")}, "timeout_s: inf is not a number of seconds"),

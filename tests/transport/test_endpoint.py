@@ -372,7 +372,7 @@ def test_timers_are_checked() -> None:
 
 
 def test_window_stays_within_what_the_sockets_hold() -> None:
-    """A limit below the job's window caps what is outstanding, however well the sums come back."""
+    """A limit below the job's window caps the outstanding chunks, even without losses."""
     config = JobConfig(job_id=1, generation=1, workers=1, lanes=4, window=64, initial_window=64)
     worker, server = WorkerEndpoint(config, 0), AggregationServer(config)
     worker.limit_window(10)

@@ -49,7 +49,7 @@ def average(round_trips: list[float]) -> float:
     ],
 )
 def test_the_timer_is_four_times_the_average_within_its_bounds(round_trips: list[float]) -> None:
-    clock = after(round_trips)._state.clock
+    clock = after(round_trips).state.clock
     usual = average(round_trips)
     assert clock[Clock.USUAL] == pytest.approx(usual, rel=1e-9)
     assert clock[Clock.TIMEOUT] == pytest.approx(min(0.1, max(0.002, 4 * usual)), rel=1e-9)
@@ -58,7 +58,7 @@ def test_the_timer_is_four_times_the_average_within_its_bounds(round_trips: list
 
 
 def test_before_the_first_sample_the_timer_is_the_patience_for_the_first_answer() -> None:
-    assert after([])._state.clock[Clock.TIMEOUT] == TIMERS.first_answer
+    assert after([]).state.clock[Clock.TIMEOUT] == TIMERS.first_answer
 
 
 def test_statistics_have_the_mean_of_all_round_trips() -> None:

@@ -1,4 +1,4 @@
-"""A row of a worker's or a server's state keeps nothing when another chunk gets it."""
+"""A row of a worker's or a server's state keeps nothing of its last chunk when it is reused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from peelsum.transport import (
     TransportConfigError,
     WorkerEndpoint,
 )
-from peelsum.transport.endpoint_state import Mark
+from peelsum.transport.endpoint_state import Cursor
 from peelsum.transport.layout import run_start
 from peelsum.wire import EVERYONE, Flag, Kind, pack
 
@@ -156,7 +156,7 @@ def test_a_chunk_in_a_reused_row_has_neither_tries_nor_an_answer() -> None:
     after = worker.stats()
     assert (after.results, after.duplicates) == (before.results + 1, before.duplicates)
     assert after.rtt_most == pytest.approx(1.0), "measured, as it was sent once"
-    assert worker._state.clock[6] == before.results, "all but the one that was resent, and this one"
+    assert worker.state.clock[6] == before.results, "all but the one that was resent, and this one"
 
 
 @pytest.mark.parametrize(("further", "counted"), [(0, (1, 0)), (1, (0, 1))])
@@ -218,7 +218,7 @@ def test_one_chunk_is_asked_for_while_asking_does_not_help() -> None:
 
 
 def test_one_chunk_is_asked_for_again_when_more_came_than_had_been_asked_for() -> None:
-    """The others are on their way: what the timer took for lost was late."""
+    """The other results are on their way: the chunks that the timer took for lost were late."""
     worker, oldest = probing()
     chunks, due = asked(worker)
     worker.receive(np.concatenate([result(oldest + n) for n in range(3)]), due + 0.0005)
@@ -236,12 +236,12 @@ def test_twice_what_was_asked_for_may_come_and_still_count_as_help() -> None:
 
 def test_no_more_chunks_are_asked_for_than_rows_remember() -> None:
     worker, _ = probing()
-    marks = worker._state.marks
-    marks[Mark.PROBES] = len(worker._state.answered)
-    marks[Mark.RESULTS_BEFORE] = worker._state.counts[2] - 1
+    cursors = worker.state.cursors
+    cursors[Cursor.PROBES] = len(worker.state.answered)
+    cursors[Cursor.RESULTS_BEFORE] = worker.state.counts[2] - 1
     chunks, _ = asked(worker)
     assert len(chunks) == 24
-    assert marks[Mark.PROBES] == len(worker._state.answered)
+    assert cursors[Cursor.PROBES] == len(worker.state.answered)
 
 
 @pytest.mark.parametrize("window", [1, 8, 512, 1 << 16])

@@ -1,4 +1,4 @@
-"""Where a run's chunks are, so that it meets nothing of an earlier run of the same generation."""
+"""The chunk ids of a run, chosen so that it meets nothing of an earlier run of the same generation."""
 
 from __future__ import annotations
 

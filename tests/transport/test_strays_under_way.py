@@ -1,4 +1,4 @@
-"""Jobs that join and run while an admitted port sends packets of chunks that are not theirs."""
+"""Jobs join and run while an admitted port sends packets of other chunks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from random import Random
 
 import numpy as np
 import pytest
+from rounds import Round
 from test_adapters import CONFIG, PORT, assert_sums, expected, steps
-from test_virtual_network import SLOTS, Round, check, drawn_config, drawn_rounds
+from test_virtual_network import SLOTS, check, drawn_config, drawn_rounds
 from udp_switch import UdpSwitch
 from virtual_network import Actor, Faults, VirtualNetwork
 

@@ -48,15 +48,15 @@ def test_workers_are_numbered_by_rack_and_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("racks", "complaint"),
+    ("racks", "message"),
     [
         ((3, 2), r"racks: \(3, 2\) add up to 5, not to workers = 6"),
         ((6, 0), r"racks\[1\]: 0 is out of range"),
         ((1,) * 5, "racks: their number: 5 is out of range; give a number from 1 to 4"),
     ],
 )
-def test_racks_that_make_no_job(racks: tuple[int, ...], complaint: str) -> None:
-    with pytest.raises(TransportConfigError, match=complaint):
+def test_racks_that_make_no_job(racks: tuple[int, ...], message: str) -> None:
+    with pytest.raises(TransportConfigError, match=message):
         JobConfig(job_id=9, generation=77, workers=6, lanes=LANES, racks=racks)
 
 

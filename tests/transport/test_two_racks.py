@@ -1,4 +1,4 @@
-"""Racks below a spine: every worker gets the exact sums, whatever is lost and whoever restarts."""
+"""Racks below a spine: every worker gets the exact sums, under any losses and restarts."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_what_a_rack_gives_up_reaches_the_server() -> None:
         network.poke(actors[worker])
     server = network.actors[SERVER_PORT[1]].machine
     # Something of the chunk has to come for the server to ask: worker 1's contribution, once more by hand.
-    packet = actors[1].machine._state.packets[0].view(np.uint8).copy()
+    packet = actors[1].machine.state.packets[0].view(np.uint8).copy()
     packet[1] = Kind.BYPASS
     network.at(0.001, lambda: network._at_leaf(0, actors[1].port, packet.tobytes()))
     network.run_until(lambda: server.progress().missing_workers == (33,), seconds=0.02, packets=200)

@@ -1,4 +1,4 @@
-"""Whoever waits for a switch's or a controller's first answer says so after two seconds, once."""
+"""A process that waits for the first answer of a switch or a controller logs it after two seconds, once."""
 
 import logging
 import socket
@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from peelsum.transport import SwitchUnreachableError, asking, link
-from peelsum.transport.asking import Claim
+from peelsum.transport import SwitchUnreachableError, lease, link
+from peelsum.transport.lease import Lease
 from peelsum.transport.link import Link
 
 
@@ -22,7 +22,7 @@ def test_a_switch_that_does_not_answer_is_talked_of_once(monkeypatch, caplog):
 
 
 def controller(answers: threading.Event):
-    """Answers one claim, once told to."""
+    """Answer one request, once told to."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve():
@@ -38,7 +38,7 @@ def controller(answers: threading.Event):
 
 
 def test_a_controller_that_takes_its_time_is_talked_of(monkeypatch):
-    monkeypatch.setattr(asking, "_TELL_AFTER_S", 0.01)
+    monkeypatch.setattr(lease, "_TELL_AFTER_S", 0.01)
     answers, told = threading.Event(), []
 
     class Log:
@@ -46,9 +46,9 @@ def test_a_controller_that_takes_its_time_is_talked_of(monkeypatch):
             told.append(message)
             answers.set()
 
-    monkeypatch.setattr(asking, "_log", Log())
+    monkeypatch.setattr(lease, "_log", Log())
     host, port = controller(answers)
-    Claim((host, port), 60.0).close()
+    Lease((host, port), 60.0).close()
     assert told == [("controller %s:%d: admits the job; waiting up to %g s", host, port, 60.0)]
 
 
@@ -56,8 +56,8 @@ def test_a_controller_that_answers_at_once_is_not(monkeypatch):
     answers = threading.Event()
     answers.set()
     timer = _Timer()
-    monkeypatch.setattr(asking.threading, "Timer", lambda *_: timer)
-    Claim(controller(answers), 60.0).close()
+    monkeypatch.setattr(lease.threading, "Timer", lambda *_: timer)
+    Lease(controller(answers), 60.0).close()
     assert timer.cancelled
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from numba.core import event
 
+from peelsum import compiled_once
+
 #: Seconds between messages during compilation.
 BEAT_S = 2.0
 _log = logging.getLogger("peelsum")
@@ -43,8 +45,8 @@ class _Work(event.Listener):
 
     def on_end(self, found: Any) -> None:
         self._under_way.pop()
+        self._done += 1  # those that another one calls, too: a switch program is one function
         if not self._under_way:
-            self._done += 1
             self._busy.clear()
 
     def _beat(self) -> None:
@@ -53,10 +55,8 @@ class _Work(event.Listener):
             time.sleep(BEAT_S)
             if self._busy.is_set():
                 waited = time.monotonic() - self._since
-                self.tell(
-                    f"compiling the {self._part}, once for this machine: {waited:.0f} s, "
-                    f"functions done {self._done}"
-                )
+                done = f", functions done {self._done}" if self._done else ""
+                self.tell(f"compiling the {self._part}, once for this machine: {waited:.0f} s{done}")
 
 
 _work = _Work()
@@ -66,3 +66,4 @@ event.register("numba:compile", _work)  # type: ignore[no-untyped-call]
 def announce(tell: Callable[[str], None]) -> None:
     """Call `tell`, from a thread, with messages on compilation, instead of the logger `peelsum`."""
     _work.tell = tell
+    compiled_once.announce(tell)

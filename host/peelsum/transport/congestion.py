@@ -1,6 +1,16 @@
-"""The congestion window of a worker: additive increase, multiplicative decrease."""
+"""The congestion window of a worker: additive increase, multiplicative decrease.
+
+Its numbers are an array, so that compiled loops change them, too.
+"""
 
 from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.transport.layout import compiled
 
 #: The least window. In smaller ones, most losses would be found by a timer, not by later results.
 LEAST = 16
@@ -18,6 +28,72 @@ SPAN = 128
 AFTER_LOSS = 0.25
 
 
+class Number(IntEnum):
+    """Indices of a window's numbers."""
+
+    SIZE = 0
+    MOST = 1
+    AFTER_LOSS = 2
+    THRESHOLD = 3  # above it, the window grows by one per window
+    CUT_UNTIL = 4  # no cut before this chunk is the oldest
+    COUNTED_UNTIL = 5  # losses are counted until this chunk is sent
+    TOLERATED = 6  # losses that are still taken for noise
+    CUTS = 7
+
+
+Numbers = NDArray[np.float64]
+
+
+def new_numbers(most: int, start: int) -> Numbers:
+    """Return the numbers of a window of `start` chunks, at most `most`."""
+    numbers = np.zeros(len(Number))
+    numbers[Number.SIZE] = min(most, start)
+    numbers[[Number.MOST, Number.THRESHOLD]] = most
+    numbers[Number.AFTER_LOSS] = max(most * AFTER_LOSS, min(LEAST, most))
+    return numbers
+
+
+@compiled
+def size(numbers: Numbers) -> int:
+    """See `CongestionWindow.size`."""
+    return max(1, int(numbers[Number.SIZE]))
+
+
+@compiled
+def on_results(numbers: Numbers, results: int, marked: bool, base: int, end: int) -> None:
+    """See `CongestionWindow.on_results`."""
+    if marked:
+        _cut(numbers, KEPT_ON_MARK if numbers[Number.CUTS] else KEPT, base, end)
+        return
+    slow = numbers[Number.SIZE] >= numbers[Number.THRESHOLD]
+    grown = numbers[Number.SIZE] + (results / numbers[Number.SIZE] if slow else float(results))
+    numbers[Number.SIZE] = min(grown, numbers[Number.MOST])
+
+
+@compiled
+def on_losses(numbers: Numbers, lost: int, base: int, end: int) -> None:
+    """See `CongestionWindow.on_losses`."""
+    if end >= numbers[Number.COUNTED_UNTIL]:
+        span = max(size(numbers), SPAN)
+        numbers[Number.COUNTED_UNTIL], numbers[Number.TOLERATED] = end + span, TOLERATED_LOSS * span
+    numbers[Number.TOLERATED] -= lost
+    if numbers[Number.TOLERATED] < 0:
+        _cut(numbers, KEPT, base, end)
+    if lost:
+        numbers[Number.SIZE] = min(numbers[Number.SIZE], numbers[Number.AFTER_LOSS])
+
+
+@compiled
+def _cut(numbers: Numbers, kept: float, base: int, end: int) -> None:
+    """Multiply by `kept`, unless chunks that were outstanding at the last cut still are."""
+    if base < numbers[Number.CUT_UNTIL]:
+        return
+    numbers[Number.CUTS] += 1
+    numbers[Number.SIZE] = max(numbers[Number.SIZE] * kept, min(float(LEAST), numbers[Number.MOST]))
+    numbers[Number.THRESHOLD] = numbers[Number.SIZE]
+    numbers[Number.CUT_UNTIL] = numbers[Number.COUNTED_UNTIL] = end
+
+
 class CongestionWindow:
     """The number of chunks that may be unanswered: cwnd <= W_max.
 
@@ -29,49 +105,28 @@ class CongestionWindow:
     """
 
     def __init__(self, most: int, start: int) -> None:
-        self._most = most
-        self._after_loss = max(most * AFTER_LOSS, float(min(LEAST, most)))
-        self._size = float(min(most, start))
-        self._threshold = float(most)
-        self._cut_until = 0
-        self._counted_until = 0
-        self._tolerated = 0.0
-        self.cuts = 0
+        #: float64[Number], which the compiled functions of this module change.
+        self.numbers = new_numbers(most, start)
 
     def limit(self, most: int) -> None:
         """Limit the window to `most` chunks from now on."""
-        self._most = min(self._most, most)
-        self._size = min(self._size, float(most))
+        limited = [Number.MOST, Number.SIZE]
+        self.numbers[limited] = np.minimum(self.numbers[limited], most)
 
     @property
     def size(self) -> int:
         """Number of chunks that may be unanswered, at least 1."""
-        return max(1, int(self._size))
+        return size(self.numbers)
+
+    @property
+    def cuts(self) -> int:
+        """How often it was cut."""
+        return int(self.numbers[Number.CUTS])
 
     def on_results(self, results: int, marked: bool, base: int, end: int) -> None:
         """Adjust to new results, `marked` if any had an ECN mark. Chunks [base, end) are outstanding."""
-        if marked:
-            self._cut(KEPT_ON_MARK if self.cuts else KEPT, base, end)
-        else:
-            slow = self._size >= self._threshold
-            self._size = min(self._size + (results / self._size if slow else results), float(self._most))
+        on_results(self.numbers, results, marked, base, end)
 
     def on_losses(self, lost: int, base: int, end: int) -> None:
         """Adjust to `lost` chunks lost at their first try. Chunks [base, end) are outstanding."""
-        if end >= self._counted_until:
-            span = max(self.size, SPAN)
-            self._counted_until, self._tolerated = end + span, TOLERATED_LOSS * span
-        self._tolerated -= lost
-        if self._tolerated < 0:
-            self._cut(KEPT, base, end)
-        if lost:
-            self._size = min(self._size, self._after_loss)
-
-    def _cut(self, kept: float, base: int, end: int) -> None:
-        """Multiply by `kept`, unless chunks that were outstanding at the last cut still are."""
-        if base < self._cut_until:
-            return
-        self.cuts += 1
-        self._size = max(self._size * kept, float(min(LEAST, self._most)))
-        self._threshold = self._size
-        self._cut_until, self._counted_until = end, end
+        on_losses(self.numbers, lost, base, end)

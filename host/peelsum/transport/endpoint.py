@@ -31,12 +31,22 @@ from peelsum.summation import Op
 from peelsum.transport import endpoint_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.congestion import CongestionWindow
-from peelsum.transport.endpoint_state import Clock, Count, Identity, Mark, TimerLimits, new_state
+from peelsum.transport.endpoint_state import (
+    Clock,
+    Column,
+    Count,
+    Cursor,
+    Identity,
+    Limits,
+    WorkerState,
+    new_state,
+    with_room,
+)
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
-from peelsum.transport.layout import SERIAL_BASE, Words, header_row, rows_of, run_start
+from peelsum.transport.layout import SERIAL_BASE, header_row, rows_of, run_start
 from peelsum.transport.stats import WorkerStats
-from peelsum.wire import MAX_WORKERS, Batch, Flag, Kind, malformed, packet_bytes
+from peelsum.wire import MAX_WORKERS, Batch, Flag, Kind, packet_bytes
 
 #: Packets per batch: a socket sends as many in one system call.
 BATCH = 64
@@ -52,15 +62,12 @@ _DROPS = (
 
 @dataclass(eq=False)
 class _Tensor:
-    """A submitted tensor: chunks [start, stop) by position."""
+    """A submitted tensor. `WorkerState.tensors` has the addresses of its words and its result."""
 
     ticket: int
-    start: int
-    stop: int
-    header: Words
+    number: int
     words: NDArray[np.uint32]
     result: NDArray[np.uint32]
-    outstanding: int
 
 
 class WorkerEndpoint:
@@ -78,17 +85,28 @@ class WorkerEndpoint:
         first, racks = SERIAL_BASE + config.first_chunk, len(config.rack_masks)
         rack, place = divmod(worker_id, MAX_WORKERS)
         self._mask = 1 << place
-        self._identity = Identity(config.job_id, config.generation, rack if config.racks else -1, self._mask)
-        self._limits = TimerLimits(config.timers.resend_least, config.timers.resend_most)
-        self._state = new_state(config.window, config.lanes, racks, first, config.timers.first_answer)
-        self._end = first
-        self._tensors: deque[_Tensor] = deque()
-        self._unpacked: deque[_Tensor] = deque()
-        self._tickets = 0
+        timers = config.timers
+        #: The worker and its job, as packets name them.
+        self.identity = Identity(config.job_id, config.generation, rack if config.racks else -1, self._mask)
+        #: The job's window, and times in seconds.
+        self.limits = Limits(config.window, timers.resend_least, timers.resend_most, timers.first_answer)
         self._window = CongestionWindow(config.window, config.initial_window)
+        header = header_row(
+            kind=Kind.CONTRIBUTION,
+            job_id=config.job_id,
+            generation=config.generation,
+            sender=worker_id,
+            bitmap=self._mask,
+        )
+        #: What the compiled loops change.
+        self.state: WorkerState = new_state(
+            self.limits, config.lanes, racks, first, self._window.numbers, header
+        )
+        self._tensors: deque[_Tensor] = deque()
+        self._tickets = 0
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
         self._pending: list[Event] = []
-        self._moved_at: float | None = None
+        self._collected = self._departed = 0
         self._leave_at: float | None = None
         self._finishing = False
         self.finished = False
@@ -104,18 +122,19 @@ class WorkerEndpoint:
         in the switch's slots are then not added to. Raises TransportConfigError unless this worker has
         joined and submitted nothing since.
         """
-        marks = self._state.marks
-        if self.outstanding or marks[Mark.RUN] != marks[Mark.FIRST] or self._end == marks[Mark.FIRST]:
+        cursors = self.state.cursors
+        end = int(cursors[Cursor.END])
+        if self.outstanding or cursors[Cursor.RUN] != cursors[Cursor.FIRST] or end == cursors[Cursor.FIRST]:
             raise TransportConfigError("start_run: join with one sum, and wait for its result, before it")
-        start = run_start(self._end, number, self.config.window)
-        marks[Mark.JOINED] = self._end
-        marks[[Mark.BASE, Mark.NEXT, Mark.RUN]] = start
-        marks[[Mark.HIGHEST, Mark.NEEDED]] = start - 1
-        self._end = start
+        start = run_start(end, number, self.config.window)
+        cursors[Cursor.JOINED] = end
+        cursors[[Cursor.BASE, Cursor.NEXT, Cursor.RUN, Cursor.END]] = start
+        cursors[[Cursor.HIGHEST, Cursor.NEEDED]] = start - 1
 
-    def submit(self, words: NDArray[np.uint32], op: Op) -> int:
+    def submit(self, words: NDArray[np.uint32], op: Op, *, urgent: bool = False) -> int:
         """Submit words uint32[n] to be combined over all workers by "add" (modulo 2**32) or "or".
 
+        urgent: whether the compiled loop returns for its result alone, not only once all results are there.
         Returns the ticket of the TensorCompleted event to come. `words` is not copied: leave it unchanged
         until then. Raises TransportConfigError for another dtype, shape or op, or after `finish`.
         """
@@ -127,9 +146,9 @@ class WorkerEndpoint:
             raise TransportConfigError(
                 f"words: {words.dtype}[{words.ndim} dimensions] given; pass uint32 of one dimension"
             )
-        words = np.ascontiguousarray(words)
-        tensor = self._append(words, -(-words.size // self.config.lanes), _FLAGS[op])
-        if not tensor.outstanding:
+        chunks = -(-words.size // self.config.lanes)
+        tensor = self._append(np.require(words, requirements=["C", "A"]), chunks, _FLAGS[op], urgent)
+        if not chunks:
             self._pending.append(TensorCompleted(tensor.ticket, tensor.result))
         return tensor.ticket
 
@@ -143,90 +162,84 @@ class WorkerEndpoint:
 
     def receive(self, batch: Batch, now: float) -> list[Event]:
         """Process received packets uint8[n, packet_bytes], of any content; return the events."""
-        state = self._state
-        rows, before = rows_of(batch), state.counts.copy()
-        at = np.empty(len(rows), np.int64)
-        kernels.take(
-            state,
-            rows,
-            malformed(batch, self.config.lanes),
-            self._identity,
-            self.config.window,
-            now,
-            self._limits,
-            at,
-        )
-        gained = state.counts - before
-        events: list[Event] = [WorkerLeft(self.config.job_id)] if gained[Count.DEPARTED] else []
-        if not gained[Count.RESULTS]:
-            return events
-        self._moved_at = now if self.outstanding else None
-        self._window.on_results(int(gained[Count.RESULTS]), bool(gained[Count.MARKED]), *self._span())
-        if gained[Count.LOST]:
-            self._window.on_losses(int(gained[Count.LOST]), *self._span())
-        return events + self._deliver(rows, at, now)
+        kernels.take(self.state, rows_of(batch), self.identity, now, self.limits)
+        return self.collect(now)
+
+    def collect(self, now: float) -> list[Event]:
+        """Return the events of packets that were processed since the last call."""
+        counts = self.state.counts
+        departed, self._departed = self._departed, int(counts[Count.DEPARTED])
+        events: list[Event] = [WorkerLeft(self.config.job_id)] if self._departed > departed else []
+        if counts[Count.COMPLETED] > self._collected:
+            self._collected = int(counts[Count.COMPLETED])
+            left = self.state.tensors[:, Column.LEFT]
+            done = [one for one in self._tensors if not left[one.number % len(left)]]
+            self._tensors = deque(one for one in self._tensors if one not in done)
+            events += map(self._completed, done)
+        self._start_leaving(now)
+        return events
 
     def to_send(self, now: float, limit: int = BATCH) -> Batch:
         """Return up to `limit` packets to send now, uint8[n, packet_bytes].
 
         The batch is valid until the next call. Call until it is empty.
         """
-        if self._moved_at is None and self.outstanding:
-            self._moved_at = now
         if limit > len(self._scratch):
             self._scratch = np.zeros((limit, self._scratch.shape[1]), np.uint32)
-        count = kernels.resend(self._state, now, self._scratch[:limit])
-        packets = self._scratch[:count] if count else self._contribute(now, limit)
-        return packets.view(np.uint8)
+        kernels.begin(self.state, now)
+        count = kernels.resend(self.state, now, self._scratch[:limit])
+        if count:
+            return self._scratch[:count].view(np.uint8)
+        first, count = kernels.contribute(self.state, self.config.window, limit, now)
+        return self.state.packets[first : first + count].view(np.uint8)
 
     def expire(self, now: float) -> list[Event]:
         """Queue retransmissions, report a stall or leave, as is due. Call once `next_timer` has passed."""
-        timers = self.config.timers
         events, self._pending = self._pending, []
-        losses = kernels.expire(self._state, now, timers.first_answer, timers.resend_most)
-        if losses:
-            self._window.on_losses(losses, *self._span())
+        kernels.expire(self.state, now, self.limits)
+        clock = self.state.clock
         if self._leave_at is not None and now >= self._leave_at and not self.finished:
             self.finished = True
             events.append(JobFinished(self.config.job_id, confirmed=False))
-        elif self._moved_at is not None and now - self._moved_at >= timers.stall:
+        elif now - clock[Clock.MOVED] >= self.config.timers.stall:
             events.append(self.stalled(now))
-            self._moved_at = now
+            clock[Clock.MOVED] = now
         return events
 
     def next_timer(self) -> float | None:
         """Return when to call `expire` if nothing arrives before, or None for never."""
+        if self.finished and not self._pending:
+            return None
+        due = min(self.next_report(), kernels.next_due(self.state, self.limits))
+        return due if due < np.inf else None
+
+    def next_report(self) -> float:
+        """Return when `expire` has events to return if nothing arrives before; infinity for never."""
         if self._pending:
             return 0.0
-        if self.finished:
-            return None
-        timers = self.config.timers
-        due = kernels.next_due(self._state, timers.first_answer, timers.resend_most)
-        if self._leave_at is not None:
-            due = min(due, self._leave_at)
-        if self._moved_at is not None:
-            due = min(due, self._moved_at + timers.stall)
-        return due if due < np.inf else None
+        leave_at = np.inf if self._leave_at is None else self._leave_at
+        return float(min(self.state.clock[Clock.MOVED] + self.config.timers.stall, leave_at))
 
     @property
     def outstanding(self) -> int:
         """Number of submitted chunks from the oldest one without a result on."""
-        return self._end - int(self._state.marks[Mark.BASE])
+        cursors = self.state.cursors
+        return int(cursors[Cursor.END] - cursors[Cursor.BASE])
 
     def stalled(self, now: float) -> Stalled:
         """Return a `Stalled` event that describes the current wait."""
-        marks = self._state.marks
-        known = marks[Mark.NEEDED] == marks[Mark.BASE]
-        missing = numbers_of(self._state.missing) if known else ()
-        waited = 0.0 if self._moved_at is None else now - self._moved_at
-        oldest, racks = int(marks[Mark.BASE]) & 0xFFFFFFFF, len(self.config.racks)
+        cursors, moved_at = self.state.cursors, float(self.state.clock[Clock.MOVED])
+        known = cursors[Cursor.NEEDED] == cursors[Cursor.BASE]
+        missing = numbers_of(self.state.missing) if known else ()
+        waited = now - moved_at if moved_at < np.inf else 0.0
+        oldest, racks = int(cursors[Cursor.BASE]) & 0xFFFFFFFF, len(self.config.racks)
         return Stalled(
             self.config.job_id, oldest, missing, waited, racks=racks, generation=self.config.generation
         )
 
     def stats(self) -> WorkerStats:
         """Return what was counted since the start."""
-        counts, clock = self._state.counts, self._state.clock
+        counts, clock = self.state.counts, self.state.clock
         measured = clock[Clock.RTT_SAMPLES] > 0
         return WorkerStats(
             contributions=int(counts[Count.CONTRIBUTIONS]),
@@ -245,65 +258,21 @@ class WorkerEndpoint:
             rtt_most=float(clock[Clock.RTT_MOST]) if measured else None,
         )
 
-    def _span(self) -> tuple[int, int]:
-        return int(self._state.marks[Mark.BASE]), int(self._state.marks[Mark.NEXT])
-
-    def _append(self, words: NDArray[np.uint32], chunks: int, flags: Flag) -> _Tensor:
-        header = header_row(
-            kind=Kind.CONTRIBUTION,
-            flags=flags,
-            job_id=self.config.job_id,
-            generation=self.config.generation,
-            sender=self.worker_id,
-            bitmap=self._mask,
-        )
-        tensor = _Tensor(
-            self._tickets, self._end, self._end + chunks, header, words, np.empty_like(words), chunks
-        )
+    def _append(self, words: NDArray[np.uint32], chunks: int, flags: Flag, urgent: bool) -> _Tensor:
+        tensor = _Tensor(self._tickets, -1, words, np.empty_like(words))
         self._tickets += 1
-        self._end += chunks
-        if chunks:
-            self._tensors.append(tensor)
-            self._unpacked.append(tensor)
+        if not chunks:
+            return tensor
+        self.state = state = with_room(self.state)
+        cursors = state.cursors
+        start, tensor.number = int(cursors[Cursor.END]), int(cursors[Cursor.TENSOR_END])
+        addresses = words.ctypes.data, tensor.result.ctypes.data
+        row = start, start + chunks, chunks, flags, words.size, *addresses, urgent
+        state.tensors[tensor.number % len(state.tensors)] = row
+        cursors[Cursor.END] += chunks
+        cursors[Cursor.TENSOR_END] += 1
+        self._tensors.append(tensor)
         return tensor
-
-    def _contribute(self, now: float, limit: int) -> Words:
-        """Pack new chunks into the rows that keep them for retransmission; return these rows."""
-        state = self._state
-        base, position = self._span()
-        row = position % len(state.packets)
-        unanswered = int(state.counts[Count.CONTRIBUTIONS] - state.counts[Count.RESULTS])
-        room = min(base + self.config.window, self._end) - position
-        room = min(room, self._window.size - unanswered)
-        count = left = max(0, min(room, limit, len(state.packets) - row))
-        while left:
-            tensor = self._unpacked[0]
-            take = min(left, tensor.stop - position)
-            offset = (position - tensor.start) * self.config.lanes
-            kernels.contribute(state, tensor.header, tensor.words, offset, take, now)
-            position, left = position + take, left - take
-            if position == tensor.stop:
-                self._unpacked.popleft()
-        return state.packets[row : row + count]
-
-    def _deliver(self, rows: Words, at: NDArray[np.int64], now: float) -> list[Event]:
-        """Copy the sums with at[i] >= 0 to their tensors' results; return the events."""
-        new = at[at >= 0]
-        low, high = int(new.min()), int(new.max())
-        events: list[Event] = []
-        for tensor in self._tensors:
-            if tensor.start > high:
-                break
-            if tensor.stop > low:
-                tensor.outstanding -= kernels.store(
-                    rows, at, tensor.start, tensor.stop, self.config.lanes, tensor.result
-                )
-                if not tensor.outstanding:
-                    events.append(self._completed(tensor))
-        while self._tensors and not self._tensors[0].outstanding:
-            self._tensors.popleft()
-        self._start_leaving(now)
-        return events
 
     def _completed(self, tensor: _Tensor) -> Event:
         if self._leave_at is None:
@@ -314,5 +283,5 @@ class WorkerEndpoint:
     def _start_leaving(self, now: float) -> None:
         """Submit the FIN chunk once every result is there. Its result means that all workers have theirs."""
         if self._finishing and self._leave_at is None and not self.outstanding:
-            self._append(np.zeros(0, np.uint32), 1, Flag.FIN)
+            self._append(np.zeros(0, np.uint32), 1, Flag.FIN, urgent=False)
             self._leave_at = now + self.config.timers.linger

@@ -1,6 +1,7 @@
 """Compiled loops that change a worker's state, once per packet or chunk.
 
-`peelsum.transport.endpoint` decides per tensor and per batch.
+`peelsum.transport.endpoint` calls them for each batch, `peelsum.transport.exchange_kernels` for each of a
+socket's.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.transport.endpoint_state import Clock, Count, Identity, Mark, TimerLimits, WorkerState
+from peelsum.transport import congestion
+from peelsum.transport.endpoint_state import Clock, Column, Count, Cursor, Identity, Limits, WorkerState
 from peelsum.transport.layout import (
     BITMAP,
     CHUNK_ID,
@@ -23,9 +25,12 @@ from peelsum.transport.layout import (
     put,
     swap,
     unwrap,
+    well_formed,
 )
+from peelsum.transport.system_calls import words_at
 from peelsum.wire import Flag, Kind
 
+Numbers = NDArray[np.int64]
 RESULT, NEED, RESEND = int(Kind.RESULT), int(Kind.NEED), int(Kind.RESEND)
 CE, FIN, SPINE = int(Flag.CE), int(Flag.FIN), int(Flag.SPINE)
 #: A contribution counts as lost once the chunk this many positions later has its result.
@@ -40,53 +45,73 @@ OWN_DOUBT, NEEDED = 1, 2
 
 
 @compiled
-def contribute(state: WorkerState, header: Words, tensor: Words, offset: int, count: int, now: float) -> None:
-    """Pack the next `count` chunks from tensor uint32[n], from element `offset`, and count them as sent."""
-    rows, words = state.packets.shape
-    lanes = words - HEADER_WORDS
-    if state.marks[Mark.BASE] == state.marks[Mark.NEXT]:
+def begin(state: WorkerState, now: float) -> None:
+    """Start the wait for results if chunks are outstanding."""
+    if state.clock[Clock.MOVED] == np.inf and state.cursors[Cursor.BASE] < state.cursors[Cursor.END]:
+        state.clock[Clock.MOVED] = now
+
+
+@compiled
+def contribute(state: WorkerState, window: int, limit: int, now: float) -> tuple[int, int]:
+    """Pack up to `limit` new chunks into the rows that keep them; return the first row, and how many."""
+    cursors, counts, rows = state.cursors, state.counts, state.packets.shape[0]
+    first = cursors[Cursor.NEXT] % rows
+    room = min(cursors[Cursor.BASE] + window, cursors[Cursor.END]) - cursors[Cursor.NEXT]
+    unanswered = counts[Count.CONTRIBUTIONS] - counts[Count.RESULTS]
+    room = min(room, congestion.size(state.congestion) - unanswered, limit, rows - first)
+    left = count = max(0, room)
+    if left and cursors[Cursor.BASE] == cursors[Cursor.NEXT]:
         state.clock[Clock.QUIET_SINCE] = now
+    while left:
+        tensor = state.tensors[cursors[Cursor.TENSOR_PACKED] % state.tensors.shape[0]]
+        packed = min(left, tensor[Column.STOP] - cursors[Cursor.NEXT])
+        _pack(state, tensor, packed, now)
+        left -= packed
+        if cursors[Cursor.NEXT] == tensor[Column.STOP]:
+            cursors[Cursor.TENSOR_PACKED] += 1
+    counts[Count.CONTRIBUTIONS] += count
+    return first, count
+
+
+@compiled
+def _pack(state: WorkerState, tensor: Numbers, count: int, now: float) -> None:
+    """Pack the next `count` chunks, all of one tensor."""
+    rows, words = state.packets.shape
+    lanes, size = words - HEADER_WORDS, tensor[Column.SIZE]
+    source = words_at(tensor[Column.WORDS], size)
     for k in range(count):
-        position = state.marks[Mark.NEXT] + k
+        position = state.cursors[Cursor.NEXT] + k
         row = position % rows
         packet = state.packets[row]
-        packet[:HEADER_WORDS] = header
+        packet[:HEADER_WORDS] = state.header
         put(packet, CHUNK_ID, position & 0xFFFFFFFF)
-        first = offset + k * lanes
-        filled = max(0, min(lanes, tensor.shape[0] - first))
-        source, target = tensor[first : first + filled], packet[HEADER_WORDS : HEADER_WORDS + filled]
-        for lane in range(filled):
-            target[lane] = swap(source[lane])
+        put(packet, FLAGS, tensor[Column.FLAGS])
+        first = (position - tensor[Column.START]) * lanes
+        filled = max(0, min(lanes, size - first))
+        _swap_all(source[first : first + filled], packet[HEADER_WORDS : HEADER_WORDS + filled])
         packet[HEADER_WORDS + filled :] = 0
         state.answered[row] = False
         state.queued[row] = 0
         state.tries[row] = 0
         state.sent_at[row] = now
-    state.marks[Mark.NEXT] += count
-    state.counts[Count.CONTRIBUTIONS] += count
+    state.cursors[Cursor.NEXT] += count
 
 
 @compiled
-def take(
-    state: WorkerState,
-    rows: Words,
-    bad: NDArray[np.bool_],
-    identity: Identity,
-    window: int,
-    now: float,
-    limits: TimerLimits,
-    at: NDArray[np.int64],
-) -> None:
-    """Process received packets: rows uint32[n, words], bad bool[n] for malformed ones.
+def _swap_all(source: Words, target: Words) -> None:
+    """Copy words with their bytes reversed."""
+    for i in range(source.shape[0]):
+        target[i] = swap(source[i])
 
-    Sets at[i] to the position of the chunk whose result packet i brings, or to -1 if there is nothing to
-    store.
-    """
-    counts, marks = state.counts, state.marks
+
+@compiled
+def take(state: WorkerState, rows: Words, identity: Identity, now: float, limits: Limits) -> None:
+    """Process received packets, rows uint32[n, words] of any content; store the sums that they bring."""
+    counts, cursors = state.counts, state.cursors
+    results, marked, lost = counts[Count.RESULTS], counts[Count.MARKED], counts[Count.LOST]
     for i in range(rows.shape[0]):
-        at[i] = -1
         packet = rows[i]
-        if bad[i]:
+        if not well_formed(packet):
             counts[Count.MALFORMED] += 1
         elif get(packet, JOB_ID) != identity.job_id:
             counts[Count.FOREIGN_JOB] += 1
@@ -94,28 +119,56 @@ def take(
             counts[Count.WRONG_GENERATION] += 1
         else:
             kind = get(packet, KIND)
-            position = unwrap(get(packet, CHUNK_ID), marks[Mark.BASE])
+            position = unwrap(get(packet, CHUNK_ID), cursors[Cursor.BASE])
             if kind == RESULT:
-                if _accept(state, packet, position, window, now, limits):
-                    at[i] = position
+                if _accept(state, packet, position, now, limits):
+                    _store(state, packet, position)
             elif kind == NEED and (get(packet, FLAGS) & SPINE != 0) == (identity.rack >= 0):
-                _need(state, packet, position, window, identity.rack, identity.worker_mask)
+                _need(state, packet, position, limits.window, identity.rack, identity.worker_mask)
             else:
                 counts[Count.UNEXPECTED_KIND] += 1
     _advance(state, now)
+    gained = counts[Count.RESULTS] - results
+    if gained:
+        base, end = cursors[Cursor.BASE], cursors[Cursor.NEXT]
+        state.clock[Clock.MOVED] = now if base < cursors[Cursor.END] else np.inf
+        congestion.on_results(state.congestion, gained, counts[Count.MARKED] > marked, base, end)
+        if counts[Count.LOST] > lost:
+            congestion.on_losses(state.congestion, counts[Count.LOST] - lost, base, end)
 
 
 @compiled
-def _accept(
-    state: WorkerState, packet: Words, position: int, window: int, now: float, limits: TimerLimits
-) -> bool:
+def _store(state: WorkerState, packet: Words, position: int) -> None:
+    """Copy a new sum to its tensor's result."""
+    cursors, room, lanes = state.cursors, state.tensors.shape[0], packet.shape[0] - HEADER_WORDS
+    number = cursors[Cursor.TENSOR_OLDEST]
+    while position >= state.tensors[number % room, Column.STOP]:
+        number += 1
+    tensor = state.tensors[number % room]
+    first = (position - tensor[Column.START]) * lanes
+    result = words_at(tensor[Column.RESULT], tensor[Column.SIZE])
+    target = result[first : min(first + lanes, tensor[Column.SIZE])]
+    _swap_all(packet[HEADER_WORDS : HEADER_WORDS + target.shape[0]], target)
+    tensor[Column.LEFT] -= 1
+    if not tensor[Column.LEFT]:
+        state.counts[Count.COMPLETED] += 1
+        state.counts[Count.URGENT] += tensor[Column.URGENT]
+    while (
+        cursors[Cursor.TENSOR_OLDEST] < cursors[Cursor.TENSOR_PACKED]
+        and not (state.tensors[cursors[Cursor.TENSOR_OLDEST] % room, Column.LEFT])
+    ):
+        cursors[Cursor.TENSOR_OLDEST] += 1
+
+
+@compiled
+def _accept(state: WorkerState, packet: Words, position: int, now: float, limits: Limits) -> bool:
     """Return whether a RESULT is new; if so, update the state."""
-    counts, marks = state.counts, state.marks
-    if position >= marks[Mark.NEXT] or position < marks[Mark.BASE] - window:
+    counts, cursors = state.counts, state.cursors
+    if position >= cursors[Cursor.NEXT] or position < cursors[Cursor.BASE] - limits.window:
         counts[Count.OUT_OF_WINDOW] += 1
         return False
     row = position % state.answered.shape[0]
-    if position < marks[Mark.BASE] or state.answered[row]:
+    if position < cursors[Cursor.BASE] or state.answered[row]:
         counts[Count.DUPLICATES] += 1
         return False
     if get(packet, FLAGS) & ~get(state.packets[row], FLAGS) & FIN:
@@ -125,7 +178,7 @@ def _accept(
     counts[Count.RESULTS] += 1
     if get(packet, FLAGS) & CE:
         counts[Count.MARKED] += 1
-    marks[Mark.HIGHEST] = max(marks[Mark.HIGHEST], position)
+    cursors[Cursor.HIGHEST] = max(cursors[Cursor.HIGHEST], position)
     clock, sent = state.clock, state.sent_at[row]
     clock[Clock.QUIET_SINCE] = now
     if state.tries[row] == 0 or now - sent > SOONEST * clock[Clock.USUAL]:
@@ -136,7 +189,7 @@ def _accept(
 
 
 @compiled
-def _sample(clock: NDArray[np.float64], rtt: float, limits: TimerLimits) -> None:
+def _sample(clock: NDArray[np.float64], rtt: float, limits: Limits) -> None:
     """Add a measured round-trip time to the statistics and to the resend timer.
 
     A round trip involves all workers, and may mostly consist of waiting for a slow one. So the estimate
@@ -162,17 +215,17 @@ def _need(
     state: WorkerState, packet: Words, position: int, window: int, own_rack: int, worker_mask: int
 ) -> None:
     """Process a NEED: note who is missing from the oldest chunk; queue a RESEND if this worker is."""
-    counts, marks = state.counts, state.marks
+    counts, cursors = state.counts, state.cursors
     counts[Count.NEEDS] += 1
-    if position == marks[Mark.BASE]:
-        marks[Mark.NEEDED] = position
+    if position == cursors[Cursor.BASE]:
+        cursors[Cursor.NEEDED] = position
         for rack in range(state.missing.shape[0]):
             state.missing[rack] = _missing(packet, rack)
     # The joining chunks have the rows of the chunks before the run's first.
-    joining = marks[Mark.FIRST] <= position < marks[Mark.JOINED]
-    own = position + (marks[Mark.RUN] - marks[Mark.JOINED] if joining else 0)
-    sent = joining or marks[Mark.RUN] <= position < marks[Mark.NEXT]
-    kept = sent and own >= marks[Mark.BASE] - window
+    joining = cursors[Cursor.FIRST] <= position < cursors[Cursor.JOINED]
+    own = position + (cursors[Cursor.RUN] - cursors[Cursor.JOINED] if joining else 0)
+    sent = joining or cursors[Cursor.RUN] <= position < cursors[Cursor.NEXT]
+    kept = sent and own >= cursors[Cursor.BASE] - window
     if kept and _missing(packet, max(0, own_rack)) & worker_mask:
         _enqueue(state, position, NEEDED)
 
@@ -195,8 +248,8 @@ def _enqueue(state: WorkerState, position: int, cause: int) -> None:
     rows = state.queue.shape[0]
     row = position % rows
     if not state.queued[row]:
-        state.queue[state.marks[Mark.QUEUE_TAIL] % rows] = position
-        state.marks[Mark.QUEUE_TAIL] += 1
+        state.queue[state.cursors[Cursor.QUEUE_TAIL] % rows] = position
+        state.cursors[Cursor.QUEUE_TAIL] += 1
     state.queued[row] = max(state.queued[row], cause)
 
 
@@ -206,10 +259,10 @@ def _advance(state: WorkerState, now: float) -> None:
 
     A contribution is overtaken by later chunks, a RESEND by any packet sent after it (as in RFC 8985).
     """
-    marks, clock, rows = state.marks, state.clock, state.answered.shape[0]
-    while marks[Mark.BASE] < marks[Mark.NEXT] and state.answered[marks[Mark.BASE] % rows]:
-        marks[Mark.BASE] += 1
-    for position in range(marks[Mark.BASE], marks[Mark.HIGHEST] - REORDERING + 1):
+    cursors, clock, rows = state.cursors, state.clock, state.answered.shape[0]
+    while cursors[Cursor.BASE] < cursors[Cursor.NEXT] and state.answered[cursors[Cursor.BASE] % rows]:
+        cursors[Cursor.BASE] += 1
+    for position in range(cursors[Cursor.BASE], cursors[Cursor.HIGHEST] - REORDERING + 1):
         row = position % rows
         if state.answered[row] or state.queued[row]:
             continue
@@ -220,68 +273,53 @@ def _advance(state: WorkerState, now: float) -> None:
 
 
 @compiled
-def store(rows: Words, at: NDArray[np.int64], start: int, stop: int, lanes: int, result: Words) -> int:
-    """Copy the sums of chunks [start, stop) into result uint32[n]; return how many there were."""
-    stored = 0
-    for i in range(at.shape[0]):
-        if start <= at[i] < stop:
-            first = (at[i] - start) * lanes
-            target = result[first : min(first + lanes, result.shape[0])]
-            source = rows[i, HEADER_WORDS:]
-            for lane in range(target.shape[0]):
-                target[lane] = swap(source[lane])
-            stored += 1
-    return stored
-
-
-@compiled
-def _due(clock: NDArray[np.float64], sent: float, tries: int, patience: float, most: float) -> float:
+def _due(clock: NDArray[np.float64], sent: float, tries: int, limits: Limits) -> float:
     """Return when to retransmit a chunk that was sent at `sent` and not answered.
 
     Each new result restarts the timer (RFC 6298, 5.3): while results arrive, later ones reveal the lost
-    chunks, and the others are queued somewhere. Without results the wait doubles, up to `most`.
+    chunks, and the others are queued somewhere. Without results the wait doubles, up to `limits.most`.
     """
     silence = sent - clock[Clock.QUIET_SINCE]
     if tries == 0 and silence >= 0:
-        return sent + patience
+        return sent + limits.patience
     wait = clock[Clock.TIMEOUT] * (LOST_BEFORE if tries else 1.0)
-    return float(max(sent, clock[Clock.QUIET_SINCE]) + min(most, max(wait, silence)))
+    return float(max(sent, clock[Clock.QUIET_SINCE]) + min(limits.most, max(wait, silence)))
 
 
 @compiled
-def next_due(state: WorkerState, patience: float, most: float) -> float:
+def next_due(state: WorkerState, limits: Limits) -> float:
     """Return when a chunk is to be retransmitted; infinity if there is none.
 
     Only the oldest chunk and chunks retransmitted before have a timer. The others may wait for a slow worker:
     retransmitting a whole window would take all its partial sums out of the switch. Later results reveal
     their losses.
     """
-    marks, due = state.marks, np.inf
-    stop = min(marks[Mark.NEXT], max(marks[Mark.BASE] + 1, marks[Mark.HIGHEST]))
-    for position in range(marks[Mark.BASE], stop):
+    cursors, due = state.cursors, np.inf
+    stop = min(cursors[Cursor.NEXT], max(cursors[Cursor.BASE] + 1, cursors[Cursor.HIGHEST]))
+    for position in range(cursors[Cursor.BASE], stop):
         row = position % state.answered.shape[0]
-        timed = state.tries[row] or position == marks[Mark.BASE]
+        timed = state.tries[row] or position == cursors[Cursor.BASE]
         if timed and not state.answered[row] and not state.queued[row]:
-            due = min(due, _due(state.clock, state.sent_at[row], state.tries[row], patience, most))
+            due = min(due, _due(state.clock, state.sent_at[row], state.tries[row], limits))
     return float(due)
 
 
 @compiled
-def expire(state: WorkerState, now: float, patience: float, most: float) -> int:
-    """Queue the chunks whose timer has run out, and probes after the oldest. Return how many were found lost.
+def expire(state: WorkerState, now: float, limits: Limits) -> None:
+    """Queue the chunks whose timer has run out, and probes after the oldest.
 
     If only retransmitted chunks were answered since the last timeout, the window's tail was lost: `_probes`
     then doubles the number of probes.
     """
-    marks, clock = state.marks, state.clock
+    cursors, clock = state.cursors, state.clock
     queued = probes = lost = 0
-    for position in range(marks[Mark.BASE], marks[Mark.NEXT]):
+    for position in range(cursors[Cursor.BASE], cursors[Cursor.NEXT]):
         row = position % state.answered.shape[0]
         sent, tries = state.sent_at[row], state.tries[row]
         if state.answered[row] or state.queued[row]:
             continue
-        oldest = position == marks[Mark.BASE]
-        due = (tries > 0 or oldest) and _due(clock, sent, tries, patience, most) <= now
+        oldest = position == cursors[Cursor.BASE]
+        due = (tries > 0 or oldest) and _due(clock, sent, tries, limits) <= now
         if due and oldest:
             probes = _probes(state)
         if due or (queued < probes and now - sent >= clock[Clock.TIMEOUT]):
@@ -289,27 +327,28 @@ def expire(state: WorkerState, now: float, patience: float, most: float) -> int:
             _enqueue(state, position, OWN_DOUBT)
             queued += 1
     state.counts[Count.TIMEOUTS] += queued
-    return lost
+    if lost:
+        congestion.on_losses(state.congestion, lost, cursors[Cursor.BASE], cursors[Cursor.NEXT])
 
 
 @compiled
 def _probes(state: WorkerState) -> int:
     """Return how many chunks to retransmit now that the oldest one's timer has run out."""
-    marks = state.marks
-    came = state.counts[Count.RESULTS] - marks[Mark.RESULTS_BEFORE]
-    marks[Mark.RESULTS_BEFORE] = state.counts[Count.RESULTS]
-    probes = 2 * marks[Mark.PROBES] if 0 < came <= 2 * marks[Mark.PROBES] else 1
-    marks[Mark.PROBES] = min(probes, state.answered.shape[0])
-    return int(marks[Mark.PROBES])
+    cursors = state.cursors
+    came = state.counts[Count.RESULTS] - cursors[Cursor.RESULTS_BEFORE]
+    cursors[Cursor.RESULTS_BEFORE] = state.counts[Count.RESULTS]
+    probes = 2 * cursors[Cursor.PROBES] if 0 < came <= 2 * cursors[Cursor.PROBES] else 1
+    cursors[Cursor.PROBES] = min(probes, state.answered.shape[0])
+    return int(cursors[Cursor.PROBES])
 
 
 @compiled
 def resend(state: WorkerState, now: float, out: Words) -> int:
     """Fill out uint32[limit, words] with queued RESENDs; return how many."""
-    marks, rows, filled = state.marks, state.queue.shape[0], 0
-    while marks[Mark.QUEUE_HEAD] < marks[Mark.QUEUE_TAIL] and filled < out.shape[0]:
-        position = state.queue[marks[Mark.QUEUE_HEAD] % rows]
-        marks[Mark.QUEUE_HEAD] += 1
+    cursors, rows, filled = state.cursors, state.queue.shape[0], 0
+    while cursors[Cursor.QUEUE_HEAD] < cursors[Cursor.QUEUE_TAIL] and filled < out.shape[0]:
+        position = state.queue[cursors[Cursor.QUEUE_HEAD] % rows]
+        cursors[Cursor.QUEUE_HEAD] += 1
         row = position % rows
         cause, state.queued[row] = state.queued[row], 0
         if state.answered[row] and cause != NEEDED:

@@ -12,11 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.transport.layout import HEADER_WORDS
+from peelsum.transport.layout import HEADER_WORDS, Words
+
+#: Tensors for which a new state has room.
+_TENSORS = 16
 
 
-class Mark(IntEnum):
-    """Indices of positions and numbers in `WorkerState.marks`."""
+class Cursor(IntEnum):
+    """Indices of positions and numbers in `WorkerState.cursors`."""
 
     FIRST = 0  # the generation's first chunk
     BASE = 1  # the oldest chunk without its result
@@ -29,6 +32,11 @@ class Mark(IntEnum):
     RESULTS_BEFORE = 8  # results received when the timer last ran out
     JOINED = 9  # the first chunk after the joining chunks; FIRST until then
     RUN = 10  # the run's first chunk: FIRST, or as set by `start_run`
+    END = 11  # the position after the last submitted chunk
+    # Tensors are numbered in order of submission.
+    TENSOR_OLDEST = 12  # the oldest tensor that lacks results
+    TENSOR_PACKED = 13  # the tensor of the next chunk to contribute
+    TENSOR_END = 14  # the next tensor to be submitted
 
 
 class Count(IntEnum):
@@ -48,6 +56,8 @@ class Count(IntEnum):
     UNEXPECTED_KIND = 11
     OUT_OF_WINDOW = 12
     DEPARTED = 13  # results with the FIN of a worker that has finished
+    COMPLETED = 14  # tensors with all their results
+    URGENT = 15  # those of them whose result the caller waits for
 
 
 class Clock(IntEnum):
@@ -61,6 +71,20 @@ class Clock(IntEnum):
     RTT_SUM = 5
     RTT_SAMPLES = 6
     ANSWERED = 7  # when the latest of the answered packets was sent
+    MOVED = 8  # when a new result last arrived, or chunks were first outstanding; infinity if none are
+
+
+class Column(IntEnum):
+    """Indices of a submitted tensor's numbers in a row of `WorkerState.tensors`."""
+
+    START = 0  # its chunks are [START, STOP), by position
+    STOP = 1
+    LEFT = 2  # chunks without their results
+    FLAGS = 3
+    SIZE = 4  # words
+    WORDS = 5  # address of the words to be sent
+    RESULT = 6  # address of the words to be received
+    URGENT = 7  # 1 if the caller waits for its result, so that loops return
 
 
 class Identity(NamedTuple):
@@ -72,11 +96,13 @@ class Identity(NamedTuple):
     worker_mask: int
 
 
-class TimerLimits(NamedTuple):
-    """Bounds of the measured resend timer, in seconds."""
+class Limits(NamedTuple):
+    """The job's window, and times in seconds."""
 
-    least: float
+    window: int  # most outstanding chunks
+    least: float  # bounds of the measured resend timer
     most: float
+    patience: float  # the wait for the first answer
 
 
 class WorkerState(NamedTuple):
@@ -89,26 +115,31 @@ class WorkerState(NamedTuple):
     sent_at: NDArray[np.float64]  # [rows]
     queue: NDArray[np.int64]  # [rows]: ring of positions to retransmit
     missing: NDArray[np.int64]  # [racks]: the workers that the last NEED for chunk NEEDED named
-    marks: NDArray[np.int64]  # [Mark]
+    cursors: NDArray[np.int64]  # [Cursor]
     counts: NDArray[np.int64]  # [Count]
     clock: NDArray[np.float64]  # [Clock]
+    congestion: NDArray[np.float64]  # [congestion.Number]
+    header: NDArray[np.uint32]  # [HEADER_WORDS]: of a contribution without flags
+    tensors: NDArray[np.int64]  # [room, Column]: a ring; tensor t has row t % room
 
 
-def new_state(window: int, lanes: int, racks: int, first: int, timeout: float) -> WorkerState:
+def new_state(
+    limits: Limits, lanes: int, racks: int, first: int, congestion: NDArray[np.float64], header: Words
+) -> WorkerState:
     """Return the state of a worker that has sent nothing.
 
-    racks: 1 with one level. first: a position. timeout: the resend timer until an RTT is measured, seconds.
+    racks: 1 with one level. first: a position.
     """
-    rows = 2 * window
-    marks = np.zeros(len(Mark), np.int64)
-    marks[[Mark.FIRST, Mark.BASE, Mark.NEXT, Mark.JOINED, Mark.RUN]] = first
-    marks[[Mark.HIGHEST, Mark.NEEDED]] = first - 1
-    marks[Mark.PROBES] = 1
+    rows = 2 * limits.window
+    cursors = np.zeros(len(Cursor), np.int64)
+    cursors[[Cursor.FIRST, Cursor.BASE, Cursor.NEXT, Cursor.JOINED, Cursor.RUN, Cursor.END]] = first
+    cursors[[Cursor.HIGHEST, Cursor.NEEDED]] = first - 1
+    cursors[Cursor.PROBES] = 1
     clock = np.zeros(len(Clock))
     clock[[Clock.QUIET_SINCE, Clock.ANSWERED]] = -np.inf
     clock[Clock.USUAL] = -1.0
-    clock[Clock.TIMEOUT] = timeout
-    clock[Clock.RTT_LEAST] = np.inf
+    clock[Clock.TIMEOUT] = limits.patience
+    clock[[Clock.RTT_LEAST, Clock.MOVED]] = np.inf
     return WorkerState(
         packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
         answered=np.zeros(rows, np.bool_),
@@ -117,7 +148,22 @@ def new_state(window: int, lanes: int, racks: int, first: int, timeout: float) -
         sent_at=np.zeros(rows),
         queue=np.zeros(rows, np.int64),
         missing=np.zeros(racks, np.int64),
-        marks=marks,
+        cursors=cursors,
         counts=np.zeros(len(Count), np.int64),
         clock=clock,
+        congestion=congestion,
+        header=header,
+        tensors=np.zeros((_TENSORS, len(Column)), np.int64),
     )
+
+
+def with_room(state: WorkerState) -> WorkerState:
+    """Return the state with room for one more tensor: the same arrays, but a longer ring if it was full."""
+    oldest, end = int(state.cursors[Cursor.TENSOR_OLDEST]), int(state.cursors[Cursor.TENSOR_END])
+    room = len(state.tensors)
+    if end - oldest < room:
+        return state
+    longer = np.zeros((2 * room, len(Column)), np.int64)
+    numbers = np.arange(oldest, end)
+    longer[numbers % len(longer)] = state.tensors[numbers % room]
+    return state._replace(tensors=longer)

@@ -14,7 +14,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from peelsum.wire import FIELDS, HEADER_BYTES, Batch, pack
+from peelsum.wire import FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind, pack
+from peelsum.wire import VERSION as WIRE_VERSION
 from peelsum.wire import format as wire_format
 
 Words = NDArray[np.uint32]
@@ -31,7 +32,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def _fingerprint() -> str:
     """Return a hash of the sources from which compiled loops take constants and functions."""
     here = Path(__file__).parent
-    shared = sorted([*here.glob("*_state.py"), *here.glob("*_rows.py")])
+    patterns = ("*_state.py", "*_rows.py", "*_kernels.py", "congestion.py", "system_calls.py")
+    shared = sorted(source for pattern in patterns for source in here.glob(pattern))
     sources = [Path(wire_format.__file__), Path(__file__), *shared]
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
@@ -72,6 +74,7 @@ def _place(name: str) -> Place:
     raise KeyError(name)
 
 
+VERSION = _place("version")
 KIND = _place("kind")
 FLAGS = _place("flags")
 JOB_ID = _place("job_id")
@@ -79,6 +82,8 @@ GENERATION = _place("generation")
 SENDER = _place("sender")
 CHUNK_ID = _place("chunk_id")
 BITMAP = _place("bitmap")
+_ALL_FLAGS, _RESET = int(wire_format.ALL_FLAGS), int(Kind.RESET)
+_FIRST_KIND, _LAST_KIND = int(min(Kind)), int(max(Kind))
 
 
 def rows_of(batch: Batch) -> Words:
@@ -111,6 +116,15 @@ def put(row: Words, place: Place, value: int) -> None:
     """Set a field of one packet, row uint32[words]."""
     kept = np.int64(swap(row[place[0]])) & ~(place[2] << place[1])
     row[place[0]] = swap(np.uint32(kept | (value << place[1])))
+
+
+@compiled
+def well_formed(packet: Words) -> bool:
+    """Return whether `wire.malformed` accepts a packet: its version, flags, kind and job."""
+    kind = get(packet, KIND)
+    valid = get(packet, VERSION) == WIRE_VERSION and get(packet, FLAGS) & ~_ALL_FLAGS == 0
+    valid = valid and _FIRST_KIND <= kind <= _LAST_KIND
+    return valid and (get(packet, JOB_ID) != RESERVED_JOB_ID or kind == _RESET)
 
 
 @compiled

@@ -9,6 +9,7 @@ are sent to.
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import socket
 import time
@@ -58,15 +59,16 @@ class Link:
         self._writing = False
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
         try:
-            self._socket = self._bind(packet_bytes)
+            self.socket = self._bind(packet_bytes)
         except OSError as error:
             self._close_waiting()
             raise SwitchUnreachableError(str(error)) from error
         try:
             with self._blaming_the_network():
-                self._socket.connect(address)
-                self._selector.register(self._socket, selectors.EVENT_READ)
+                self.socket.connect(address)
+                self._selector.register(self.socket, selectors.EVENT_READ)
                 self._selector.register(self._woken, selectors.EVENT_READ)
                 if self._greets:
                     self._say_hello(hello_s)
@@ -77,7 +79,7 @@ class Link:
     def receive(self) -> Batch | None:
         """Return packets that have arrived, uint8[n, packet_bytes], valid until the next call, or None."""
         with self._blaming_the_network():
-            while (burst := self._socket.receive()) is not None:
+            while (burst := self.socket.receive()) is not None:
                 self._heard_at = time.monotonic()
                 if not burst.hello:
                     return burst.packets
@@ -91,14 +93,42 @@ class Link:
                 return
             self._unsent = batch
 
-    def wait(self, until: float | None) -> None:
-        """Wait for a packet, for room to send the rest, for `wake`, or until the time `until`."""
-        now = time.monotonic()
+    def send(self, batch: Batch) -> int:
+        """Send packets; return how many the kernel took."""
+        with self._blaming_the_network():
+            return self.socket.send(batch)
+
+    def fail(self, number: int) -> None:
+        """Raise SwitchUnreachableError for a system call's error number."""
+        with self._blaming_the_network():
+            raise OSError(number, os.strerror(number))
+
+    @property
+    def waker(self) -> int:
+        """The descriptor that is readable after `wake`."""
+        return self._woken.fileno()
+
+    def clear_wakes(self) -> None:
+        """Forget earlier calls of `wake`."""
+        with suppress(BlockingIOError):
+            self._woken.recv(64)
+
+    def heard(self, at: float) -> None:
+        """Note that a datagram was received at the time `at`."""
+        self._heard_at = max(self._heard_at, at)
+
+    def greet(self, now: float) -> float:
+        """Say hello if nothing has been received for a while; return when to call this again."""
         if now - self._heard_at >= _SILENCE:
             self._heard_at = now
             if self._greets:
-                self._socket.send_hello()
-        latest = self._heard_at + _SILENCE
+                self.socket.send_hello()
+        return self._heard_at + _SILENCE
+
+    def wait(self, until: float | None) -> None:
+        """Wait for a packet, for room to send the rest, for `wake`, or until the time `until`."""
+        now = time.monotonic()
+        latest = self.greet(now)
         latest = latest if until is None else min(latest, until)
         self._watch(writing=self._unsent is not None)
         for key, _ in self._selector.select(max(0.0, latest - now)):
@@ -113,17 +143,17 @@ class Link:
     @property
     def room(self) -> int:
         """Approximate number of packets that the receive buffer holds."""
-        return self._socket.room
+        return self.socket.room
 
     @property
     def overruns(self) -> int:
         """Packets that the kernel dropped because the receive buffer was full."""
-        return self._socket.overruns
+        return self.socket.overruns
 
     def close(self) -> None:
         """Free the port."""
         self._close_waiting()
-        self._socket.close()
+        self.socket.close()
 
     def __enter__(self) -> Self:
         return self
@@ -158,13 +188,12 @@ class Link:
         if writing != self._writing:
             self._writing = writing
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
-            self._selector.modify(self._socket, events)
+            self._selector.modify(self.socket, events)
 
     def _flushed(self) -> bool:
         """Send the unsent rest; return whether all of it was sent."""
         assert self._unsent is not None
-        with self._blaming_the_network():
-            left = self._unsent[self._socket.send(self._unsent) :]
+        left = self._unsent[self.send(self._unsent) :]
         self._unsent = left if len(left) else None
         return self._unsent is None
 
@@ -178,10 +207,10 @@ class Link:
                 where = f"{self._address[0]}:{self._address[1]}"
                 _log.warning("switch address %s: no answer yet; waiting up to %g s", where, patience)
             if now >= say_at:
-                self._socket.send_hello()
+                self.socket.send_hello()
                 say_at = now + _HELLO_GAP
             self._selector.select(min(say_at, give_up_at) - now)
-            while (burst := self._socket.receive()) is not None:
+            while (burst := self.socket.receive()) is not None:
                 if burst.hello:
                     self._heard_at = time.monotonic()
                     return

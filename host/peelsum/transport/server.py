@@ -1,8 +1,8 @@
 """The aggregation server of one job, without socket or clock: it completes what the switch could not.
 
-Theory of operation. H is the set of workers in a chunk's sum so far, acc the sum, P the workers in an
-arriving packet: with SPINE whole racks, without it workers of the sender's rack. The rules are the same for
-one level and two.
+Theory of operation. H is the set of workers in a chunk's sum so far, and acc the sum. P is the set of workers
+in an arriving packet: with SPINE whole racks, without it workers of the sender's rack. The rules are the same
+for one level and two.
 
 | event | action |
 |---|---|
@@ -33,14 +33,14 @@ from peelsum.transport.layout import SERIAL_BASE, rows_of
 from peelsum.transport.server_state import (
     CompleteSum,
     Count,
+    Cursor,
     Identity,
     JoiningChunks,
-    Mark,
     Waits,
     new_state,
 )
 from peelsum.transport.stats import Progress, ServerStats
-from peelsum.wire import Batch, Flag, malformed, packet_bytes
+from peelsum.wire import Batch, Flag, packet_bytes
 
 BATCH = 64
 _DROPS = (
@@ -61,10 +61,10 @@ class AggregationServer:
         self.config = config
         complete = CompleteSum(config.expected_mask, int(Flag.SPINE) if config.racks else 0)
         joining = JoiningChunks(SERIAL_BASE + config.first_chunk, config.joining_chunks)
-        self._state = new_state(config.window, config.lanes, config.rack_masks, complete, joining)
-        self._identity = Identity(config.job_id, config.generation)
+        self.state = new_state(config.window, config.lanes, config.rack_masks, complete, joining)
+        self.identity = Identity(config.job_id, config.generation)
         timers = config.timers
-        self._waits = Waits(timers.need, timers.need_most, timers.reply_gap)
+        self.waits = Waits(timers.need, timers.need_most, timers.reply_gap)
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
         self._report_at = -np.inf
         self._now = -np.inf
@@ -72,20 +72,15 @@ class AggregationServer:
 
     def receive(self, batch: Batch, now: float) -> list[Event]:
         """Process received packets uint8[n, packet_bytes], of any content; return the events."""
-        config = self.config
+        kernels.take(self.state, rows_of(batch), self.identity, self.config.window, now, self.waits)
+        return self.collect(now)
+
+    def collect(self, now: float) -> list[Event]:
+        """Return the events of packets that were processed since the last call, the last at `now`."""
         self._now = now
-        kernels.take(
-            self._state,
-            rows_of(batch),
-            malformed(batch, config.lanes),
-            self._identity,
-            config.window,
-            now,
-            self._waits,
-        )
-        if self._state.marks[Mark.FINISHED] and not self.finished:
+        if self.state.cursors[Cursor.FINISHED] and not self.finished:
             self.finished = True
-            return [JobFinished(config.job_id, confirmed=True)]
+            return [JobFinished(self.config.job_id, confirmed=True)]
         return []
 
     def to_send(self, now: float, limit: int = BATCH) -> Batch:
@@ -95,18 +90,18 @@ class AggregationServer:
         """
         if limit > len(self._scratch):
             self._scratch = np.zeros((limit, self._scratch.shape[1]), np.uint32)
-        count = kernels.send(self._state, self._scratch[:limit])
+        count = kernels.send(self.state, self._scratch[:limit])
         return self._scratch[:count].view(np.uint8)
 
     def expire(self, now: float) -> list[Event]:
         """Ask for missing parts or report a stall, as is due. Call once `next_timer` has passed."""
         timers = self.config.timers
         self._now = now
-        kernels.expire(self._state, now, self.config.window, timers.need, timers.need_most)
+        kernels.expire(self.state, now, self.config.window, timers.need, timers.need_most)
         if now < self._report_at:
             return []
-        incomplete, row = kernels.oldest_incomplete(self._state, self.config.window)
-        waited = now - self._state.since[row] if incomplete else 0.0
+        incomplete, row = kernels.oldest_incomplete(self.state, self.config.window)
+        waited = now - self.state.since[row] if incomplete else 0.0
         if waited < timers.stall:
             return []
         self._report_at = now + timers.stall
@@ -124,12 +119,12 @@ class AggregationServer:
 
     def next_timer(self) -> float | None:
         """Return when to call `expire` if nothing arrives before, or None for never."""
-        due = kernels.next_due(self._state)
+        due = kernels.next_due(self.state)
         return due if due < np.inf else None
 
     def progress(self, now: float | None = None) -> Progress:
         """Return the job's progress as of `now`, by default the time of the last packet or timer."""
-        state = self._state
+        state = self.state
         incomplete, row = kernels.oldest_incomplete(state, self.config.window)
         missing = numbers_of(state.expected & ~state.have[row]) if incomplete else ()
         return Progress(
@@ -146,7 +141,7 @@ class AggregationServer:
 
     def stats(self) -> ServerStats:
         """Return what was counted since the start."""
-        counts = self._state.counts
+        counts = self.state.counts
         return ServerStats(
             chunks_in_switch=int(counts[Count.IN_SWITCH]),
             chunks_at_server=int(counts[Count.AT_SERVER]),
@@ -164,9 +159,9 @@ class AggregationServer:
 
     def _unseen_for(self, worker: int, now: float) -> float | None:
         """Return the seconds since a worker's last contribution, or None if there was none."""
-        seen_at = float(max(self._state.heard_at[worker], self._state.heard_at[-1]))
+        seen_at = float(max(self.state.heard_at[worker], self.state.heard_at[-1]))
         return max(0.0, now - seen_at) if seen_at > -np.inf else None
 
     def _complete(self) -> int:
-        counts = self._state.counts
+        counts = self.state.counts
         return int(counts[Count.IN_SWITCH] + counts[Count.AT_SERVER])

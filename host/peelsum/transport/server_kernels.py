@@ -25,9 +25,10 @@ from peelsum.transport.layout import (
     inlined,
     put,
     swap,
+    well_formed,
 )
 from peelsum.transport.server_rows import ASKS, current, pause, row_of
-from peelsum.transport.server_state import Count, Identity, JobState, Mark, Members, Waits
+from peelsum.transport.server_state import Count, Cursor, Identity, JobState, Members, Waits
 from peelsum.wire import EVERYONE as EVERYONE_ID
 from peelsum.wire import MAX_WORKERS, Flag, Kind
 
@@ -45,20 +46,19 @@ OWE_SPINE_RESEND, OWE_NEED = 4 << MAX_WORKERS, 8 << MAX_WORKERS
 def take(
     state: JobState,
     rows: Words,
-    bad: NDArray[np.bool_],
     identity: Identity,
     window: int,
     now: float,
     waits: Waits,
 ) -> None:
-    """Process received packets: rows uint32[n, words], bad bool[n] for malformed ones."""
-    counts, two_levels = state.counts, state.marks[Mark.SUM_FLAG] != 0
+    """Process received packets, rows uint32[n, words] of any content."""
+    counts, two_levels = state.counts, state.cursors[Cursor.SUM_FLAG] != 0
     counts[Count.PACKETS] += rows.shape[0]
     for i in range(rows.shape[0]):
         packet = rows[i]
         bitmap = get(packet, BITMAP)
         rack = _rack_of(packet, two_levels)
-        if bad[i]:
+        if not well_formed(packet):
             counts[Count.MALFORMED] += 1
         elif get(packet, JOB_ID) != identity.job_id:
             counts[Count.FOREIGN_JOB] += 1
@@ -66,7 +66,7 @@ def take(
             counts[Count.WRONG_GENERATION] += 1
         elif get(packet, KIND) != BYPASS:
             counts[Count.UNEXPECTED_KIND] += 1
-        elif not bitmap or bitmap & ~_known(state.expected, state.marks, rack):
+        elif not bitmap or bitmap & ~_known(state.expected, state.cursors, rack):
             counts[Count.FOREIGN_WORKER] += 1
         else:
             row = row_of(state, get(packet, CHUNK_ID), window, now, waits.need_most)
@@ -89,10 +89,10 @@ def _rack_of(packet: Words, two_levels: bool) -> int:
 
 
 @compiled
-def _known(expected: NDArray[np.int64], marks: NDArray[np.int64], rack: int) -> int:
+def _known(expected: NDArray[np.int64], cursors: NDArray[np.int64], rack: int) -> int:
     """Return the bits that a bitmap may have: a rack's workers, or the job's racks if it has any."""
     if rack == RACKS:
-        return int(marks[Mark.SUM_BITMAP]) if marks[Mark.SUM_FLAG] else 0
+        return int(cursors[Cursor.SUM_BITMAP]) if cursors[Cursor.SUM_FLAG] else 0
     return int(expected[rack]) if rack < expected.shape[0] else 0
 
 
@@ -125,8 +125,8 @@ def owe(state: JobState, row: int, rack: int, what: int) -> None:
     state.owed[row, rack] |= what
     if not state.queued[row]:
         rows = state.queue.shape[0]
-        state.queue[state.marks[Mark.QUEUE_TAIL] % rows] = row
-        state.marks[Mark.QUEUE_TAIL] += 1
+        state.queue[state.cursors[Cursor.QUEUE_TAIL] % rows] = row
+        state.cursors[Cursor.QUEUE_TAIL] += 1
         state.queued[row] = True
 
 
@@ -212,19 +212,19 @@ def _combine(kept: Words, packet: Words) -> None:
 @inlined
 def _complete(state: JobState, row: int, in_switch: bool) -> None:
     """Turn the packet of a complete chunk into its RESULT, kept for workers that lose it."""
-    marks, packet = state.marks, state.packets[row]
+    cursors, packet = state.cursors, state.packets[row]
     put(packet, KIND, RESULT)
     put(packet, SENDER, EVERYONE)
-    put(packet, BITMAP, state.marks[Mark.SUM_BITMAP])
-    put(packet, FLAGS, get(packet, FLAGS) & ~SPINE | state.marks[Mark.SUM_FLAG])
+    put(packet, BITMAP, state.cursors[Cursor.SUM_BITMAP])
+    put(packet, FLAGS, get(packet, FLAGS) & ~SPINE | state.cursors[Cursor.SUM_FLAG])
     state.counts[Count.IN_SWITCH if in_switch else Count.AT_SERVER] += 1
     state.done[row] = True
     state.deadline[row] = np.inf
-    marks[Mark.ANCHOR] = max(marks[Mark.ANCHOR], state.position[row])
-    if not marks[Mark.FIRST] <= state.position[row] < marks[Mark.RUN]:
-        marks[Mark.SETTLED] = 1
+    cursors[Cursor.ANCHOR] = max(cursors[Cursor.ANCHOR], state.position[row])
+    if not cursors[Cursor.FIRST] <= state.position[row] < cursors[Cursor.RUN]:
+        cursors[Cursor.SETTLED] = 1
     if get(packet, FLAGS) & FIN:
-        marks[Mark.FINISHED] = 1
+        cursors[Cursor.FINISHED] = 1
     owe(state, row, 0, OWE_ALL)
 
 
@@ -241,10 +241,10 @@ def expire(state: JobState, now: float, window: int, need: float, most: float) -
     for row in range(state.position.shape[0]):
         if state.deadline[row] > now:
             continue
-        if not current(state.marks, state.position[row], window):
+        if not current(state.cursors, state.position[row], window):
             state.deadline[row] = np.inf  # until a packet of the chunk arrives
             continue
-        if state.marks[Mark.SUM_FLAG]:
+        if state.cursors[Cursor.SUM_FLAG]:
             owe(state, row, 0, OWE_SPINE_RESEND)
         for rack in range(racks):
             owe(state, row, rack, OWE_RESEND)
@@ -260,7 +260,7 @@ def oldest_incomplete(state: JobState, window: int) -> tuple[int, int]:
     """Return the number of incomplete chunks, and the row of the oldest one or -1."""
     incomplete, oldest = 0, -1
     for row in range(state.position.shape[0]):
-        counted = current(state.marks, state.position[row], window)
+        counted = current(state.cursors, state.position[row], window)
         if counted and not state.done[row] and state.have[row].any():
             incomplete += 1
             if oldest < 0 or state.position[row] < state.position[oldest]:
@@ -271,9 +271,9 @@ def oldest_incomplete(state: JobState, window: int) -> tuple[int, int]:
 @compiled
 def send(state: JobState, out: Words) -> int:
     """Fill out uint32[limit, words] with what rows owe, oldest first; return the number of packets."""
-    marks, rows, filled = state.marks, state.queue.shape[0], 0
-    while marks[Mark.QUEUE_HEAD] < marks[Mark.QUEUE_TAIL]:
-        row = state.queue[marks[Mark.QUEUE_HEAD] % rows]
+    cursors, rows, filled = state.cursors, state.queue.shape[0], 0
+    while cursors[Cursor.QUEUE_HEAD] < cursors[Cursor.QUEUE_TAIL]:
+        row = state.queue[cursors[Cursor.QUEUE_HEAD] % rows]
         for rack in range(state.expected.shape[0]):
             while state.owed[row, rack]:
                 if filled == out.shape[0]:
@@ -282,7 +282,7 @@ def send(state: JobState, out: Words) -> int:
                 state.owed[row, rack] ^= debt
                 filled += _pay(state, row, rack, debt, out[filled])
         state.queued[row] = False
-        marks[Mark.QUEUE_HEAD] += 1
+        cursors[Cursor.QUEUE_HEAD] += 1
     return filled
 
 
@@ -312,7 +312,7 @@ def _ask(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
         _name_missing(state, row, packet)
     elif debt == OWE_SPINE_RESEND:
         put(packet, FLAGS, get(packet, FLAGS) | SPINE)
-    elif state.marks[Mark.SUM_FLAG]:
+    elif state.cursors[Cursor.SUM_FLAG]:
         # The packet in which the rack's switch gives up its sum keeps this sender, and the spine checks it.
         put(packet, SENDER, rack * MAX_WORKERS)
     state.counts[Count.NEEDS if debt == OWE_NEED else Count.RESENDS] += 1
@@ -322,7 +322,7 @@ def _ask(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
 @compiled
 def _name_missing(state: JobState, row: int, packet: Words) -> None:
     """Name the missing workers: in the bitmap; in two levels, racks in the bitmap and workers in lanes."""
-    if not state.marks[Mark.SUM_FLAG]:
+    if not state.cursors[Cursor.SUM_FLAG]:
         put(packet, BITMAP, state.expected[0] & ~state.have[row, 0])
         return
     put(packet, FLAGS, get(packet, FLAGS) | SPINE)

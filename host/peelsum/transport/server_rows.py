@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.transport.layout import compiled, inlined, unwrap
-from peelsum.transport.server_state import Clock, Count, JobState, Mark
+from peelsum.transport.server_state import Clock, Count, Cursor, JobState
 
 #: Most requests for a chunk without a packet of it. A worker that waits for it retransmits its own.
 ASKS = 8
@@ -28,26 +28,26 @@ def row_of(state: JobState, chunk_id: int, window: int, now: float, patience: fl
     The first sum's chunks are kept permanently, so that a worker that joins later learns that the run has
     begun. Once the run is 2^31 chunks away, their ids look like future ones, and the worker must ask twice.
     """
-    marks, ring = state.marks, 2 * window
-    position = unwrap(chunk_id, marks[Mark.ANCHOR])
-    near = _near(marks, position, window)
-    if not near and not marks[Mark.SETTLED]:
-        position = unwrap(chunk_id, marks[Mark.FIRST])
-    joining = (chunk_id - marks[Mark.FIRST]) & 0xFFFFFFFF
-    again = not near and position == marks[Mark.ELSEWHERE]
-    row, first = position % ring, marks[Mark.FIRST] + joining
-    if first < marks[Mark.RUN] and (position == first or again):
+    cursors, ring = state.cursors, 2 * window
+    position = unwrap(chunk_id, cursors[Cursor.ANCHOR])
+    near = _near(cursors, position, window)
+    if not near and not cursors[Cursor.SETTLED]:
+        position = unwrap(chunk_id, cursors[Cursor.FIRST])
+    joining = (chunk_id - cursors[Cursor.FIRST]) & 0xFFFFFFFF
+    again = not near and position == cursors[Cursor.ELSEWHERE]
+    row, first = position % ring, cursors[Cursor.FIRST] + joining
+    if first < cursors[Cursor.RUN] and (position == first or again):
         row = ring + joining
     kept = row >= ring and state.done[row]
-    if not near and not kept and not _followed(marks, state.clock, position, window, now, patience):
-        ahead = position > marks[Mark.ANCHOR]
+    if not near and not kept and not _followed(cursors, state.clock, position, window, now, patience):
+        ahead = position > cursors[Cursor.ANCHOR]
         state.counts[Count.AHEAD_OF_WINDOW if ahead else Count.OUT_OF_WINDOW] += 1
         return -1
     if row >= ring:
         position = first
-    if not marks[Mark.SETTLED]:
-        marks[Mark.ANCHOR] = position
-    if near or not marks[Mark.SETTLED]:
+    if not cursors[Cursor.SETTLED]:
+        cursors[Cursor.ANCHOR] = position
+    if near or not cursors[Cursor.SETTLED]:
         state.clock[Clock.HEARD] = now
     if position != state.position[row]:
         _hand_over(state, row, position)
@@ -67,17 +67,17 @@ def _hand_over(state: JobState, row: int, position: int) -> None:
 
 
 @compiled
-def _near(marks: NDArray[np.int64], position: int, window: int) -> bool:
+def _near(cursors: NDArray[np.int64], position: int, window: int) -> bool:
     """Return whether a chunk may be in use, judged by the job's position."""
-    ahead = position - marks[Mark.ANCHOR]
-    if marks[Mark.SETTLED]:
+    ahead = position - cursors[Cursor.ANCHOR]
+    if cursors[Cursor.SETTLED]:
         return bool(-window < ahead <= window)
     return bool(-2 * window < ahead < 2 * window)
 
 
 @compiled
 def _followed(
-    marks: NDArray[np.int64],
+    cursors: NDArray[np.int64],
     clock: NDArray[np.float64],
     position: int,
     window: int,
@@ -88,13 +88,13 @@ def _followed(
 
     That is so if the position is unknown, or if for `patience` seconds only chunks near this one arrived.
     """
-    moved = abs(position - marks[Mark.ELSEWHERE]) >= 2 * window
+    moved = abs(position - cursors[Cursor.ELSEWHERE]) >= 2 * window
     if moved or clock[Clock.ELSEWHERE] <= clock[Clock.HEARD]:
         clock[Clock.ELSEWHERE] = now
-    marks[Mark.ELSEWHERE] = position
+    cursors[Cursor.ELSEWHERE] = position
     if now - clock[Clock.ELSEWHERE] >= patience:
-        marks[Mark.SETTLED] = 0
-    return bool(marks[Mark.SETTLED] == 0)
+        cursors[Cursor.SETTLED] = 0
+    return bool(cursors[Cursor.SETTLED] == 0)
 
 
 @compiled
@@ -104,7 +104,7 @@ def pause(asked: int, need: float, most: float) -> float:
 
 
 @compiled
-def current(marks: NDArray[np.int64], position: int, window: int) -> bool:
+def current(cursors: NDArray[np.int64], position: int, window: int) -> bool:
     """Return whether a worker may wait for a chunk: near ones, and the first sum's while workers join."""
-    joining = not marks[Mark.SETTLED] and marks[Mark.FIRST] <= position < marks[Mark.RUN]
-    return bool(joining or _near(marks, position, window))
+    joining = not cursors[Cursor.SETTLED] and cursors[Cursor.FIRST] <= position < cursors[Cursor.RUN]
+    return bool(joining or _near(cursors, position, window))

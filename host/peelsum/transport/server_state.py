@@ -1,4 +1,4 @@
-"""The aggregation server's state: one array per property of a chunk, and the job's constants and marks.
+"""The aggregation server's state: one array per property of a chunk, and the job's constants and cursors.
 
 Chunk `p` (a position, see `layout.unwrap`) has row `p % (2 * window)`. The joining chunks, those of the
 generation's first sum, have permanent rows after these. A set of workers is one bitmap per rack; a job of one
@@ -17,8 +17,8 @@ from peelsum.transport.layout import HEADER_WORDS
 from peelsum.wire import MAX_WORKERS
 
 
-class Mark(IntEnum):
-    """Indices of positions and constants in `JobState.marks`."""
+class Cursor(IntEnum):
+    """Indices of positions and constants in `JobState.cursors`."""
 
     ANCHOR = 0  # the job's position: the newest complete chunk; until SETTLED, the chunk last received
     SETTLED = 1  # 1 once a chunk after the first sum is complete
@@ -59,7 +59,7 @@ class Clock(IntEnum):
     """Indices of times, in seconds, in `JobState.clock`."""
 
     HEARD = 0  # when a chunk near ANCHOR was last received
-    ELSEWHERE = 1  # since when all other chunks received were near Mark.ELSEWHERE
+    ELSEWHERE = 1  # since when all other chunks received were near Cursor.ELSEWHERE
 
 
 class Identity(NamedTuple):
@@ -99,7 +99,7 @@ class JoiningChunks(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """One array per property of a chunk, one row per chunk kept; the job's own constants and marks."""
+    """One array per property of a chunk, one row per chunk kept; the job's own constants and cursors."""
 
     packets: NDArray[np.uint32]  # [rows, words]: the RESULT to be: acc, in wire order
     position: NDArray[np.int64]  # [rows]: the row's chunk, 0 for none
@@ -115,7 +115,7 @@ class JobState(NamedTuple):
     # [worker numbers + 1]: when each worker's last contribution arrived; last element: a complete sum
     heard_at: NDArray[np.float64]
     expected: NDArray[np.int64]  # [racks]: all workers of each rack
-    marks: NDArray[np.int64]  # [Mark]
+    cursors: NDArray[np.int64]  # [Cursor]
     counts: NDArray[np.int64]  # [Count]
     clock: NDArray[np.float64]  # [Clock]
 
@@ -130,10 +130,10 @@ def new_state(
     """Return the state of a server that has received nothing."""
     rows, racks = 2 * window + joining.chunks, len(rack_masks)
     numbers = (racks - 1) * MAX_WORKERS + rack_masks[-1].bit_length()
-    marks = np.zeros(len(Mark), np.int64)
-    marks[[Mark.SUM_BITMAP, Mark.SUM_FLAG]] = complete
-    marks[[Mark.ANCHOR, Mark.FIRST]] = joining.first
-    marks[Mark.RUN] = joining.first + joining.chunks
+    cursors = np.zeros(len(Cursor), np.int64)
+    cursors[[Cursor.SUM_BITMAP, Cursor.SUM_FLAG]] = complete
+    cursors[[Cursor.ANCHOR, Cursor.FIRST]] = joining.first
+    cursors[Cursor.RUN] = joining.first + joining.chunks
     return JobState(
         packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
         position=np.zeros(rows, np.int64),
@@ -148,7 +148,7 @@ def new_state(
         queue=np.zeros(rows, np.int64),
         heard_at=np.full(numbers + 1, -np.inf),
         expected=np.array(rack_masks, np.int64),
-        marks=marks,
+        cursors=cursors,
         counts=np.zeros(len(Count), np.int64),
         clock=np.full(len(Clock), -np.inf),
     )

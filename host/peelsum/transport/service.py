@@ -14,6 +14,7 @@ import numpy as np
 from peelsum.transport.config import JobConfig
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event
+from peelsum.transport.exchange import Serving
 from peelsum.transport.link import Link, Wire
 from peelsum.transport.server import AggregationServer
 from peelsum.transport.stats import Progress, ServerStats
@@ -43,6 +44,8 @@ class AggregationService:
         self._stopping = False
         warm_up(self._lanes)
         self._link = Link(switch, packet_bytes(self._lanes), hello_s=hello_s, wire=wire)
+        servers = list(self._servers.values())
+        self._serving = Serving(servers[0], self._link) if len(servers) == 1 else None
 
     def run(self, on_event: Callable[[Event], None] | None = None) -> dict[int, ServerStats]:
         """Serve until `stop`, or until all jobs have finished and no packet came for `linger` seconds.
@@ -86,7 +89,10 @@ class AggregationService:
         self.close()
 
     def _turn(self, quiet_since: float) -> tuple[list[Event], bool]:
-        """Send, wait and receive once; return the events and whether any packet arrived."""
+        """Send, wait and receive; return the events and whether any packet arrived."""
+        if self._serving is not None:
+            self._link.clear_wakes()
+            return ([], False) if self._stopping else self._serving.run()
         for server in self._servers.values():
             self._link.send_from(server, time.monotonic())
         batch = self._link.receive()

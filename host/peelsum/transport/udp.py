@@ -20,7 +20,8 @@ from peelsum.summation import Part, Words
 from peelsum.transport.config import JobConfig
 from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.errors import StalledError, TransportError
-from peelsum.transport.events import Event, Stalled, TensorCompleted, WorkerLeft
+from peelsum.transport.events import Stalled, TensorCompleted, WorkerLeft
+from peelsum.transport.exchange import Exchange
 from peelsum.transport.link import Link, Wire
 from peelsum.transport.stats import WorkerStats
 from peelsum.transport.warming import warm_up
@@ -82,6 +83,7 @@ class SwitchSummation:
         warm_up(config.lanes)
         self._link = Link(switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire)
         self._endpoint.limit_window(self._link.room)
+        self._exchange = Exchange(self._endpoint, self._link)
         self._held = held or ExitStack()
 
     @property
@@ -118,11 +120,12 @@ class SwitchSummation:
         return results
 
     def _sum_parts(self, parts: Sequence[Part]) -> list[Words]:
-        tickets = [self._endpoint.submit(part.words, part.op) for part in parts]
+        submit = self._endpoint.submit
+        tickets = [submit(part.words, part.op, urgent=part.check is not None) for part in parts]
         checks = {ticket: part.check for ticket, part in zip(tickets, parts, strict=True)}
         results: dict[int, Words] = {}
         while len(results) < len(tickets):
-            for event in self._turn():
+            for event in self._exchange.run():
                 if isinstance(event, Stalled):
                     raise StalledError(str(event))
                 if isinstance(event, WorkerLeft):
@@ -152,7 +155,7 @@ class SwitchSummation:
             if not self._broken:
                 self._endpoint.finish(time.monotonic())
                 while not self._endpoint.finished:
-                    self._turn()
+                    self._exchange.run()
         finally:
             self._link.close()
             self._held.close()
@@ -163,15 +166,3 @@ class SwitchSummation:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._broken |= kind is not None
         self.close()
-
-    def _turn(self) -> list[Event]:
-        """Send, wait for packets or the next timer, and process what arrived; return the events."""
-        self._link.send_from(self._endpoint, time.monotonic())
-        batch = self._link.receive()
-        if batch is None:
-            self._link.wait(self._endpoint.next_timer())
-            batch = self._link.receive()
-        now = time.monotonic()
-        events = [] if batch is None else self._endpoint.receive(batch, now)
-        timer = self._endpoint.next_timer()
-        return events if timer is None or timer > now else events + self._endpoint.expire(now)

@@ -16,14 +16,14 @@ from peelsum.wire.datagrams import Address
 
 #: The longest request, in bytes.
 LONGEST_REQUEST = 64
-#: Seconds without an answer after which the wait is talked of.
+#: Seconds without a response after which the wait is logged.
 _TELL_AFTER_S = 2.0
 _log = logging.getLogger("peelsum")
 _REQUEST = re.compile(rb"peelsum start ([0-9]{1,10})")
 
 
-class Claim:
-    """A lease on a job. Until `close`, no other process may start the job; `answer` is the response."""
+class Lease:
+    """A lease on a job: until `close`, no other process may start the job. `response` is the controller's."""
 
     def __init__(self, controller: Address, patience_s: float) -> None:
         """Request a start. Raises OSError if the controller does not respond within `patience_s` seconds."""
@@ -35,7 +35,7 @@ class Claim:
         try:
             self._link.sendall(f"peelsum start {os.getpid()}\n".encode())
             with self._link.makefile(encoding="utf-8") as lines:
-                self.answer = lines.readline()
+                self.response = lines.readline()
         except BaseException:
             self.close()
             raise
@@ -49,7 +49,7 @@ class Claim:
         self._link.close()
 
 
-def asking_process(line: bytes) -> int | None:
+def requesting_process(line: bytes) -> int | None:
     """Return the process id in a request line (without its line end), or None if it is not a request."""
     request = _REQUEST.fullmatch(line)
     return int(request[1]) if request else None

@@ -1,0 +1,71 @@
+"""Makes processes that start together compile in turn: all but the first find Numba's cache filled."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+#: Seconds of waiting before a message says so, and between two. Loading what is compiled takes less.
+BEAT_S = 2.0
+_PAUSE_S = 0.02
+_log = logging.getLogger("peelsum")
+
+
+class _Reporter:
+    tell: Callable[[str], None] = staticmethod(_log.warning)
+
+
+def announce(tell: Callable[[str], None]) -> None:
+    """Call `tell` with messages on waiting, instead of the logger `peelsum`."""
+    _Reporter.tell = staticmethod(tell)
+
+
+def cache_of(function: Any) -> str:
+    """Return the folder in which Numba caches a compiled function; empty if it is not compiled."""
+    return str(function.stats.cache_path) if hasattr(function, "stats") else ""
+
+
+@contextmanager
+def first_alone(folder: str | Path, what: str) -> Iterator[None]:
+    """Run the body at once if no other process runs such a body; otherwise once the first one has ended.
+
+    folder: Numba's cache of `what`, the same for all of them. Those who waited run side by side. If the
+    folder cannot be locked, the body runs at once.
+    """
+    lock = -1
+    with suppress(ImportError, OSError):
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            lock = os.open(Path(folder) / ".peelsum.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if not _locked(lock, alone=True):
+                _wait(lock, what)
+    try:
+        yield
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def _locked(lock: int, *, alone: bool) -> bool:
+    import fcntl  # not on Windows, where the body runs at once
+
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait(lock: int, what: str) -> None:
+    since = told_at = time.monotonic()
+    while not _locked(lock, alone=False):
+        time.sleep(_PAUSE_S)
+        now = time.monotonic()
+        if now - told_at >= BEAT_S:
+            told_at = now
+            _Reporter.tell(f"another process compiles the {what}, once for this machine: {now - since:.0f} s")
