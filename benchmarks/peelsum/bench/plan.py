@@ -1,6 +1,7 @@
 """Every way to send a tensor, with predicted bytes and time, the choice, and why.
 
-The formulas are those by which an all-reduce chooses (`peelsum.allreduce.costs`). A check runs every way as
+The formulas are those by which an allreduce chooses (`peelsum.allreduce.costs`), and those of the collectives
+(`peelsum.flexible`). A check runs every way as
 one worker on this machine, and puts what it took beside what was predicted.
 """
 
@@ -13,7 +14,9 @@ from dataclasses import asdict, dataclass
 from peelsum.allreduce import BloomIndex, Choice, Index, Network, Settings, TwoLevelIndex
 from peelsum.allreduce.costs import Candidate, candidates, expected
 from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, require_memory, seen, tensor
-from peelsum.codec import SketchLayout, error_bound, scale_for
+from peelsum.bench.methods import MethodRow, advice, method_rows
+from peelsum.codec import SketchLayout, scale_for
+from peelsum.flexible import AXES, Crossover, Link, Step, crossovers
 
 #: Exponent field of 1.0: error bounds are given for tensors whose largest value is from 1 to 2.
 _EXPONENT_FIELD = 127
@@ -37,6 +40,16 @@ class Request:
     """Where the non-zeros lie."""
     predict: bool
     """Whether values are sent together with the index, at the scale of the previous step."""
+    ratio: float | None = None
+    """Share of elements that each worker sends by a sparse method; None is `density`."""
+
+    @property
+    def step(self) -> Step | None:
+        """The step by which methods are compared; None with one worker, who has nothing to sum."""
+        ratio = self.density if self.ratio is None else self.ratio
+        if self.workers < 2:
+            return None
+        return Step(self.elements, ratio, self.workers, Link(self.rtt / 2, self.gbps))
 
     @property
     def network(self) -> Network:
@@ -81,7 +94,13 @@ class Plan:
     why: list[str]
     """Sentences that compare the choice with every other form."""
     candidates: list[Row]
-    """All ways, fastest first."""
+    """All ways through the switch, fastest first."""
+    methods: list[MethodRow]
+    """All methods, fastest first: dense and sparse, by every collective. Empty with one worker."""
+    crossovers: list[Crossover]
+    """For each axis, the values at which the fastest method changes."""
+    advice: str
+    """Which method to use, and what the next best would take."""
 
 
 def plan(request: Request, *, check: bool = False) -> Plan:
@@ -94,7 +113,9 @@ def plan(request: Request, *, check: bool = False) -> Plan:
     rows = [_row(request, one) for one in found]
     if check:
         rows = [_checked(row, one) for row, one in zip(rows, _measured(request, found), strict=True)]
-    return Plan(rows[0], explanation(request, rows), rows)
+    methods = [] if request.step is None else method_rows(request.step)
+    changes = [] if request.step is None else [one for axis in AXES for one in crossovers(request.step, axis)]
+    return Plan(rows[0], explanation(request, rows), rows, methods, changes, advice(methods))
 
 
 def _ways(request: Request, exponent_field: int) -> Iterator[Candidate]:
@@ -151,10 +172,10 @@ def explanation(request: Request, rows: Sequence[Row]) -> list[str]:
             f"{row.words_ms - best.words_ms:+.3g}, exchanges {row.exchanges_ms - best.exchanges_ms:+.3g}, "
             f"codec {row.codec_ms - best.codec_ms:+.3g}."
         )
-    bound = error_bound(scale_for(_EXPONENT_FIELD, request.workers), request.workers)
     lines.append(
-        f"{request.workers} workers: integers are summed exactly, to within 2**{math.log2(bound):.0f} "
-        "of the floats' sum where the largest value is from 1 to 2."
+        f"{request.workers} workers: floats are rounded to multiples of "
+        f"2**{-scale_for(_EXPONENT_FIELD, request.workers)} where the largest of their block is from 1 to 2, "
+        "and summed exactly."
     )
     return lines
 

@@ -1,0 +1,64 @@
+"""Namespaces of workers behind a relay, whose links have a rate and a latency on any kernel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from peelsum.bench.methods.relay import mac
+from peelsum.bench.train.links import ShapedLan
+from peelsum.softswitch.ports.schedule import load_schedule
+from peelsum.topology import Child, TopologyError
+from peelsum.topology.namespaces import HOST_INTERFACE, inside
+
+_MTU = 1500
+_OFFLOADS_OFF = "from peelsum.softswitch.ports.interfaces import without_offloads; without_offloads({name!r})"
+#: Settings of a namespace: connections that were idle send as fast as before, with room for a link's bytes.
+_SETTINGS = {
+    "tcp_slow_start_after_idle": "0",
+    "tcp_rmem": "4096 4194304 16777216",
+    "tcp_wmem": "4096 4194304 16777216",
+    "tcp_no_metrics_save": "1",
+}
+
+
+class RelayedLan(ShapedLan):
+    """A `ShapedLan` whose hub is a `Relay` instead of a bridge and token buckets."""
+
+    _relay: Child | None = None
+
+    def shape(self, gbps: float, latency_s: float = 0.0) -> None:
+        """Let every link send at `gbps` Gbit/s, and delay every frame by `latency_s`."""
+        self._ask(mbit=1e3 * gbps, delay_ms=1e3 * latency_s)
+
+    def follow(self, schedule: Path) -> None:
+        """Let the links follow a schedule, from the next frame on. It sets rates at 0 s."""
+        load_schedule(schedule)  # so that a mistake is told here
+        self._ask(schedule=str(schedule.resolve()))
+
+    def _ask(self, **values: object) -> None:
+        """Send a line to the relay, and start it first if it is not running."""
+        if self._relay is None:
+            command = [sys.executable, "-m", "peelsum.bench.methods.relay", str(self._workers)]
+            self._relay = Child("relay", inside(self._hub, *command))
+            self._stack.callback(self._relay.stop)
+            self._relay.ready()
+        self._relay.tell(**values)
+        if self._relay.next_line(10.0) is None:
+            raise TopologyError("relay: ended early; run again, it may have been stopped")
+
+    def _join_hub(self) -> None:
+        """Leave the links' ends in the hub to the relay."""
+
+    def _attach_host(self, worker: int, pid: int) -> None:
+        name, mtu = f"w{worker}", str(_MTU)
+        peer = ["peer", "name", HOST_INTERFACE, "address", mac(worker), "netns", str(pid)]
+        self._run(self._hub, "ip", "link", "add", name, "type", "veth", *peer)
+        self._run(self._hub, "ip", "link", "set", name, "mtu", mtu, "up")
+        self._run(pid, "ip", "address", "add", f"10.0.0.{worker + 1}/24", "dev", HOST_INTERFACE)
+        self._run(pid, "ip", "link", "set", HOST_INTERFACE, "mtu", mtu, "up")
+        self._run(pid, "ip", "link", "set", "lo", "up")
+        self._run(pid, sys.executable, "-c", _OFFLOADS_OFF.format(name=HOST_INTERFACE))
+        for setting, value in _SETTINGS.items():
+            write = f"echo {value} > /proc/sys/net/ipv4/{setting}"
+            self._run(pid, "sh", "-c", write)

@@ -1,0 +1,125 @@
+"""A relay between network interfaces: frames of any protocol, at the rate and delay of `Links`.
+
+It stands for a switch on kernels without netem. `RelayedLan` runs it as a process in the namespace where the
+links to the workers meet. Worker w has the MAC address of `mac(w)`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.softswitch import Frames
+from peelsum.softswitch.ports.interfaces import InterfacePorts
+from peelsum.softswitch.ports.links import Links
+from peelsum.softswitch.ports.pacing import Pacer
+from peelsum.softswitch.ports.schedule import Change, LinkSchedule, LinkState, load_schedule
+from peelsum.softswitch.runtime.queues import TICK_SHIFT
+from peelsum.topology import say
+
+#: Frames that may wait at a port. TCP fills what it gets, and nothing is to be lost.
+_QUEUE = 1 << 14
+_BATCH = 4096
+
+
+def mac(worker: int) -> str:
+    """Return a worker's MAC address."""
+    return f"02:00:00:00:00:{worker + 1:02x}"
+
+
+class Relay:
+    """Forwards frames by the last byte of their destination, and paces each port.
+
+    A port sends one frame after the other at its rate. All ports have the same link.
+    """
+
+    def __init__(self, ports: InterfacePorts, schedule: LinkSchedule) -> None:
+        self._ports, self._numbers = ports, sorted(ports.ports)
+        links = Links(self._numbers, schedule=schedule, queue_limit=_QUEUE)
+        pacer = links.pacer(ports.send_by)
+        assert pacer is not None
+        self._links, self._pacer, self._schedule = links, pacer, schedule
+        self._free_at = dict.fromkeys(self._numbers, 0)
+        self._began_us: int | None = None
+
+    def set(self, schedule: LinkSchedule) -> None:
+        """Follow another schedule from the next frame on."""
+        self._links = Links(self._numbers, schedule=schedule, queue_limit=_QUEUE)
+        self._links.pacer(self._ports.send_by)
+        self._schedule, self._began_us = schedule, None
+
+    def pacer(self) -> Pacer:
+        """Return the pacer that holds the frames."""
+        return self._pacer
+
+    def forward(self, frames: Frames, now_us: int) -> None:
+        """Hold frames for the ports that they go to."""
+        if self._began_us is None:
+            self._began_us = now_us
+        self._links.follow(self._pacer, now_us)
+        for port in self._numbers:
+            to = frames.data[:, 5]
+            rows = np.flatnonzero((to == port) | ((to == 0xFF) & (frames.port != port)))
+            if rows.size:
+                out = frames.at(rows)
+                leave = self._leave(port, out, now_us)
+                self._pacer.hold(Frames(out.data, out.length, np.full_like(out.port, port), leave), now_us)
+
+    def _leave(self, port: int, frames: Frames, now_us: int) -> NDArray[np.uint64]:
+        """Return when the last bit of each frame leaves, in ticks: uint64[n]."""
+        assert self._began_us is not None
+        state = self._schedule.at((now_us - self._began_us) / 1e6, port)
+        assert state.mbit is not None
+        ticks = np.cumsum(frames.length.astype(np.float64)) * (8 / state.mbit) * 2**TICK_SHIFT
+        start = max(self._free_at[port], now_us << TICK_SHIFT)
+        leave: NDArray[np.uint64] = (start + ticks.astype(np.int64)).view(np.uint64)
+        self._free_at[port] = int(leave[-1])
+        return leave
+
+
+def constant(mbit: float, delay_ms: float) -> LinkSchedule:
+    """Return a schedule of a link that does not change."""
+    return LinkSchedule([Change(0.0, LinkState(mbit, delay_ms))])
+
+
+def main() -> None:
+    """Run the process; its argument is the number of workers.
+
+    A line {mbit, delay_ms} sets the links, a line {schedule} makes them follow that file.
+    """
+    workers = int(sys.argv[1])
+    ports = InterfacePorts({worker + 1: f"w{worker}" for worker in range(workers)}, batch=_BATCH)
+    relay = Relay(ports, constant(1e4, 0.0))
+    numbers = {port.socket.fileno(): number for number, port in ports.ports.items()}
+    started = time.monotonic_ns()
+
+    def now_us() -> int:
+        return (time.monotonic_ns() - started) // 1000
+
+    say(ready=True)
+    while True:
+        due = relay.pacer().due_in(now_us())
+        ready, _, _ = select.select([0, *numbers], [], [], due)
+        if 0 in ready:
+            line = os.read(0, 4096)
+            if not line:
+                return
+            asked = json.loads(line)
+            file = asked.pop("schedule", None)
+            relay.set(load_schedule(Path(file)) if file else constant(**asked))
+            say(set=True)
+        frames = ports.receive([numbers[one] for one in ready if one])
+        if len(frames):
+            relay.forward(frames, now_us())
+        relay.pacer().release(now_us())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""Sum tensors over workers, compressed: memory, compressor, collective, and memory again.
+
+Theory of operation. What is kept of a tensor is added to its gradient. The compressor makes a payload of it,
+which is summed by its kind. What this worker sent is subtracted from what is kept. Rounds of a bucket's
+tensors are exchanged together:
+
+    kind      exchange   op      words
+    all       agreement  OR      a digest of all settings and shapes; only if the tensors are new
+    additive  header     OR      the digest and the step; each worker's bound, and its merit for an election
+              index      OR      of the worker that decides it; with the header if its turn is known before
+              values     ADD     the payloads' words
+    indexed   those of `peelsum.allreduce.Allreduce`
+    gather    payloads   gather  the digest and the step; lengths and bytes
+
+A bound or merit is a float32 number in a word of the worker's own, so that their OR holds all of them. A
+tensor that is not finite has an infinite bound, or an impossible length. Every worker so learns of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Allreduce, PlanMismatchError, TensorResult
+from peelsum.allreduce.plan import agreed, agreement_words
+from peelsum.allreduce.result import non_zeros
+from peelsum.allreduce.rounds import Span
+from peelsum.compress.collectives import Collectives, SummationCollectives
+from peelsum.compress.compressor import Compressor, Floats, TensorState, seed_of
+from peelsum.compress.errors import CompressConfigError, CompressError
+from peelsum.compress.exchange import Unit, exchange_additive, exchange_gathered
+from peelsum.compress.memory import MOST_BITS, Exact, Memory, Residual
+from peelsum.compress.result import CompressedResult, CompressedTensor
+from peelsum.compress.wire import Wire
+from peelsum.summation import Part, Summation, Words
+
+
+class CompressedSum:
+    """Sums of tensors over the workers of `summation`, by `compressor`; each worker has its own object.
+
+    `memory` keeps residuals between steps; None is one with or without error feedback, as the compressor
+    needs. `seed` determines all random choices. `average` divides by the number of workers. `allreduce` sums
+    indexed payloads, and has the same `average`; `collectives` sum the others; both are made from `summation`
+    by default. `clock` and `span` are those of `Allreduce`. All settings must be the same on all workers;
+    if they differ, every worker raises PlanMismatchError in its first step. Raises CompressConfigError if the
+    compressor cannot sum over so many workers.
+    """
+
+    def __init__(
+        self,
+        summation: Summation,
+        compressor: Compressor,
+        memory: Memory | None = None,
+        *,
+        seed: int = 0,
+        average: bool = True,
+        allreduce: Allreduce | None = None,
+        collectives: Collectives | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        span: Span = nullcontext,
+    ) -> None:
+        if not isinstance(compressor, Compressor):
+            raise CompressConfigError(f"compressor: {compressor!r} is not a Compressor; give e.g. TopK(0.01)")
+        compressor.check(summation.workers)
+        self._compressor, self._seed, self._average = compressor, seed, average
+        self._memory = memory or Memory(feedback=compressor.needs_feedback)
+        self._allreduce = allreduce or Allreduce(summation, forms="compact", average=average, seed=seed)
+        self._collectives = collectives or SummationCollectives(summation)
+        self._clock, self._span = clock, span
+        self._workers, self._worker_id = summation.workers, summation.worker_id
+        self._agreed: set[int] = set()
+        self._steps, self._failed = 0, False
+
+    @property
+    def memory(self) -> Memory:
+        """What this worker keeps between steps."""
+        return self._memory
+
+    def sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int | None = None) -> CompressedResult:
+        """Return the sum of what all workers sent of each tensor; blocks until all have contributed.
+
+        Tensors are float32 of any shape, not modified. `step` counts from 0; None counts the calls. Raises
+        PlanMismatchError if the workers differ, CompressConfigError for another dtype, and the summation's
+        errors. After an error the workers may be out of step, and further calls raise CompressError.
+        """
+        if self._failed:
+            raise CompressError("sum: an earlier call failed; start again with a new summation")
+        for name, tensor in tensors.items():
+            if tensor.dtype != np.float32:
+                raise CompressConfigError(f"tensors: {name!r} is {tensor.dtype}; convert it to float32")
+        self._failed = True
+        result = self._sum(tensors, self._steps if step is None else step)
+        self._failed = False
+        self._steps += 1
+        return result
+
+    def _sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int) -> CompressedResult:
+        wire = Wire(self._collectives, self._clock, self._span)
+        request = self._requested(tensors, wire)
+        with wire.timed("encode"):
+            flat = {name: np.ascontiguousarray(tensor).reshape(-1) for name, tensor in tensors.items()}
+            grown = self._memory.grown(flat, self._workers)
+            offered = {name: grown[name].offer() if name in grown else one for name, one in flat.items()}
+            units = self._units(offered, {name: one.shape for name, one in tensors.items()}, step)
+        if self._compressor.kind == "indexed":
+            results = self._indexed(units, offered, grown, wire)
+        else:
+            self._exchange(units, wire, f"{request}/{step}")
+            with wire.timed("decode"):
+                results = [one for unit in units for one in self._results(unit, grown)]
+        if self._memory.feedback:
+            self._memory.keep(grown, {one.name: one.sent for one in results}, step)
+        shaped = {
+            one.name: replace(one, values=one.values.reshape(tensors[one.name].shape)) for one in results
+        }
+        return wire.result([shaped[name] for name in tensors])
+
+    def _requested(self, tensors: Mapping[str, NDArray[np.float32]], wire: Wire) -> str:
+        """Return what the workers must have in common, as text; agree on it alone the first time."""
+        shapes = [(name, tensor.shape) for name, tensor in tensors.items()]
+        settings = (self._compressor, self._seed, self._average, self._memory.settings, self._workers, shapes)
+        request = repr(settings)
+        if _digest(request) not in self._agreed:
+            wire.sum_words([self._agreement(request)])
+            self._agreed.add(_digest(request))
+        return request
+
+    def _units(
+        self, tensors: Mapping[str, Floats], shapes: Mapping[str, tuple[int, ...]], step: int
+    ) -> list[Unit]:
+        if self._compressor.per == "tensor" or not tensors:
+            return [self._unit([name], [one], shapes[name], name, step) for name, one in tensors.items()]
+        names = list(tensors)
+        if self._compressor.kind == "indexed":  # the others compete without one that is not finite
+            names = [name for name in names if np.isfinite(tensors[name]).all()]
+        parts = [tensors[name] for name in names]
+        return [self._unit(names, parts, None, f"bucket {_digest(repr(names)):016x}", step)]
+
+    def _unit(
+        self,
+        names: Sequence[str],
+        parts: Sequence[Floats],
+        shape: tuple[int, ...] | None,
+        name: str,
+        step: int,
+    ) -> Unit:
+        tensor = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
+        state = TensorState(
+            tensor.shape if shape is None else shape,
+            seed_of(self._seed, step, name),
+            step,
+            self._worker_id,
+            self._workers,
+            kept=self._memory.kept.setdefault(name, {}),
+        )
+        return Unit(names, [one.size for one in parts], tensor, state, bool(np.isfinite(tensor).all()))
+
+    def _exchange(self, units: Sequence[Unit], wire: Wire, request: str) -> None:
+        if self._compressor.kind == "gather":
+            exchange_gathered(self._compressor, units, wire, _digest(request))
+            return
+        exchange_additive(
+            self._compressor, units, wire, lambda number: self._agreement(f"{request}/{number}")
+        )
+
+    def _indexed(
+        self, units: Sequence[Unit], offered: Mapping[str, Floats], grown: Mapping[str, Residual], wire: Wire
+    ) -> list[CompressedTensor]:
+        """Sum values at positions by the exact all-reduce; of a tensor that is not finite, all."""
+        sparse = dict(offered)
+        with wire.timed("encode"):
+            for unit in units:
+                if unit.finite:
+                    payload = self._compressor.compress(unit.tensor, unit.state)
+                    wire.payload_bytes += payload.nbytes
+                    chosen = self._compressor.decompress(payload, unit.state).astype(np.float32)
+                    parts = np.split(chosen, np.cumsum(unit.lengths[:-1])) if unit.names else []
+                    sparse |= dict(zip(unit.names, parts, strict=True))
+        result = self._allreduce.sum(sparse)
+        wire.add(result)
+        grids = {name: one.scale for name, one in grown.items()}
+        return [
+            _from_allreduce(one, grids.get(one.name), with_sent=self._memory.feedback)
+            for one in result.tensors
+        ]
+
+    def _results(self, unit: Unit, grown: Mapping[str, Residual]) -> list[CompressedTensor]:
+        n, divisor = unit.tensor.size, self._workers if self._average else 1
+        total = np.zeros(n) if unit.total is None else unit.total
+        own = np.zeros(n) if unit.own is None else unit.own
+        with np.errstate(over="ignore"):
+            values = (total / divisor).astype(np.float32) if unit.finite else np.full(n, np.nan, np.float32)
+        results, begin = [], 0
+        for name, length in zip(unit.names, unit.lengths, strict=True):
+            span, begin = slice(begin, begin + length), begin + length
+            with_sent = unit.finite and self._memory.feedback
+            results.append(
+                CompressedTensor(
+                    name=name,
+                    form=self._compressor.kind,
+                    index=None,
+                    values=values[span].copy(),
+                    finite=unit.finite,
+                    sent=Exact.of(own[span], grown[name].scale or 0) if with_sent else None,
+                    density=_share(total[span]) if unit.finite else float("nan"),
+                    density_worker=_share(own[span]) if unit.finite else float("nan"),
+                    error_bound=0.0,
+                )
+            )
+        return results
+
+    def _agreement(self, text: str) -> Part:
+        def check(words: Words) -> None:
+            if not agreed(words):
+                raise PlanMismatchError(
+                    f"plan: not the same on every worker; worker {self._worker_id} has {self._compressor!r} "
+                    f"in step {self._steps}; pass the same compressor, memory, seed and tensors, in the same "
+                    "order, on every worker"
+                )
+
+        return Part(agreement_words(_digest(text)), "or", check)
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def _share(values: NDArray[np.float64]) -> float:
+    return float(np.count_nonzero(values)) / max(values.size, 1)
+
+
+def _from_allreduce(result: TensorResult, grid: int | None, *, with_sent: bool) -> CompressedTensor:
+    elements = max(result.elements, 1)
+    return CompressedTensor(
+        name=result.name,
+        form=result.form,
+        index=result.index,
+        values=result.values.reshape(-1),
+        finite=result.finite,
+        sent=_sent(result, grid) if with_sent and result.finite else None,
+        density=result.density,
+        density_worker=non_zeros(result.quantized_at) / elements if result.finite else float("nan"),
+        error_bound=result.error_bound,
+    )
+
+
+def _sent(result: TensorResult, grid: int | None) -> Exact:
+    """Return what this worker contributed in units of 2**-grid: what was offered lies on that grid."""
+    if result.fixed is None or grid is None:
+        return Exact(np.zeros(0, np.int64), np.zeros(0, np.int64), grid or 0)
+    contributed = result.fixed.joined(result.quantized_at)
+    shift = np.clip(grid - result.scales_at(result.positions), -MOST_BITS, MOST_BITS)
+    units = np.where(shift >= 0, contributed << np.maximum(shift, 0), contributed >> np.maximum(-shift, 0))
+    at = np.flatnonzero(units)
+    return Exact(at if result.positions is None else result.positions[at], units[at], grid)

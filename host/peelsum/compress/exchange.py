@@ -1,0 +1,173 @@
+"""The exchanges of additive and of gathered payloads: all tensors of a step in common rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from peelsum.compress.arithmetic import NOT_FINITE, code_of, value_of
+from peelsum.compress.collectives import Bytes, cut, joined
+from peelsum.compress.compressor import Compressor, Floats, Payload, SharedIndex, TensorState, Values
+from peelsum.compress.errors import CompressError
+from peelsum.compress.wire import Wire
+from peelsum.summation import Part, Words
+
+#: The length, in a gathered message, of a payload of a tensor that is not finite.
+_NO_LENGTH = 0xFFFFFFFF
+_DIGEST_BYTES = 8
+
+
+@dataclass(eq=False)
+class Unit:
+    """What is compressed as one: a tensor, or all tensors of a bucket."""
+
+    names: Sequence[str]
+    """The tensors' names."""
+
+    lengths: Sequence[int]
+    """The tensors' numbers of elements."""
+
+    tensor: Floats
+    """float32[n]: the tensors one after the other."""
+
+    state: TensorState
+
+    finite: bool
+    """Whether it is finite, on this worker or, once that is exchanged, on all."""
+
+    own: Values | None = None
+    """float64[n]: what this worker sent; None if it sent nothing."""
+
+    total: Values | None = None
+    """float64[n]: the sum of what was sent; None if nothing was."""
+
+    payload: Payload | None = None
+    """This worker's payload of the last round."""
+
+    @property
+    def live(self) -> bool:
+        """Whether it has anything to sum: it is finite and not zero on all workers."""
+        return self.finite and self.state.bound > 0
+
+
+def exchange_additive(
+    compressor: Compressor, units: Sequence[Unit], wire: Wire, agreement: Callable[[int], Part]
+) -> None:
+    """Set each unit's `own` and `total` by sums of words. `agreement` returns the part that opens a round."""
+    for number in range(compressor.rounds):
+        if not units:
+            return
+        for unit in units:
+            unit.state.round = number
+        _exchange_header(compressor, units, wire, agreement(number))
+        units = [unit for unit in units if unit.live]
+        with wire.timed("encode"):
+            payloads = [compressor.compress(unit.tensor, unit.state) for unit in units]
+            words = joined([one.data for one in payloads])
+        wire.payload_bytes += words.nbytes
+        sums = wire.sum_words([Part(words, "add")])[0] if words.size else words
+        parts = cut(sums, [len(one.data) for one in payloads])
+        for unit, payload, part in zip(units, payloads, parts, strict=True):
+            unit.payload, unit.state.summed = payload, payload.total(part, wire.workers)
+    with wire.timed("decode"):
+        for unit in units:
+            assert unit.payload is not None
+            assert unit.state.summed is not None
+            unit.own = compressor.decompress(unit.payload, unit.state)
+            unit.total = compressor.decompress(unit.state.summed, unit.state)
+
+
+def _exchange_header(compressor: Compressor, units: Sequence[Unit], wire: Wire, agreement: Part) -> None:
+    """Exchange bounds, merits and shared indexes; set the units' states by them."""
+    index = compressor.index
+    turn = index.turn(units[0].state) if index else None
+    with wire.timed("encode"):
+        codes = np.array([_codes(compressor, unit) for unit in units], np.uint32)
+        slots = np.zeros((*codes.shape, wire.workers), np.uint32)
+        slots[..., wire.worker_id] = codes
+        ahead = [agreement, Part(slots.reshape(-1), "or")]
+        pieces = [_index_words(index, unit) for unit in units] if index else []
+    indexes: list[Words] = []
+    if turn is not None:
+        results, indexes = wire.broadcast(pieces, [turn] * len(units), ahead)
+    else:
+        results = wire.sum_words(ahead)
+    heard = results[1].reshape(slots.shape)
+    for unit, everybody in zip(units, heard, strict=True):
+        unit.state.bound = value_of(int(everybody[0].max()))
+        unit.finite = unit.state.bound < math.inf
+        unit.state.elected = int(everybody[-1].argmax()) if turn is None else turn
+    if index and turn is None:
+        _, indexes = wire.broadcast(pieces, [unit.state.elected for unit in units])
+    for unit, words in zip(units, indexes, strict=bool(index)):
+        if index and unit.live:
+            unit.state.positions = index.decode(words, unit.state)
+
+
+def _codes(compressor: Compressor, unit: Unit) -> list[int]:
+    """Return a unit's bound and, if that elects a worker, its merit, as numbers with the floats' order."""
+    index = compressor.index
+    count = 2 if index and index.turn(unit.state) is None else 1
+    if not unit.finite:
+        return [NOT_FINITE] * count
+    bound = code_of(compressor.announced(unit.tensor, unit.state))
+    return [bound, code_of(index.merit(unit.tensor, unit.state))] if index and count == 2 else [bound]
+
+
+def _index_words(index: SharedIndex, unit: Unit) -> Words:
+    """Return the index that this worker would decide; zeros for a unit that is not finite."""
+    if unit.finite:
+        return index.encode(unit.tensor, unit.state)
+    return np.zeros(index.words(unit.state), np.uint32)
+
+
+def exchange_gathered(compressor: Compressor, units: Sequence[Unit], wire: Wire, digest: int) -> None:
+    """Set each unit's `own` and `total` by every worker's payloads, added in float64 in the workers' order.
+
+    Raises CompressError if another worker's message has another digest.
+    """
+    with wire.timed("encode"):
+        payloads = [compressor.compress(unit.tensor, unit.state) if unit.finite else None for unit in units]
+        message = _message(payloads, digest)
+    wire.payload_bytes += sum(one.nbytes for one in payloads if one)
+    messages = wire.gather(message)
+    with wire.timed("decode"):
+        for worker, one in enumerate(messages):
+            for unit, data in zip(units, _parts(one, len(units), digest, worker), strict=True):
+                _add(compressor, unit, data, own=worker == wire.worker_id)
+
+
+def _add(compressor: Compressor, unit: Unit, data: Bytes | None, *, own: bool) -> None:
+    if data is None or not unit.finite:
+        unit.finite = False
+        return
+    values = compressor.decompress(Payload("gather", data), unit.state)
+    if own:
+        unit.own = values
+    unit.total = values if unit.total is None else unit.total + values
+
+
+def _message(payloads: Sequence[Payload | None], digest: int) -> Bytes:
+    """Return the digest, each payload's length, and the payloads' bytes."""
+    lengths = np.array([_NO_LENGTH if one is None else one.nbytes for one in payloads], np.uint32)
+    header = [np.array([digest], np.uint64).view(np.uint8), lengths.view(np.uint8)]
+    return np.concatenate([*header, *(one.data for one in payloads if one)])
+
+
+def _parts(message: Bytes, units: int, digest: int, worker: int) -> list[Bytes | None]:
+    """Return the payloads' bytes in a worker's message; None for a tensor that is not finite."""
+    if int(message[:_DIGEST_BYTES].view(np.uint64)[0]) != digest:
+        raise CompressError(
+            f"step: worker {worker} is in another step; start all workers from the same checkpoint"
+        )
+    begin = _DIGEST_BYTES + 4 * units
+    lengths = message[_DIGEST_BYTES:begin].view(np.uint32).tolist()
+    ends = np.cumsum([begin, *(0 if one == _NO_LENGTH else one for one in lengths)]).tolist()
+    return [
+        None if length == _NO_LENGTH else message[a:b]
+        for length, (a, b) in zip(lengths, pairwise(ends), strict=True)
+    ]

@@ -1,0 +1,245 @@
+"""Plain reference implementations: what a worker's payload stands for, element by element.
+
+Each function returns the values that the compressor of the same name sends, from Python's own numbers.
+`random` are the words of `TensorState.random`, `bound` is the largest magnitude that a worker announced.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from fractions import Fraction
+
+Numbers = Sequence[float]
+_INT32_MAX = 2**31 - 1
+
+
+def packed(fields: Sequence[int], bits: int) -> list[int]:
+    """Return the words of fields of `bits` bits, the first in the lowest bits."""
+    each = 32 // bits
+    rows = [fields[begin : begin + each] for begin in range(0, len(fields), each)]
+    return [sum(field << (bits * place) for place, field in enumerate(row)) for row in rows]
+
+
+def top_k(values: Numbers, count: int) -> list[float]:
+    """Keep the `count` largest magnitudes, of equal ones the first."""
+    order = sorted(range(len(values)), key=lambda at: (-abs(values[at]), at))
+    kept = set(order[:count])
+    return [value if at in kept else 0.0 for at, value in enumerate(values)]
+
+
+def threshold(values: Numbers, least: float) -> list[float]:
+    """Keep magnitudes from `least` on."""
+    return [value if abs(value) >= least else 0.0 for value in values]
+
+
+def fixed_point(values: Numbers, bound: float, workers: int) -> list[float]:
+    """Round to the finest 2**-s for which workers * 2**(e + s) < 2**31, where bound < 2**e."""
+    exponent = math.frexp(bound)[1]
+    scale = (_INT32_MAX // workers).bit_length() - 1 - exponent
+    unit = Fraction(2) ** -scale
+    return [float(round(Fraction(value) / unit) * unit) for value in values]
+
+
+def variance(values: Numbers) -> float:
+    """Return the mean square difference from the mean, sums rounded once."""
+    if not values:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / len(values)
+
+
+def stochastic(values: Numbers, unit: float, random: Sequence[int]) -> list[int]:
+    """Return values / unit, each magnitude rounded up if its fraction exceeds random / 2**32."""
+    out = []
+    for value, word in zip(values, random, strict=True):
+        ratio = abs(value) / (unit or 1.0)
+        level = math.floor(ratio) + (word < (ratio - math.floor(ratio)) * 2**32)
+        out.append(-level if value < 0 else level)
+    return out
+
+
+def packed_integers(
+    values: Numbers, bound: float, bits: int, workers: int, random: Sequence[int]
+) -> list[float]:
+    """Return multiples of the unit with h = (2**bits - 1) // (2 workers) levels on each side of zero."""
+    unit = rounded_up(bound / ((2**bits - 1) // (2 * workers)), 12)
+    return [level * unit for level in stochastic(values, unit, random)]
+
+
+def rotated(values: Numbers, signs: Sequence[int], block: int) -> list[float]:
+    """Return H D x of every block; a sign is the top bit of a word."""
+    padded = [*values, *[0.0] * (len(signs) - len(values))]
+    signed = [-value if word >> 31 else value for value, word in zip(padded, signs, strict=True)]
+    return [one for begin in range(0, len(signed), block) for one in hadamard(signed[begin : begin + block])]
+
+
+def rotated_back(values: Numbers, signs: Sequence[int], block: int, elements: int) -> list[float]:
+    """Return D H y / n of every block."""
+    parts = [one for at in range(0, len(values), block) for one in hadamard(values[at : at + block])]
+    pairs = zip(parts, signs, strict=True)
+    return [(-value if word >> 31 else value) / block for value, word in pairs][:elements]
+
+
+def hadamard(values: Numbers) -> list[float]:
+    """Return [[H, H], [H, -H]] x."""
+    if len(values) == 1:
+        return list(values)
+    half = len(values) // 2
+    upper, lower = hadamard(values[:half]), hadamard(values[half:])
+    pairs = list(zip(upper, lower, strict=True))
+    return [a + b for a, b in pairs] + [a - b for a, b in pairs]
+
+
+def tern_grad(values: Numbers, bound: float, random: Sequence[int]) -> list[float]:
+    """Return s * sign(x) * b, with s = bound."""
+    return [level * bound for level in stochastic(values, bound, random)]
+
+
+def majority(votes: Sequence[Numbers]) -> list[float]:
+    """Return the sign of the sum of the workers' signs, times the number of workers."""
+    totals = [sum((value > 0) - (value < 0) for value in column) for column in zip(*votes, strict=True)]
+    return [float(len(votes) * ((total > 0) - (total < 0))) for total in totals]
+
+
+def qsgd(values: Numbers, bits: int, two_norm: bool, block: int, random: Sequence[int]) -> list[float]:
+    """Return norm / s times a level, block by block."""
+    levels, out = 2 ** (bits - 1) - 1, []
+    for begin in range(0, len(values), block):
+        part, words = values[begin : begin + block], random[begin : begin + block]
+        norm = math.sqrt(math.fsum(value * value for value in part)) if two_norm else max(map(abs, part))
+        unit = rounded_up(max(norm, *map(abs, part)) / levels, 16)
+        out += [level * unit for level in stochastic(part, unit, words)]
+    return out
+
+
+def ef_sign(values: Numbers) -> list[float]:
+    """Return the mean magnitude with each element's sign."""
+    mean = math.fsum(map(abs, values)) / max(len(values), 1)
+    mantissa, exponent = math.frexp(mean)
+    scale = math.ldexp(round(math.ldexp(mantissa, 16)), exponent - 16)
+    return [-scale if value < 0 else scale for value in values]
+
+
+def half(values: Numbers) -> list[float]:
+    """Return values as binary16, divided by a power of two if the largest is 2**15 or more."""
+    shift = max(math.frexp(max(map(abs, values), default=0.0))[1] - 15, 0)
+    halves = [struct.unpack("<e", struct.pack("<e", math.ldexp(value, -shift)))[0] for value in values]
+    return [math.ldexp(value, shift) for value in halves]
+
+
+def brain(values: Numbers) -> list[float]:
+    """Return values of 8 significant bits, rounded half to even; subnormal ones in units of 2**-133."""
+    out = []
+    for value in values:
+        unit = Fraction(2) ** (max(math.frexp(value)[1], -125) - 8)
+        rounded = round(Fraction(value) / unit) * unit
+        largest = Fraction(255) * Fraction(2) ** 120
+        out.append(float(max(min(rounded, largest), -largest)))
+    return out
+
+
+def int8_blocks(values: Numbers, block: int) -> list[float]:
+    """Return multiples of a power of two, from -127 to 127, block by block."""
+    out = []
+    for begin in range(0, len(values), block):
+        part = values[begin : begin + block]
+        unit = math.ldexp(1.0, math.frexp(max(map(abs, part)))[1] - 7)
+        out += [max(min(round(value / unit), 127), -127) * unit for value in part]
+    return out
+
+
+def natural(values: Numbers, random: Sequence[int]) -> list[float]:
+    """Return the power of two below or above each magnitude, with its sign."""
+    out = []
+    for value, word in zip(values, random, strict=True):
+        below = math.ldexp(1.0, min(max(math.frexp(abs(value))[1] - 1, -126), 127))
+        ratio = abs(value) / below
+        if ratio < 1:
+            power = below if word < ratio * 2**32 else 0.0
+        else:
+            power = 2 * below if word < (ratio - 1) * 2**32 and below < 2.0**127 else below
+        out.append(-power if value < 0 else power)
+    return out
+
+
+def power_sgd(tensors: Sequence[Sequence[Numbers]], start: Sequence[Numbers]) -> list[list[float]]:
+    """Return what each worker sends, P Q_w^T flat, of matrices tensors[w][row][column] and Q = start."""
+    workers, rank = len(tensors), len(start[0])
+    units = [_unit(matrix, 24) for matrix in tensors]
+    whole = [
+        [[round(Fraction(one) / unit) * unit for one in row] for row in matrix]
+        for matrix, unit in zip(tensors, units, strict=True)
+    ]
+    factors = [_product(matrix, start) for matrix in whole]
+    p = _orthonormal(_summed(factors, workers), rank)
+    thin = [
+        [
+            [round(Fraction(single(float(one))) / unit) * unit for one in row]
+            for row in _product(_turned(matrix), p)
+        ]
+        for matrix, unit in zip(whole, units, strict=True)
+    ]
+    bound = max(abs(single(float(one))) for matrix in thin for row in matrix for one in row)
+    sent = [[fixed_point([float(one) for one in row], bound, workers) for row in matrix] for matrix in thin]
+    return [[float(one) for row in _product(p, _turned(q)) for one in row] for q in sent]
+
+
+def rounded_up(value: float, bits: int) -> float:
+    """Return the smallest number of at most `bits` significant bits from `value` >= 0 on."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(math.ceil(math.ldexp(mantissa, bits)), exponent - bits)
+
+
+def single(value: float) -> float:
+    """Return the value rounded to float32."""
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return rounded
+
+
+def _summed(factors: Sequence[Sequence[Sequence[Fraction]]], workers: int) -> list[list[float]]:
+    """Return the sum of float32 matrices in the fixed point of the largest."""
+    rounded = [[[single(float(one)) for one in row] for row in matrix] for matrix in factors]
+    bound = max(abs(one) for matrix in rounded for row in matrix for one in row)
+    sent = [[fixed_point(row, bound, workers) for row in matrix] for matrix in rounded]
+    return [
+        [float(sum(map(Fraction, ones))) for ones in zip(*rows, strict=True)]
+        for rows in zip(*sent, strict=True)
+    ]
+
+
+def _orthonormal(matrix: Sequence[Numbers], rank: int) -> list[list[float]]:
+    columns: list[list[float]] = []
+    for at in range(rank):
+        column = [row[at] for row in matrix]
+        before = _norm(column)
+        for other in columns:
+            dot = math.fsum(a * b for a, b in zip(column, other, strict=True))
+            column = [a - dot * b for a, b in zip(column, other, strict=True)]
+        size = _norm(column)
+        columns.append([one / size if size > before * 2.0**-20 else 0.0 for one in column])
+    return [[round(one * 4096) / 4096 for one in row] for row in zip(*columns, strict=True)]
+
+
+def _norm(column: Numbers) -> float:
+    exponent = math.frexp(max(map(abs, column)))[1]
+    return math.ldexp(math.sqrt(math.fsum(math.ldexp(one, -exponent) ** 2 for one in column)), exponent)
+
+
+def _unit(matrix: Sequence[Numbers], bits: int) -> Fraction:
+    return Fraction(2) ** (math.frexp(max(abs(one) for row in matrix for one in row))[1] - bits)
+
+
+def _product(
+    left: Sequence[Sequence[float | Fraction]], right: Sequence[Sequence[float | Fraction]]
+) -> list[list[Fraction]]:
+    columns = [[Fraction(one) for one in column] for column in zip(*right, strict=True)]
+    return [
+        [sum((Fraction(a) * b for a, b in zip(row, column, strict=True)), Fraction(0)) for column in columns]
+        for row in left
+    ]
+
+
+def _turned(matrix: Sequence[Sequence[float | Fraction]]) -> list[list[float | Fraction]]:
+    return [list(column) for column in zip(*matrix, strict=True)]

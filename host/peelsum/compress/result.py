@@ -1,0 +1,90 @@
+"""The results of a compressed sum, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from peelsum.allreduce import Form, IndexForm
+from peelsum.compress.compressor import Floats, Kind
+from peelsum.compress.memory import Exact
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedTensor:
+    """One tensor's sum, the same on every worker, bit for bit, and what this worker sent for it."""
+
+    name: str
+    """The tensor's name."""
+
+    form: Kind | Form
+    """The kind of its payloads; if they were indexed, the form in which the all-reduce sent the values."""
+
+    index: IndexForm | None
+    """The form of the all-reduce's index; None for other kinds than indexed."""
+
+    values: Floats
+    """float32[shape]: the sum or average; NaN if any worker's tensor was not finite."""
+
+    finite: bool
+    """Whether every worker's tensor was finite."""
+
+    sent: Exact | None
+    """What this worker contributed; None without error feedback, and if not finite."""
+
+    density: float
+    """Share of elements of the sum that are not zero, by the index if there is one; NaN if not finite."""
+
+    density_worker: float
+    """Share of elements that this worker sent as other than zero; NaN if not finite."""
+
+    error_bound: float
+    """How far the all-reduce's fixed point may move an element of an indexed sum; 0 for other kinds."""
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the tensor."""
+        return self.values.size
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedResult(Mapping[str, CompressedTensor]):
+    """The results of one step, by the tensors' names, and its cost."""
+
+    tensors: tuple[CompressedTensor, ...]
+    """The results, in the order of the tensors."""
+
+    payload_bytes: int
+    """Bytes of this worker's payloads, by `Payload.nbytes`."""
+
+    wire_bytes: int
+    """Bytes that this worker contributed: packets with headers and padding, and what it gathered for others.
+
+    In an all_gather each worker's bytes are passed on to all others, which counts as workers - 1 times.
+    """
+
+    dense_bytes: int
+    """Bytes for the same elements sent dense, one word each, in packets of the same size."""
+
+    encode_s: float
+    """Seconds of compressing."""
+
+    network_s: float
+    """Seconds of waiting for sums."""
+
+    decode_s: float
+    """Seconds of decompressing."""
+
+    def __getitem__(self, name: str) -> CompressedTensor:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    @cached_property
+    def _by_name(self) -> dict[str, CompressedTensor]:
+        return {tensor.name: tensor for tensor in self.tensors}

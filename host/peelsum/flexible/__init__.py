@@ -1,0 +1,69 @@
+"""Flexible communication: which collective and which ratio on this network, decided as the network changes.
+
+The idea is that of "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks"
+(arXiv 2312.02493). The package computes and decides; it has no sockets, threads or clock.
+"""
+
+from peelsum.flexible.agreement import Measurement
+from peelsum.flexible.collectives import COLLECTIVES, Link, SwitchPath
+from peelsum.flexible.errors import FlexibleConfigError
+from peelsum.flexible.front import Candidate, Preference, chosen, loss, pareto_front
+from peelsum.flexible.methods import (
+    AXES,
+    DENSE,
+    METHODS,
+    Axis,
+    Cost,
+    Crossover,
+    Method,
+    Step,
+    cost,
+    costs,
+    crossovers,
+)
+from peelsum.flexible.probing import LinkEstimate
+from peelsum.flexible.strategy import (
+    Decider,
+    Event,
+    ExplorationEnded,
+    ExplorationStarted,
+    Flexible,
+    GainChanged,
+    LinkChanged,
+    MethodChosen,
+    Next,
+)
+
+__all__ = [
+    "AXES",
+    "COLLECTIVES",
+    "DENSE",
+    "METHODS",
+    "Axis",
+    "Candidate",
+    "Cost",
+    "Crossover",
+    "Decider",
+    "Event",
+    "ExplorationEnded",
+    "ExplorationStarted",
+    "Flexible",
+    "FlexibleConfigError",
+    "GainChanged",
+    "Link",
+    "LinkChanged",
+    "LinkEstimate",
+    "Measurement",
+    "Method",
+    "MethodChosen",
+    "Next",
+    "Preference",
+    "Step",
+    "SwitchPath",
+    "chosen",
+    "cost",
+    "costs",
+    "crossovers",
+    "loss",
+    "pareto_front",
+]

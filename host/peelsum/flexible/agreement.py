@@ -1,0 +1,94 @@
+"""Measurements on which all workers agree: ordered codes in words that any backend can OR.
+
+A value is a level on a logarithmic scale, sent as one bit. The highest bit of the OR is the largest level of
+any worker, or the smallest value if levels descend. So every decision follows from the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from peelsum.flexible.errors import FlexibleConfigError
+from peelsum.summation import Words
+
+_LEVELS, _WORD_BITS = 256, 32
+_WORDS = _LEVELS // _WORD_BITS
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """A logarithmic scale from `least` on, of which level 0 stands for anything smaller, 0 included."""
+
+    least: float
+    per_octave: int
+    smallest_wins: bool
+
+    def words(self, value: float) -> Words:
+        level = 0
+        if value >= self.least:
+            level = min(1 + round(self.per_octave * math.log2(value / self.least)), _LEVELS - 1)
+        bit = _LEVELS - 1 - level if self.smallest_wins else level
+        words = np.zeros(_WORDS, np.uint32)
+        words[bit // _WORD_BITS] = 1 << bit % _WORD_BITS
+        return words
+
+    def value(self, words: Words) -> float:
+        word = int(words.nonzero()[0][-1])
+        bit = word * _WORD_BITS + int(words[word]).bit_length() - 1
+        level = _LEVELS - 1 - bit if self.smallest_wins else bit
+        return self.least * 2 ** ((level - 1) / self.per_octave) if level else 0.0
+
+
+# A worker that comes late to an exchange sees the network's own time; the others have waited for it, too.
+_NETWORK_S = _Scale(1e-6, 8, smallest_wins=True)
+_WORKER_S = _Scale(1e-6, 8, smallest_wins=False)
+_GAIN = _Scale(2.0**-15, 16, smallest_wins=True)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a worker measured in one step, or what all agree on. Times are in seconds, 0 if not measured.
+
+    Agreed times are within 5 % of a worker's, from a microsecond to an hour; agreed gains within 3 %.
+    """
+
+    small_s: float = 0.0
+    """Time of an exchange of a few words."""
+    exchange_s: float = 0.0
+    """Time of the step's collectives."""
+    probe_s: float = 0.0
+    """Time of the probe, if one was asked for."""
+    compress_s: float = 0.0
+    """Time of selecting what to send."""
+    compute_s: float = 0.0
+    """Time of the step beside all these."""
+    gain: float = 0.0
+    """Compression gain: the energy of what was sent over that of the gradient, 0 to 1."""
+
+    def words(self) -> Words:
+        """Return this as uint32[48], whose OR over all workers `agreed` takes."""
+        return np.concatenate([_SCALES[item.name].words(getattr(self, item.name)) for item in fields(self)])
+
+    @classmethod
+    def agreed(cls, words: Words) -> Measurement:
+        """Return what all workers agree on: of the network and the gain the least, of work the most.
+
+        words: uint32[48], the OR of all workers' `words`. Raises FlexibleConfigError for another shape.
+        """
+        if words.shape != (_WORDS * len(_SCALES),):
+            raise FlexibleConfigError(f"words: {words.shape} is not the shape of a measurement's words")
+        parts = words.reshape(-1, _WORDS)
+        return cls(*(scale.value(part) for scale, part in zip(_SCALES.values(), parts, strict=True)))
+
+
+_SCALES = {
+    "small_s": _NETWORK_S,
+    "exchange_s": _NETWORK_S,
+    "probe_s": _NETWORK_S,
+    "compress_s": _WORKER_S,
+    "compute_s": _WORKER_S,
+    "gain": _GAIN,
+}

@@ -1,0 +1,238 @@
+"""Methods of a training step: which elements are sent, by which collective, and what that takes.
+
+AR-Topk is that of "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks"
+(arXiv 2312.02493): one worker broadcasts the positions of its largest elements, and all_reduce adds up the
+values there. Through the switch, that worker alone sets bits of the index: the union has exactly k elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from typing import Literal, get_args
+
+from peelsum.allreduce import Network, Settings
+from peelsum.allreduce.costs import Seen, candidates
+from peelsum.allreduce.plan import Form
+from peelsum.flexible import collectives
+from peelsum.flexible.collectives import Link, SwitchPath
+from peelsum.flexible.errors import within
+
+Method = Literal[
+    "dense_ring",
+    "dense_tree",
+    "dense_switch",
+    "top_k_all_gather",
+    "top_k_switch",
+    "ar_top_k_ring",
+    "ar_top_k_tree",
+    "ar_top_k_switch",
+]
+METHODS: tuple[Method, ...] = get_args(Method)
+#: The methods that send every element.
+DENSE: tuple[Method, ...] = ("dense_ring", "dense_tree", "dense_switch")
+#: Words of each worker with which they elect one of them: its bound, and its merit.
+_ELECTION_WORDS = 2
+#: Nanoseconds per element to select the largest: `TopK` takes 6 to 22, see docs/reference/flexible.md.
+_SELECT_NS = 10.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A gradient to sum, and the network. Raises FlexibleConfigError for a value out of range."""
+
+    elements: int
+    """Elements of the gradient."""
+    ratio: float
+    """Share of its elements that a worker sends; dense methods send all."""
+    workers: int
+    """Number of workers, at least 2."""
+    link: Link
+    """The link between two workers."""
+    path: SwitchPath = field(default_factory=SwitchPath)
+    """The path through the switch."""
+    select_s: float | None = None
+    """Seconds to select the elements to send; None takes 10 ns per element."""
+
+    def __post_init__(self) -> None:
+        within("elements", self.elements, 1, 2**40)
+        within("ratio", self.ratio, 0, 1)
+        within("workers", self.workers, 2, 1024)
+        within("select_s", self.compress_s, 0, 1e9)
+
+    @property
+    def sent(self) -> int:
+        """Elements that a worker sends with a sparse method, at least 1."""
+        return max(1, math.ceil(self.elements * self.ratio))
+
+    @property
+    def compress_s(self) -> float:
+        """Seconds to select the elements to send."""
+        return _SELECT_NS * 1e-9 * self.elements if self.select_s is None else self.select_s
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method takes for one step."""
+
+    method: Method
+    """The method."""
+    words: float
+    """32-bit words that cross the busiest link in one direction."""
+    latency_s: float
+    """Seconds of messages that wait for each other."""
+    transfer_s: float
+    """Seconds that the words take at the link's rate."""
+    codec_s: float
+    """Seconds of selecting, encoding and decoding."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in total."""
+        return self.latency_s + self.transfer_s + self.codec_s
+
+
+def cost(method: Method, step: Step) -> Cost:
+    """Return what a method takes for a step."""
+    return _COSTS[method](step)
+
+
+def costs(step: Step, methods: Collection[Method] = METHODS) -> list[Cost]:
+    """Return what each method takes, fastest first. Methods of equal time are in the order of METHODS."""
+    return sorted(
+        (cost(method, step) for method in METHODS if method in methods), key=lambda one: one.seconds
+    )
+
+
+def _over(step: Step, method: Method, *parts: tuple[Network, float], codec_s: float = 0.0) -> Cost:
+    """Return the cost of collectives in a row, each with its words."""
+    latency_s = sum(network.seconds(0, 1) for network, _ in parts)
+    transfer_s = sum(network.seconds(words, 0) for network, words in parts)
+    words = transfer_s * step.link.gbps * 1e9 / 32
+    return Cost(method, words, latency_s, transfer_s, codec_s)
+
+
+def _dense(method: Method, reduce: Callable[[Link, int], Network], step: Step) -> Cost:
+    return _over(step, method, (reduce(step.link, step.workers), step.elements))
+
+
+def _all_gather(step: Step) -> Cost:
+    """Every worker gets the positions and values of every other."""
+    gather = collectives.all_gather(step.link, step.workers)
+    return _over(step, "top_k_all_gather", (gather, 2 * step.sent), codec_s=step.compress_s)
+
+
+def _ar_top_k(method: Method, reduce: Callable[[Link, int], Network], step: Step) -> Cost:
+    return _over(
+        step,
+        method,
+        (collectives.broadcast(step.link, step.workers), step.sent),
+        (reduce(step.link, step.workers), step.sent),
+        codec_s=step.compress_s,
+    )
+
+
+def _through_switch(
+    method: Method, forms: Collection[Form], union: Callable[[Step], float], election: int, step: Step
+) -> Cost:
+    """Return the cost of the fastest form of an allreduce; `union` is the share of elements in the union."""
+    network = step.path.network(step.link)
+    sparse = method not in DENSE
+    seen = Seen.uniform(step.elements, min(max(union(step), 1 / step.elements), 1.0))
+    found = candidates(step.elements, seen, Settings(), predict=not sparse, forms=forms)
+    best = min(found, key=lambda one: one.seconds(network))
+    words = best.words + election * step.workers
+    return Cost(
+        method,
+        words,
+        network.seconds(0, best.exchanges + bool(election)),
+        network.seconds(words, 0),
+        best.codec_s + sparse * step.compress_s,
+    )
+
+
+def _union_of_all(step: Step) -> float:
+    """Return the share of elements that some worker sends, if each selects independently."""
+    return 1.0 - (1.0 - step.ratio) ** step.workers
+
+
+def _union_of_one(step: Step) -> float:
+    return step.ratio
+
+
+_DENSE_FORMS: tuple[Form, ...] = ("dense",)
+_SPARSE_FORMS: tuple[Form, ...] = ("compact", "sketch")
+_COSTS: dict[Method, Callable[[Step], Cost]] = {
+    "dense_ring": partial(_dense, "dense_ring", collectives.all_reduce_ring),
+    "dense_tree": partial(_dense, "dense_tree", collectives.all_reduce_tree),
+    "dense_switch": partial(_through_switch, "dense_switch", _DENSE_FORMS, lambda step: 1.0, 0),
+    "top_k_all_gather": _all_gather,
+    "top_k_switch": partial(_through_switch, "top_k_switch", _SPARSE_FORMS, _union_of_all, 0),
+    "ar_top_k_ring": partial(_ar_top_k, "ar_top_k_ring", collectives.all_reduce_ring),
+    "ar_top_k_tree": partial(_ar_top_k, "ar_top_k_tree", collectives.all_reduce_tree),
+    "ar_top_k_switch": partial(
+        _through_switch, "ar_top_k_switch", _SPARSE_FORMS, _union_of_one, _ELECTION_WORDS
+    ),
+}
+
+#: What a crossover can be looked for in, with the range.
+Axis = Literal["gbps", "latency_s", "ratio", "elements"]
+AXES: dict[Axis, tuple[float, float]] = {
+    "gbps": (1e-3, 1e3),
+    "latency_s": (1e-6, 1.0),
+    "ratio": (1e-4, 1.0),
+    "elements": (1e3, 1e9),
+}
+_POINTS_PER_DECADE = 8
+_HALVINGS = 20
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """A value of one axis at which the fastest method changes, all else equal."""
+
+    axis: Axis
+    """The field that varies."""
+    at: float
+    """Its value."""
+    below: Method
+    """The fastest method just below it."""
+    above: Method
+    """The fastest method just above it."""
+
+
+def crossovers(step: Step, axis: Axis, methods: Collection[Method] = METHODS) -> Iterator[Crossover]:
+    """Yield the values of one axis at which the fastest method changes, in ascending order.
+
+    They lie within the axis's range in AXES, and are found to a millionth of it in logarithm.
+    """
+    least, most = AXES[axis]
+    count = round(math.log10(most / least) * _POINTS_PER_DECADE)
+    grid = [least * (most / least) ** (number / count) for number in range(count + 1)]
+    first = _fastest(step, axis, grid[0], methods)
+    for low, high in pairwise(grid):
+        second = _fastest(step, axis, high, methods)
+        if second != first:
+            for _ in range(_HALVINGS):
+                middle = math.sqrt(low * high)
+                if _fastest(step, axis, middle, methods) == first:
+                    low = middle
+                else:
+                    high = middle
+            yield Crossover(axis, high, first, _fastest(step, axis, high, methods))
+        first = second
+
+
+def _fastest(step: Step, axis: Axis, value: float, methods: Collection[Method]) -> Method:
+    if axis == "gbps":
+        step = replace(step, link=replace(step.link, gbps=value))
+    elif axis == "latency_s":
+        step = replace(step, link=replace(step.link, latency_s=value))
+    elif axis == "ratio":
+        step = replace(step, ratio=value)
+    else:
+        step = replace(step, elements=round(value))
+    return costs(step, methods)[0].method

@@ -1,0 +1,103 @@
+"""Estimates of latency and bandwidth, from what steps measure and from small probes.
+
+Every step exchanges its measurements, a few words whose time is latency. What the step's collectives take
+beyond their latency is bandwidth. Where they send too little to tell, a probe of some words is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+
+from peelsum.flexible.agreement import Measurement
+from peelsum.flexible.collectives import Link
+
+#: Samples of which the median is the estimate: one outlier does no harm, two in a row are believed.
+_SAMPLES = 3
+#: The share of an exchange beyond its latency from which it tells the bandwidth.
+_TELLING = 0.3
+#: Steps without a telling exchange before a probe.
+_PATIENCE = 3
+#: How far a probe may be from the estimate before it is repeated in the next step.
+_SURPRISE = 1.2
+_LEAST_PROBE_WORDS, _MOST_PROBE_WORDS = 1 << 10, 1 << 20
+_WORD_BITS = 32
+_LEAST_S, _MOST_S = 1e-9, 3600.0
+
+
+class LinkEstimate:
+    """An estimate of the link between workers, from agreed measurements only.
+
+    `small_messages`: the messages in a row of an exchange of a few words: 2 through one switch, and twice the
+    number of workers less 2 in a ring.
+    """
+
+    def __init__(self, small_messages: float) -> None:
+        self._messages = small_messages
+        self._latency: deque[float] = deque(maxlen=_SAMPLES)
+        self._word_s: deque[float] = deque(maxlen=_SAMPLES)
+        self._untold = _PATIENCE
+
+    @property
+    def link(self) -> Link | None:
+        """The estimate; None before the first sample of latency and of bandwidth."""
+        if not self._latency or not self._word_s:
+            return None
+        gbps = _WORD_BITS * 1e-9 / max(median(self._word_s), _LEAST_S * _WORD_BITS * 1e-6)
+        return Link(min(median(self._latency), _MOST_S), min(max(gbps, 1e-9), 1e6))
+
+    @property
+    def probe_words(self) -> int:
+        """Words of the next probe; 0 while steps tell the bandwidth.
+
+        As many as take about twice the latency, from 4 KB to 4 MB.
+        """
+        if self._untold < _PATIENCE:
+            return 0
+        link = self.link
+        if link is None:
+            return _LEAST_PROBE_WORDS * 16
+        wanted = 2 * self._messages * link.latency_s * link.gbps * 1e9 / _WORD_BITS
+        return 1 << math.ceil(math.log2(min(max(wanted, _LEAST_PROBE_WORDS), _MOST_PROBE_WORDS)))
+
+    def add(self, measured: Measurement, *, messages: float, words: float, probe_words: float) -> None:
+        """Take an agreed measurement of a step.
+
+        messages, words: what the step's collectives send in a row, so that they take `messages` latencies and
+        `words` words' time. probe_words: likewise for the probe, which takes the latency of a small exchange.
+        """
+        if measured.small_s:
+            self._latency.append(measured.small_s / self._messages)
+        latency_s = self._latency[-1] if self._latency else 0.0
+        if self._tell(measured.exchange_s, messages * latency_s, words):
+            self._untold = 0
+        elif measured.probe_s and probe_words:
+            self._tell(max(measured.probe_s - self._messages * latency_s, _LEAST_S), 0.0, probe_words)
+            self._untold = 0 if self._settled else _PATIENCE
+        else:
+            self._untold += 1
+
+    @property
+    def _settled(self) -> bool:
+        """Whether the last sample is near the estimate; otherwise another is wanted at once."""
+        ratio = self._word_s[-1] / median(self._word_s)
+        return len(self._word_s) == _SAMPLES and 1 / _SURPRISE <= ratio <= _SURPRISE
+
+    def _tell(self, seconds: float, latency_s: float, words: float) -> bool:
+        """Take a sample of bandwidth if the exchange tells one; return whether it does."""
+        beyond = seconds - latency_s
+        if not words or beyond <= _TELLING * seconds:
+            return False
+        self._word_s.append(beyond / words)
+        return True
+
+
+def moved(before: Link, now: Link, tolerance: float) -> bool:
+    """Return whether rate or latency changed by more than a factor of 1 + `tolerance`.
+
+    Latencies count for as long as they are not negligible: from a microsecond on.
+    """
+    most = math.log(1 + tolerance)
+    latency = math.log((now.latency_s + 1e-6) / (before.latency_s + 1e-6))
+    return abs(math.log(now.gbps / before.gbps)) > most or abs(latency) > most

@@ -1,0 +1,100 @@
+"""AR-Topk: one worker's positions, exactly k of them, and how many exchanges it takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from compressors import Workers
+
+from peelsum.compress import Combined, PackedIntegers, StarTopK, VarTopK, reference
+from peelsum.compress.collectives import SummationCollectives
+
+
+def tensors(seed, count=4, elements=200):
+    rng = np.random.default_rng(seed)
+    return [
+        {"x": (rng.standard_normal(elements) * 2.0 ** (seed % 3)).astype(np.float32)} for _ in range(count)
+    ]
+
+
+def own_top(values, count):
+    return {at for at, one in enumerate(reference.top_k(values.tolist(), count)) if one}
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.3])
+def test_star_takes_turns(ratio):
+    """Each worker's positions in its turn, as a list or as a bitmap."""
+    workers = Workers(StarTopK(ratio), 4, memory={"feedback": False})
+    count = StarTopK(ratio).count(200, 0)
+    for step in range(9):
+        given = tensors(step)
+        result = workers.step(given)[0]
+        elected = own_top(given[step % 4]["x"], count)
+        assert set(np.flatnonzero(result["x"].values)) == elected
+        assert len(elected) == count
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.3])
+def test_var_takes_the_worker_of_the_largest_variance(ratio):
+    workers, seen = Workers(VarTopK(ratio), 4, memory={"feedback": False}), set()
+    count = VarTopK(ratio).count(200, 0)
+    for step in range(12):
+        given = tensors(step)
+        tops = [own_top(one["x"], count) for one in given]
+        variances = [
+            reference.variance(one["x"][sorted(top)].tolist()) for one, top in zip(given, tops, strict=True)
+        ]
+        elected = int(np.argmax(variances))
+        seen.add(elected)
+        result = workers.step(given)[0]
+        assert set(np.flatnonzero(result["x"].values)) == tops[elected]
+    assert len(seen) > 1
+
+
+def test_of_equal_variances_the_first_worker_is_elected():
+    same = {"x": np.arange(-8, 8, dtype=np.float32)}
+    mirrored = {"x": same["x"][::-1].copy()}
+    result = Workers(VarTopK(1 / 16), 3, memory={"feedback": False}).step([mirrored, same, same])[0]
+    assert np.flatnonzero(result["x"].values).tolist() == [15]
+
+
+class Counted(SummationCollectives):
+    """Collectives that note the operations and lengths of every exchange."""
+
+    def __init__(self, summation):
+        super().__init__(summation)
+        self.exchanges = []
+
+    def sum_words(self, parts):
+        self.exchanges.append([(part.op, part.words.size) for part in parts])
+        return super().sum_words(parts)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "expected"),
+    [
+        (StarTopK(0.01), [[("or", 4), ("or", 4), ("or", 2)], [("add", 2)]]),
+        (StarTopK(0.5), [[("or", 4), ("or", 4), ("or", 7)], [("add", 100)]]),
+        (VarTopK(0.01), [[("or", 4), ("or", 8)], [("or", 2)], [("add", 2)]]),
+        (Combined(StarTopK(0.5), PackedIntegers(8)), [[("or", 4), ("or", 4), ("or", 7)], [("add", 25)]]),
+    ],
+    ids=str,
+)
+def test_exchanges_after_the_first_step(compressor, expected):
+    """STAR: index with the header, then k values. VAR: one exchange more, for the election."""
+    workers = Workers(compressor, 4)
+    workers.step(tensors(0))
+    watched = [Counted(one) for one in workers.summations]
+    for one, collectives in zip(workers.sums, watched, strict=True):
+        one._collectives = collectives
+    workers.step(tensors(1))
+    assert [one.exchanges for one in watched] == [expected] * 4
+
+
+def test_tensors_may_elect_different_workers():
+    rng = np.random.default_rng(1)
+    large, small = rng.standard_normal((2, 50)).astype(np.float32) * np.array([[9], [1]], np.float32)
+    given = [{"a": large, "b": small}, {"a": small, "b": large}]
+    result = Workers(VarTopK(0.1), 2, memory={"feedback": False}).step(given)[1]
+    for name in ("a", "b"):
+        assert set(np.flatnonzero(result[name].values)) == own_top(large, 5)

@@ -1,0 +1,188 @@
+"""Sums of compressed tensors: what was sent, exactly, on every worker, and books that close at every step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from compressors import COMPRESSORS, Workers, fractions
+
+from peelsum.allreduce import LocalSummation, PlanMismatchError
+from peelsum.compress import (
+    QSGD,
+    CompressConfigError,
+    CompressedSum,
+    CompressError,
+    Memory,
+    PowerSGD,
+    Residual,
+    SignSGD,
+    TopK,
+    reference,
+)
+from peelsum.compress.memory import Exact
+
+SHAPES = {"matrix": (12, 7), "vector": (17,), "one": (1,), "none": (0,), "zeros": (5,)}
+
+
+def gradients(rng, workers=3, factor=1.0):
+    return [
+        {
+            name: (factor * 3.0**worker * rng.standard_normal(shape) * (name != "zeros")).astype(np.float32)
+            for name, shape in SHAPES.items()
+        }
+        for worker in range(workers)
+    ]
+
+
+def expected(compressor, sent):
+    """The float32 average of what the workers sent."""
+    if isinstance(compressor, SignSGD):
+        return [one / len(sent) for one in reference.majority(sent)]
+    if compressor.kind == "gather":
+        totals = [0.0] * len(sent[0])
+        for one in sent:
+            totals = [a + float(b) for a, b in zip(totals, one, strict=True)]
+    else:
+        totals = [float(sum(column)) for column in zip(*sent, strict=True)]
+    return np.array([np.float32(one / len(sent)) for one in totals], np.float32)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_sums_are_of_what_was_sent_and_books_close(compressor):
+    rng, workers = np.random.default_rng(4), Workers(compressor)
+    for step in range(4):
+        results = workers.step(gradients(rng, factor=2.0**-step))
+        for name, shape in SHAPES.items():
+            sent = [fractions(one[name].sent, one[name].elements) for one in results]
+            for one in results:
+                assert one[name].finite
+                assert one[name].values.shape == shape
+                np.testing.assert_array_equal(one[name].values.ravel(), expected(compressor, sent))
+            assert not results[0]["zeros"].values.any() or compressor.per == "bucket"
+        for one in workers.sums:
+            one.memory.balance()
+    assert any(one.numbers.any() for one in workers.sums[0].memory.residuals.values())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_a_tensor_that_is_not_finite_reaches_every_worker_and_leaves_no_trace(compressor, value):
+    """The step counts as skipped: what its other tensors sent is kept, and the next step is a usual one."""
+    rng, workers = np.random.default_rng(5), Workers(compressor)
+    workers.step(gradients(rng))
+    before = [
+        {name: one.numbers.copy() for name, one in sums.memory.residuals.items()} for sums in workers.sums
+    ]
+    given = gradients(rng)
+    given[1]["vector"][3] = value
+    for result in workers.step(given):
+        assert not result["vector"].finite
+        assert np.isnan(result["vector"].values).all()
+        if compressor.per == "tensor":
+            assert result["matrix"].finite
+            assert np.isfinite(result["matrix"].values).all()
+    for sums, kept in zip(workers.sums, before, strict=True):
+        np.testing.assert_array_equal(sums.memory.residuals["vector"].numbers, kept["vector"])
+    results = workers.step(gradients(rng))
+    for name in SHAPES:
+        for one in results:
+            np.testing.assert_array_equal(one[name].values, results[0][name].values)
+            assert np.isfinite(one[name].values).all()
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_without_error_feedback_and_in_a_job_of_one(compressor):
+    rng, workers = np.random.default_rng(6), Workers(compressor, 1, memory={"feedback": False})
+    for _ in range(2):
+        (result,) = workers.step(gradients(rng, 1))
+        assert all(np.isfinite(one.values).all() and one.sent is None for one in result.tensors)
+    assert not workers.sums[0].memory.residuals
+    assert workers.step([{}])[0].tensors == ()
+
+
+@pytest.mark.parametrize("compressor", [TopK(0.1), QSGD(4), PowerSGD(2)], ids=str)
+def test_all_that_is_kept_is_sent_in_the_end(compressor):
+    """With gradients of zero from some step on, less and less is kept."""
+    rng, workers = np.random.default_rng(7), Workers(compressor, 2)
+    given = gradients(rng, 2)
+    nothing = [{name: np.zeros_like(one) for name, one in own.items()} for own in given]
+    kept = []
+    for step in range(40):
+        workers.step(given if step == 0 else nothing)
+        one = workers.sums[0].memory.residuals["matrix"]
+        kept.append(np.linalg.norm(np.ldexp(one.numbers.astype(float), -one.scale)))
+    assert kept[-1] < kept[0] / 20
+
+
+def test_workers_that_differ_learn_of_it_at_once():
+    rng = np.random.default_rng(0)
+    for others in ((TopK(0.2), None, 0), (TopK(0.1), 0.5, 0), (TopK(0.1), None, 1)):
+        summations = LocalSummation.group(2, 8)
+        settings = [(TopK(0.1), None, 0), others]
+        sums = [
+            CompressedSum(one, compressor, Memory(momentum=momentum or 0.0), seed=seed)
+            for one, (compressor, momentum, seed) in zip(summations, settings, strict=True)
+        ]
+        workers = Workers(TopK(0.1), 2)
+        workers.sums = sums
+        with pytest.raises(PlanMismatchError, match=r"plan: not the same on every worker; worker 0 has TopK"):
+            workers.step(gradients(rng, 2))
+        with pytest.raises(CompressError, match="sum: an earlier call failed"):
+            sums[0].sum({})
+
+
+@pytest.mark.parametrize("compressor", [QSGD(4), PowerSGD(2)], ids=str)
+def test_a_worker_in_another_step_is_noticed(compressor):
+    workers = Workers(compressor, 2)
+    given = gradients(np.random.default_rng(0), 2)
+    workers.step(given)
+    workers.sums[1]._steps = 7
+    with pytest.raises((CompressError, PlanMismatchError), match="step"):
+        workers.step(given)
+
+
+def test_a_power_sgd_starts_from_the_last_steps_factor():
+    """So that repeated steps on one matrix converge to its best approximation."""
+    rng = np.random.default_rng(3)
+    matrix = (rng.standard_normal((30, 4)) * [8, 4, 1, 0.1] @ rng.standard_normal((4, 20))).astype(np.float32)
+    best = np.linalg.svd(matrix.astype(float))[1]
+    floor = np.sqrt((best[2:] ** 2).sum())
+    workers, errors = Workers(PowerSGD(2), 2, memory={"feedback": False}), []
+    for _ in range(12):
+        result = workers.step([{"m": matrix}] * 2)[0]
+        errors.append(np.linalg.norm(result["m"].values - matrix))
+    assert errors[-1] < 1.0001 * floor < errors[0]
+    assert errors[-1] >= 0.9999 * floor
+
+
+def test_grids_become_finer_and_coarser_exactly_as_needed():
+    kept = Residual(np.array([5, -3], np.int64), np.array([1, 2], np.int64), 4)
+    taken = kept.send(Exact.of(np.array([5 / 64, 0.0]), 0))
+    assert kept.scale == 6
+    assert kept.numbers.tolist() == [20 - 5, -12]
+    assert kept.velocity.tolist() == [0, 8]
+    taken.put_back()
+    assert kept.numbers.tolist() == [20, -12]
+    assert kept.velocity.tolist() == [4, 8]
+    far = Residual(np.array([2**30, 0], np.int64), None, 100)
+    far.send(Exact.of(np.array([2.0**10, 0.0]), 0))
+    assert far.scale < 52
+    assert far.numbers[0] * 2.0**-far.scale == pytest.approx(-(2.0**10), rel=1e-12)
+    with pytest.raises(CompressError, match="turn error feedback off"):
+        Exact.of(np.array([2.0**-60, 2.0**20]), 0)
+
+
+def test_clipping_limits_each_gradients_norm():
+    workers = Workers(TopK(1.0), 4, memory={"clip": 2.0})
+    given = [{"x": np.array([3.0, 4.0], np.float32)}] * 4
+    (result, *_) = workers.step(given)
+    np.testing.assert_allclose(result["x"].values, [0.6, 0.8], rtol=1e-6)
+
+
+def test_bad_input_is_one_line():
+    one = CompressedSum(LocalSummation.group(1)[0], TopK(0.1))
+    with pytest.raises(CompressConfigError, match="tensors: 'x' is float64; convert it to float32"):
+        one.sum({"x": np.zeros(3)})
+    one.sum({"x": np.zeros(3, np.float32)})
+    with pytest.raises(CompressConfigError, match=r"compressor: 3 is not a Compressor; give e\.g\. TopK"):
+        CompressedSum(LocalSummation.group(1)[0], 3)

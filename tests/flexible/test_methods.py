@@ -1,0 +1,184 @@
+"""The cost model: collectives against a simulation message by message, methods against their parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from peelsum.flexible import (
+    AXES,
+    COLLECTIVES,
+    DENSE,
+    METHODS,
+    FlexibleConfigError,
+    Link,
+    Step,
+    SwitchPath,
+    cost,
+    costs,
+    crossovers,
+)
+from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
+
+LINK = Link(1e-3, 0.1)
+WORD_S = 32 / 0.1e9
+STEP = Step(1_000_000, 0.01, 4, Link(1e-3, 1.0), select_s=0.0)
+
+
+class Clocks:
+    """Workers that send messages to each other; each message starts when its sender has its words."""
+
+    def __init__(self, workers: int) -> None:
+        self.at = [0.0] * workers
+
+    def round(self, pairs: list[tuple[int, int]], words: float) -> None:
+        """Send messages at the same time, one for each pair of sender and receiver."""
+        arrive = [(to, self.at[by] + LINK.latency_s + words * WORD_S) for by, to in pairs]
+        for by, _ in pairs:
+            self.at[by] += words * WORD_S
+        for to, time in arrive:
+            self.at[to] = max(self.at[to], time)
+
+    def ring(self, words: float) -> None:
+        self.round([(rank, (rank + 1) % len(self.at)) for rank in range(len(self.at))], words)
+
+    def tree(self, words: float, *, down: bool) -> None:
+        distances = [2**power for power in range(10) if 2**power < len(self.at)]
+        for distance in reversed(distances) if down else distances:
+            low = range(0, len(self.at) - distance, 2 * distance)
+            self.round([(one, one + distance) if down else (one + distance, one) for one in low], words)
+
+
+def simulated(name: str, workers: int, words: float) -> float:
+    clocks = Clocks(workers)
+    for _ in range(workers - 1):
+        if name in ("all_reduce_ring", "reduce_scatter"):
+            clocks.ring(words / workers)
+        if name == "all_reduce_ring":
+            clocks.ring(words / workers)
+        if name == "all_gather":
+            clocks.ring(words)
+    if name == "all_reduce_tree":
+        clocks.tree(words, down=False)
+    if name in ("all_reduce_tree", "broadcast"):
+        clocks.tree(words, down=True)
+    return max(clocks.at)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("words", [0, 1, 48_000])
+def test_a_collective_takes_what_its_messages_take(name: str, workers: int, words: int) -> None:
+    model = COLLECTIVES[name](LINK, workers)
+    assert model.seconds(words, 1) == pytest.approx(simulated(name, workers, words), rel=1e-9)
+
+
+@pytest.mark.parametrize("workers", [3, 5, 6, 7])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_other_numbers_of_workers_take_no_longer_than_modelled(name: str, workers: int) -> None:
+    model = COLLECTIVES[name](LINK, workers).seconds(48_000, 1)
+    assert 0.6 * model <= simulated(name, workers, 48_000) <= model * (1 + 1e-9)
+
+
+def test_a_switch_sends_whole_packets_and_at_most_a_window_in_a_round_trip() -> None:
+    frame_s = 8 * (FRAME_HEADER_BYTES + packet_bytes(256)) / 1e9
+    wide = SwitchPath(window=1 << 16, slots=1 << 18).network(Link(1e-4, 1.0))
+    assert wide.seconds(256, 0) == pytest.approx(frame_s)
+    assert wide.seconds(0, 3) == pytest.approx(3 * 2 * 1e-4)
+    narrow = SwitchPath(window=10).network(Link(1e-3, 1.0))
+    assert narrow.seconds(256 * 1000, 0) == pytest.approx(1000 / 10 * 2e-3)
+    few_slots = SwitchPath(window=1024, slots=20).network(Link(1e-3, 1.0))
+    assert few_slots == narrow
+    two_racks = SwitchPath(hops=4).network(Link(1e-3, 1.0))
+    assert two_racks.seconds(0, 1) == pytest.approx(4e-3)
+
+
+def test_methods_are_the_sum_of_their_collectives() -> None:
+    sent, link = 10_000, STEP.link
+    ring, tree = COLLECTIVES["all_reduce_ring"](link, 4), COLLECTIVES["all_reduce_tree"](link, 4)
+    indexes = COLLECTIVES["broadcast"](link, 4).seconds(sent, 1)
+    assert cost("dense_ring", STEP).seconds == pytest.approx(ring.seconds(1_000_000, 1))
+    assert cost("dense_tree", STEP).seconds == pytest.approx(tree.seconds(1_000_000, 1))
+    assert cost("ar_top_k_ring", STEP).seconds == pytest.approx(indexes + ring.seconds(sent, 1))
+    assert cost("ar_top_k_tree", STEP).seconds == pytest.approx(indexes + tree.seconds(sent, 1))
+    gathered = COLLECTIVES["all_gather"](link, 4).seconds(2 * sent, 1)
+    assert cost("top_k_all_gather", STEP).seconds == pytest.approx(gathered)
+    assert cost("top_k_all_gather", replace(STEP, select_s=0.5)).codec_s == 0.5
+    assert cost("dense_ring", replace(STEP, select_s=0.5)).codec_s == 0
+
+
+def test_one_worker_s_index_is_shorter_than_the_union_of_all() -> None:
+    assert cost("ar_top_k_switch", STEP).words < 0.5 * cost("top_k_switch", STEP).words
+    assert cost("ar_top_k_switch", STEP).words > STEP.sent
+
+
+@pytest.mark.parametrize("ratio", [1e-4, 0.01, 1.0])
+@pytest.mark.parametrize("gbps", [0.001, 1.0, 400.0])
+@pytest.mark.parametrize("elements", [1, 1000, 10**8])
+def test_costs_are_sorted_and_their_parts_are_not_negative(elements: int, gbps: float, ratio: float) -> None:
+    found = costs(Step(elements, ratio, 5, Link(1e-5, gbps)))
+    assert {one.method for one in found} == set(METHODS)
+    assert [one.seconds for one in found] == sorted(one.seconds for one in found)
+    for one in found:
+        assert min(one.words, one.latency_s, one.transfer_s, one.codec_s) >= 0
+        assert one.seconds == pytest.approx(one.latency_s + one.transfer_s + one.codec_s)
+
+
+def test_dense_wins_where_links_are_fast_or_everything_is_sent() -> None:
+    fast = replace(STEP, link=Link(1e-5, 100.0), select_s=0.01)
+    assert costs(fast)[0].method in DENSE
+    assert costs(replace(STEP, ratio=1.0))[0].method in DENSE
+    assert costs(replace(STEP, link=Link(1e-4, 0.01)))[0].method not in DENSE
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_at_a_crossover_two_methods_take_the_same_time(axis: str) -> None:
+    found = list(crossovers(STEP, axis))
+    assert [one.at for one in found] == sorted(one.at for one in found)
+    for before, after in pairwise(found):
+        assert before.above == after.below
+    for one in found:
+        here = at(axis, one.at)
+        times = cost(one.below, here).seconds, cost(one.above, here).seconds
+        # Words come in whole elements and whole chunks.
+        assert times[0] == pytest.approx(times[1], rel=1e-2), one
+        assert costs(at(axis, one.at / 1.01))[0].method == one.below
+        assert costs(at(axis, one.at * 1.01))[0].method == one.above
+
+
+def at(axis: str, value: float) -> Step:
+    if axis in ("gbps", "latency_s"):
+        return replace(STEP, link=replace(STEP.link, **{axis: value}))
+    return replace(STEP, **{axis: round(value) if axis == "elements" else value})
+
+
+def test_crossovers_are_of_the_methods_that_there_are() -> None:
+    rings = ("dense_ring", "ar_top_k_ring")
+    (only,) = crossovers(replace(STEP, select_s=0.01), "gbps", rings)
+    assert (only.below, only.above) == ("ar_top_k_ring", "dense_ring")
+    assert not list(crossovers(STEP, "gbps", ["dense_ring"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"elements": 0}, "elements: 0 is out of range"),
+        ({"ratio": 1.5}, "ratio: 1.5 is out of range; use 0 to 1"),
+        ({"workers": 1}, "workers: 1 is out of range"),
+        ({"select_s": -1.0}, "select_s: -1 is out of range"),
+    ],
+)
+def test_what_is_out_of_range_is_named(change: dict[str, float], told: str) -> None:
+    with pytest.raises(FlexibleConfigError, match=told):
+        replace(STEP, **change)
+
+
+def test_links_and_paths_are_checked() -> None:
+    with pytest.raises(FlexibleConfigError, match="gbps: 0 is out of range"):
+        Link(0, 0)
+    with pytest.raises(FlexibleConfigError, match="latency_s: -1 "):
+        Link(-1, 1)
+    with pytest.raises(FlexibleConfigError, match="window: 0 "):
+        SwitchPath(window=0)

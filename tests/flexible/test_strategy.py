@@ -1,0 +1,227 @@
+"""The strategy on simulated networks: it explores, chooses, notices changes in ten steps, and goes back."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from simulated_network import ELEMENTS, WORKERS, World
+
+from peelsum.flexible import (
+    DENSE,
+    METHODS,
+    Candidate,
+    ExplorationEnded,
+    ExplorationStarted,
+    Flexible,
+    FlexibleConfigError,
+    GainChanged,
+    Link,
+    LinkChanged,
+    Method,
+    MethodChosen,
+    Step,
+    chosen,
+    cost,
+    loss,
+    pareto_front,
+)
+
+FAST, SLOW = Link(1e-4, 10.0), Link(1e-4, 1.0)
+EXPLORING = 15
+
+
+def falling(step: int) -> Link:
+    """Return a link whose rate falls tenfold from step 100 to step 200."""
+    return SLOW if 100 <= step < 200 else FAST
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("prefer", ["knee", 1.0])
+def test_a_rate_that_falls_tenfold_switches_within_ten_steps_and_back(prefer: str | float, seed: int) -> None:
+    world = World(falling, seed=seed)
+    world.run(Flexible(prefer=prefer), 300)
+    before, slow, after = world.used[99], world.used[110], world.used[210]
+    assert before == after
+    assert slow != before
+    assert set(world.used[110:200]) == {slow}
+    assert set(world.used[210:]) == {before} == set(world.used[EXPLORING:100])
+    first, *others = world.of(LinkChanged)
+    assert 100 <= first < 110
+    assert any(200 <= step < 210 for step in others)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_latency_that_rises_is_noticed_within_ten_steps(seed: int) -> None:
+    world = World(lambda step: Link(1e-2 if step >= 50 else 1e-5, 1.0), seed=seed)
+    world.run(Flexible(), 80)
+    assert 50 <= world.of(LinkChanged)[0] < 60
+    assert world.used[49] != world.used[60]
+
+
+@pytest.mark.parametrize("prefer", ["knee", 0.5, 2.0])
+def test_what_is_in_use_is_the_best_of_all_candidates_by_the_true_times(prefer: str | float) -> None:
+    for link in (Link(1e-5, 0.05), Link(1e-3, 1.0), Link(5e-3, 0.1)):
+        world = World(lambda _, link=link: link, noise=0.0)
+        settings = Flexible(prefer=prefer)
+        world.run(settings, EXPLORING + 1)
+        true = [
+            Candidate(method, ratio, seconds(world, method, ratio, link), gain(method, ratio))
+            for ratio in (*settings.ratios, 1.0)
+            for method in METHODS
+            if (method in DENSE) == (ratio == 1.0)
+        ]
+        front = pareto_front(true)
+        best = min(front, key=lambda one: loss(one, front, prefer))
+        method, ratio, exploring = world.used[-1]
+        assert not exploring
+        assert seconds(world, method, ratio, link) <= 1.05 * best.seconds or ratio != best.ratio
+        here = Candidate(method, ratio, seconds(world, method, ratio, link), gain(method, ratio))
+        assert loss(here, front, prefer) <= loss(best, front, prefer) + 0.1
+
+
+def seconds(world: World, method: Method, ratio: float, link: Link) -> float:
+    one = cost(method, Step(ELEMENTS, ratio, WORKERS, link, select_s=world.select_s))
+    return one.seconds + world.compute_s
+
+
+def gain(method: Method, ratio: float) -> float:
+    return 1.0 if method in DENSE else ratio**0.2
+
+
+def test_dense_is_used_where_it_is_fastest() -> None:
+    world = World(lambda _: Link(1e-5, 100.0), select_s=0.02)
+    world.run(Flexible(), 40)
+    assert {method for method, _, _ in world.used[EXPLORING:]} <= set(DENSE)
+    assert {ratio for _, ratio, _ in world.used[EXPLORING:]} == {1.0}
+
+
+def test_every_ratio_is_explored_first_and_its_gain_learned() -> None:
+    world = World(lambda _: SLOW)
+    world.run(Flexible(explore_steps=2), 11)
+    assert [ratio for _, ratio, _ in world.used[:10]] == [
+        0.1,
+        0.1,
+        0.03,
+        0.03,
+        0.01,
+        0.01,
+        3e-3,
+        3e-3,
+        1e-3,
+        1e-3,
+    ]
+    assert [exploring for _, _, exploring in world.used] == [True] * 10 + [False]
+    ((step, ended),) = ((step, one) for step, one in world.events if isinstance(one, ExplorationEnded))
+    assert (step, ended.step) == (9, 10)
+    assert ended.gains == pytest.approx({ratio: ratio**0.2 for ratio in ended.gains}, rel=0.03)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_gain_that_moves_is_explored_again(factor: float) -> None:
+    world = World(
+        lambda _: SLOW, gain=lambda step, ratio: min(0.4 * ratio**0.2 * (factor if step >= 50 else 1), 1)
+    )
+    world.run(Flexible(methods=("ar_top_k_ring",)), 90)
+    (changed,) = world.of(GainChanged)
+    assert 50 <= changed < 60
+    assert world.of(ExplorationStarted) == [changed]
+    assert [exploring for _, _, exploring in world.used[changed + 1 :]][:16] == [True] * 15 + [False]
+
+
+def test_old_gains_are_explored_again_when_the_link_moves() -> None:
+    world = World(falling)
+    world.run(Flexible(explore_after=150), 300)
+    (started,) = world.of(ExplorationStarted)
+    assert 200 <= started < 210
+
+
+def test_a_steady_network_is_left_alone() -> None:
+    for seed in range(5):
+        world = World(lambda _: Link(1e-3, 0.5), noise=0.1, seed=seed)
+        world.run(Flexible(), 400)
+        assert len(world.of(MethodChosen)) == 1
+        assert not world.of(ExplorationStarted)
+
+
+def test_a_slow_step_changes_nothing() -> None:
+    world = World(lambda step: Link(1e-3, 0.001 if step in (60, 90) else 1.0))
+    world.run(Flexible(), 150)
+    assert world.of(LinkChanged) == []
+
+
+def test_a_small_step_is_told_the_rate_by_probes() -> None:
+    world = World(lambda step: Link(5e-3, 1.0 if step < 100 else 0.02))
+    settings = Flexible(ratios=(1e-6,), methods=("ar_top_k_tree",))
+    deciders = world.run(settings, 130)
+    assert sum(map(bool, world.probes)) >= 10
+    assert all(4 * words <= 4 << 20 for words in world.probes)
+    assert 100 <= min(step for step in world.of(LinkChanged) if step >= 50) < 110
+    assert deciders[0].link is not None
+    assert deciders[0].link.gbps == pytest.approx(0.02, rel=0.3)
+
+
+def test_a_step_that_tells_the_rate_needs_no_probe() -> None:
+    world = World(lambda _: Link(1e-5, 0.1))
+    deciders = world.run(Flexible(), 60)
+    assert not any(world.probes[3:])
+    assert deciders[0].link is not None
+    assert deciders[0].link.gbps == pytest.approx(0.1, rel=0.15)
+    assert deciders[0].link.latency_s == pytest.approx(1e-5, rel=0.15)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 16])
+def test_any_number_of_workers_agree(workers: int) -> None:
+    world = World(falling, noise=0.5)
+    world.run(Flexible(), 250, workers)
+    assert world.of(LinkChanged)
+
+
+def points(*times_and_gains: tuple[float, float]) -> list[Candidate]:
+    return [Candidate("ar_top_k_ring", gain, time, gain) for time, gain in times_and_gains]
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    good = points((10, 1.0), (5, 0.8), (1, 0.3))
+    bad = points((11, 0.9), (5, 0.5), (4.9, 0.7), (1.2, 0.2))
+    for order in itertools.permutations([*good, *bad[:3]]):
+        assert pareto_front(order) == good
+    assert pareto_front([*bad, *good]) == good
+
+
+def test_knee_and_weight_choose_on_the_front() -> None:
+    candidates = points((10, 1.0), (5, 0.9), (1, 0.7), (0.9, 0.1))
+    assert chosen(candidates, "knee").seconds == 1
+    assert chosen(candidates, 0.0).seconds == 0.9
+    assert chosen(candidates, 20.0).seconds == 10
+    assert chosen(points((10, 1.0), (9.8, 0.5)), "knee").gain == 1.0
+
+
+def test_the_current_one_is_kept_unless_another_is_better_by_the_margin() -> None:
+    candidates = points((10, 1.0), (1, 0.7), (0.9, 0.65))
+    current = candidates[2]
+    assert chosen(candidates, "knee", current, 0.1) == current
+    assert chosen(candidates, "knee", current, 0.0) == candidates[1]
+    tree = Candidate("ar_top_k_tree", 0.7, 1.05, 0.7)
+    assert chosen(candidates, "knee", tree, 0.1) == tree
+    assert chosen(candidates, "knee", Candidate("ar_top_k_tree", 0.7, 1.2, 0.7), 0.1) == candidates[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"ratios": ()}, "ratios, methods: are empty"),
+        ({"ratios": (0.0,)}, "ratios: 0 is out of range"),
+        ({"methods": ("magic",)}, "methods: 'magic' is unknown; use dense_ring, "),
+        ({"methods": ("dense_ring",)}, "methods: has none that selects"),
+        ({"prefer": "speed"}, "prefer: 'speed' is unknown; use 'knee' or a number"),
+        ({"prefer": -1.0}, "prefer: -1 is out of range"),
+        ({"explore_steps": 0}, "explore_steps: 0 is out of range"),
+        ({"tolerance": 0.0}, "tolerance: 0 is out of range"),
+        ({"margin": 1.0}, "margin: 1 is out of range"),
+    ],
+)
+def test_mistakes_are_one_line(change: dict[str, object], told: str) -> None:
+    with pytest.raises(FlexibleConfigError, match=told) as caught:
+        Flexible(**change)  # type: ignore[arg-type]
+    assert len(str(caught.value).splitlines()) == 1
