@@ -1,4 +1,4 @@
-# make setup | demo | test | test-all | mutants | check | docs | bench — everything happens in .venv, from this folder's own files.
+# make setup | demo | test | test-system | test-all | mutants | check | docs | bench — everything happens in .venv, from this folder's own files.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ INPUTS := pyproject.toml constraints.txt
 # A file of tests at a time to each process, the dear ones first (tests/support/suite_order.py).
 PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-slow test-all mutants check docs format bench clean
+.PHONY: setup demo test test-system test-slow test-all mutants check docs format bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -18,9 +18,13 @@ demo: $(VENV)/.installed
 	$(BIN)/peelsum demo
 
 test: $(VENV)/.installed
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not system"
 
-# What `make test` leaves out.
+# Whole systems of processes, which .ci/run tests after `make test`.
+test-system: $(VENV)/.installed
+	$(PYTEST) -m "system and not slow"
+
+# What neither of them runs.
 test-slow: $(VENV)/.installed
 	$(PYTEST) -m slow
 

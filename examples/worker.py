@@ -33,7 +33,8 @@ def main() -> None:
     try:
         admission = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        sys.exit(f"{path}: {error}; give a file of what `peelsum job admit --json` printed")
+        reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
+        sys.exit(f"{path}: {reason}; give a file of what `peelsum job admit --json` printed")
     try:
         work(admission, int(number), (host, int(port)))
     except (AllreduceError, TransportError) as error:

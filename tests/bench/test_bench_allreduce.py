@@ -71,7 +71,7 @@ def test_rows_over_a_real_switch() -> None:
     assert [row["form"] for row in (dense, compact, sketch)] == ["dense", "compact", "sketch"]
     assert dense["wire_bytes"] == (1 + 1 + 8) * packet_bytes(256)
     assert compact["wire_bytes"] == (1 + 1 + 1) * packet_bytes(256)
-    assert sketch["wire_bytes"] == (1 + 1 + 2) * packet_bytes(256)
+    assert sketch["wire_bytes"] == (1 + 1 + 3) * packet_bytes(256)  # 1.4 cells for each of 390 candidates
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -99,7 +99,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "message"),
     [
         ({"begin": "lots"}, "-b: 'lots' is not a size"),
         ({"end": "0"}, "-e: '0' is not a size"),
@@ -115,8 +115,8 @@ def test_sizes_are_read(text: str, size: int) -> None:
         ({"forms": ["zip"]}, "--form: 'zip' is unknown"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], complaint: str) -> None:
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BenchError) as raised:
         bench_allreduce(**options)
-    assert complaint in str(raised.value)
+    assert message in str(raised.value)
     assert "; " in str(raised.value)

@@ -1,4 +1,4 @@
-"""`bench codec`: the keys, and that sizes, shares and ratios are what their names say."""
+"""`bench codec`: its keys, and the arithmetic of its sizes, shares and ratios."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from command_line import peelsum
 
 from peelsum.allreduce.costs import lower_bound_bits
-from peelsum.bench.codec import NotEnoughMemoryError, Support, memory, require_memory, tensor
+from peelsum.bench.codec import NotEnoughMemoryError, Support, memory, require_memory, sequences, tensor
 from peelsum.bench.codec import rows as bench
 from peelsum.cli.bench.codec import codec
 
@@ -24,7 +24,7 @@ def rows_of(points: Any, **options: Any) -> list[bench.Row]:
 def test_rows_of_every_form_and_ratios_to_lhc(capsys: pytest.CaptureFixture[str]) -> None:
     points = bench.points_of([N], [0.05], ["uniform", "rows"])
     rows = rows_of(points)
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr().out == ""
     assert [row.form for row in rows] == 2 * ["lhc", "auto", "compact", "sketch", "sketch"]
     assert {row.support for row in rows[:5]} == {"uniform"}
     for row in rows:
@@ -39,7 +39,8 @@ def test_rows_of_every_form_and_ratios_to_lhc(capsys: pytest.CaptureFixture[str]
         assert row.time_ratio_to_lhc == pytest.approx(seconds / lhcs, rel=0.02)
     compact = rows[2]
     count = tensor("uniform", N, 0.05, 0)[1].size
-    assert compact.bits_per_element == pytest.approx(1 + 32 * (count + 8) / N, abs=1e-4)
+    scales = N // 512  # blocks of 512 elements: the smallest with at most a word for 32 others
+    assert compact.bits_per_element == pytest.approx(1 + 32 * (count + 8 + scales) / N, abs=1e-4)
     assert rows[1].bits_per_element < compact.bits_per_element
 
 
@@ -105,3 +106,24 @@ def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         require_memory(2**26, 0.01)
     monkeypatch.setattr(memory, "free_bytes", lambda: None)
     require_memory(2**40, 1)
+
+
+def test_sequences_count_words_of_steps_that_change() -> None:
+    done = peelsum("bench", "codec", "--sequence", "--elements", "4096", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    kinds = {(row["sequence"], row["network"], row["way"]) for row in rows}
+    assert len(rows) == len(kinds) == len(sequences.SEQUENCES) * len(sequences.NETWORKS) * len(sequences.WAYS)
+    assert {row["elements"] for row in rows} == {4096}
+    dense = next(row for row in rows if (row["sequence"], row["way"]) == ("dense", "auto"))
+    assert dense["density"] == pytest.approx((10 + 20 * 0.01) / 30, rel=0.01)
+    assert 1 < dense["over_lower_bound"] < 1.2
+    assert dense["exchanges"] >= 2
+
+
+def test_a_sequence_prints_a_line_of_every_row() -> None:
+    done = peelsum("bench", "codec", "--sequence", "--elements", "1024")
+    heading, *lines = done.stdout.splitlines()
+    assert heading.startswith("#")
+    assert len(lines) == len(sequences.SEQUENCES) * len(sequences.NETWORKS) * len(sequences.WAYS)
+    assert all(len(line.split()) == 9 for line in lines)

@@ -19,6 +19,7 @@ from peelsum.bench.endpoint import rows as endpoint
 from peelsum.bench.fairness import port_rate
 from peelsum.bench.fairness import rows as fairness
 from peelsum.bench.loss import rows as loss
+from peelsum.bench.methods import measured
 from peelsum.bench.switch import profile, tofino_variants
 from peelsum.bench.switch import rows as switch
 
@@ -82,6 +83,16 @@ PLAYED = {
             *("loss", "workers", "lanes", "elements", "seed", "sums", "wrong", "step_ms", "step_least_ms"),
             *("step_most_ms", "rate_gbit_s", "share_lost", "lost_packets", "resends", "window_cuts"),
             "summed_in_switch",
+        },
+    ),
+    "plan": Played(
+        measured,
+        "measure",
+        measured.MeasuredRow("all_gather", 3, 20.0, 2.5, 1_000, 2.61, 0.0191, 5.91, 6.42, -0.079, 0),
+        ("all_gather", "2.5", "1,000", "2.61", "5.9", "6.4", "-8%", "its sign: 7.9%"),
+        {
+            *("collective", "workers", "mbit", "delay_ms", "words", "latency_ms", "gbps"),
+            *("predicted_ms", "measured_ms", "error", "wrong"),
         },
     ),
     "fairness": Played(

@@ -1,4 +1,4 @@
-"""`bench endpoint`: what is counted comes back exact; one run through the command."""
+"""`bench endpoint`: the counted sums are exact; one run through the command."""
 
 import pytest
 from command_line import peelsum

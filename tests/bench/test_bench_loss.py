@@ -13,6 +13,7 @@ from peelsum.bench.loss.worker import expected, words_of
 SHAPE = {"workers": 2, "lanes": 32, "elements": 5000, "seed": 3}
 
 
+@pytest.mark.system
 def test_each_share_is_compared_with_no_loss() -> None:
     shape = [text for name, value in SHAPE.items() for text in (f"--{name}", str(value))]
     done = peelsum("bench", "loss", "--loss", "0.02", "--seconds", "0", *shape, "--json")

@@ -1,4 +1,4 @@
-"""`bench train`: rows as promised, exact sums, links with and without a rate, densities."""
+"""`bench train`: the rows requested, exact sums, links with and without a rate, densities."""
 
 import json
 import os
@@ -27,6 +27,7 @@ KEYS = {
     *("speedup_over_dense", "speedup_over_gloo", "exact"),
     *("shaped_by", "iteration_least_ms", "iteration_most_ms"),
     *("aggregation_ms", "aggregation_gbps", "aggregation_over_dense", "aggregation_over_gloo"),
+    *("cpu_ms", "switch_cpu_ms", "cpu_of_gloo"),
 }
 TRAIN = ("bench", "train")
 REQUEST = bench.Request("ncf", workers=2, gbps=(1.0,), steps=2, warm_ups=1)
@@ -36,6 +37,7 @@ def refused(self: ShapedLan) -> ShapedLan:
     raise TopologyError("ip: not found on PATH; install iproute2")
 
 
+@pytest.mark.system
 def test_json_rows_compare_the_three_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ShapedLan, "__enter__", refused)
     done = peelsum(*TRAIN, "--workers", "2", "--gbps", "1", "--steps", "2", "--warm-ups", "1", "--json")
@@ -66,6 +68,22 @@ def test_json_rows_compare_the_three_paths(monkeypatch: pytest.MonkeyPatch) -> N
     assert switch["aggregation_over_dense"] == pytest.approx(over, rel=0.01)
 
 
+def test_cpu_time_of_every_backend_is_compared_with_gloo_s() -> None:
+    done = peelsum(*TRAIN, "--cpu", "--workers", "2", "--steps", "3", "--warm-ups", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = {row["path"]: row for row in json.loads(done.stdout)}
+    assert list(rows) == ["switch", "switch-dense", "gloo", "hook-gloo", "fp16"]
+    assert all(row["gbps"] is None and row["shaped_by"] is None for row in rows.values())
+    assert [rows[path]["exact"] for path in rows] == [True, True, None, True, None]
+    for path, row in rows.items():
+        assert row["cpu_of_gloo"] == pytest.approx(row["cpu_ms"] / rows["gloo"]["cpu_ms"], abs=0.01)
+        if path.startswith("switch"):  # two processes that only add up
+            assert 0 < row["switch_cpu_ms"] < row["cpu_ms"]
+        else:
+            assert row["switch_cpu_ms"] == 0
+    assert rows["hook-gloo"]["bytes_per_step"] == rows["switch"]["bytes_per_step"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 def test_gloo_runs_over_links_of_the_rate() -> None:
@@ -88,7 +106,7 @@ def test_a_table_names_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None
     def rows(request: bench.Request, watch: bench.Watch) -> list[bench.Row]:
         shares = ("ncf", 2, 1.0, "switch ports", "switch", "top 1.00%, compact+dense", 0.1, 0.2, 10**9)
         times = (50_000.0, 40_000.0, 60_000.0, 10_000.0, 1_000.0, 30_000.0, 1_000.0, 40_000.0)
-        switch = bench.Row(*shares, *times, 0.1234, exact=False)
+        switch = bench.Row(*shares, *times, 0.1234, exact=False, cpu_ms=12.0, switch_cpu_ms=3.0)
         dense = bench.replace(switch, path="switch-dense", iteration_ms=100_000.0, aggregation_ms=200_000.0)
         return [switch, dense, bench.replace(switch, path="gloo", iteration_ms=75_000, gbps=None, exact=None)]
 
@@ -139,8 +157,8 @@ def started_from(folder: Path) -> list[str]:
 
 
 def test_the_worker_that_failed_is_named(tmp_path: Path) -> None:
-    complaint = f"worker [01]: {tmp_path}: has no CIFAR-10 files .* and no folder of images; pass"
-    with pytest.raises(TopologyError, match=complaint):
+    message = f"worker [01]: {tmp_path}: has no CIFAR-10 files .* and no folder of images; pass"
+    with pytest.raises(TopologyError, match=message):
         bench.bench_train(bench.replace(REQUEST, model="vgg19", path=str(tmp_path)))
 
 
@@ -155,7 +173,7 @@ def test_densities_are_of_every_tensor_and_of_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (["--model", "resnet"], "'resnet' is unknown; use one of ncf, lstm, vgg19, bert"),
         (["--gbps", "fast"], "'fast' is not a rate"),
@@ -165,7 +183,7 @@ def test_densities_are_of_every_tensor_and_of_all() -> None:
         (["--data", "/nowhere", "--densities"], "does not exist"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arguments: list[str], complaint: str) -> None:
+def test_what_cannot_be_measured_is_refused(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["bench", "train", *arguments])
     assert result.exit_code == 2
-    assert complaint in " ".join(result.output.replace("│", " ").split())
+    assert message in " ".join(result.output.replace("│", " ").split())

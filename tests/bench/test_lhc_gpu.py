@@ -1,4 +1,4 @@
-"""LHC's layout in Triton gives the CPU's bits; and `bench codec` of tensors on a device."""
+"""LHC's layout in Triton gives the CPU's bits; `bench codec` measures tensors on a device."""
 
 from __future__ import annotations
 

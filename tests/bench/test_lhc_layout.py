@@ -1,4 +1,4 @@
-"""LHC's layout is exact where it peels, and leaves over what peeling must leave over."""
+"""LHC's layout is exact for the elements it peels, and its left-over is the predicted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What README says to type, typed: its blocks run as they stand, but for ports that are free here."""
+"""README's walk-through, typed: its blocks run as they stand, except that ports are replaced by free ones."""
 
 import os
 import re
@@ -18,7 +18,7 @@ PORTS = 3
 
 
 def free_ports():
-    """A P4Runtime port, and a base with so many free UDP ports above it, on which nobody listens now."""
+    """Return a free P4Runtime port, and the base of a range of free UDP ports."""
     with socket.socket() as tcp:
         tcp.bind(("127.0.0.1", 0))
         grpc = tcp.getsockname()[1]
@@ -35,7 +35,7 @@ def free_ports():
 
 @pytest.fixture
 def blocks(tmp_path):
-    """The shell blocks of README's walk-through, one a terminal, in a folder that has the examples."""
+    """Return the walk-through's shell blocks, one per terminal, in a folder with the examples."""
     section = (ROOT / "README.md").read_text().partition("## By hand")[2].partition("\n## ")[0]
     grpc, base = free_ports()
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
@@ -51,7 +51,7 @@ def blocks(tmp_path):
 
 @pytest.fixture
 def terminal(tmp_path):
-    """Opens terminals: terminal(what is typed) is the shell that runs it; all are closed at the end."""
+    """Yield a function that runs typed text in a new shell; all shells are closed at the end."""
     opened = []
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
@@ -76,7 +76,7 @@ def terminal(tmp_path):
 
 
 def wait_for(shell, text):
-    """Read what a terminal shows until `text` is in it."""
+    """Read a terminal's output until `text` is in it."""
     shown = ""
     while text not in shown:
         line = shell.stdout.readline()

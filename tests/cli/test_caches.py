@@ -1,4 +1,4 @@
-"""Where machine code is kept in an install that cannot be written to."""
+"""The cache of machine code in an installation that cannot be written to."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The main job, as a stranger runs it: real processes, a real model, every sum compared with gloo's."""
+"""The demo as a user runs it: real processes, a real model, and every sum compared with gloo's."""
 
 import ipaddress
 import json
@@ -23,7 +23,7 @@ TENSORS = 7
 
 @pytest.fixture
 def endless(tmp_path):
-    """A demo that would train for hours, once its five parts run: (process, the parts)."""
+    """Yield a demo that would train for hours, once its five parts run: (process, the parts)."""
     command, environment = (
         [*DEMO, "--workers", "2", "--steps", "100000"],
         {**os.environ, "TMPDIR": str(tmp_path)},
@@ -42,7 +42,7 @@ def endless(tmp_path):
 
 
 def test_two_workers_with_loss_are_exact(tmp_path):
-    """In the demo's own process there is no compiler, whose callbacks would swallow Ctrl-C."""
+    """The demo's own process must not compile, because a compiler's callbacks would swallow Ctrl-C."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nif 'demo' in sys.orig_argv: sys.modules['llvmlite'] = None\n"
     )
@@ -93,16 +93,16 @@ def test_killed_demo_takes_its_processes_along(endless):
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "message"),
     [
         (["--workers", "9"], "peelsum: --workers: 9 is out of range; use 2 to 8\n"),
         (["--steps", "0"], "peelsum: --steps: 0 is out of range; use 1 to 1000000\n"),
         (["--loss", "1"], "peelsum: --loss: 1 is out of range; use 0 to 0.3\n"),
     ],
 )
-def test_options_out_of_range(options, complaint):
+def test_options_out_of_range(options, message):
     done = peelsum("demo", *options)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", complaint)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
 def test_missing_torch_is_named(monkeypatch):

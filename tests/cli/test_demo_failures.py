@@ -1,4 +1,4 @@
-"""What ends the demo, and what it says then: a sum that is not gloo's, a worker that stops, a missing one."""
+"""Errors that end the demo, and their messages: a wrong sum, a stopped worker, a missing worker."""
 
 import os
 import re
@@ -13,7 +13,7 @@ import torch.distributed
 from patience import PATIENCE_S
 
 from peelsum.allreduce import Allreduce, LocalSummation
-from peelsum.cli.demo import command, crew
+from peelsum.cli.demo import command, processes
 from peelsum.cli.demo.worker import GlooCheck, GlooError, InexactSumError
 from peelsum.topology import Child, ProcessError, Star
 from peelsum.topology.interrupts import Interruption
@@ -37,21 +37,21 @@ main()
 
 @pytest.fixture
 def gloo(tmp_path):
-    """The check of a job that has this process as its only worker."""
+    """Return the check of a job whose only worker is this process."""
     yield GlooCheck(str(tmp_path / "store"), 0, 1)
     torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
 def step():
-    """The result of a step of one worker: tensors of 6 and 4 elements."""
+    """Return one worker's result of a step: tensors of 6 and 4 elements."""
     (summation,) = LocalSummation.group(1)
     tensors = {"first": np.arange(1, 7, dtype=np.float32).reshape(2, 3), "second": np.ones(4, np.float32)}
     return Allreduce(summation, forms={"first": "compact"}).sum(tensors)
 
 
 def flipped(step, name, element, bit):
-    """The step with one bit of one total changed."""
+    """Return the step with one bit of one total changed."""
     total = step[name].total.copy().ravel()
     total[element] ^= np.int32(1) << bit
     wrong = replace(step[name], total_at=total[np.newaxis])
@@ -84,16 +84,16 @@ def test_a_wrong_sum_ends_the_demo(monkeypatch, capsys):
             return Child(name, [sys.executable, "-c", ONE_BIT_WRONG, *arguments])
         return Child(name, [sys.executable, "-m", "peelsum.cli", *arguments])
 
-    monkeypatch.setattr(crew.Child, "peelsum", start)
+    monkeypatch.setattr(processes.Child, "peelsum", start)
     with pytest.raises(SystemExit) as ended:
         command(workers=2, steps=3, loss=0.0, seed=0, json=True)
     assert ended.value.code == 2
-    out, complaint = capsys.readouterr()
+    out, message = capsys.readouterr()
     assert out == ""
     summed, gloo = re.fullmatch(
         r"peelsum: worker 1: tensor embedding\.weight, element 7: the switch summed to (-?\d+), "
         r"gloo to (-?\d+)\n",
-        complaint,
+        message,
     ).groups()
     assert int(summed) ^ int(gloo) == 1 << 4
 
@@ -104,9 +104,9 @@ def test_a_worker_stopped_while_starting_is_named(monkeypatch):
         assert hands._workers[0].has_line(PATIENCE_S)
         return Star(*arguments, **settings)
 
-    monkeypatch.setattr(crew, "Star", star_behind_a_stopped_worker)
+    monkeypatch.setattr(processes, "Star", star_behind_a_stopped_worker)
     expected = r"^worker 1: no answer within 4 s; check whether it is stopped, or give this machine fewer"
     with ExitStack() as stack:
-        hands = crew.Crew(stack, Interruption(), 4.0)
+        hands = processes.Processes(stack, Interruption(), 4.0)
         with pytest.raises(ProcessError, match=expected):
             hands.start(2, 3, 0.0, 0)

@@ -1,4 +1,4 @@
-"""What users get wrong: one line on stderr that says what to do, exit status 2, no traceback."""
+"""Users' mistakes: one line on stderr that says what to do, exit status 2, no traceback."""
 
 import json
 import os
@@ -34,13 +34,13 @@ server = 3
 
 
 def run_process(*arguments, **options):
-    """As users run it; the others go through `run`, the same way in without a new process."""
+    """Run the command in a process, as users do; the other tests call `run`, without a new process."""
     command = [*PEELSUM, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, **options)
 
 
 def refused(done):
-    """The one line that a user error prints."""
+    """Return the one line that a user error prints."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -50,7 +50,7 @@ def refused(done):
 
 @pytest.fixture
 def taken():
-    """The port of a TCP socket and of a UDP socket that somebody else holds."""
+    """Return a port on which another process holds a TCP and a UDP socket."""
     with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
         tcp.bind(("127.0.0.1", 0))
         tcp.listen()
@@ -60,7 +60,7 @@ def taken():
 
 @pytest.fixture(scope="module")
 def switch():
-    """A running switch, as `peelsum switch run --json` announces it."""
+    """Yield a running switch, as `peelsum switch run --json` announces it."""
     command = [*PEELSUM, "switch", "run", "--ports", "3", "--p4runtime", "127.0.0.1:0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield json.loads(process.stdout.readline())
@@ -87,7 +87,7 @@ def test_description_that_is_not_there():
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "complaint"),
+    ("before", "after", "message"),
     [
         ("workers = 2", "workers = 200", "job.workers: 200: "),
         ("workers = 2", "wokers = 2", "job.wokers: is not a field of a job description; call it 'workers'"),
@@ -96,10 +96,10 @@ def test_description_that_is_not_there():
         ("[job]", "[job", "is not TOML"),
     ],
 )
-def test_description_that_is_wrong(job_toml, before, after, complaint):
+def test_description_that_is_wrong(job_toml, before, after, message):
     job_toml.write_text(job_toml.read_text().replace(before, after))
     line = refused(run("job", "admit", str(job_toml)))
-    assert line.startswith(f"{job_toml}: {complaint}")
+    assert line.startswith(f"{job_toml}: {message}")
 
 
 def test_switch_that_does_not_run():
@@ -132,7 +132,7 @@ def test_udp_port_in_use(taken):
 
 
 def test_stale_pipeline(tmp_path, job_toml):
-    """A copy of the switch's folder whose P4 has changed since it was compiled."""
+    """The switch's P4 sources have changed since the pipeline was compiled."""
     copy = tmp_path / "switch"
     shutil.copytree(Path(artifacts.__file__).parents[2], copy)
     (copy / "p4" / "core" / "slot.p4").write_text("// changed\n")
@@ -143,7 +143,7 @@ def test_stale_pipeline(tmp_path, job_toml):
 
 
 @pytest.mark.parametrize(
-    ("admission", "complaint"),
+    ("admission", "message"),
     [
         ("{}", "admission: job_id is missing; give what `peelsum job admit --json` printed"),
         (
@@ -156,8 +156,8 @@ def test_stale_pipeline(tmp_path, job_toml):
         ("[1]", "admission: [1]: No such file or directory; give JSON or the path of a file"),
     ],
 )
-def test_admission_that_is_none(admission, complaint):
-    assert refused(run("server", "run", "--switch", "127.0.0.1:9", "--admission", admission)) == complaint
+def test_invalid_admission(admission, message):
+    assert refused(run("server", "run", "--switch", "127.0.0.1:9", "--admission", admission)) == message
 
 
 def test_admission_that_is_a_list(tmp_path):
@@ -167,7 +167,7 @@ def test_admission_that_is_a_list(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "complaint"),
+    ("field", "value", "message"),
     [
         ("job_id", "x", "admission: job_id: 'x' is not an integer; give what "),
         ("job_id", 1.5, "admission: job_id: 1.5 is not an integer; give what "),
@@ -190,10 +190,10 @@ def test_admission_that_is_a_list(tmp_path):
         ("worker_ports", [1], "admission: worker_ports: 1 ports for 2 workers; give what "),
     ],
 )
-def test_admission_of_wrong_types(field, value, complaint):
+def test_admission_of_wrong_types(field, value, message):
     with pytest.raises(TransportConfigError) as raised:
         job_config({**ADMISSION, field: value})
-    assert str(raised.value).startswith(complaint)
+    assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize("admission", [None, [], "{}"])
@@ -215,13 +215,13 @@ def test_admission_with_news_for_others_is_taken():
     assert (config.job_id, config.workers, config.window, config.timers.stall) == (1, 2, 8, 3.0)
 
 
-def test_switch_address_that_is_none():
+def test_invalid_switch_address():
     line = refused(run("server", "run", "--switch", "localhost", "--admission", "{}"))
     assert line == "localhost: give the switch port as host:port, for example 127.0.0.1:9559"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (
             ["bench", "allreduce", "--begin=1Q"],
@@ -251,6 +251,16 @@ def test_switch_address_that_is_none():
             ["switch", "run", "--port-rate=fast"],
             "port-rate: 'fast': is not a number; give Mbit/s, as 1000 or 1@1000",
         ),
+        (
+            ["switch", "run", "--port-delay=soon"],
+            "port-delay: 'soon': is not a number; give ms, as 1000 or 1@1000",
+        ),
+        (["switch", "run", "--port-delay=-1"], "delay_ms: -1 is out of range; use 0 to 60000"),
+        (
+            ["switch", "run", "--schedule=none.toml"],
+            "schedule: none.toml: No such file or directory; give a file that can be read",
+        ),
+        (["bench", "plan", "--workers=1"], "--workers: 1 is out of range; use 2 to 16"),
         (["switch", "run", "--port-rate=x@1"], "port-rate: x@1: x is not a port; give a number, as 1@1000"),
         (
             ["switch", "run", "--ports=2", "--port-rate=9@10"],
@@ -274,8 +284,8 @@ def test_switch_address_that_is_none():
         ),
     ],
 )
-def test_options_out_of_range(arguments, complaint):
-    assert refused(run(*arguments)) == complaint
+def test_options_out_of_range(arguments, message):
+    assert refused(run(*arguments)) == message
 
 
 PLAN = ["plan", "--elements=100000", "--density=0.01", "--gbps=10", "--rtt=0.0001"]

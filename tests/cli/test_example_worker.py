@@ -1,4 +1,4 @@
-"""What examples/worker.py says where it cannot sum: one line that names what to do."""
+"""examples/worker.py prints one line that names what to do if it cannot sum."""
 
 import json
 import re
@@ -24,14 +24,14 @@ def started(*arguments):
 
 
 def said(worker):
-    """Its status, and the lines of its output and of its errors."""
+    """Return the exit status, and the lines of stdout and stderr."""
     output, errors = worker.communicate(timeout=PATIENCE_S)
     return worker.returncode, output.splitlines(), errors.splitlines()
 
 
 @pytest.fixture
 def file(tmp_path):
-    """A file of this text."""
+    """Return the path of a file with this text."""
 
     def written(text):
         path = tmp_path / "admission.json"
@@ -42,7 +42,7 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "number", "switch", "complaint"),
+    ("text", "number", "switch", "message"),
     [
         ("{}", "0", "here", "0 here: give the worker's number and host:port, such as 0 127.0.0.1:41001"),
         ("{}", "x", "h:1", "x h:1: give the worker's number and host:port, such as 0 127.0.0.1:41001"),
@@ -50,7 +50,7 @@ def file(tmp_path):
             "",
             "0",
             "h:1",
-            "admission.json: Expecting value: line 1 column 1 (char 0); give a file of what `peelsum",
+            "admission.json: not JSON (Expecting value: line 1 column 1 (char 0)); give a file of what",
         ),
         (
             "[]",
@@ -61,10 +61,10 @@ def file(tmp_path):
         ("{}", "0", "h:1", "worker 0: admission: job_id is missing; give what `peelsum job admit --json`"),
     ],
 )
-def test_arguments_that_cannot_be_meant(file, text, number, switch, complaint):
+def test_arguments_that_cannot_be_meant(file, text, number, switch, message):
     status, output, (error,) = said(started(file(text), number, switch))
     assert (status, output) == (1, [])
-    assert complaint in error
+    assert message in error
 
 
 def test_no_arguments_and_no_file():
@@ -72,7 +72,7 @@ def test_no_arguments_and_no_file():
     assert status == 1
     assert error.startswith("usage: worker.py ADMISSION WORKER_ID SWITCH_PORT, such as admission.json 0")
     _, _, (error,) = said(started("nowhere.json", "0", "h:1"))
-    assert "No such file or directory: 'nowhere.json'; give a file of what `peelsum job admit" in error
+    assert error.startswith("nowhere.json: No such file or directory; give a file of what `peelsum job admit")
 
 
 def test_workers_that_start_again_under_an_old_generation(file):

@@ -1,4 +1,4 @@
-"""`make setup` shows that it lives while pip is at work, and pip's own words when it fails."""
+"""`make setup` reports progress while pip works, and shows pip's output when it fails."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ if sys.argv[1:3] == ["-m", "venv"]:
 
 @pytest.fixture
 def setup(tmp_path):
-    """setup(pip) is `make setup` where pip is such a shell script."""
+    """Return a function that runs `make setup` with a shell script in place of pip."""
     python = tmp_path / "python"
     python.write_text(PYTHON)
     python.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Every shell block of the README, of docs and of examples does what it says when it is pasted."""
+"""Every shell block of the README, docs and examples runs as pasted."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Wherever this project says to install torch, pip's index of CPU builds is named beside it."""
+"""Every instruction to install torch names pip's index of CPU builds."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A wrong sum ends a command with status 1, whatever else it prints."""
+"""A wrong sum ends a command with status 1, even after other output."""
 
 import importlib
 import json
@@ -31,8 +31,8 @@ STEP = {
 }
 
 
-class PlayedCrew:
-    """A crew whose workers report what a script says, at a star that has counted something."""
+class PlayedProcesses:
+    """Demo processes whose workers report scripted steps, at a star with fixed counters."""
 
     def __init__(self, steps: list[list[dict[str, object]]]) -> None:
         totals = [{"sent_packets": 10, "resends": 1}] * WORKERS
@@ -43,14 +43,14 @@ class PlayedCrew:
         seats = [SimpleNamespace(admission={"lanes": 256})]
         return SimpleNamespace(seats=seats, report=SimpleNamespace(server=server), close=lambda: None)
 
-    def gather(self) -> object:
+    def gather_reports(self) -> object:
         return next(self._reports)
 
 
 def played(monkeypatch: pytest.MonkeyPatch, *equal: int, as_json: bool) -> None:
-    """The demo with `equal` sums of each worker in its second and last step."""
+    """Run the demo with `equal` sums of each worker in its second and last step."""
     steps = [[STEP] * WORKERS, [{**STEP, "equal": count} for count in equal]]
-    monkeypatch.setattr(demo, "Crew", lambda *_: PlayedCrew(steps))
+    monkeypatch.setattr(demo, "Processes", lambda *_: PlayedProcesses(steps))
     demo.command(workers=WORKERS, steps=2, loss=0.0, seed=0, json=as_json)
 
 
@@ -81,7 +81,7 @@ def test_a_demo_whose_sums_are_all_right_just_returns(monkeypatch, capsys):
 
 
 def row_of(kind, **changes):
-    """A row of a benchmark: ones wherever nothing else is said."""
+    """Return a benchmark's row, with 1 in every field that is not given."""
     return kind(**{field.name: 1 for field in fields(kind)} | changes)
 
 

@@ -1,13 +1,15 @@
-"""A controller connected to the softswitch, with a thread that runs the data plane."""
+"""Fixtures: a controller connected to the softswitch, and a thread that runs the data plane."""
 
 import sys
 from pathlib import Path
 
 import pytest
 from device_state import forwarding
-from embedded_server import device, server
+from patience import PATIENCE_S
+from softswitch_server import device, server
 
 from peelsum.control import Controller, JobDescription, resets
+from peelsum.control.session import Session
 from peelsum.pipelines import pipeline
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests import helpers from one another
@@ -28,6 +30,17 @@ workers = [4, 5]
 """
 
 
+@pytest.fixture(autouse=True)
+def answers_may_be_late(monkeypatch):
+    """What is connected answers in its own time, on a busy machine too; only connecting has its own limit."""
+
+    def learn_schema(session, _learn_schema=Session._learn_schema):
+        session._timeout_s = PATIENCE_S
+        _learn_schema(session)
+
+    monkeypatch.setattr(Session, "_learn_schema", learn_schema)
+
+
 @pytest.fixture
 def description():
     return JobDescription.parse(DESCRIPTION)
@@ -35,14 +48,14 @@ def description():
 
 @pytest.fixture
 def data_plane(device):
-    """Forwards what the controller injects, until the test is over."""
+    """Forward the packets that the controller injects, until the test ends."""
     with forwarding([device]):
         yield
 
 
 @pytest.fixture
 def freed(monkeypatch):
-    """The slots that a controller asked to have freed, each once however often it had to ask."""
+    """Return the slots that a controller reset, each once even if it repeated the request."""
     slots = set()
 
     def reset_frames(wanted, lanes, _frames=resets.reset_frames):
@@ -61,7 +74,7 @@ def files():
 
 @pytest.fixture
 def controller(server, files, data_plane):
-    """The primary, with the 32-lane pipeline freshly committed, on a switch that forwards."""
+    """Return the primary, with the 32-lane pipeline just committed, on a switch with other traffic."""
     with Controller.connect(server.address) as controller:
         assert controller.load_pipeline(*files)
         yield controller

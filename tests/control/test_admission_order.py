@@ -1,4 +1,4 @@
-"""What a controller does in which order, and what it leaves behind at the edges of what it counts."""
+"""The order of a controller's actions, and the state it leaves at the limits of clocks and counters."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ from peelsum.control.session import Session
 from peelsum.wire import Verdict
 
 TICK_US = 64
-#: Stamps that `stale_slots` takes for those of slots in use or freed lately: from half of 2**30 ticks before
-#: that of a slot that is freed now, to 2**30 after it, and an hour.
+#: Limits of the stamps that `stale_slots` leaves alone, relative to the stamp of a slot freed now: half of
+#: 2**30 ticks before it, and 2**30 ticks and an hour after it. Such slots are in use or were freed lately.
 EARLIEST, LATEST = -(1 << 29), (1 << 30) + (1 << 26)
 
 
@@ -30,7 +30,7 @@ def fabric(controller, server, description, files):
 
 @pytest.fixture
 def writes(monkeypatch):
-    """What is written, in order: tables and groups by name, and for a job's row how many are expected."""
+    """Return the writes in order: tables and groups by name, a job's row by its expected workers."""
     seen = []
 
     def noted(self, updates, _write=Session.write):
@@ -122,7 +122,7 @@ def test_the_generation_of_a_job_that_no_switch_remembers_comes_from_the_clock()
 
 
 def test_putting_a_job_back_frees_what_its_slots_hold(fabric, device, freed):
-    """The tables were lost, the registers were not: what workers send again must not count as there."""
+    """A switch lost its tables but not its registers: retransmitted packets must not count as duplicates."""
     admission = fabric.admit()
     contribute(device, admission, 0, chunk_id=5, lanes=100)
     contribute(device, admission, 1, chunk_id=6)
@@ -162,8 +162,8 @@ def test_the_first_update_that_fails_is_named_whichever_request_it_is_in(control
         controller.session.write([bridged(mac) for mac in (*range(1, 258), 5)])
 
 
-def test_slots_are_freed_anew_just_when_their_stamps_may_look_live(controller, device, description, freed):
-    """Stamps are behind or ahead of that of a slot which is freed now, at the clock's start, which is 0."""
+def test_slots_are_freed_again_just_when_their_stamps_may_look_live(controller, device, description, freed):
+    """Try stamps behind and ahead of that of a slot freed now, at the clock's start, 0."""
     controller.admit(description)
     register = stamps(device)
     around = {
@@ -254,7 +254,7 @@ def test_a_window_may_be_half_of_the_slots_and_no_more(controller, description):
 
 
 class Recorded:
-    """A controller that is its own session, and notes the requests to it in a list that several share."""
+    """A controller that is its own session, and records requests in a list that several share."""
 
     is_primary = False
 
@@ -272,7 +272,7 @@ class Recorded:
 
 @pytest.fixture
 def recorded(description):
-    """A fabric of three such switches, whose addresses are not in the order of their places."""
+    """Return a fabric of three recorded switches, whose addresses are not in the order of their places."""
     asked = []
     (plan,) = description.plans()
     fabric = Fabric.__new__(Fabric)
@@ -287,8 +287,8 @@ def recorded(description):
     return fabric, asked
 
 
-def test_switches_are_taken_charge_of_by_their_addresses_and_only_those_taken_are_left(recorded):
-    """So no two controllers wait for each other, and an outer one keeps what it had."""
+def test_roles_of_primary_are_taken_in_order_of_addresses_and_only_those_taken_are_left(recorded):
+    """Switches are taken in the order of addresses, so no two controllers wait for each other."""
     fabric, asked = recorded
     with fabric.as_primary():
         assert asked == [("take", 9001), ("take", 9002), ("take", 9003)]

@@ -19,7 +19,7 @@ PATIENCE_S = 60
 
 
 def exchange(device, port, now_us=0, lanes=1, **fields):
-    """One packet in by a port; (port, packet) of all that leave."""
+    """Process one packet at a port; return (port, packet) of all that leave."""
     payload = pack(np.full((1, LANES), lanes, np.uint32), **fields)[0].tobytes()
     return [(out, unpack(packet, LANES)[0]) for out, packet in forward(device, port, payload, now_us)]
 
@@ -98,7 +98,7 @@ def stamps(device):
     return next(r for name, r in device.switch.registers.items() if name.endswith("owner_stamp"))
 
 
-def test_free_slots_that_aged_until_they_look_live_are_freed_anew(
+def test_free_slots_that_aged_until_they_look_live_are_freed_again(
     controller, device, description, data_plane
 ):
     controller.admit(description)
@@ -118,7 +118,7 @@ def test_free_slots_that_aged_until_they_look_live_are_freed_anew(
 def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_has_no_slot_that_looks_live(
     server, device, files, description, hours
 ):
-    """Its stamps are 0, of a clock that comes round after 76 hours."""
+    """The stamps are 0, and the switch's clock wraps after 76 hours."""
     now_us = hours * 3600 * 1_000_000
     with forwarding([device], now_us), Controller.connect(server.address) as controller:
         controller.load_pipeline(*files)
@@ -200,7 +200,7 @@ def test_participants_may_change(controller, device, description, data_plane):
 
 
 def test_no_generation_comes_again_however_fast(controller, description, data_plane):
-    """The clock stands still; only what the switch remembers tells generations apart."""
+    """With the clock stopped, only the switch's own memory tells generations apart."""
     controller._clock = lambda: 1_000_000.0
     generations = [controller.admit(description).generation for _ in range(3)]
     controller.evict(3)
@@ -246,7 +246,7 @@ def test_real_hosts_get_their_addresses(controller, device, description, data_pl
 
 
 def test_other_traffic_is_the_switchs_not_the_jobs(controller, device, description, data_plane):
-    """The last admission that says where hosts are counts, and eviction changes nothing."""
+    """The last admission with hosts counts, and eviction changes nothing."""
 
     def bridged(**ports):
         macs = {int(mac, 16): port for mac, port in ports.items()}
@@ -265,10 +265,10 @@ def test_other_traffic_is_the_switchs_not_the_jobs(controller, device, descripti
 
 
 def test_routes_are_replaced_by_an_admission_that_has_some(controller, device, description, data_plane):
-    """One to everywhere, which P4Runtime takes for no match, among them."""
+    """One route is the default route, which P4Runtime encodes as no match."""
 
     def routed(**hops):
-        """hops: a MAC address's end and a port by prefix."""
+        """Return routes from `hops`: the last byte of a MAC address and a port, by prefix."""
         routes = {prefix: {"port": port, "mac": f"2:0:0:0:0:{mac}"} for prefix, (mac, port) in hops.items()}
         section = SwitchSection.model_validate(
             {"pipeline_lanes": 32, "address": {"mac": "2:0:0:0:0:ff", "ip": "10.0.0.254"}, "routes": routes}
@@ -339,7 +339,7 @@ def test_an_observer_sees_and_changes_nothing(server, controller, description):
 
 
 def test_a_primary_that_became_a_backup_changes_nothing(server, controller):
-    """Whoever is the primary after it may have bid the same election id."""
+    """The next primary may have bid the same election id."""
     controller.become_backup()
     with (
         Controller.connect(server.address, patience_s=PATIENCE_S),

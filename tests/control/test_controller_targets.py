@@ -1,4 +1,4 @@
-"""One controller, every target: the same calls leave the same state behind."""
+"""One controller on every switch: the same calls leave the same state."""
 
 import pytest
 from bmv2_process import running_bmv2
@@ -42,7 +42,7 @@ def test_a_job_is_admitted_again_and_evicted(address, files, description, freed)
 
 
 def test_other_traffic_gets_its_routes_and_its_bridge(address, files, description):
-    """Twice, so that they are replaced; the second time with a route to everywhere."""
+    """Two admissions: the second replaces the routes, and has a default route."""
     own = {"mac": "2:0:0:0:0:ff", "ip": "10.0.0.254"}
     hop = {"port": 4, "mac": "2:0:0:0:0:4"}
     with Controller.connect(address, timeout_s=60) as controller:

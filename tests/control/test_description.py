@@ -40,7 +40,7 @@ ip = "10.0.0.1"
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
         (("id = 1", "id = 0"), "job.id: 0: input should be greater than 0"),
         (("id = 1", "id = 256"), "job.id: 256: input should be less than or equal to 255"),
@@ -88,11 +88,11 @@ ip = "10.0.0.1"
         (("[job]", "[job"), "is not TOML"),
     ],
 )
-def test_each_complaint_is_one_line_with_field_and_value(change, complaint):
+def test_each_validation_error_is_one_line_with_field_and_value(change, message):
     with pytest.raises(DescriptionError) as error:
         JobDescription.parse(MINIMAL.replace(*change, 1), "job.toml")
     assert "\n" not in str(error.value)
-    assert re.match(f"job.toml: {complaint}", str(error.value)), str(error.value)
+    assert re.match(f"job.toml: {message}", str(error.value)), str(error.value)
 
 
 def test_files(tmp_path):

@@ -1,4 +1,4 @@
-"""A job on three switches: two racks below a spine, all of them embedded targets with a P4Runtime server."""
+"""A job on three softswitches with P4Runtime servers: two racks below a spine."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def fabric(text, files):
 
 
 def job_rows(devices):
-    """The row of the job on each switch: (action, generation, expected mask, way up, group)."""
+    """Return the job's row on each switch: (action, generation, expected mask, uplink, group)."""
     found = []
     for device in devices:
         (entry,) = tables(device)["jobs"].entries()
@@ -105,7 +105,7 @@ def test_admission_fills_the_tables_of_all_switches(fabric, devices):
 
 
 def relay(devices, location, payload, arrive):
-    """Carry one packet from a host through the switches, and what becomes of it to the hosts."""
+    """Carry one packet from a host through the switches, and its outputs to the hosts."""
     links = {(0, 1): (1, 7), (0, 2): (2, 8), (1, 7): (0, 1), (2, 8): (0, 2)}
     travelling = [(location, payload)]
     while travelling:
@@ -191,7 +191,7 @@ def test_a_switch_that_forgot_gets_a_running_job_back_in_its_generation(
         assert len({tuple(device.switch.groups.ids()) for device in devices}) == 1
 
 
-def test_what_was_evicted_or_admitted_anew_is_not_restored(fabric, devices):
+def test_what_was_evicted_or_admitted_again_is_not_restored(fabric, devices):
     first = fabric.admit()
     second = fabric.admit()
     with pytest.raises(ControlError, match=rf"job: 3: generation {first.generation} no longer runs on"):
@@ -203,7 +203,7 @@ def test_what_was_evicted_or_admitted_anew_is_not_restored(fabric, devices):
 
 
 def test_no_packet_meets_half_an_admission(fabric, devices, monkeypatch):
-    """Closed from the workers upwards, reset, prepared, and opened from the server downwards."""
+    """The job is closed from the workers upwards, reset, prepared, and opened from the server downwards."""
     fabric.admit()
     seen = []
     for step in ("close_job", "free_slots", "prepare", "open_job"):
@@ -265,7 +265,7 @@ def test_what_one_switch_cannot_hold_changes_nothing_on_any(fabric, text):
     assert [status.jobs[0].generation for status in fabric.status()] == [admission.generation] * 3
 
 
-def test_an_unreachable_switch_leaves_the_others_to_whoever_wants_them(text, servers):
+def test_an_unreachable_switch_leaves_the_others_to_other_controllers(text, servers):
     description = parse_description(text)
     gone = servers[2].address
     servers[2].stop()

@@ -1,4 +1,4 @@
-"""Names that a description does not have are named with the nearest that it has, before what is missing."""
+"""An unknown field is reported with the nearest known name, before missing fields are."""
 
 import pytest
 
@@ -35,7 +35,7 @@ workers = [1, 2]
 
 
 @pytest.mark.parametrize(
-    ("text", "right", "wrong", "complaint"),
+    ("text", "right", "wrong", "message"),
     [
         (
             JOB,
@@ -56,7 +56,7 @@ workers = [1, 2]
         (RACKS, "[spine]\nserver", "[spine]\nsever", "spine.sever: .* call it 'server', or remove it"),
     ],
 )
-def test_the_nearest_name_is_told(text, right, wrong, complaint):
+def test_the_nearest_name_is_told(text, right, wrong, message):
     assert right in text
-    with pytest.raises(DescriptionError, match=complaint):
+    with pytest.raises(DescriptionError, match=message):
         parse_description(text.replace(right, wrong, 1), "job.toml")

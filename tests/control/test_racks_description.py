@@ -59,7 +59,7 @@ def test_hosts_of_a_rack():
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
         (
             ("workers = 3", "workers = 4"),
@@ -83,9 +83,9 @@ def test_hosts_of_a_rack():
         ),
     ],
 )
-def test_each_complaint_is_one_line_with_field_and_value(change, complaint):
+def test_each_validation_error_is_one_line_with_field_and_value(change, message):
     assert change[0] in RACKS
     with pytest.raises(DescriptionError) as error:
         parse_description(RACKS.replace(*change, 1), "job.toml")
     assert "\n" not in str(error.value)
-    assert re.match(f"job.toml: ({complaint})", str(error.value)), str(error.value)
+    assert re.match(f"job.toml: ({message})", str(error.value)), str(error.value)

@@ -1,4 +1,4 @@
-"""A held job, and switches that go away, come back empty, or lose their tables under its controller."""
+"""A held job whose switches disconnect, restart empty, or lose their tables."""
 
 from contextlib import ExitStack
 
@@ -28,7 +28,7 @@ PATIENCE_S = 60
 
 
 class RestartableSwitch:
-    """A softswitch that forgets everything when it stops, and always starts at the same address."""
+    """A softswitch that loses everything when it stops, and always starts at the same address."""
 
     def __init__(self):
         self.address = "127.0.0.1:0"
@@ -64,7 +64,7 @@ def at(description, address):
 
 @pytest.fixture
 def held(switch, description, files):
-    """A fabric with the job let in, and who watches it."""
+    """Return a fabric with the job admitted, and its watch."""
     with Fabric.connect(at(description, switch.address), timeout_s=PATIENCE_S) as fabric:
         fabric.load_pipeline(*files)
         watch = Watch(fabric, fabric.admit().generation, *files)
@@ -74,12 +74,12 @@ def held(switch, description, files):
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """A switch that is back has as long to answer as it needs; where one stays away, the test says so."""
+    """Let a restarted switch take its time to answer; tests of missing switches set their own limit."""
     monkeypatch.setattr("peelsum.control.watch._PATIENCE_S", PATIENCE_S)
 
 
 def looked_until_something_came(watch):
-    """What a look brought at last. A switch may take a moment to notice that its controller has left."""
+    """Poll until the watch reports; a switch may take a moment to notice that its controller has left."""
     return next(events for _ in range(100) if (events := watch.look()))
 
 
@@ -183,7 +183,7 @@ def test_another_program_is_left_alone_and_ends_the_job(held, switch):
 
 
 def test_two_held_jobs_are_both_put_back(held, switch, description, files):
-    """Their holders take charge in turn; whoever comes first puts in the pipeline."""
+    """Two holders become the primary in turn; the first one loads the pipeline."""
     first, watch = held
     fourth = at(description, switch.address)
     fourth = fourth.model_copy(update={"job": fourth.job.model_copy(update={"id": 4, "window": 32})})

@@ -55,7 +55,7 @@ def run(shell, commands):
 
 
 def run_session(page, at_least):
-    """Run the Python blocks of a page as one session, and compare what they print."""
+    """Run the Python blocks of a page as one session, and compare their output."""
     blocks = "\n".join(re.findall(r"```python\n(.*?)```", page, re.S))
     session = doctest.DocTestParser().get_doctest(blocks, {}, "page", None, 0)
     assert len(session.examples) >= at_least

@@ -64,7 +64,7 @@ def mutants(path: Path) -> list[Mutant]:
 
 
 def chosen(found: list[Mutant], count: int, seed: str) -> list[Mutant]:
-    """So many of them, of every kind about as many; the same ones for the same seed."""
+    """Return `count` mutants, similar numbers of each kind, the same ones for a seed."""
     rng = random.Random(seed)
     kinds: dict[str, list[Mutant]] = {}
     for mutant in found:
@@ -137,7 +137,7 @@ class _Finder:
                 yield self._swapped(statement, after)
 
     def _meet(self, first: ast.stmt, second: ast.stmt) -> bool:
-        """Whether their order can matter: both call something, or one sets what is in the other."""
+        """Return whether their order can matter: both call something, or one assigns what the other uses."""
         if any(isinstance(one, (ast.Raise, ast.Continue, ast.Break)) for one in (first, second)):
             return False
         if isinstance(first, ast.Expr) and isinstance(second, ast.Expr):
@@ -178,7 +178,7 @@ class _Finder:
 
 
 def _code(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes that say what is done: no annotations, no docstrings, no f-strings, no decorators."""
+    """Yield all nodes that are executed: no annotations, docstrings, f-strings or decorators."""
     for name, value in ast.iter_fields(tree):
         if name in ("annotation", "returns", "decorator_list", "type_params"):
             continue
@@ -202,7 +202,7 @@ def _has_effect(statement: ast.stmt) -> bool:
 
 
 def _set(statement: ast.stmt) -> list[ast.expr]:
-    """What a statement gives a value to."""
+    """Return the targets of an assignment or a deletion."""
     match statement:
         case ast.Assign(targets=targets) | ast.Delete(targets=targets):
             return targets

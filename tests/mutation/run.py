@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -70,7 +71,7 @@ class Bench:
         self._rest.mkdir(parents=True)
 
     def run(self, tests: Sequence[str], mutant: Mutant | None, limit_s: float) -> tuple[int | None, str]:
-        """The tests' exit status, None if they took too long, and what they printed."""
+        """Return the tests' exit status, None after a timeout, and their output."""
         shutil.rmtree(self._copy, ignore_errors=True)
         for folder in FOLDERS:  # with what is compiled, and with the times by which that is known
             shutil.copytree(ROOT / folder, self._copy / folder)
@@ -106,6 +107,39 @@ class Bench:
         }
 
 
+class StoppedError(Exception):
+    """The run ends before its time; a change that is being tried has no result."""
+
+
+class _Children:
+    """Running commands, which end with this process."""
+
+    def __init__(self) -> None:
+        self._lock, self._running, self._stopped = threading.Lock(), set[subprocess.Popen[str]](), False
+
+    def add(self, child: subprocess.Popen[str]) -> None:
+        with self._lock:
+            self._running.add(child)
+            if self._stopped:
+                os.killpg(child.pid, signal.SIGKILL)
+
+    def remove(self, child: subprocess.Popen[str]) -> None:
+        """Forget a command that has ended. Raises StoppedError if all had to."""
+        with self._lock:
+            self._running.discard(child)
+            if self._stopped:
+                raise StoppedError
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            for child in self._running:
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+_children = _Children()
+
+
 def _ended(
     command: list[str], folder: Path, environment: dict[str, str], limit_s: float
 ) -> tuple[int | None, str]:
@@ -119,6 +153,7 @@ def _ended(
         text=True,
         start_new_session=True,
     )
+    _children.add(running)
     try:
         said, _ = running.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
@@ -127,6 +162,7 @@ def _ended(
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)
             running.communicate()
+        _children.remove(running)
     return running.returncode, said
 
 
@@ -157,8 +193,14 @@ class Run:
             self._benches.put(Bench(folder / str(number)))
         self._threads = ThreadPoolExecutor(jobs)
 
+    def stop(self) -> None:
+        """End all that runs, with what it started."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        _children.stop()
+        self._threads.shutdown()
+
     def area(self, name: str, area: Area, sample: int, seed: int) -> Iterator[Result]:
-        """The results of so many changes, as they come; first of all, the tests must pass without any."""
+        """Yield the results of a sample of mutants. The tests must first pass without any."""
         found = [mutant for path in sorted(ROOT.glob(area.sources)) for mutant in mutants(path)]
         taken = chosen(found, sample or len(found), f"{seed} {name}")
         fingerprint = _fingerprint(area)
@@ -228,10 +270,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="changes tested at a time")
     parser.add_argument("--json", type=Path, help="file of results, a line each, to go on from")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="peelsum-mutants-") as folder:
         run = Run(given.jobs, given.json, Path(folder))
         areas = {name: AREAS[name] for name in given.area or AREAS}
-        print(_table([r for n, a in areas.items() for r in run.area(n, a, given.sample, given.seed)]))
+        try:
+            print(_table([r for n, a in areas.items() for r in run.area(n, a, given.sample, given.seed)]))
+        finally:
+            run.stop()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,18 @@
-"""The changes of the mutation run: which are made, that each is one, and that the choice is repeatable."""
+"""Mutants: their kinds, that each changes one place only, and that a seed always chooses the same ones."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from mutants import chosen, mutants
+from patience import PATIENCE_S
 
 SOURCE = '''\
 """A docstring with 1 in it."""
@@ -28,7 +35,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_kind_is_found_and_nothing_in_words_or_annotations(file: Path) -> None:
+def test_each_kind_is_found_except_in_docstrings_and_annotations(file: Path) -> None:
     assert [(mutant.line, mutant.kind, mutant.change) for mutant in mutants(file)] == [
         (5, "comparison", "a < 3 -> (a <= 3)"),
         (5, "and/or", "a < 3 and b -> (a < 3 or b)"),
@@ -51,7 +58,7 @@ def test_each_kind_is_found_and_nothing_in_words_or_annotations(file: Path) -> N
     ]
 
 
-def test_a_change_is_of_its_place_and_of_nothing_else(file: Path) -> None:
+def test_a_mutant_changes_its_place_only(file: Path) -> None:
     for mutant in mutants(file):
         before, after = SOURCE.splitlines(), mutant.applied(SOURCE.encode()).decode().splitlines()
         assert len(before) == len(after)
@@ -64,3 +71,33 @@ def test_the_choice_is_even_and_the_same_for_the_same_seed(file: Path) -> None:
     assert chosen(found, 8, "0") == chosen(found, 8, "0") != chosen(found, 8, "1")
     assert len({mutant.kind for mutant in chosen(found, 8, "0")}) == 8
     assert sorted(map(found.index, chosen(found, 99, "0"))) == list(range(len(found)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_ended_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """Neither the tests that it started, nor their folder, nor a result."""
+    script = Path(__file__).with_name("run.py")
+    command = [
+        sys.executable,
+        str(script),
+        "--area",
+        "wire",
+        "--sample",
+        "1",
+        "--json",
+        str(tmp_path / "kept"),
+    ]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not (children := psutil.Process(run.pid).children(recursive=True)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        run.send_signal(number)
+        run.communicate(timeout=PATIENCE_S)
+    finally:
+        run.kill()
+        run.communicate()
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
+    assert (run.returncode in (143, -signal.SIGINT, 130), alive, list(tmp_path.iterdir())) == (True, [], [])

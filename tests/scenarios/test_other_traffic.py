@@ -1,4 +1,4 @@
-"""Traffic that is no job's, between hosts of a network that is up: the switch is still a switch."""
+"""Hosts of a running network exchange traffic that belongs to no job."""
 
 import json
 import sys
@@ -89,7 +89,7 @@ def test_hosts_of_a_star_talk_beside_a_job_and_after_a_restart_of_the_switch(swi
 
 
 def test_broadcasts_cross_racks_once(switch) -> None:
-    """From rack to rack, over the spine: whoever is asked for answers, and nothing goes round."""
+    """From rack to rack over the spine: the requested host answers, and no frame loops."""
     with up("two_racks", "veth", switch) as network:
         for host, other in (("h1", "10.0.0.3"), ("h3", "10.0.0.1")):
             forget(host, other)

@@ -82,9 +82,9 @@ def test_a_worker_starts_again_and_the_job_goes_on_where_it_was(tmp_path, switch
         assert workers[0].stdout.readline() == f"before {PAUSE}\n"
         workers[0].kill()
         workers[0].communicate()
-        complaint = workers[1].communicate()[1]
-        assert "no progress on chunk" in complaint
-        assert "still waiting for worker 0" in complaint
+        message = workers[1].communicate()[1]
+        assert "no progress on chunk" in message
+        assert "still waiting for worker 0" in message
         subprocess.run([*PEELSUM, "readmit"], check=True)
         workers = [worker_at(host, first=PAUSE) for host in ("h1", "h2")]
         assert [said(worker) for worker in workers] == ["exact", "exact"]

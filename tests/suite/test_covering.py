@@ -1,4 +1,4 @@
-"""The choice of parameters that `make test` takes of a `covering` test: small, and nothing left out."""
+"""`make test` takes few of a `covering` test's parameters, but all required combinations of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test processes that compile one function for other types do not take each other's place in the cache."""
+"""Test processes that compile a function for different types keep each other's cache entries."""
 
 from __future__ import annotations
 

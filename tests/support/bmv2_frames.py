@@ -92,10 +92,10 @@ class Bmv2Frames:
         self._stub.Write(request)
 
     def exchange(self, port, frame, count, marker):
-        """Send a frame and wait for `count` frames, then for what follows: (port, frame, port, answer).
+        """Send a frame, wait for `count` frames, then send a marker: (port, frame, port, answer).
 
-        Returns what came before the marker's answer, by port. More than `count` frames are seen, too, where
-        they leave before that.
+        Returns the frames that came before the marker's answer, by port; also further frames, if they leave
+        before.
         """
         out = {at: [] for at in self._sockets}
         self._sockets[port].send(frame)

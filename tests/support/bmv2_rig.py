@@ -1,7 +1,7 @@
 """BMv2 as a rig: `simple_switch_grpc` in a network namespace of its own, one veth pair a port.
 
-Needs root. Ports answer in their own time, so every packet is followed by a marker that the switch multicasts
-to all of them and to the controller; what arrives before the marker is the packet's.
+Needs root. A port may answer at any time, so every packet is followed by a marker, which the switch
+multicasts to all ports and to the controller. Packets that arrive before the marker are the packet's outputs.
 """
 
 import ctypes
@@ -172,10 +172,10 @@ class Bmv2Rig(TableRig):
         return [output for one in frames for output in self._exchange(one)]
 
     def _exchange(self, packet):
-        """Send one packet; what left before the marker that followed it into its port, by port.
+        """Send one packet and a marker after it; return the outputs that left before the marker, by port.
 
-        What came in by one port is worked on in order, and so is what leaves by one: no time needs to pass
-        to know that nothing left.
+        A port's packets are processed in order and leave in order, so no waiting time is needed to know that
+        nothing left.
         """
         port, raw = (MARKER_PORT, None) if packet is None else packet
         if ("members", (MARKER_JOB, port)) not in self._written:

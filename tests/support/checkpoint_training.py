@@ -1,4 +1,4 @@
-"""What ranks do in tests of the examples' checkpoints: a small model whose gradients are sent in part."""
+"""The ranks' part in tests of the examples' checkpoints: a small model with a sparsifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line, run in the tests' own process: what it prints, and the status it ends with."""
+"""Run the command line in the tests' own process; return its output and its exit status."""
 
 from __future__ import annotations
 

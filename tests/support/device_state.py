@@ -1,4 +1,4 @@
-"""An embedded device's tables as plain values, and its data plane one packet at a time or in a thread."""
+"""A softswitch device's tables as plain values, and its data plane, one packet at a time or in a thread."""
 
 import select
 import socket

@@ -1,4 +1,4 @@
-"""Frames as they stand on a wire, built and taken apart with `struct` alone."""
+"""Frames as bytes of a wire, packed and unpacked with `struct` alone."""
 
 import struct
 

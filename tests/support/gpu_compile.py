@@ -80,6 +80,8 @@ def forms() -> None:
 
 def numbers() -> None:
     found = gpu_launch.Candidates(longs(K), longs(1))
+    gpu_launch.block_exponents(words(N), 32, words(N // 32), words(1))
+    gpu_launch.block_octaves(words(N // 32), 127, words(N // 32))
     for limbs, low_bits in ((1, 0), (2, 30)):
         gpu_launch.quantize(words(N), words(1), low_bits, words(limbs, N), words(1))
         gpu_launch.quantize_at(words(N), found, words(1), low_bits, words(limbs, K))

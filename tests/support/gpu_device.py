@@ -27,13 +27,13 @@ def on_device(array: NDArray[Any]) -> torch.Tensor:
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    """Memory there that nobody has written."""
+    """Return memory on the device that holds garbage."""
     tensor = torch.empty(shape, dtype=dtype, device=DEVICE)
     tensor.view(torch.uint8).fill_(_POISON)
     return tensor
 
 
 def bits(tensor: torch.Tensor) -> NDArray[Any]:
-    """What is there, floats and words as bit patterns: uint32, or int64."""
+    """Return the bit patterns of floats or words in device memory: uint32, or int64."""
     array: NDArray[Any] = tensor.cpu().numpy()
     return array.view(np.uint32) if array.itemsize == 4 else array

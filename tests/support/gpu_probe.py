@@ -1,4 +1,4 @@
-"""A kernel that shows what others reckon with for memory that no test can have. Import gpu_device before."""
+"""A kernel that shows memory limits which no test can reach. Import gpu_device before it."""
 
 from __future__ import annotations
 

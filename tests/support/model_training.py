@@ -1,4 +1,4 @@
-"""What ranks do in tests of the four models: train each, at a tiny size, by one backend or another."""
+"""The ranks' part in tests of the four models: each is trained at a tiny size, over a chosen backend."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _TINY: dict[ModelName, Callable[[Path], Task]] = {
     "vgg19": lambda data: vgg19.make(vgg19.Size(32, 32, 4), data),
     "bert": lambda data: bert.make(bert.Size(1, 32, 2, 400, positions=64, length=64, batch=4), data),
 }
-#: One limb rounds averages to 31 bits of the tensor's largest, otherwise than floats are rounded. VGG19 would
-#: turn a difference in the last bit into one of any size: there are so many units that soon one is so close
-#: to zero, or to its neighbour in a pool, that the bit decides which way its gradient takes. With two limbs
-#: and two ranks, averages are rounded as floats are.
+#: One limb rounds averages to 31 bits of the tensor's largest, which is not how floats are rounded. VGG19 can
+#: turn a difference in the last bit into one of any size. It has so many units that soon one is very close to
+#: zero, or to its neighbour in a pool, and then that bit decides where its gradient goes. With two limbs and
+#: two ranks, averages are rounded as floats are.
 _LIMBS: dict[ModelName, int] = {"vgg19": 2}
 
 Parameters = dict[ModelName, np.ndarray]

@@ -1,4 +1,4 @@
-"""Networks that `peelsum up` has up for a test, commands in their hosts, and why this machine has none."""
+"""Networks that `peelsum up` runs for a test, commands in their hosts, and reasons to skip."""
 
 import contextlib
 import json
@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.topology import bmv2
+from peelsum.topology import bmv2, veth
 from peelsum.topology.records import MARKER
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def needs(links: str, switch: str) -> None:
 
 @pytest.fixture
 def own_folder(tmp_path, monkeypatch) -> None:
-    """This test's networks are nobody else's."""
+    """Keep the records of this test's networks in a folder of its own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv(MARKER, raising=False)
 
@@ -81,13 +82,24 @@ def up(topology: str, links: str, switch: str = "embedded", *options: str):
         process.stderr.close()
 
 
-def alone(file: str, scene: str) -> dict[str, object]:
-    """What a scene of a test file says, played in a process of its own: namespaces are entered for good."""
+def alone(file: str, scene: str) -> Any:
+    """Run a function of a test file in a new process, by `main`, and return its result.
+
+    A process cannot leave a namespace it has entered. Skips where there are no namespaces.
+    """
+    if REFUSAL:
+        pytest.skip(REFUSAL)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, file, scene]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
     assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    return json.loads(done.stdout)
+
+
+def main(scenes: dict[str, Any]) -> None:
+    """Run the function named on the command line in a namespace of its own; print its result as JSON."""
+    veth.enter_own_namespace()
+    print(json.dumps(scenes[sys.argv[1]]()))
 
 
 def exec_in(host: str, *command: str) -> subprocess.Popen[str]:
@@ -97,7 +109,7 @@ def exec_in(host: str, *command: str) -> subprocess.Popen[str]:
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    """What a process printed, all of it; it must have ended well."""
+    """Return all output of a process, which must end with status 0."""
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return out.strip()

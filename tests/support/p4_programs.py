@@ -32,7 +32,7 @@ def without_positions(node):
 
 
 def program_in(path):
-    """What a compiled file says: of BMv2 JSON all but who made it, so that builds of a compiler agree."""
+    """Return a compiled file's program: BMv2 JSON without the compiler's name, equal for equal compilers."""
     if path.suffix != ".json":
         return path.read_bytes()
     document = json.loads(path.read_text())
@@ -53,7 +53,7 @@ def build(source):
 
 
 def compiler():
-    """What the compiler says it is; None where it is not on PATH."""
+    """Return the compiler's version line; None if it is not on PATH."""
     if shutil.which(COMPILER) is None:
         return None
     done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True)

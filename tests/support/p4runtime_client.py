@@ -92,7 +92,7 @@ class Client:
         self.write(update(kind, **entity))
 
     def read(self, **entity):
-        """What one entity selects, as messages of its kind."""
+        """Read one entity; return the messages of its kind."""
         request = p4r.ReadRequest(device_id=1, entities=[p4r.Entity(**entity)])
         (name,) = entity
         parts = self.stub.Read(request, timeout=WAIT_S)

@@ -12,7 +12,7 @@ def pattern(value: int, lanes: int) -> list[int]:
 
 
 def lanes_of(*values: int, like: Packet) -> list[int]:
-    """What the patterns of `values` add up to, modulo 2**32, in Python's own integers."""
+    """Return the sum of the patterns of `values`, modulo 2**32, in Python's own integers."""
     lanes = len(like.lanes)
     return [sum(column) % 2**32 for column in zip(*(pattern(v, lanes) for v in values), strict=True)]
 

@@ -16,7 +16,7 @@ COMPILED = ("peelsum.codec.cpu_index_loops", "peelsum.codec.cpu_loops", "peelsum
 
 
 class PoisonedNumPy:
-    """NumPy, but for `empty`, which hands out garbage."""
+    """NumPy, except that `empty` returns memory filled with garbage."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -32,7 +32,7 @@ class PoisonedNumPy:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """np.empty hands out garbage, so that elements and words which nobody writes are found out."""
+    """Make np.empty return garbage, so that elements and words that no code writes show."""
     poisoned = 0
     for name, module in list(sys.modules.items()):
         if name.startswith(PACKAGES) and name not in COMPILED and getattr(module, "np", None) is np:

@@ -1,12 +1,13 @@
-"""Fixtures for conftest.py to import: a test that takes `rig` runs on the specification, the embedded
-target in both modes, and BMv2.
+"""Fixtures for conftest.py to import.
+
+A test that takes `rig` runs on the specification, on the softswitch in both modes, and on BMv2.
 """
 
 import os
 import shutil
 
 import pytest
-from rigs import EmbeddedRig, SpecRig
+from rigs import SoftswitchRig, SpecRig
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import load
@@ -22,8 +23,8 @@ def _bmv2_missing():
 
 TARGETS = [
     "spec",
-    "embedded-python",
-    "embedded-numba",
+    "softswitch-python",
+    "softswitch-numba",
     pytest.param("bmv2", marks=pytest.mark.skipif(bool(_bmv2_missing()), reason=str(_bmv2_missing()))),
 ]
 
@@ -45,7 +46,7 @@ def make_rig(target, log_folder):
         from bmv2_rig import Bmv2Rig
 
         return Bmv2Rig(pipeline(LANES), log_folder / "bmv2.log")
-    return EmbeddedRig(load(pipeline(LANES).json_path), mode=target.removeprefix("embedded-"))
+    return SoftswitchRig(load(pipeline(LANES).json_path), mode=target.removeprefix("softswitch-"))
 
 
 def _fresh_rig(target, rigs, tmp_path_factory):

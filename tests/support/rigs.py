@@ -58,7 +58,7 @@ class TableRig:
         self.write("limits", None, "set_age_limit", (ticks,))
 
 
-class EmbeddedRig(TableRig):
+class SoftswitchRig(TableRig):
     """The compiled pipeline in the softswitch, its tables written directly."""
 
     def __init__(self, program, mode):

@@ -34,12 +34,12 @@ _COMMAND = re.compile(r"^(?:\$ )?(?:peelsum|python|torchrun|make|pip|sudo|for \w
 
 
 class SnippetError(Exception):
-    """A block that is marked wrongly, or that did not do what it should."""
+    """A block with an invalid mark, or one that failed."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block. `ready_with` is what a background block prints once it is ready; None for other blocks."""
+    """A block. `ready_with`: the output of a background block once it is ready; None for other blocks."""
 
     text: str
     ready_with: str | None = None

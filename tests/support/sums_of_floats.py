@@ -28,16 +28,41 @@ ODD_SIZES = [0, 1, 2, 3, 31, 33, 255, 257, 1023, 1025, 4097, 8191, 8193, 19_999]
 FEW = 2000
 #: By how much the exponent may be overestimated that a prediction is made from.
 SLACK = 4
+#: Stands for the exponent of a block of zeros; below every other.
+_OF_ZEROS = -1000
 
 
-def finest(exponent: int, workers: int, limbs: int) -> int:
+def finest(exponent: int, workers: int, limbs: int = 1) -> int:
     """The largest scale by which values below 2**(exponent + 1) of all workers add up in the words given."""
     if limbs == 2:
         return 62 - 2 * math.ceil(math.log2(workers)) - exponent
-    scale = -exponent - 2
-    while workers * Fraction(2) ** (exponent + 1 + scale + 1) <= 2**31 - 1:
+    largest, scale = (2 - Fraction(2) ** -23) * Fraction(2) ** exponent, -exponent - 2
+    while workers * round(largest * Fraction(2) ** (scale + 1)) <= 2**31 - 1:
         scale += 1
     return scale
+
+
+def scales_of(arrays: Sequence[Floats], fixed: Any, limbs: int = 1) -> NDArray[np.int64]:
+    """Each element's scale, if the blocks are those of `fixed`: the block's exponent, to the next odd field.
+
+    A block counts as no less than 46 octaves below its worker's largest value, and no more than the largest
+    of all workers. Blocks of zeros have the scale of the latter.
+    """
+    n, top = arrays[0].size, exponent_of(arrays)
+    assert top is not None
+    if fixed.octaves is None:
+        return np.full(n, finest(top, len(arrays), limbs))
+    assert fixed.block >= 32
+    begins = np.arange(0, n, fixed.block)
+    highest = np.full(len(begins), _OF_ZEROS)
+    for array in arrays:
+        own, largest = exponent_of([array]), np.maximum.reduceat(np.abs(array.reshape(-1)), begins)
+        if own is not None:
+            here = np.maximum(np.maximum(np.frexp(largest)[1] - 1, -127), own - 46)
+            highest = np.where(largest > 0, np.maximum(highest, here), highest)
+    exponents = np.where(highest == _OF_ZEROS, top, np.minimum((highest + 127 | 1) - 127, top))
+    scales = {exponent: finest(exponent, len(arrays)) for exponent in set(exponents.tolist())}
+    return np.repeat([scales[exponent] for exponent in exponents.tolist()], fixed.block)[:n]
 
 
 def exponent_of(arrays: Sequence[Floats]) -> int | None:
@@ -46,34 +71,40 @@ def exponent_of(arrays: Sequence[Floats]) -> int | None:
     return max(math.frexp(largest)[1] - 1, -127) if largest else None
 
 
-def expected(arrays: Sequence[Floats], scale: int) -> NDArray[np.int64]:
+def expected(arrays: Sequence[Floats], scales: NDArray[np.int64]) -> NDArray[np.int64]:
     """The sum of integers: in Python's arithmetic, or for many elements in float64, exact there too."""
     if arrays[0].size > FEW:
         return sum(
-            (np.rint(np.ldexp(array.reshape(-1).astype(np.float64), scale)).astype(np.int64))
+            (np.rint(np.ldexp(array.reshape(-1).astype(np.float64), scales)).astype(np.int64))
             for array in arrays
         )
     total = [0] * arrays[0].size
     for array in arrays:
         for i in np.flatnonzero(array):
-            total[i] += round(Fraction(float(array.flat[i])) * Fraction(2) ** scale)
+            total[i] += round(Fraction(float(array.flat[i])) * Fraction(2) ** int(scales[i]))
     return np.array(total, np.int64)
 
 
 def check(
     results: Sequence[Any], arrays: Sequence[Floats], name: str = "g", *, limbs: int = 1, slack: int = 0
 ) -> Any:
-    """All workers have the same bits, the sum's: at the finest scale, or at that of up to `slack` more."""
+    """All workers have the same bits, the sum's: at the finest scales, or at that of up to `slack` more."""
     first, exponent = results[0][name], exponent_of(arrays)
     if exponent is None:
-        assert first.scale is None
+        assert first.scales is None
         assert not first.total.any()
         assert not first.values.any()
     else:
-        assert first.scale in [finest(exponent + more, len(arrays), limbs) for more in range(slack + 1)]
-        total = expected(arrays, first.scale)
+        if slack and first.fixed.octaves is None:
+            possible = [finest(exponent + more, len(arrays), limbs) for more in range(slack + 1)]
+            assert first.fixed.scale in possible
+            scales = np.full(arrays[0].size, first.fixed.scale)
+        else:
+            scales = scales_of(arrays, first.fixed, limbs)
+        np.testing.assert_array_equal(first.scales.reshape(-1), scales)
+        total = expected(arrays, scales)
         np.testing.assert_array_equal(first.total.reshape(-1), total)
-        floats = np.ldexp(total.astype(np.float64), -first.scale).astype(np.float32)
+        floats = np.ldexp(total.astype(np.float64), -scales).astype(np.float32)
         np.testing.assert_array_equal(first.values.reshape(-1).view(np.uint32), floats.view(np.uint32))
     for result in results:
         tensor = result[name]

@@ -12,9 +12,9 @@ _given = 0
 
 
 def free_udp_base(ports: int) -> int:
-    """A number after which so many UDP ports are free.
+    """Return a number after which `ports` UDP ports are free.
 
-    Test processes that run side by side begin at places of their own, and none gets the same number twice.
+    Test processes that run side by side start at different numbers, and none gets the same number twice.
     """
     global _given
     places = (_END - _FIRST) // _APART

@@ -1,4 +1,4 @@
-"""A training process without others: a group of one rank in the test's own process, sums that can fail."""
+"""A training process with one rank in the test's own process, and sums that can fail."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def summing_threads() -> list[threading.Thread]:
 
 
 def let_go(reference: weakref.ref[Any]) -> bool:
-    """Whether a thing is collected, now that nobody should hold it, within `PATIENCE_S`."""
+    """Return whether an object is collected within `PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S
     while reference() is not None and time.monotonic() < deadline:
         gc.collect()

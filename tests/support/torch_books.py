@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from typing import Any
 from unittest.mock import patch
 
@@ -47,7 +48,7 @@ class Books:
                 books.results |= result
                 return result
 
-        with patch("peelsum.torch.state.Allreduce", Watched):
+        with patch("peelsum.torch.settings.Allreduce", Watched):
             yield
 
     def begin(self) -> None:
@@ -55,7 +56,7 @@ class Books:
         self.results, self.given, self.buckets = {}, {}, []
 
     def bucket(self, names: list[str], gradients: list[np.ndarray]) -> None:
-        """What the hook is given."""
+        """Record the bucket that the hook gets."""
         self.given |= dict(zip(names, gradients, strict=True))
         self.buckets.append(names)
 
@@ -73,13 +74,14 @@ class Books:
             if not result.finite:
                 assert np.isnan(averages[name]).all()
                 continue
-            floats = total * 2.0 ** -(result.scale or 0) / len(everybody)
+            scales = np.ravel(0 if result.scales is None else result.scales)
+            floats = total * 2.0**-scales / len(everybody)
             assert np.array_equal(averages[name], floats.astype(np.float32))
             scale = residuals[name]["scale"]
             assert self._scales.setdefault(name, scale) == scale, "the grid is one for the whole training"
             self._enter(name, scale)
-            if applied and result.scale is not None:
-                self._send(name, sent[name], scale - result.scale)
+            if applied and result.scales is not None:
+                self._send(name, sent[name], scale - scales)
             kept = residuals[name]["numbers"].numpy()
             np.testing.assert_array_equal(self.sent[name] + kept, self.entered[name], name)
         return sum(np.count_nonzero(one) for one in sent.values())
@@ -94,9 +96,12 @@ class Books:
         self.entered[name] = self.entered.get(name, nothing) + fresh
         self.sent.setdefault(name, nothing)
 
-    def _send(self, name: str, contributed: NDArray[np.int64], shift: int) -> None:
-        units = contributed * 2**shift if shift >= 0 else contributed // 2**-shift
-        assert shift >= 0 or np.array_equal(units * 2**-shift, contributed)
+    def _send(self, name: str, contributed: NDArray[np.int64], shifts: NDArray[np.int32]) -> None:
+        units = np.zeros_like(contributed)
+        for i in np.flatnonzero(contributed):
+            exact = Fraction(int(contributed[i])) * Fraction(2) ** int(shifts[i])
+            assert exact.denominator == 1
+            units[i] = int(exact)
         self.sent[name] = self.sent[name] + units
         if self._momentum:
             self._velocities[name] = np.where(contributed, 0, self._velocities[name])
@@ -173,7 +178,7 @@ def _hooked(
 
 
 def _restored(ddp: Any, state: Any, books: Books, *settings: Any) -> tuple[Any, Any, dict[Any, str]]:
-    """Another module and state, from what a file would hold."""
+    """Return another module and state, restored from saved values."""
     file = io.BytesIO()
     torch.save({"weights": ddp.state_dict(), "state": state.state_dict()}, file)
     state.close()

@@ -1,4 +1,4 @@
-"""What every rank needs, loaded once by the server that ranks are forked from."""
+"""The modules that every rank needs, loaded once by the server from which ranks are forked."""
 
 import torch._dynamo  # noqa: F401 - DDP loads it, in seconds
 import torch_training  # noqa: F401

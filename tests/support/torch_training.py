@@ -1,4 +1,4 @@
-"""What ranks do in tests of the hook: small models trained on data that each rank makes for itself."""
+"""The ranks' part in tests of the hook: small models, trained on data that each rank draws for itself."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def by_ddp(rank: int, steps: int) -> np.ndarray:
 
 
 def averages(rank: int, settings: dict[str, Any], device: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What the hook was given and made of it, for each gradient of a few steps: [(before, after), ...]."""
+    """Return the hook's input and output for each gradient of a few steps: [(before, after), ...]."""
     seen: list[tuple[np.ndarray, torch.futures.Future[torch.Tensor], list[int]]] = []
 
     def watching(state, bucket):
@@ -232,7 +232,7 @@ def counted(rank: int, settings: dict[str, Any]) -> tuple[HookStats, int]:
 
 
 def dies(rank: int, last: int, settings: dict[str, Any]) -> tuple[str, str, float]:
-    """Train; rank `last` ends in its second backward pass. What the others' raised, and how soon."""
+    """Train; rank `last` ends in its second backward pass. Return the others' errors and their delays."""
     ddp = model()
     state = SwitchAllreduceState(**settings)
 
@@ -267,7 +267,7 @@ def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tupl
 
 
 def refused(rank: int, settings: dict[str, Any], options: dict[str, Any]) -> tuple[str, str, float]:
-    """What is raised by a first step, in which every rank has its own seed."""
+    """Return the error of a first step in which every rank has its own seed."""
     try:
         train(rank, 1, SwitchAllreduceState(seed=rank, **settings), **options)
     except Exception as error:
@@ -281,7 +281,7 @@ def by_or(rank: int, steps: int, or_by: OrBy) -> np.ndarray:
 
 
 def collectives(rank: int) -> dict[str, Any]:
-    """What a process group makes of sums of all types, and of what is not a sum."""
+    """Return a process group's results for sums of all types, and for other operations."""
     world = dist.get_world_size()
     made: dict[str, Any] = {"backend": dist.get_backend()}
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
@@ -368,7 +368,7 @@ def compiled(rank: int, backend: str, outside: bool) -> list[np.ndarray]:
 
 
 def in_their_time(rank: int) -> list[Any]:
-    """What is said of calls that rank 1 makes only when rank 0 has given them up, and what they come to."""
+    """Return the errors for an unknown backend, and for a summation with more workers than ranks."""
     assert dist.group.WORLD is not None
     store, told = dist.group.WORLD.get_group_store(), list[Any]()
     if rank == 1:
@@ -408,6 +408,25 @@ def in_groups(rank: int) -> list[Any]:
             dist.barrier(group)
             seen.append((ranks, total.tolist(), sent.item()))
     return [*seen, _summed(torch.ones(2))]
+
+
+def monitored(rank: int) -> list[str]:
+    """What barriers say that the last of three ranks is late for: of the group, and of one beside it."""
+    beside, late = dist.new_group(backend="gloo"), timedelta(seconds=1)
+    barriers = [
+        lambda: dist.group.WORLD.monitored_barrier(late),
+        lambda: dist.monitored_barrier(beside, late),
+    ]
+    said = []
+    for barrier in barriers:
+        try:
+            if rank != 2:
+                barrier()
+            said.append("")
+        except RuntimeError as error:
+            said.append(str(error))
+        dist.barrier()
+    return [*said, _summed(torch.ones(1))]
 
 
 def _summed(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> list[Any]:
@@ -454,18 +473,18 @@ def restored(rank: int, sparsifier: Sparsifier | None) -> dict[str, Any]:
 
 
 def unconnected(rank: int) -> list[str]:
-    """What is said of a backend that is none, and of a summation over more workers than there are ranks."""
-    complaints = []
+    """Return the errors for an unknown backend, and for a summation with more workers than ranks."""
+    messages = []
     for over in ("avian", LocalSummation.group(3)[0]):
         try:
             SwitchAllreduceState(over=over).connect()
         except HookConfigError as error:
-            complaints.append(str(error))
-    return complaints
+            messages.append(str(error))
+    return messages
 
 
 def misnamed(rank: int) -> str:
-    """What is raised in training two modules whose parameters have been given the same names."""
+    """Return the error of training two modules whose parameters have the same names."""
     state, both = SwitchAllreduceState(over="gloo"), [model(), model()]
     try:
         for ddp in both:
@@ -500,8 +519,8 @@ def leaves(rank: int) -> list[tuple[int, bool]]:
         state: SwitchAllreduceState | None = SwitchAllreduceState(over="gloo")
         train(rank, 1, state)
         assert state is not None
-        assert state._pipeline is not None
-        summation = state._pipeline.summation
+        assert state._sums._queue is not None
+        summation = state._sums._queue.summation
         if not held:
             state = None
             gc.collect()

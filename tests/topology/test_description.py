@@ -1,4 +1,4 @@
-"""Topologies as data: the built-in ones, both file forms, the tutorials' links, and what cannot be right."""
+"""Topologies as data: the built-in ones, both file forms, the tutorials' links, and validation errors."""
 
 import json
 
@@ -165,15 +165,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("parts", "complaint"), REFUSED, ids=[complaint for _, complaint in REFUSED])
-def test_what_cannot_be_right_is_named(parts: dict[str, object], complaint: str) -> None:
+@pytest.mark.parametrize(("parts", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_right_is_named(parts: dict[str, object], message: str) -> None:
     with pytest.raises(TopologyDescriptionError) as refusal:
         parse(changed(**parts), "net.json")
-    assert str(refusal.value).startswith(f"net.json: {complaint}")
+    assert str(refusal.value).startswith(f"net.json: {message}")
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("[1, 2]", "[1, 2]: must be a table, in JSON an object, with the fields of a topology"),
         ('{"hosts": 3}', "hosts: 3: must be a table, in JSON an object"),
@@ -181,21 +181,21 @@ def test_what_cannot_be_right_is_named(parts: dict[str, object], complaint: str)
         ('{"hosts": {}, "switches": {"s1": {}}, "links": 3}', "links: 3: must be a list"),
     ],
 )
-def test_what_has_another_structure_is_told_what_it_must_have(text: str, complaint: str) -> None:
+def test_what_has_another_structure_is_told_what_it_must_have(text: str, message: str) -> None:
     with pytest.raises(TopologyDescriptionError) as refusal:
         parse(text, "net.json")
-    assert str(refusal.value) == f"net.json: {complaint}"
+    assert str(refusal.value) == f"net.json: {message}"
 
 
 @pytest.mark.parametrize(
-    ("source", "complaint"),
+    ("source", "message"),
     [
         ("ring", "topology: ring: is neither star, two_racks nor a .toml or .json file"),
         ("absent.toml", "absent.toml: No such file or directory; give the path"),
     ],
 )
-def test_what_is_not_there_is_named(source: str, complaint: str) -> None:
-    with pytest.raises(TopologyError, match=complaint):
+def test_what_is_not_there_is_named(source: str, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
         read(source)
 
 
@@ -212,7 +212,7 @@ def test_every_example_can_be_read(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "complaint"),
+    ("right", "wrong", "message"),
     [
         (
             '"workers"',
@@ -224,7 +224,7 @@ def test_every_example_can_be_read(request: pytest.FixtureRequest) -> None:
         ('"mac"', '"macs"', "hosts.h1.macs: .* call it 'mac', or remove it"),
     ],
 )
-def test_a_misspelled_name_is_told_with_the_nearest(right: str, wrong: str, complaint: str) -> None:
+def test_a_misspelled_name_is_told_with_the_nearest(right: str, wrong: str, message: str) -> None:
     text = json.dumps(
         {
             "hosts": {"h1": {"mac": "02:00:00:00:00:01"}, "h2": {}, "h3": {}},
@@ -234,12 +234,12 @@ def test_a_misspelled_name_is_told_with_the_nearest(right: str, wrong: str, comp
         }
     )
     assert text.count(right) == 1
-    with pytest.raises(TopologyDescriptionError, match=complaint):
+    with pytest.raises(TopologyDescriptionError, match=message):
         parse(text.replace(right, wrong), "net.json")
 
 
 def star_of(workers: int) -> dict[str, object]:
-    """One switch with so many workers, and a server."""
+    """Return one switch with `workers` workers and a server."""
     hosts = [f"h{number}" for number in range(workers + 1)]
     return {
         "hosts": {name: {} for name in hosts},
@@ -275,7 +275,7 @@ MAC, IP = "02:00:00:00:00:aa", "10.0.0.77"
 
 
 @pytest.mark.parametrize(
-    ("hosts", "switch", "complaint"),
+    ("hosts", "switch", "message"),
     [
         ({"h1": {"mac": MAC}, "h2": {"mac": MAC}}, {}, f"h2: {MAC}: is also that of h1; give each its own"),
         ({"h1": {"mac": MAC}, "h2": {"mac": MAC.upper()}}, {}, f"h2: {MAC}: is also that of h1"),
@@ -287,9 +287,9 @@ MAC, IP = "02:00:00:00:00:aa", "10.0.0.77"
         ({"h3": {"ip": "10.0.0.254"}}, {}, "s1: 10.0.0.254: is also that of h3"),
     ],
 )
-def test_an_address_belongs_to_one(hosts, switch, complaint: str) -> None:
+def test_an_address_belongs_to_one(hosts, switch, message: str) -> None:
     text = changed(hosts={"h1": {}, "h2": {}, "h3": {}, **hosts}, switches={"s1": switch})
-    with pytest.raises(TopologyError, match=complaint):
+    with pytest.raises(TopologyError, match=message):
         parse(text, "net.json")
 
 

@@ -1,4 +1,4 @@
-"""`peelsum up --detach` returns when the network is up, and says why when it is not."""
+"""`peelsum up --detach` returns when the network runs, or names the reason why it does not."""
 
 import json
 import os

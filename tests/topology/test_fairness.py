@@ -1,4 +1,4 @@
-"""Jobs that compete for a port of the switch: everybody gets a share, queues stay short, sums stay exact."""
+"""Jobs that compete for a switch port: each gets its share, queues stay short, sums stay exact."""
 
 import json
 from dataclasses import replace
@@ -67,6 +67,7 @@ def test_a_scene_is_the_same_every_time() -> None:
     assert shares.wrong == 0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("jobs", [2, 4])
 def test_jobs_share_a_port_over_udp(jobs: int) -> None:
     scene = Scene(jobs, settle_s=0.5, seconds=1.5, chunks=300)

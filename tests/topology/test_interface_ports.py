@@ -1,6 +1,5 @@
 """The softswitch's ports on interfaces: frames in and out, what is dropped, and what is refused."""
 
-import json
 import select
 import socket
 import subprocess
@@ -16,17 +15,14 @@ from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.queues import Queues
-from peelsum.topology import TopologyError, veth
+from peelsum.topology import veth
 
 FRAME_BYTES = 1082
 
 
 def alone(scene: str) -> dict[str, object]:
-    """What a scene says, played in a process of its own: namespaces are entered for good."""
-    outcome = networks.alone(__file__, scene)
-    if "refused" in outcome:
-        pytest.skip(outcome["refused"])
-    return dict(outcome)
+    """Run a function of this file in a process with its own namespace; return its result."""
+    return dict(networks.alone(__file__, scene))
 
 
 def frames(count: int, length: int = FRAME_BYTES, seed: int = 1) -> np.ndarray:
@@ -44,7 +40,7 @@ class Wired:
         self.hosts = {port: veth.RawInterface(f"host{port}") for port in (1, 2)}
 
     def received(self, port: int, due: int, length: int = FRAME_BYTES) -> np.ndarray:
-        """So many frames, which a busy kernel delivers later, and what comes beside them."""
+        """Return `due` frames, which a busy kernel may deliver late, and any others that come."""
         into, count = np.zeros((256, length), np.uint8), 0
         while select.select([self.hosts[port]], [], [], PATIENCE_S if count < due else 0.05)[0]:
             count += self.hosts[port].receive_into(into[count:])
@@ -178,34 +174,29 @@ def test_missing_privilege_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "message"),
     [
         ({"interfaces": {255: "lo"}}, "interface: 255@lo: port 255 is out of range"),
         ({"interfaces": {1: "lo"}, "loss": 0.1}, "loss: 0.1 is for UDP ports; lose packets on the link"),
     ],
 )
-def test_options_that_do_not_go_together_are_named(options: dict[str, object], complaint: str) -> None:
-    with pytest.raises(StartError, match=complaint):
+def test_options_that_do_not_go_together_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(StartError, match=message):
         run(1, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("option", "complaint"),
+    ("option", "message"),
     [
         ("eth0", "interface: eth0: give PORT@VALUE"),
         ("1@", "interface: 1@: give PORT@VALUE"),
     ],
 )
-def test_the_command_line_names_what_it_cannot_read(option: str, complaint: str) -> None:
+def test_the_command_line_names_what_it_cannot_read(option: str, message: str) -> None:
     command = [sys.executable, "-m", "peelsum.cli", "switch", "run", "--interface", option]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, complaint in done.stderr) == (2, True)
+    assert (done.returncode, message in done.stderr) == (2, True)
 
 
 if __name__ == "__main__":
-    try:
-        veth.enter_own_namespace()
-    except TopologyError as refusal:
-        print(json.dumps({"refused": str(refusal)}))
-    else:
-        print(json.dumps(globals()[sys.argv[1]]()))
+    networks.main(globals())

@@ -1,4 +1,4 @@
-"""The closed loop of a load, driven against the specification: with losses, and with sums that are wrong."""
+"""The closed loop of a load, run against the specification, with losses and with wrong sums."""
 
 import itertools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ SERVER = WORKERS + 1
 
 
 class SpecHosts:
-    """Hosts around the specification: what the switch sends the server waits in `sums`."""
+    """Hosts around the specification; sums for the server wait in `sums`."""
 
     def __init__(self, *, lose: Callable[[], bool] = lambda: False, spoil: bool = False) -> None:
         self.switch = SpecSwitch(lanes=LANES, slots=256)

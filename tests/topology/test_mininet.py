@@ -1,4 +1,4 @@
-"""The example star in Mininet, with either switch: exact sums, and the machine as it was before."""
+"""The example star in Mininet, with either switch: sums are exact, and nothing is left on the machine."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Networks that are up: exact sums over all kinds of links and switches, slow and lossy links, leftovers."""
+"""Networks of processes: exact sums over all links and switches, slow and lossy links, cleaning up."""
 
 import contextlib
 import json
@@ -82,6 +82,7 @@ def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links: st
     assert Record.read() is None
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("links", [pytest.param("udp", marks=pytest.mark.slow), "veth"])
 def test_racks_below_a_spine_sum_exactly(links: str) -> None:
     needs(links, "embedded")
@@ -102,6 +103,7 @@ def test_a_part_that_dies_ends_the_network_and_is_named(tmp_path) -> None:
     assert Record.read() is None
 
 
+@pytest.mark.system
 def test_switches_joined_by_udp_find_each_other_again_after_a_restart(tmp_path) -> None:
     network = description.two_racks().model_dump(mode="json", exclude_unset=True)
     network["job"]["timeout_s"] = PATIENCE_S  # also for hosts that start while this machine is busy
@@ -195,12 +197,12 @@ def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path) -> None:
 
 def test_exec_names_what_is_not_there(tmp_path) -> None:
     with up(described(tmp_path, job=None), "udp"):
-        for command, complaint in (
+        for command, message in (
             (("h9", "true"), "exec: h9: is not a host of the network; use one of h1, h2, h3, s1"),
             (("h1", "no-such-command"), "exec: no-such-command: No such file or directory; give a command"),
         ):
             process = exec_in(*command)
-            assert process.communicate()[1] == f"peelsum: {complaint}\n"
+            assert process.communicate()[1] == f"peelsum: {message}\n"
             assert process.returncode == 2
 
 
@@ -210,20 +212,20 @@ def test_down_without_a_network_is_no_mistake() -> None:
 
 
 @pytest.mark.parametrize(
-    ("links", "complaint"),
+    ("links", "message"),
     [
         ([["h1", "s1-p1", "1ms"]], "h1 to s1-p1: latency: not possible over loopback UDP; use --links veth"),
         ([{"ends": ["h1", "s1-p1"], "loss": 0.1}], r"loss: links of s1 lose \[0.0, 0.1\]: over UDP"),
     ],
 )
-def test_what_udp_cannot_do_is_refused(links: list[object], complaint: str) -> None:
+def test_what_udp_cannot_do_is_refused(links: list[object], message: str) -> None:
     topology = description.parse(json.dumps({**PAIR, "links": [*links, *PAIR["links"][1:]]}), "pair.json")
-    with pytest.raises(TopologyError, match=complaint), UdpNetwork(topology):
+    with pytest.raises(TopologyError, match=message), UdpNetwork(topology):
         pass
 
 
 def alone(scene: str) -> dict[str, object]:
-    return networks.alone(__file__, scene)
+    return dict(networks.alone(__file__, scene))
 
 
 def laid(link: dict[str, object]) -> VethNetwork:

@@ -1,4 +1,4 @@
-"""A link's rate over UDP: the switch's ports keep to it, and their queues reach the workers as marks."""
+"""A link's rate over UDP: the switch's ports keep to it, and their queues reach workers as ECN marks."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Workers that `exec` starts get the seat of a generation that they can join: the next one after a run."""
+"""`exec` gives workers the seat of a generation that they can join: after a run, the next one."""
 
 import json
 import signal
@@ -42,6 +42,7 @@ def run_pair() -> None:
     assert [said(worker) for worker in workers] == ["worker 0: exact", "worker 1: exact"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("links", ["udp", pytest.param("veth", marks=needs_namespaces)])
 def test_runs_in_succession_are_each_in_a_generation_of_their_own(pair: str, links: str) -> None:
     with up(pair, links):

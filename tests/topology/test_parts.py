@@ -1,4 +1,4 @@
-"""Parts that end by themselves: how often another is started in their place."""
+"""Parts of a network that end by themselves: how often they are restarted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Children that end by themselves: what is told of them, and how often others take their place."""
+"""Children that end by themselves: their exit reports, and how often they are restarted."""
 
 import os
 import signal

@@ -1,16 +1,25 @@
-"""Signs of life: a child that says what it is busy with is waited for, and what takes long is shown."""
+"""Progress: a child that reports its work is waited for, and long work is shown."""
 
+import queue
+import re
 import sys
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from numba import njit
+from patience import PATIENCE_S
 
+from peelsum.softswitch import load
+from peelsum.softswitch.compiler.codegen import generate
+from peelsum.softswitch.runtime.compiled import through_numba
 from peelsum.topology import Child, ProcessError
 from peelsum.topology.progress import shown_on_stderr, taking_time
 from peelsum.transport import compiling
 
+P4 = Path(__file__).parents[1] / "softswitch/p4"
 #: Busy until told to go on; says so all the while.
 BUSY = """
 import sys, threading, time
@@ -104,4 +113,32 @@ def test_what_numba_compiles_is_told_and_how_much_of_it_is_done(monkeypatch):
         assert njit(loop)(4) == 14
         if named.is_set():
             break
-    assert "compiling the packet loops, once for this machine: 0 s, functions done " in told[0]
+    assert told[0].startswith("compiling the packet loops, once for this machine: 0 s")
+
+
+def test_functions_that_one_calls_are_counted_and_none_is_not(monkeypatch):
+    """A switch program is one function, which is under way until all is done."""
+    work, told = compiling._Work(), queue.SimpleQueue()
+    work.tell = told.put
+    monkeypatch.setattr(compiling, "BEAT_S", 0.01)
+    for module in ("peelsum_0123", "peelsum.softswitch.runtime.lookups"):
+        function = SimpleNamespace(py_func=SimpleNamespace(__module__=module))
+        work.on_start(SimpleNamespace(data={"dispatcher": function}))
+    message = r"compiling the switch program, once for this machine: \d+ s"
+    assert re.fullmatch(message, told.get(timeout=PATIENCE_S))
+    work.on_end(None)
+    while re.fullmatch(message, said := told.get(timeout=PATIENCE_S)):
+        pass  # said before the inner one was done
+    work.on_end(None)
+    assert re.fullmatch(message + ", functions done 1", said)
+
+
+def test_a_switch_program_without_a_cache_is_named_as_one(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(compiling._work, "on_start", started.append)
+    monkeypatch.setattr(compiling._work, "on_end", lambda _: None)
+    (tmp_path / "shared").mkdir(mode=0o777)
+    (tmp_path / "shared").chmod(0o777)
+    program = load(P4 / "replicate.json")
+    through_numba(generate(program), tmp_path / "shared")
+    assert started[0].data["dispatcher"].py_func.__module__.startswith("peelsum_")

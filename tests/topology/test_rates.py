@@ -1,4 +1,4 @@
-"""`bench switch`: measurements that end right, and their comparison with BMv2."""
+"""`bench switch`: measurements that end correctly, and their comparison with BMv2."""
 
 import pytest
 

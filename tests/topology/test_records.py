@@ -1,4 +1,4 @@
-"""What `up` leaves behind: which process it was, what belongs to its network; and one network at a time."""
+"""The records of `up`: its process and its network's parts; only one network runs at a time."""
 
 import os
 import subprocess
@@ -110,7 +110,7 @@ def test_commands_say_in_one_line_that_a_record_is_unreadable(arguments) -> None
 
 
 def test_down_clears_what_an_unreadable_record_left(tmp_path, monkeypatch) -> None:
-    """What holds the lock, and what has a marker and this folder; nothing of another folder."""
+    """`down` ends the lock's holder, and what has the marker and this folder, but no others."""
     ours = started("ours")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "another"))
     other = started("theirs")

@@ -1,4 +1,4 @@
-"""Sums over a real star of processes: what goes right, and what every worker is told when it does not."""
+"""Sums over a star of processes, and the errors that every worker gets when a part fails."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def tensor_of(worker, elements=100_000, share=0.02):
 
 
 def expected_total(results, elements=100_000):
-    """The int32 sum of what the workers say they put in, in Python's order of workers, as int64."""
+    """Return the int32 sum of the workers' reported inputs, in the order of workers, as int64."""
     return sum(r["t"].quantized.astype(np.int64) for r in results)
 
 
@@ -66,7 +66,7 @@ def test_sums_are_exact(loss):
         for worker, result in enumerate(results):
             assert result["t"].form == form
             np.testing.assert_array_equal(result["t"].total, expected)
-            scaled = np.rint(tensor_of(worker).astype(np.float64) * 2.0 ** result["t"].scale)
+            scaled = np.rint(tensor_of(worker).astype(np.float64) * 2.0 ** result["t"].scales)
             np.testing.assert_array_equal(result["t"].quantized, scaled)
             assert result["t"].values.tobytes() == results[0]["t"].values.tobytes()
     lost = sum(port["lost_in"] + port["lost_out"] for port in star.report.ports.values())

@@ -1,6 +1,5 @@
-"""Wires of this process's own, and BMv2 on them: what they carry, and what is said where there are none."""
+"""Wires in this process's own namespace, BMv2 on them, and the errors where a tool is missing."""
 
-import json
 import select
 import sys
 from pathlib import Path
@@ -15,11 +14,8 @@ FRAME_BYTES = 1082
 
 
 def alone(scene: str) -> str:
-    """What a scene says, played in a process of its own: namespaces are entered for good."""
-    outcome = networks.alone(__file__, scene)
-    if "refused" in outcome:
-        pytest.skip(outcome["refused"])
-    return str(outcome["said"])
+    """Run a function of this file in a process with its own namespace; return its result."""
+    return str(networks.alone(__file__, scene))
 
 
 def carry() -> str:
@@ -84,9 +80,4 @@ def test_a_missing_ip_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        veth.enter_own_namespace()
-    except TopologyError as refusal:
-        print(json.dumps({"refused": str(refusal)}))
-    else:
-        print(json.dumps({"said": globals()[sys.argv[1]]()}))
+    networks.main(globals())

@@ -1,4 +1,4 @@
-"""Arguments that cannot be meant: refused where they are given, with field, value and remedy."""
+"""Invalid arguments are refused by the constructor, with field, value and remedy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 from torch_alone import Sums, group_of_one, hooked, in_time
 
+from peelsum.compress import QSGD, CompressConfigError
 from peelsum.torch import HookConfigError, RandomK, SwitchAllreduceState, Threshold, TopK
 
 LAYER = torch.nn.Linear(2, 2)
@@ -18,7 +19,7 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         ({"forms": "foo"}, "forms: 'foo' for every tensor is unknown; use one of dense,"),
         ({"forms": {"weight": "foo"}, "names": NAMES}, "forms: 'foo' for weight is unknown; use one of"),
@@ -31,6 +32,14 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"network": 5}, "network: 5 is not a network model; give a peelsum.allreduce.Network"),
         ({"sparsifier": 0.1}, "sparsifier: 0.1 is not a sparsifier; give a TopK,"),
         ({"sparsifier": TopK}, "is not a sparsifier; give a TopK,"),
+        ({"compressor": "qsgd"}, "compressor: 'qsgd' is not a compressor; give one of peelsum.compress"),
+        ({"compressor": QSGD}, "is not a compressor; give one of peelsum.compress"),
+        ({"compressor": QSGD(4), "sparsifier": TopK(0.5)}, "compressor: does not go with a sparsifier; use"),
+        ({"compressor": QSGD(4), "limbs": 2}, "limbs: 2 is for sparsifiers; use 1 with QSGD("),
+        ({"compressor": QSGD(4), "implementation": "gpu"}, "implementation: 'gpu' has no error feedback;"),
+        ({"compressor": QSGD(4), "momentum": 0.5}, "momentum: 0.5 needs error feedback; give feedback=True"),
+        ({"compressor": QSGD(4), "error_feedback": 1}, "error_feedback: 1 is not a choice; give True, False"),
+        ({"error_feedback": True}, "error_feedback: True is for compressors; use None without one"),
         ({"sparsifier": TopK(0.5), "momentum": "a"}, "momentum: 'a' is not a number; give one from 0"),
         ({"over": None}, "over: None is not a backend; use 'switch',"),
         ({"process_group": "x"}, "process_group: 'x' is not a group that this rank is in; give one"),
@@ -42,13 +51,13 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"names": dict(NAMES)}, "names: has a str where a name and its parameter should be; give"),
     ],
 )
-def test_of_the_state(arguments, complaint):
-    with pytest.raises(HookConfigError, match=re.escape(complaint)):
+def test_of_the_state(arguments, message):
+    with pytest.raises(HookConfigError, match=re.escape(message)):
         SwitchAllreduceState(**arguments)
 
 
 @pytest.mark.parametrize(
-    ("make", "arguments", "complaint"),
+    ("make", "arguments", "message"),
     [
         (TopK, {"ratio": "a"}, "ratio: 'a' is not a share; give a number above 0, up to 1"),
         (TopK, {"ratio": 0.1, "sample": "a"}, "sample: 'a' is not a share; give"),
@@ -65,19 +74,19 @@ def test_of_the_state(arguments, complaint):
     ],
     ids=str,
 )
-def test_of_a_sparsifier(make, arguments, complaint):
-    with pytest.raises(HookConfigError, match=re.escape(complaint)):
+def test_of_a_sparsifier(make, arguments, message):
+    with pytest.raises(CompressConfigError, match=re.escape(message)):
         make(**arguments)
 
 
 def test_complex_parameters_with_and_without_names():
     module = torch.nn.Linear(4, 3, dtype=torch.complex64)
-    complaint = "is torch.complex64; use its real and imaginary parts as parameters"
-    with pytest.raises(HookConfigError, match=f"names: 'weight' {complaint}"):
+    message = "is torch.complex64; use its real and imaginary parts as parameters"
+    with pytest.raises(HookConfigError, match=f"names: 'weight' {message}"):
         SwitchAllreduceState(names=module.named_parameters())
     with group_of_one():
         ddp = hooked(SwitchAllreduceState(over=Sums()), module)
-        with pytest.raises(HookConfigError, match=f"names: 'parameter 0' {complaint}"):
+        with pytest.raises(HookConfigError, match=f"names: 'parameter 0' {message}"):
             in_time(lambda: ddp(torch.ones(2, 4, dtype=torch.complex64)).abs().sum().backward())
 
 

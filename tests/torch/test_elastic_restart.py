@@ -1,4 +1,4 @@
-"""A rank killed under torchrun: all start again from checkpoints, and end with the bits of a calm run."""
+"""A rank is killed under torchrun: all restart from checkpoints, with the bits of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_over_gloo(tmp_path):
     check(tmp_path)
 
 
-def test_over_a_switch_whose_job_is_admitted_anew(tmp_path):
+@pytest.mark.system
+def test_over_a_switch_whose_job_is_admitted_again(tmp_path):
     base = free_udp_base(3)
     with ExitStack() as stack:
         options = ["--ports", "3", "--udp-base", str(base), "--p4runtime", "127.0.0.1:0", "--json", "--child"]

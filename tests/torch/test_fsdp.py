@@ -1,4 +1,4 @@
-"""FSDP2 with replicas summed by the hook: what torch's own hybrid sharding comes to."""
+"""FSDP2 with replicas summed by the hook gives the results of torch's own hybrid sharding."""
 
 from __future__ import annotations
 

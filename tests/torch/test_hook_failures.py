@@ -1,4 +1,4 @@
-"""What goes wrong in a training script: names given twice, sums that fail, states that nobody closes."""
+"""Errors of training scripts: duplicate names, failed sums, states that are not closed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from peelsum.torch import (
     HookError,
     HookFailedError,
     SwitchAllreduceState,
+    backends,
     fsdp_hook,
     hook,
-    ways,
 )
 from peelsum.torch.process_group_summation import _or_by
 
@@ -71,13 +71,13 @@ def test_a_parameter_can_be_renamed_and_its_old_name_given_away():
     state.name([("a", first), ("b", second)])
     state.name([("c", first)])
     state.name([("a", second)])
-    assert state._names_of([first, second]) == ("c", "a")
+    assert state._names.of([first, second]) == ("c", "a")
 
 
 def test_a_name_by_number_is_not_given_twice():
     state, module = SwitchAllreduceState(over=Sums()), layers()
     state.name([("parameter 0", module[1].weight)])
-    assert state._names_of([module[0].weight]) == ("parameter 1",)
+    assert state._names.of([module[0].weight]) == ("parameter 1",)
 
 
 # failures
@@ -142,7 +142,7 @@ def test_two_modules_of_one_backward_pass_are_one_step():
         in_time(lambda: sum(ddp(INPUT).sum() for ddp in both).backward())
     backward(both[0])
     assert state.stats().steps == state.state_dict()["steps"] == 4
-    seen = state._sparsifier.seen
+    seen = state._settings.sparsifier.seen
     assert seen == sorted(seen)
     assert {step: seen.count(step) for step in seen} == {0: 12, 1: 12, 2: 12, 3: 6}
 
@@ -180,7 +180,7 @@ def test_a_closed_state_sums_no_more(passes):
 
 def owned(sums, monkeypatch):
     """A state that made its backend."""
-    monkeypatch.setattr(ways, "ProcessGroupSummation", lambda *_, **__: sums)
+    monkeypatch.setattr(backends, "ProcessGroupSummation", lambda *_, **__: sums)
     return SwitchAllreduceState(over="gloo")
 
 
@@ -238,7 +238,7 @@ def test_a_way_to_sum_of_another_size_is_left_alone():
 
 @pytest.mark.parametrize("state", [None, SwitchAllreduceState, "switch"], ids=str)
 def test_what_is_registered_without_being_a_state(state):
-    """One line that shows what was given, and what to write."""
+    """The error is one line that shows the value given, and what to write."""
     ddp = torch.nn.parallel.DistributedDataParallel(layers())
     ddp.register_comm_hook(state, hook)
     for call in (lambda: backward(ddp), lambda: fsdp_hook(state)):
@@ -253,20 +253,22 @@ def test_what_is_registered_without_being_a_state(state):
 @pytest.mark.parametrize("backend", ["ncclx", "mpi"])
 def test_backends_that_torch_has_and_has_not(backend, monkeypatch):
     state = SwitchAllreduceState(over=backend)
-    complaint = f"over: torch {torch.__version__} was built without 'mpi'; use 'switch' or 'gloo', or install"
+    message = f"over: torch {torch.__version__} was built without 'mpi'; use 'switch' or 'gloo', or install"
     if backend != "mpi":
-        complaint = (
+        message = (
             f"over: '{backend}' is not a backend; use 'switch', or one of torch.distributed such as 'gloo'"
         )
     monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name == "gloo")
-    with pytest.raises(HookConfigError, match=re.escape(complaint)):
+    with pytest.raises(HookConfigError, match=re.escape(message)):
         state.connect()
 
 
 @pytest.mark.parametrize(("given", "waits"), [(None, 30.0), (7.0, 7.0)])
 def test_how_long_a_backend_waits(given, waits, monkeypatch):
     seen = []
-    monkeypatch.setattr(ways, "ProcessGroupSummation", lambda *_, **options: seen.append(options) or Sums())
+    monkeypatch.setattr(
+        backends, "ProcessGroupSummation", lambda *_, **options: seen.append(options) or Sums()
+    )
     state = SwitchAllreduceState(over="gloo", timeout_s=given)
     state.connect()
     state.close()

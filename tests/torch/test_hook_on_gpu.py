@@ -36,8 +36,7 @@ def test_a_device_and_a_host_sum_with_each_other(dtype):
     ]
     names = [str(size) for size in SIZES]
     sums = [
-        BucketSum(names, None, one, None, on_host=place)
-        for one, place in zip(reduces, (False, True), strict=True)
+        BucketSum(names, None, one, on_host=place) for one, place in zip(reduces, (False, True), strict=True)
     ]
     generator = torch.Generator().manual_seed(3)
     for step in range(2):
@@ -48,7 +47,7 @@ def test_a_device_and_a_host_sum_with_each_other(dtype):
         buffers = [own[0].to(DEVICE, copy=True), own[1].clone()]
         with ThreadPoolExecutor(2) as pool:
             tasks = [
-                pool.submit(one.run, Bucket(buffer, SIZES), step)
+                pool.submit(one.run, Bucket(buffer, [torch.Size([size]) for size in SIZES]), step)
                 for one, buffer in zip(sums, buffers, strict=True)
             ]
             results = [task.result(PATIENCE_S) for task in tasks]
@@ -62,7 +61,7 @@ def test_a_device_and_a_host_sum_with_each_other(dtype):
 
 
 def trained(implementation, device):
-    """Parameters after three steps by DDP and the hook, and what the all-reduce was given."""
+    """Return the parameters after three steps by DDP and the hook, and the all-reduce's input."""
     torch.manual_seed(7)
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(9, 5).to(device))
     state = SwitchAllreduceState(over=Sums(), implementation=implementation)
@@ -73,7 +72,7 @@ def trained(implementation, device):
         values = torch.full((2, 9), step + 0.3, device=device)
         in_time(lambda values=values: ddp(values).square().sum().backward())
         optimizer.step()
-    on_host = {one.on_host for one in state._sums.values()}
+    on_host = {one.on_host for one in state._sums._sums.values()}
     densities = [one.density_worker for one in state.stats().tensors.values()]
     return (
         np.concatenate([one.detach().cpu().numpy().ravel() for one in ddp.parameters()]),

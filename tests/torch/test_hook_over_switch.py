@@ -1,4 +1,4 @@
-"""The same training over a switch, over gloo and over other ways to OR: identical bits, whatever is lost."""
+"""The same training over a switch, over gloo and with every way to compute OR has identical bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 50
 
 @pytest.fixture(scope="module")
 def over_gloo():
-    """Parameters after so many steps over gloo."""
+    """Return the parameters after `STEPS` steps over gloo."""
     return cache(lambda steps: run_ranks(2, training.by_hook, steps, {"over": "gloo"}, {})[0])
 
 
@@ -30,7 +30,7 @@ def over_gloo():
     [(STEPS, 0.0, 0, (0, 1), 0), (STEPS, 0.02, 1, (1, 0), 1), (10, 0.15, 2, (0, 1), 5)],
 )
 def test_switch_and_gloo_give_the_same_bits(steps, loss, seed, order, by_server, over_gloo):
-    """Whatever is lost, whoever begins, and whether the switch adds up or the server does."""
+    """The bits do not depend on losses, on which rank starts first, or on whether the switch adds."""
     with Star(2, loss=loss, seed=seed) as star:
         seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
         arguments = (steps, {"over": "switch"}, order)

@@ -37,17 +37,20 @@ def test_trains_as_ddp_does(options, by_ddp):
     close(trained[0], by_ddp)
 
 
-def average(gradients):
-    """The average in fixed point, by formula: the largest scale at which sums fit 31 bits."""
+def average(gradients, block=32):
+    """The average in fixed point, by formula: each block has the largest scale at which its sums fit."""
     largest = max(np.abs(one).max() for one in gradients)
     if largest == 0:
         return gradients[0]
-    exponent = int(np.frexp(largest)[1])
-    scale = next(
-        s for s in range(40 - exponent, -exponent, -1) if len(gradients) * 2.0 ** (exponent + s) < 2**31
-    )
-    total = sum(np.rint(one.astype(np.float64) * 2.0**scale).astype(np.int64) for one in gradients)
-    return (total * 2.0**-scale / len(gradients)).astype(np.float32)
+    shape, flat, averages = gradients[0].shape, [one.reshape(-1) for one in gradients], []
+    for begin in range(0, flat[0].size, block):
+        parts = [one[begin : begin + block].astype(np.float64) for one in flat]
+        above = int(np.frexp(max(np.abs(part).max() for part in parts) or largest)[1])
+        above = min(above | 1, int(np.frexp(largest)[1]))
+        integer = next(h for h in range(31, 0, -1) if len(flat) * round(2**h * (1 - 2.0**-24)) < 2**31)
+        total = sum(np.rint(part * 2.0 ** (integer - above)) for part in parts)
+        averages.append((total * 2.0 ** (above - integer) / len(flat)).astype(np.float32))
+    return np.concatenate(averages).reshape(shape)
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is here")

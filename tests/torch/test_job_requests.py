@@ -1,4 +1,4 @@
-"""Who may start a job that is served: no stranger, nobody while it is held, and whoever asks after that."""
+"""Requests to start a served job: one holder at a time, then the longest waiting, and no invalid requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from patience import PATIENCE_S
 
 #: How long what has been sent over loopback may take to be there, in seconds.
 from peelsum.cli.job_requests import MOST, SPEAK_S, WAIT_S, Requests
-from peelsum.transport.asking import LONGEST_REQUEST
+from peelsum.transport.lease import LONGEST_REQUEST
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def requests(place):
 
 @pytest.fixture
 def link(place):
-    """Opens connections: link(what is said first)."""
+    """Yield a function that opens a connection and sends a first line."""
     opened = []
 
     def made(said=b""):
@@ -47,13 +47,13 @@ def ask(process):
 
 
 def heard(link):
-    """The object that a connection was told last, and that it was closed then."""
+    """Return the last object that a connection received before it was closed."""
     with link.makefile() as said:
         return json.loads(said.read())
 
 
 def await_start(requests, now=0.0):
-    """Take turns until somebody new holds the job."""
+    """Process requests until a new one holds the job."""
     while not requests.next(now, PATIENCE_S):
         pass
 

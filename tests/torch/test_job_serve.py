@@ -1,4 +1,4 @@
-"""`peelsum job serve`: one start of a job after the other, whatever befalls switch, server, connections."""
+"""`peelsum job serve` starts a job again and again, even if switch, server or connections fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from peelsum.cli.app import app
 from peelsum.control import Controller
 from peelsum.topology import Child
 from peelsum.transport import SwitchSummation, job_config
-from peelsum.transport.asking import Claim
+from peelsum.transport.lease import Lease
 
 RACKS = """
 [job]
@@ -46,7 +46,7 @@ pipeline_lanes = 32
 
 @pytest.fixture
 def refused():
-    """What the command says, with these arguments, before it ends with status 1 or 2."""
+    """Return the command's error with these arguments, after which it ends with status 1 or 2."""
 
     def said(*arguments):
         outcome = CliRunner().invoke(app, ["job", "serve", *arguments])
@@ -113,7 +113,7 @@ class Switch:
 
 
 class Controlling:
-    """A `peelsum job serve` of what is described, over switches in the description's order."""
+    """A `peelsum job serve` of a description, over switches in the description's order."""
 
     def __init__(self, folder, described, *switches):
         description = folder / "job.toml"
@@ -129,9 +129,9 @@ class Controlling:
 
     @contextmanager
     def asked(self):
-        """What is answered to one who asks, and stays."""
-        with closing(Claim(self.address, ASK_S)) as claim:
-            yield json.loads(claim.answer)
+        """Yield the response to a request, whose connection stays open."""
+        with closing(Lease(self.address, ASK_S)) as lease:
+            yield json.loads(lease.response)
 
     def wait_until_it_says(self, text):
         while text not in self.child.next_line(ASK_S)["event"]:
@@ -196,7 +196,7 @@ def test_an_address_that_is_taken(switch, refused, tmp_path):
 
 
 def test_strangers_leave_a_run_alone(switch, controller):
-    """Those who scan ports, look whether somebody is there, or speak another language."""
+    """Port scanners, health checks and other protocols leave a run alone."""
     with controller.asked() as answer, closing(Workers(answer)) as workers:
         workers.check_sum()
         for said in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\0\1\2\n"):

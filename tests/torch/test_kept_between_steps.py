@@ -1,4 +1,4 @@
-"""What a state keeps from step to step: whatever bucket it is in, on whatever grid, and in a checkpoint."""
+"""The state between steps: across changing buckets and scales, and in a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from torch_alone import Sums, group_of_one
 
 from peelsum.allreduce import Allreduce
+from peelsum.compress import CompressedSum, Memory, Residual
 from peelsum.torch import RandomK, SwitchAllreduceState, Threshold, TopK
-from peelsum.torch.error_feedback import ErrorFeedback, Residual
 
 SIZES = {"a": 6, "b": 11, "c": 3}
 
@@ -29,15 +29,16 @@ def alone():
 class Training:
     """One worker's state, handed buckets of named gradients; `sent` and `given` add up, float64 by name."""
 
-    def __init__(self, sparsifier, **options):
+    def __init__(self, sparsifier, over=None, **options):
         self.parameters = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in SIZES.items()}
         names = self.parameters.items()
-        self.state = SwitchAllreduceState(over=Sums(), names=names, sparsifier=sparsifier, **options)
+        self.over = over or Sums()
+        self.state = SwitchAllreduceState(over=self.over, names=names, sparsifier=sparsifier, **options)
         self.given = {name: np.zeros(size) for name, size in SIZES.items()}
         self.sent = {name: np.zeros(size) for name, size in SIZES.items()}
 
     def step(self, gradients, *buckets):
-        """One step of the buckets, each a string of names; what was sent, by name."""
+        """Run a step of buckets, each a string of names; return what was sent, by name."""
         sent = {}
         for names in buckets:
             buffer = torch.cat([torch.from_numpy(gradients[name]) for name in names])
@@ -65,7 +66,7 @@ def eighths(seed):
 @pytest.mark.parametrize("per", ["tensor", "bucket"])
 @pytest.mark.parametrize("kind", [TopK, RandomK])
 def test_buckets_in_another_order_and_of_other_members(kind, per):
-    """What was kept of a parameter is sent with that parameter, wherever DDP has put it meanwhile."""
+    """A parameter's residual is sent with that parameter, in whatever bucket DDP has put it."""
     training = Training(kind(0.3, per=per))
     for seed, buckets in enumerate([("abc",), ("cab",), ("b", "ca"), ("bca",), ("abc",)]):
         training.step(eighths(seed), *buckets)
@@ -114,7 +115,7 @@ def test_a_checkpoint_is_not_changed_by_further_steps(momentum):
 
 
 def test_a_checkpoint_shares_no_memory_with_the_state():
-    """Whatever is done to its tensors, before it is loaded or after."""
+    """Changing the checkpoint's tensors, before or after loading, changes no state."""
     training, other = (Training(TopK(0.3), momentum=0.5) for _ in range(2))
     training.step(eighths(0), "abc")
     taken, before = training.state.state_dict(), written(training.state.state_dict())
@@ -134,10 +135,9 @@ def written(values):
 
 
 def test_a_checkpoint_waits_for_the_step_under_way():
-    training = Training(TopK(0.3))
-    buffer = torch.cat([torch.from_numpy(one) for one in eighths(0).values()])
     held = SlowSums()
-    training.state._over = held
+    training = Training(TopK(0.3), over=held)
+    buffer = torch.cat([torch.from_numpy(one) for one in eighths(0).values()])
     work = training.state.submit(buffer, list(training.parameters.values()))
     held.let_go_soon()
     assert set(training.state.state_dict()["residuals"]) == set(SIZES)
@@ -211,7 +211,7 @@ def residual_of(training, name, field):
 
 
 def test_momentum_over_a_change_of_the_grid():
-    """Velocity and what is kept go to the coarser grid together: u = m u + g holds, in its units."""
+    """Velocity and residual move to the coarser grid together: u = m u + g holds, in its units."""
     small = np.full(4, 1.0, np.float32)
     kept = Residual(np.zeros(4, np.int64), np.zeros(4, np.int64)).grown(small, 0.5)
     large = np.float32(2.0**30) * np.arange(1, 5, dtype=np.float32)
@@ -223,7 +223,7 @@ def test_momentum_over_a_change_of_the_grid():
 
 
 def test_the_grid_gives_way_to_velocities_too():
-    """They are added to what is kept with every step, whatever gradients are: 62 bits must never be left."""
+    """Velocities are added to the residual in every step, whatever the gradients; it must fit 62 bits."""
     velocity = np.array([2**59, -(2**59)], np.int64)
     grown = Residual(np.zeros(2, np.int64), velocity, 40).grown(np.full(2, 1.0, np.float32), 0.99)
     assert grown.scale < 40
@@ -310,18 +310,17 @@ def test_positions_of_a_bucket_in_any_order_and_steps_that_are_counted():
             {name: np.flatnonzero(one).tolist() for name, one in training.step(ones, "abc").items()}
         )
     assert chosen == [{"a": [0, 3], "b": [1], "c": [1]}] * 3
-    assert training.state._sparsifier.steps == [0, 1, 2]
+    assert training.state._settings.sparsifier.steps == [0, 1, 2]
 
 
 def test_units_that_are_coarser_than_the_grid_and_finer():
-    """What is taken off is what was sent, whichever of the two scales is larger."""
+    """The residual loses exactly what was sent, whichever of the two scales is larger."""
     for numbers, scale in (([5 << 38, 1 << 38], 40), ([5, 1], 2)):
-        feedback = ErrorFeedback(TopK(1.0), 0.0, 0)
-        feedback.restore({"a": Residual(np.array(numbers, np.int64), None, scale)})
-        offered, grown = feedback.offered({"a": np.zeros(2, np.float32)}, 0)
-        assert offered["a"].tolist() == [1.25, 0.25]
-        feedback.keep(grown, Allreduce(Sums(), sparse=("a",)).sum(offered), 0)
-        assert feedback.residuals["a"].numbers.tolist() == [0, 0]
+        memory = Memory()
+        memory.restore({"a": Residual(np.array(numbers, np.int64), None, scale)})
+        result = CompressedSum(Sums(), TopK(1.0), memory).sum({"a": np.zeros(2, np.float32)})
+        assert result["a"].values.tolist() == [1.25, 0.25]
+        assert memory.residuals["a"].numbers.tolist() == [0, 0]
 
 
 def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
@@ -333,7 +332,7 @@ def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
             made.append(options)
             super().__init__(summation, **options)
 
-    monkeypatch.setattr("peelsum.torch.state.Allreduce", Watched)
+    monkeypatch.setattr("peelsum.torch.settings.Allreduce", Watched)
     chosen = {
         "forms": {"a": "compact", "b": "dense"},
         "index": "bloom",
@@ -356,7 +355,7 @@ def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
     assert set(stats.tensors) == set(SIZES)
     assert stats.tensors["a"].density_worker == np.count_nonzero(eighths(0)["a"]) / 6
     training.state.close()
-    assert not training.state._over.closed.is_set()
+    assert not training.over.closed.is_set()
 
 
 def test_gradients_that_are_not_finite_are_counted():

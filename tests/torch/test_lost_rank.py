@@ -1,4 +1,4 @@
-"""A rank that ends in the middle of a step: every other one raises one error that names it, in time."""
+"""A rank ends in the middle of a step: every other rank raises an error that names it, in time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_ranks import run_ranks
 
 from peelsum.topology import Star
 
-#: A timeout that gloo must not wait for. Half of it leaves any machine time to see that a connection broke.
+#: A timeout that gloo must not reach. Any machine notices a broken connection in half of it.
 NEVER_S = 300.0
 BY_GLOO = {"over": "gloo", "timeout_s": NEVER_S}
 JOB_TIMEOUT_S = 6.0
@@ -22,7 +22,7 @@ JOB_TIMEOUT_S = 6.0
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_over_gloo(ranks):
-    """Of five, some wait for ranks that live: they, too, name the one that does not."""
+    """Of five ranks, some wait for live ranks only; they, too, name the one that ended."""
     *others, last = run_ranks(ranks, training.dies, ranks - 1, BY_GLOO, patience_s=NEVER_S)
     assert last is None
     for error, message, seconds in others:
@@ -42,7 +42,7 @@ def test_over_gloo_with_the_store_that_rank_0_keeps():
 
 
 def test_over_a_switch():
-    """Nobody hears that it has gone, so they wait for as long as the job says, which is not for ever."""
+    """A switch does not report the end of a rank, so the others wait for the job's timeout."""
     with Star(3, timeout_s=JOB_TIMEOUT_S) as star:
         seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
         *others, last = run_ranks(3, training.dies, 2, {"over": "switch"}, environments=seats)

@@ -1,4 +1,4 @@
-"""The `peelsum` backend of torch.distributed, over a switch: what gloo makes of the same calls."""
+"""The `peelsum` backend of torch.distributed, over a switch, gives gloo's results for the same calls."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ def test_calls_come_to_what_gloo_makes_of_them():
         assert (mine.pop("backend"), gloo.pop("backend")) == ("cpu:peelsum", "gloo")
         np.testing.assert_allclose(mine.pop("trained"), gloo.pop("trained"), rtol=0, atol=1e-6)
         assert mine == gloo
+
+
+def test_a_monitored_barrier_names_who_is_late():
+    with Star(3) as star:
+        seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
+        first, *_, last = run_ranks(3, training.monitored, environments=seats, backend="cpu:peelsum")
+    assert all("Rank 2 failed to pass monitoredBarrier in 1000 ms" in said for said in first[:2]), first
+    assert (first[2], last) == ([3.0], ["", "", [3.0]])
 
 
 def test_groups_beside_the_one_at_the_switch():

@@ -1,4 +1,4 @@
-"""Calls of the `peelsum` backend by the thousand, their timeouts, and how precise its sums of floats are."""
+"""Thousands of calls of the `peelsum` backend, their timeouts, and the precision of its sums of floats."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Unanswered(LocalSummation):
 @pytest.mark.parametrize(("given", "stall_s"), [(timedelta(seconds=7), 7.0), (timedelta(minutes=30), None)])
 def test_the_groups_timeout_is_the_switchs_unless_it_is_torchs_default(monkeypatch, given, stall_s):
     seen, (seat,) = [], Unanswered.group(1)
-    monkeypatch.setattr(process_group, "plug_in", lambda *arguments: seen.append(arguments[-1]) or seat)
+    monkeypatch.setattr(process_group, "connect_rank", lambda *arguments: seen.append(arguments[-1]) or seat)
     group = SwitchProcessGroup(HashStore(), 0, 1, given)
     assert seen == [stall_s]
     group.shutdown()
@@ -97,7 +97,7 @@ def test_the_groups_timeout_is_the_switchs_unless_it_is_torchs_default(monkeypat
 
 def test_calls_end_by_the_groups_timeout_as_it_is_now(monkeypatch):
     (seat,) = Unanswered.group(1)
-    monkeypatch.setattr(process_group, "plug_in", lambda *_: seat)
+    monkeypatch.setattr(process_group, "connect_rank", lambda *_: seat)
     group = SwitchProcessGroup(HashStore(), 0, 1, timedelta(seconds=MINUTES_S))
     patient = group.barrier()
     group.set_timeout(timedelta(seconds=0.05))
@@ -130,7 +130,7 @@ def summed(monkeypatch):
     seats = Unanswered.group(RANKS)
     for seat in seats:
         seat.go.set()
-    monkeypatch.setattr(process_group, "plug_in", lambda _, rank, *__: seats[rank])
+    monkeypatch.setattr(process_group, "connect_rank", lambda _, rank, *__: seats[rank])
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
     def of(tensors, options=None, op=dist.ReduceOp.SUM):
@@ -180,7 +180,7 @@ def expected(dtype):
 
 
 def total(numbers):
-    """Zeros' signs and what is not finite by IEEE's rules of one addition; all else exactly, rounded once."""
+    """Return the sum: signs of zeros and non-finite values by IEEE's rules, all else exact, rounded once."""
     if all(map(math.isfinite, numbers)) and any(numbers):
         return math.fsum(numbers)
     return numbers[0] + numbers[1] + numbers[2]
@@ -267,7 +267,7 @@ def test_other_operations(summed, op, values):
 
 
 def test_options_reach_the_group_through_torch(monkeypatch):
-    monkeypatch.setattr(process_group, "plug_in", lambda *_: seat)
+    monkeypatch.setattr(process_group, "connect_rank", lambda *_: seat)
     for options, expected in [(None, [3.2e6, np.float32(0.731)]), (SwitchOptions(0), [3.2e6, 187 / 256])]:
         (seat,) = Unanswered.group(1)
         seat.go.set()

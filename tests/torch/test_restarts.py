@@ -1,4 +1,4 @@
-"""Which part of a store is a start's own, by what torchrun says of it."""
+"""The part of a store that belongs to one start of torchrun."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What PyTorch's own tools see of the hook: its profiler, its compiler, Python's logging, pip."""
+"""The hook in PyTorch's own tools: profiler and compiler, and in Python's logging and pip."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_ranges_in_a_profile_of_all_threads(alone):
     state = SwitchAllreduceState(over=Sums(), forms="dense")
     ddp = hooked(state, layers())
     ddp(INPUT).sum().backward()
-    buckets, calls = state.stats().buckets, state._pipeline.summation.calls
+    buckets, calls = state.stats().buckets, state._sums._queue.summation.calls
     everything = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     ranges = profiled(ddp, experimental_config=everything)
     assert set(ranges) == {"encode", "exchange", "decode", "wait"}
     assert ranges["wait"] == state.stats().buckets - buckets > 1
-    assert ranges["exchange"] == state._pipeline.summation.calls - calls
+    assert ranges["exchange"] == state._sums._queue.summation.calls - calls
     assert ranges["encode"] > ranges["exchange"]
     assert ranges["decode"] >= ranges["exchange"]
 

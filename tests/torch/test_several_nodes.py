@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from networks import needs_namespaces
+from terminals import Terminal
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -23,49 +20,6 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs/how-to/train-on-several-nodes.md").read_text()
 PATIENCE_S = 600.0
 ADDRESSES = {"switch": "10.0.0.254", "node 0": "10.0.0.1", "node 1": "10.0.0.2"}
-
-
-class Terminal:
-    """A shell at a machine, which is a process's namespace, that runs what is typed."""
-
-    def __init__(self, machine: int, typed: str, folder: Path) -> None:
-        left_out = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PEELSUM_SEAT", "PEELSUM_JOB")
-        environment = {name: value for name, value in os.environ.items() if name not in left_out}
-        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        self._shell = subprocess.Popen(
-            inside(machine, "bash", "-e", "-c", typed),
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.shown = ""
-
-    def wait_for(self, text: str) -> None:
-        """Read until a line with `text` in it."""
-        patience = threading.Timer(PATIENCE_S, self._shell.kill)
-        patience.start()
-        while text not in self.shown:
-            line = self._shell.stdout.readline()
-            assert line, self.shown
-            self.shown += line
-        patience.cancel()
-
-    def rest(self) -> str:
-        """All that it has shown when it has ended, well."""
-        self.shown += self._shell.communicate(timeout=PATIENCE_S)[0]
-        assert self._shell.returncode == 0, self.shown
-        return self.shown
-
-    def press_ctrl_c(self) -> None:
-        os.killpg(self._shell.pid, signal.SIGINT)
-
-    def close(self) -> None:
-        if self._shell.poll() is None:
-            os.killpg(self._shell.pid, signal.SIGKILL)
-        self._shell.communicate()
 
 
 @pytest.fixture
@@ -103,16 +57,18 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.system
 @needs_namespaces
 @pytest.mark.skipif(shutil.which("ip") is None, reason="ip is not on PATH; it is in iproute2")
 def test_the_guide(machines, folder):
-    """Four ranks on two nodes, in an order that nobody keeps to: node 1 is there before node 0."""
+    """Four ranks on two nodes; node 1 starts before node 0."""
     switch, serve, first, second = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
     few = "--steps 2 --every 1"
     with ExitStack() as stack:
 
         def terminal(machine, typed):
-            opened = Terminal(machines[machine], typed, folder)
+            command = inside(machines[machine], "bash", "-e", "-c", typed)
+            opened = Terminal(command, folder, PATIENCE_S)
             stack.callback(opened.close)
             return opened
 

@@ -1,4 +1,4 @@
-"""Sparsified training over real processes: sent and kept come to all gradients, bit for bit, always."""
+"""Sparsified training over real processes: sent and kept add up to all gradients, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state: pickled, restored, closed; and what it refuses."""
+"""The state: pickled, restored, closed, and given invalid values."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ def test_a_pickle_warns_of_what_is_not_in_it(caplog):
         "SwitchAllreduceState",
     ]
     assert copy.process_group is None
-    assert (copy._over, copy._seed, copy._sparsifier) == ("gloo", 4, TopK(0.1, warm_up_steps=3))
-    assert copy._network == network
+    settings = copy._settings
+    assert (settings.over, settings.seed, settings.sparsifier) == ("gloo", 4, TopK(0.1, warm_up_steps=3))
+    assert settings.network == network
 
 
-def test_ways_to_sum_that_are_none():
+def test_unknown_backends():
     for outcome in run_ranks(2, training.unconnected):
         assert outcome == [
             "over: 'avian' is not a backend; use 'switch', or one of torch.distributed such as 'gloo'",
@@ -73,9 +74,9 @@ def test_equal_names_are_refused_on_every_rank():
 def test_a_parameter_without_a_name_gets_one_that_no_other_had():
     state = SwitchAllreduceState()
     gone, stays, new = ([torch.nn.Parameter(torch.zeros(1))] for _ in range(3))
-    names = [state._names_of(gone), state._names_of(stays)]
+    names = [state._names.of(gone), state._names.of(stays)]
     gone.clear()
-    assert [*names, state._names_of(new)] == [(f"parameter {i}",) for i in range(3)]
+    assert [*names, state._names.of(new)] == [(f"parameter {i}",) for i in range(3)]
 
 
 def test_a_script_that_fails_in_a_sum_ends_at_once():
@@ -84,5 +85,5 @@ def test_a_script_that_fails_in_a_sum_ends_at_once():
 
 
 def test_a_script_leaves_its_job_at_exit():
-    """With its state, or after one that nobody held any more."""
+    """Both with a state that is still referenced, and after one that is not."""
     assert run_ranks(2, training.leaves) == [[(0, True), (0, True)]] * 2

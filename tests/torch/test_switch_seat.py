@@ -1,4 +1,4 @@
-"""Where a rank plugs in, by what a job's description says; and what is wrong with others."""
+"""The switch port to which a rank connects, by each form of the job's description, and invalid forms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.torch import HookConfigError, held_seats, switch_seat
 from peelsum.transport import SwitchUnreachableError
-from peelsum.transport.asking import asking_process
+from peelsum.transport.lease import requesting_process
 
 ADMISSION = {"job_id": 1, "generation": 1, "workers": 2, "lanes": 32, "timeout_s": 5.0}
 
@@ -34,10 +34,10 @@ def plugged(monkeypatch, held):
     monkeypatch.delenv(switch_seat.SEAT, raising=False)
     monkeypatch.delenv(switch_seat.JOB, raising=False)
 
-    def plug_in(source, rank, store=None, ranks=2):
-        return switch_seat.plug_in(source, rank, ranks, store, None)
+    def connect_rank(source, rank, store=None, ranks=2):
+        return switch_seat.connect_rank(source, rank, ranks, store, None)
 
-    yield plug_in
+    yield connect_rank
     for seat in held:
         seat.close()
 
@@ -97,7 +97,7 @@ def test_ranks_of_racks_are_numbered_by_rack(plugged, job):
 
 
 @pytest.mark.parametrize(
-    ("contents", "rank", "complaint"),
+    ("contents", "rank", "message"),
     [
         (ADMISSION, 0, "has no 'admission'; give a seat, or FILE@HOST:PORT"),
         ({"admission": ADMISSION, "switch": "h"}, 0, "'h' is not HOST:PORT"),
@@ -108,15 +108,15 @@ def test_ranks_of_racks_are_numbered_by_rack(plugged, job):
         ("{", 0, "is not JSON ("),
     ],
 )
-def test_what_is_wrong_is_said(plugged, job, contents, rank, complaint):
+def test_what_is_wrong_is_said(plugged, job, contents, rank, message):
     with pytest.raises(HookConfigError, match="over: ") as raised:
         plugged(job(contents), rank)
-    assert complaint in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_as_many_ranks_as_workers(plugged, job, held, ranks, monkeypatch):
-    """Whichever rank asks, however the job is given, nobody is plugged in, and all are told the same."""
+    """In whatever form the job is given, no rank connects, and all get the same error."""
     hosts = ["10.0.0.1:5", "10.0.0.2:9"]
     seat = {"admission": ADMISSION, "worker_id": 1, "switch_host": "h", "switch_port": 5}
     said = f"over: the job has 2 workers, but {ranks} ranks train; start 2, or admit a job of {ranks} workers"
@@ -144,7 +144,7 @@ def test_nothing_said_and_a_file_that_is_not_there(plugged):
 
 
 def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
-    """Until it is left, for which whoever comes next waits a little."""
+    """A second connection to the seat waits a little for the first to leave."""
     monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
     source = job(ADMISSION) + "@h:7"
     plugged(source, 0)
@@ -195,7 +195,7 @@ def test_a_start_that_fails_leaves_its_seat(plugged, job, monkeypatch):
 
 
 def test_a_controllers_job_is_held_once_in_a_process(plugged, monkeypatch):
-    """All ranks are told, who would wait for rank 0 else."""
+    """All ranks get the error; the others would otherwise wait for rank 0."""
     monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
     store = Shared()
     with held_seats.only_here("rank 0 of the job of controller h:9"):
@@ -220,7 +220,10 @@ class Shared(dict):
 
 
 class Controller:
-    """Answers once, as `peelsum job serve` does; `process` is who asked, `ended` that it has left."""
+    """A controller that answers once, as `peelsum job serve` does.
+
+    `process` is the requesting process, `ended` is set when it has left.
+    """
 
     def __init__(self, answer):
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -232,7 +235,7 @@ class Controller:
     def _answer(self, answer):
         link, _ = self._socket.accept()
         with link, link.makefile("rb") as said:
-            self.process = asking_process(said.readline().strip())
+            self.process = requesting_process(said.readline().strip())
             link.sendall(json.dumps(answer).encode() + b"\n")
             said.read()
             self.ended.set()
@@ -273,8 +276,8 @@ def test_no_controller_is_told_to_all(plugged):
                 plugged(source, rank, store)
 
 
-def test_every_rank_refuses_an_address_that_is_none(plugged):
-    """None waits for rank 0, which has nobody to ask."""
+def test_every_rank_refuses_an_invalid_address(plugged):
+    """No rank waits for rank 0, which has no controller to ask."""
     for rank in (0, 1):
         with pytest.raises(HookConfigError, match="'here' is not HOST:PORT"):
             plugged("//here", rank, Shared())

@@ -1,75 +1,21 @@
-"""What the documentation says to type for training over a switch, typed; but on ports that are free."""
+"""The documentation's commands for training over a switch, run as they stand except on free ports."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
-import psutil
 import pytest
 from patience import PATIENCE_S
 from switch_processes import free_udp_base
+from terminals import Terminal
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 ROOT = Path(__file__).parents[2]
 FEW_STEPS = "--steps 2 --every 1"
-
-
-class Terminal:
-    """A shell that runs what is typed, and what it starts."""
-
-    def __init__(self, typed: str, folder: Path) -> None:
-        left_out = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PEELSUM_SEAT", "PEELSUM_JOB")
-        environment = {name: value for name, value in os.environ.items() if name not in left_out}
-        environment |= {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "XDG_RUNTIME_DIR": str(folder),
-        }
-        self._shell = subprocess.Popen(
-            ["bash", "-e", "-c", typed],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def wait_for(self, text: str) -> None:
-        """Read until a line with `text` in it."""
-        shown, patience = "", threading.Timer(PATIENCE_S, self._shell.kill)
-        patience.start()
-        while text not in shown:
-            line = self._shell.stdout.readline()
-            assert line, shown
-            shown += line
-        patience.cancel()
-
-    def rest(self) -> str:
-        """What it still shows until it ends, well."""
-        shown, _ = self._shell.communicate(timeout=PATIENCE_S)
-        assert self._shell.returncode == 0, shown
-        return shown
-
-    def press_ctrl_c(self) -> None:
-        """And see that nothing goes on."""
-        started = psutil.Process(self._shell.pid).children(recursive=True)
-        os.killpg(self._shell.pid, signal.SIGINT)
-        self._shell.communicate(timeout=PATIENCE_S)
-        assert psutil.wait_procs(started, PATIENCE_S)[1] == []
-
-    def close(self) -> None:
-        if self._shell.poll() is None:
-            self.press_ctrl_c()
 
 
 @pytest.fixture
@@ -79,7 +25,8 @@ def terminal(tmp_path):
     opened = []
 
     def open_one(typed):
-        opened.append(Terminal(typed, tmp_path))
+        local = {"GLOO_SOCKET_IFNAME": "lo", "XDG_RUNTIME_DIR": str(tmp_path)}
+        opened.append(Terminal(["bash", "-e", "-c", typed], tmp_path, PATIENCE_S, **local))
         return opened[-1]
 
     yield open_one
@@ -105,7 +52,7 @@ def by_hand(tmp_path, terminal):
 
 
 def free_port() -> int:
-    """A TCP port on which nobody listens now."""
+    """Return a free TCP port."""
     with socket.socket() as tcp:
         tcp.bind(("127.0.0.1", 0))
         return tcp.getsockname()[1]
@@ -119,6 +66,7 @@ def trained(shown: str, ranks: int) -> str:
     return re.search(r"parameters: (\w{16})", shown)[1]
 
 
+@pytest.mark.system
 def test_three_terminals(by_hand, terminal):
     """Also a second training, with nothing but the job in the environment to tell it from one by gloo."""
     switch, serve, train = by_hand

@@ -38,6 +38,7 @@ def test_an_example_trains_by_itself(
     assert f"step 2: loss {losses[1]:.4f}" in out
 
 
+@pytest.mark.system
 def test_ranks_at_seats_train_through_a_switch() -> None:
     """Workers started as by `peelsum exec` take rank and number of workers from the seat."""
     with socket.socket() as free:

@@ -1,4 +1,4 @@
-"""The training page has the figures of benchmarks/results/train.json, in its tables and in its text."""
+"""Tables and text of the training page have the figures of benchmarks/results/train.json."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_extremes() -> None:
     assert f"at most {dense} Gbit/s of them in this table (BERT at 10 Gbit/s)" in TEXT
     assert f"carry {least} to {most} there" in TEXT
     dense, _, most = dense_and_gloo(alone)
-    assert f"in the ten-step run {dense} beside {most} (the language model at 10 Gbit/s)" in TEXT
+    assert f"In the ten-step run the two were {dense} and {most} (the language model at 10 Gbit/s)" in TEXT
     *_, usual, bert = spreads(table)
     assert f"up to {usual} times the fastest, of BERT's dense sums at 0.1 Gbit/s {bert} times" in TEXT
     *_, usual, one, ten = spreads(alone)

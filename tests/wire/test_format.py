@@ -86,7 +86,7 @@ def test_pack_refuses_an_unknown_field():
 
 
 @pytest.mark.parametrize(
-    ("offset", "byte", "complaint"),
+    ("offset", "byte", "message"),
     [
         (0, 2, "version: 2"),
         (1, 0, "kind: 0"),
@@ -95,10 +95,10 @@ def test_pack_refuses_an_unknown_field():
         (3, 0, "job_id: 0 is reserved"),
     ],
 )
-def test_unpack_names_the_field(offset, byte, complaint):
+def test_unpack_names_the_field(offset, byte, message):
     damaged = bytearray(GOLDEN_BYTES * 2)
     damaged[len(GOLDEN_BYTES) + offset] = byte
-    with pytest.raises(wire.WireError, match=rf"^packet 1: {complaint}"):
+    with pytest.raises(wire.WireError, match=rf"^packet 1: {message}"):
         wire.unpack(damaged, lanes=2)
 
 

@@ -1,4 +1,4 @@
-"""The Wireshark dissector shows what a packet says; tshark reads it where it is installed."""
+"""The Wireshark dissector shows a packet's fields, as tshark prints them where it is installed."""
 
 import shutil
 import struct

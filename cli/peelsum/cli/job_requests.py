@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from peelsum.transport.asking import LONGEST_REQUEST, asking_process
+from peelsum.transport.lease import LONGEST_REQUEST, requesting_process
 
 #: How long a client may take to send its request, and to receive the response, in seconds.
 SPEAK_S = 5.0
@@ -50,8 +50,8 @@ class Requests:
     | waiting       | WAIT_S passes                 | it gets an error with the holder, and closes  |
     | any           | the client closes             | it is closed, and its lease, if any, is freed |
 
-    So a run ends only for the rank 0 of another, and only after its own rank 0 has left or ended: the kernel
-    closes the connection of a killed process, and keep-alives find lost machines.
+    So a run ends only when another rank 0 requests the job, and only after its own rank 0 has left or ended.
+    The kernel closes the connection of a killed process, and keep-alives find lost machines.
     """
 
     def __init__(self, listening: socket.socket, job: str) -> None:
@@ -121,7 +121,7 @@ class Requests:
         elif guest.process is None:
             guest.heard += said
             line, end, _ = guest.heard.partition(b"\n")
-            guest.process = asking_process(line) if end else None
+            guest.process = requesting_process(line) if end else None
             if guest.process is not None:
                 guest.until = now + WAIT_S
             elif end or len(guest.heard) >= LONGEST_REQUEST:

@@ -1,8 +1,8 @@
 """`peelsum job serve`: admits a job again whenever its workers start, over one switch or racks.
 
-Rank 0 of a start sends a request; `job_requests` decides which request gets the job's lease. When the job is
-admitted in a new generation and its server runs, the response is one JSON object with `admission` and
-`switch`, the addresses of the workers' ports in order; or with `error`.
+Rank 0 of a start sends a request; `job_requests` decides which request gets the job's lease. The response
+follows once the job is admitted in a new generation and its server runs. It is one JSON object, with
+`admission` and with `switch`, the addresses of the workers' ports in order; or with `error`.
 """
 
 from __future__ import annotations

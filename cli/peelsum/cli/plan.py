@@ -1,4 +1,4 @@
-"""`peelsum plan`: the ways to send a tensor, as a table with the reasons for the choice."""
+"""`peelsum plan`: the ways to send a tensor, as tables, with the reasons for the choice."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from peelsum.cli.bench.output import aligned, measuring, print_json
 from peelsum.cli.options import Json, within
 
 if TYPE_CHECKING:
+    from peelsum.bench.methods import MethodRow
     from peelsum.bench.plan import Row
+    from peelsum.flexible import Crossover
 
 _HEADINGS = ("form", "index", "bytes", "exchanges", "words ms", "exch. ms", "codec ms", "total ms")
 _CHECK_HEADINGS = ("measured", "error", "codec ms", "error")
+_METHOD_HEADINGS = ("method", "bytes", "latency ms", "words ms", "codec ms", "total ms")
+_METHOD_WIDTHS = (16, 15, 11, 11, 11, 11)
+_UNITS = {"gbps": "Gbit/s", "latency_s": "s of latency", "ratio": "of all elements", "elements": "elements"}
 #: Widths of all columns but the last, "layout".
 _WIDTHS = (7, 9, 13, 9, 9, 8, 9, 9, 13, 6, 9, 6)
 
@@ -32,12 +37,20 @@ def plan(
     predict: Annotated[
         bool, typer.Option(help="Send values with the index, at the previous step's scale.")
     ] = False,
+    ratio: Annotated[
+        float | None,
+        typer.Option(help="Share of elements that a worker sends by a sparse method; by default --density."),
+    ] = None,
     check: Annotated[
         bool, typer.Option(help="Run every way on this machine, and show the predictions' errors.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show every way to send a tensor, with predicted bytes and time, the choice, and why."""
+    """Show every way to send a tensor, with predicted bytes and time, the choice, and why.
+
+    First through the switch, by form and index; then by every collective, dense and sparse, with the values
+    of rate, latency, ratio and size at which the fastest changes.
+    """
     from peelsum.bench import plan as bench
     from peelsum.bench.codec import NotEnoughMemoryError, NotExactError
 
@@ -46,14 +59,20 @@ def plan(
     within("--gbps", gbps, 1e-6, 1e6)
     within("--rtt", rtt, 0, 3600)
     within("--workers", workers, 1, 1024)
-    request = bench.Request(elements, density, gbps, rtt, workers, support, predict)
+    if ratio is not None:
+        within("--ratio", ratio, 0, 1)
+    request = bench.Request(elements, density, gbps, rtt, workers, support, predict, ratio)
     with measuring(NotEnoughMemoryError, NotExactError, json=json):
         found = bench.plan(request, check=check)
         if json:
             print_json(found)
         else:
             headings = (*_HEADINGS, *(_CHECK_HEADINGS if check else ()), "layout")
-            print("\n".join([_columns(headings), *map(_line, found.candidates), "", *found.why]))
+            print("\n".join([_columns(headings), *map(_line, found.candidates), "", *found.why, ""]))
+            if found.methods:
+                print("\n".join(map(_method_columns, [_METHOD_HEADINGS, *map(_method, found.methods)])))
+                print("\n".join(["", *map(_crossover, found.crossovers)]))
+            print(found.advice)
 
 
 def _line(row: Row) -> str:
@@ -69,3 +88,16 @@ def _columns(cells: Sequence[str]) -> str:
     """Return a line whose last cell is left-justified."""
     *padded, last = cells
     return f"{aligned(padded, _WIDTHS[: len(padded)])}  {last}".rstrip()
+
+
+def _method(row: MethodRow) -> list[str]:
+    times = (row.latency_ms, row.words_ms, row.codec_ms, row.total_ms)
+    return [row.method, f"{row.sent_bytes:,}", *(f"{time:.3f}" for time in times)]
+
+
+def _method_columns(cells: Sequence[str]) -> str:
+    return aligned(cells, _METHOD_WIDTHS)
+
+
+def _crossover(one: Crossover) -> str:
+    return f"At {one.at:.3g} {_UNITS[one.axis]}, {one.above} becomes faster than {one.below}."

@@ -62,6 +62,19 @@ def run(
         int | None,
         typer.Option(help="Packets that may wait at a port with a rate, by default 1024; more are dropped."),
     ] = None,
+    port_delay: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PORT@]MS",
+            help="Milliseconds that frames from all ports, or one port, are under way; repeat it.",
+        ),
+    ] = None,
+    schedule: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Changes of rates and delays, TOML or CSV, from the first frame on."
+        ),
+    ] = None,
     capture: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write pcap files of every port there, one for each direction."),
@@ -72,6 +85,7 @@ def run(
 ) -> None:
     """Run the softswitch until Ctrl-C. A controller loads its pipeline: see `peelsum job admit`."""
     from peelsum.softswitch import SoftswitchError
+    from peelsum.softswitch.ports.schedule import load_schedule
     from peelsum.softswitch.process import Listening
     from peelsum.softswitch.process import run as run_switch
     from peelsum.softswitch.runtime.queues import QUEUE_LIMIT
@@ -89,7 +103,7 @@ def run(
 
     within("--seed", seed, 0, 2**63 - 1)
     require_device_id(device_id)
-    if port_queue is not None and not port_rate:
+    if port_queue is not None and not port_rate and schedule is None:
         raise typer.BadParameter(f"port-queue: {port_queue}: no port has a queue; give --port-rate too")
     interfaces = _by_port("interface", interface or [], "eth0")
     joined = _by_port("join", join or [], "127.0.0.1:7001")
@@ -107,8 +121,10 @@ def run(
             joins=joins,
             loss=loss,
             seed=seed,
-            rates=_rates(port_rate or [], interfaces or range(1, ports + 1)),
+            rates=_numbers("port-rate", "Mbit/s", port_rate or [], interfaces or range(1, ports + 1)),
             queue_limit=QUEUE_LIMIT if port_queue is None else port_queue,
+            delays=_numbers("port-delay", "ms", port_delay or [], interfaces or range(1, ports + 1)),
+            schedule=None if schedule is None else load_schedule(schedule),
             capture=capture,
             device_id=device_id,
             announce=announce,
@@ -139,24 +155,20 @@ def _udp_ports(given: list[str]) -> dict[int, int]:
     return {port: int(udp) for port, udp in found.items()}
 
 
-def _rates(given: list[str], ports: Iterable[int]) -> dict[int, float]:
-    """Return rates by port; a rate of a named port replaces that of all ports."""
-    rates: dict[int, float] = {}
+def _numbers(option: str, unit: str, given: list[str], ports: Iterable[int]) -> dict[int, float]:
+    """Return numbers by port; that of a named port replaces that of all ports."""
+    found: dict[int, float] = {}
     for text in sorted(given, key=lambda text: "@" in text):
-        port, _, mbit = text.rpartition("@")
+        port, _, number = text.rpartition("@")
         if port and not port.isdecimal():
-            raise typer.BadParameter(f"port-rate: {text}: {port} is not a port; give a number, as 1@1000")
-        rates |= dict.fromkeys([int(port)] if port else ports, _mbit(mbit))
-    return rates
-
-
-def _mbit(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"port-rate: {text!r}: is not a number; give Mbit/s, as 1000 or 1@1000"
-        ) from None
+            raise typer.BadParameter(f"{option}: {text}: {port} is not a port; give a number, as 1@1000")
+        try:
+            found |= dict.fromkeys([int(port)] if port else ports, float(number))
+        except ValueError:
+            raise typer.BadParameter(
+                f"{option}: {number!r}: is not a number; give {unit}, as 1000 or 1@1000"
+            ) from None
+    return found
 
 
 def _by_port(option: str, given: list[str], example: str) -> dict[int, str]:

@@ -35,7 +35,7 @@ _Set = p4r.SetForwardingPipelineConfigRequest
 class Session:
     """A connection to one switch, as a context manager. It starts as a backup."""
 
-    def __init__(self, address: str, device_id: int = 1, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, address: str, device_id: int = 1, *, timeout_s: float) -> None:
         """Connect as a backup. Raises SwitchError if nothing answers.
 
         timeout_s: seconds that the switch has for each response, except to a new pipeline.

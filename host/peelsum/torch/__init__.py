@@ -4,12 +4,13 @@ A script needs one line: `ddp.register_comm_hook(SwitchAllreduceState(), hook)`.
 registers the backend of `torch.distributed.init_process_group("cpu:peelsum")`.
 """
 
+from peelsum.compress import Chooser as Sparsifier
+from peelsum.compress import RandomK, Threshold, TopK
 from peelsum.torch.errors import CallTimeoutError, HookConfigError, HookError, HookFailedError
 from peelsum.torch.hook import fsdp_hook, hook
 from peelsum.torch.process_group import SwitchOptions, SwitchProcessGroup, register_backend
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.restarts import init_process_group
-from peelsum.torch.sparsifiers import RandomK, Sparsifier, Threshold, TopK
 from peelsum.torch.state import SwitchAllreduceState
 from peelsum.torch.stats import HookStats, TensorStats
 

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import Network
+from peelsum.compress import Compressor
+from peelsum.compress.compressor import SCOPES
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.sparsifiers import SCOPES
 
 _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "process_group": (
@@ -37,6 +38,14 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "sparsifier": (
         lambda value: value is None or (not isinstance(value, type) and _chooses(value)),
         "is not a sparsifier; give a TopK, RandomK or Threshold, or None",
+    ),
+    "compressor": (
+        lambda value: value is None or isinstance(value, Compressor),
+        "is not a compressor; give one of peelsum.compress such as QSGD(4), or None",
+    ),
+    "error_feedback": (
+        lambda value: value is None or isinstance(value, bool),
+        "is not a choice; give True, False, or None for what the compressor needs",
     ),
     "momentum": (lambda value: isinstance(value, Real), "is not a number; give one from 0 to below 1"),
     "implementation": (lambda value: value in ("cpu", "gpu"), "is unknown; use 'cpu' or 'gpu'"),

@@ -1,48 +1,134 @@
-"""The sum of one DDP bucket in every step, which replaces gradients by their averages.
+"""The sums of DDP's buckets, which replace gradients by their averages.
 
 A bucket is an ordered list of parameters. DDP rebuilds its buckets after the first step; each new bucket gets
-a sum of its own.
+a `BucketSum` of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from peelsum.allreduce import Allreduce, StepResult
-from peelsum.torch.error_feedback import ErrorFeedback
+from peelsum.codec import warm_up
+from peelsum.compress import CompressedResult, CompressedSum, Memory
+from peelsum.torch.backends import connect, gathering_group
+from peelsum.torch.errors import HookError
 from peelsum.torch.host_memory import Bucket, summable
-from peelsum.torch.pipeline import Seat
+from peelsum.torch.process_group_summation import ProcessGroupSummation
+from peelsum.torch.settings import Settings
+from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 
 
 @dataclass
 class BucketSum:
-    """The sum of one bucket over all workers."""
+    """The sum of one bucket over all workers, in every step."""
 
     names: Sequence[str]
     """The names of the bucket's parameters, in order."""
-    seat: Seat
-    allreduce: Allreduce
-    feedback: ErrorFeedback | None
+    summation: QueuedSummation
+    allreduce: Allreduce | CompressedSum
     on_host: bool
-    """Whether `allreduce` takes host arrays, as with error feedback, not tensors on the bucket's device."""
+    """Whether `allreduce` takes host arrays, as when it compresses, not tensors on the bucket's device."""
 
-    def run(self, bucket: Bucket, step: int) -> StepResult:
+    def run(self, bucket: Bucket, step: int) -> StepResult | CompressedResult:
         """Replace the bucket's gradients by their averages over workers. Raises the all-reduce's errors."""
         with bucket.gradients(on_host=self.on_host) as gradients:
-            result = self._summed(gradients, step)
-            for gradient, tensor in zip(gradients, result.tensors, strict=True):
-                gradient.copy_(torch.as_tensor(tensor.values))
+            result = self._summed(gradients, bucket, step)
+            for gradient, name in zip(gradients, self.names, strict=True):
+                average = torch.as_tensor(result[name].values).view(-1)
+                if average.data_ptr() != gradient.data_ptr():
+                    gradient.copy_(average)
         return result
 
-    def _summed(self, gradients: Sequence[torch.Tensor], step: int) -> StepResult:
-        if self.feedback is None:
+    def _summed(
+        self, gradients: Sequence[torch.Tensor], bucket: Bucket, step: int
+    ) -> StepResult | CompressedResult:
+        if isinstance(self.allreduce, Allreduce):
             tensors = map(summable, gradients) if self.on_host else gradients
-            return self.allreduce.sum(dict(zip(self.names, tensors, strict=True)))
-        wide = {name: one.float().numpy() for name, one in zip(self.names, gradients, strict=True)}
-        offered, grown = self.feedback.offered(wide, step)
-        result = self.allreduce.sum(offered)
-        self.feedback.keep(grown, result, step)
-        return result
+            return self.allreduce.sum(dict(zip(self.names, tensors, strict=True)), in_place=True)
+        shaped = (one.float().view(shape) for one, shape in zip(gradients, bucket.shapes, strict=True))
+        named = {name: one.numpy() for name, one in zip(self.names, shaped, strict=True)}
+        return self.allreduce.sum(named, step)
+
+
+class BucketSums:
+    """The sums of all buckets over one backend, to which `connect` or the first `submit` connects.
+
+    memory: the memory of `settings`. count: called with the result of every sum, on its thread.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        memory: Memory | None,
+        count: Callable[[StepResult | CompressedResult], None],
+    ) -> None:
+        self._settings, self._memory, self._count = settings, memory, count
+        self._group: ProcessGroupSummation | None = None
+        self._sums: dict[tuple[str, ...], BucketSum] = {}
+        self._queue: SumQueue | None = None
+        self._closed = False
+
+    def connect(self, group: dist.ProcessGroup | None) -> SumQueue:
+        """Connect the ranks of `group`, unless they are connected, and compile kernels.
+
+        Raises HookError after `close`, and the errors of connecting.
+        """
+        if self._closed:
+            raise _closed_error()
+        if self._queue is None:
+            settings = self._settings
+            warm_up(settings.implementation)
+            summation = connect(settings.over, group, settings.timeout_s)
+            if isinstance(summation, ProcessGroupSummation):
+                self._group = summation
+            elif settings.makes_backend and settings.method and settings.method.kind == "gather":
+                self._group = gathering_group(group, settings.timeout_s)
+            self._queue = SumQueue(summation, leave=settings.makes_backend)
+        return self._queue
+
+    def submit(
+        self, bucket: Bucket, names: tuple[str, ...], step: int, group: dist.ProcessGroup | None
+    ) -> Future[None]:
+        """Queue the sum of a bucket, whose parameters have these names; return its future."""
+        if self._closed:
+            refused: Future[None] = Future()
+            refused.set_exception(_closed_error())
+            return refused
+        queue = self.connect(group)
+        if names not in self._sums:
+            self._sums[names] = self._new_sum(queue, names)
+        one, count = self._sums[names], self._count
+        return queue.submit(one.summation, lambda: count(one.run(bucket, step)))
+
+    def drain(self) -> None:
+        """Wait until all submitted sums are done or have failed."""
+        if self._queue is not None:
+            self._queue.drain()
+
+    def close(self) -> None:
+        """Leave the job once all sums are done. Raises what closing the backend raises."""
+        self._closed = True
+        queue, self._queue = self._queue, None
+        self._sums.clear()
+        if queue is not None:
+            queue.close()
+            if self._group is not None and self._group is not queue.summation:
+                self._group.close()
+
+    def _new_sum(self, queue: SumQueue, names: tuple[str, ...]) -> BucketSum:
+        summation = QueuedSummation(queue)
+        on_host = self._settings.implementation == "cpu"
+        if self._memory is None:
+            return BucketSum(names, summation, self._settings.allreduce(summation, names), on_host)
+        compressed = self._settings.compressed(summation, names, self._memory, self._group)
+        return BucketSum(names, summation, compressed, on_host)
+
+
+def _closed_error() -> HookError:
+    return HookError("state: was closed; make a new one")

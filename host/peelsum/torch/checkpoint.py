@@ -6,23 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
-from peelsum.torch.error_feedback import ErrorFeedback, Residual
+from peelsum.compress import CompressError, Memory, Residual
 from peelsum.torch.errors import HookConfigError
 
 _VERSION = 1
 
 
-def saved(steps: int, feedback: ErrorFeedback | None) -> dict[str, Any]:
-    """Return the number of steps and a copy of the residuals, if there are any."""
+def saved(steps: int, memory: Memory | None) -> dict[str, Any]:
+    """Return the number of steps and a copy of what is kept, if anything is."""
     values: dict[str, Any] = {"version": _VERSION, "steps": steps}
-    if feedback is not None:
-        values["residuals"] = {name: _written(one) for name, one in feedback.residuals.items()}
+    if memory is not None:
+        values["residuals"] = {name: _written(one) for name, one in memory.residuals.items()}
+        kept = {name: _tensors(one) for name, one in memory.kept.items() if one}
+        values |= {"kept": kept} if kept else {}
     return values
 
 
-def loaded(values: Mapping[str, Any], feedback: ErrorFeedback | None) -> int:
-    """Restore residuals and return the number of steps.
+def loaded(values: Mapping[str, Any], memory: Memory | None) -> int:
+    """Restore what was kept and return the number of steps.
 
     Raises HookConfigError if `values` do not fit this state.
     """
@@ -34,19 +37,34 @@ def loaded(values: Mapping[str, Any], feedback: ErrorFeedback | None) -> int:
         raise HookConfigError(
             f"version: {values.get('version')!r} is not supported; give a checkpoint of version {_VERSION}"
         )
-    if ("residuals" in values) != (feedback is not None):
-        has, needs = ("residuals", "no") if feedback is None else ("no residuals", "a")
-        raise HookConfigError(f"sparsifier: the checkpoint has {has}; make the state with {needs} sparsifier")
+    if ("residuals" in values) != (memory is not None):
+        has, needs = ("residuals", "no") if memory is None else ("no residuals", "a")
+        raise HookConfigError(
+            f"sparsifier: the checkpoint has {has}; make the state with {needs} sparsifier or compressor"
+        )
     try:
         steps = int(values["steps"])
         residuals = {name: _read(one) for name, one in values.get("residuals", {}).items()}
+        kept = {name: _arrays(one) for name, one in values.get("kept", {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise HookConfigError(
             f"values: are not a saved state ({type(error).__name__}: {error}); give what state_dict returned"
         ) from error
-    if feedback is not None:
-        feedback.restore(residuals)
+    if memory is not None:
+        try:
+            memory.restore(residuals)
+        except CompressError as error:
+            raise HookConfigError(str(error)) from error
+        memory.kept = kept
     return steps
+
+
+def _tensors(kept: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(one.copy()) for name, one in kept.items()}
+
+
+def _arrays(kept: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
+    return {name: one.numpy().copy() for name, one in kept.items()}
 
 
 def _written(residual: Residual) -> dict[str, Any]:

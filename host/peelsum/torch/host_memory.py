@@ -13,11 +13,11 @@ from peelsum.codec import BFloat16
 
 
 class Bucket:
-    """A flat tensor of gradients, `lengths[i]` elements of parameter i, as the training stream left it."""
+    """A flat tensor of gradients, of `shapes[i]` for parameter i, as the training stream left it."""
 
-    def __init__(self, buffer: torch.Tensor, lengths: Sequence[int]) -> None:
-        self.buffer = buffer
-        self._lengths = list(lengths)
+    def __init__(self, buffer: torch.Tensor, shapes: Sequence[torch.Size]) -> None:
+        self.buffer, self.shapes = buffer, list(shapes)
+        self._lengths = [shape.numel() for shape in shapes]
         self._written = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
 
     @contextmanager

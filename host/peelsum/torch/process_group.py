@@ -29,8 +29,8 @@ from peelsum.summation import Op, Words
 from peelsum.torch.errors import CallTimeoutError, HookConfigError
 from peelsum.torch.futures import pass_on
 from peelsum.torch.host_memory import summable
-from peelsum.torch.pipeline import Pipeline, Seat
-from peelsum.torch.switch_seat import plug_in
+from peelsum.torch.sum_queue import QueuedSummation, SumQueue
+from peelsum.torch.switch_seat import connect_rank
 
 BACKEND = "peelsum"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -43,6 +43,7 @@ _BY_GLOO = (
     "all_gather_single_coalesced",
     "allreduce_coalesced",
     "all_to_all_single",
+    "monitored_barrier",
     "reduce_scatter",
     "reduce_scatter_single_coalesced",
     "send",
@@ -78,7 +79,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
     def __init__(
         self, store: Any, rank: int, size: int, timeout: timedelta, options: SwitchOptions | None = None
     ) -> None:
-        """Plug into the switch that the environment names: see `switch_seat`.
+        """Connect to the switch that the environment names: see `switch_seat`.
 
         timeout: how long a call may take. Unless it is torch's default, it also replaces the job's limit on
         how long a sum waits for other ranks. Raises HookConfigError or TransportError.
@@ -94,9 +95,9 @@ class SwitchProcessGroup(dist.ProcessGroup):
         warm_up()
         stall_s = None if timeout == default_pg_timeout else timeout.total_seconds()
         # One thread: calls share one all-reduce, which sums one thing at a time.
-        self._pipeline = Pipeline(plug_in("", rank, size, store, stall_s), threads=1, leave=True)
-        self._seat = Seat(self._pipeline)
-        self._allreduce = Allreduce(self._seat)
+        self._queue = SumQueue(connect_rank("", rank, size, store, stall_s), threads=1, leave=True)
+        self._summation = QueuedSummation(self._queue)
+        self._allreduce = Allreduce(self._summation)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return torch's name of this group's backend."""
@@ -128,14 +129,14 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave the job; called by `destroy_process_group`."""
-        self._pipeline.close()
+        self._queue.close()
 
     def _submit(
         self, name: str, opts: Any, tensors: list[torch.Tensor], work: Callable[[], object]
     ) -> dist.Work:
         # Torch stores `set_timeout`'s value there. A timeout of zero or below means that none was given.
         limit = opts.timeout if opts.timeout > timedelta(0) else self._backend.options._timeout
-        return _Submitted(self._pipeline.submit(self._seat, work), tensors, name, limit)
+        return _Submitted(self._queue.submit(self._summation, work), tensors, name, limit)
 
     def _sum_floats(self, tensor: torch.Tensor) -> None:
         flat = tensor.detach().contiguous().view(-1).cpu()
@@ -178,7 +179,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         tensor.detach().copy_(ored.view(tensor.dtype).view(tensor.shape))
 
     def _combined(self, words: Words, op: Op) -> Words:
-        (result,) = self._seat.sum_words([Part(words, op)])
+        (result,) = self._summation.sum_words([Part(words, op)])
         return result
 
 

@@ -7,14 +7,15 @@ the group's store it finds out which worker is missing after a failure.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from peelsum.allreduce import Part, SummationStalledError
 from peelsum.summation import Words
@@ -67,14 +68,35 @@ class ProcessGroupSummation:
         """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing."""
         results = []
         for part in parts:
-            try:
+            with self._named_failures():
                 result = self._combined(part)
-            except RuntimeError as error:
-                raise SummationStalledError(self._complaint(error)) from error
             if part.check is not None:
                 part.check(result)
             results.append(result)
         return results
+
+    def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
+        """Return of each piece the words that worker sources[i] has, by one broadcast for each source."""
+        copied = [one.view(np.int32).copy() for one in pieces]
+        with self._named_failures():
+            for source in sorted(set(sources)):
+                mine = [at for at, one in enumerate(sources) if one == source and copied[at].size]
+                if mine:
+                    together = torch.from_numpy(np.concatenate([copied[at] for at in mine])).to(self._device)
+                    dist.broadcast(together, group=self._open(), group_src=source)
+                    parts = np.split(together.cpu().numpy(), np.cumsum([copied[at].size for at in mine[:-1]]))
+                    for at, part in zip(mine, parts, strict=True):
+                        copied[at] = part
+        return [one.view(np.uint32) for one in copied]
+
+    def gather(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        """Return every worker's bytes, in the order of workers, by all_gather of lengths, then of bytes."""
+        with self._named_failures():
+            lengths = [int(one[0]) for one in self._all_gathered(np.array([data.size], np.int64))]
+            padded = np.zeros(max(lengths), np.uint8)
+            padded[: data.size] = data
+            rows = self._all_gathered(padded)
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def close(self) -> None:
         """Free the group's connections, which gloo closes with the last reference to the group."""
@@ -83,8 +105,7 @@ class ProcessGroupSummation:
             dist.destroy_process_group(group)
 
     def _combined(self, part: Part) -> Words:
-        if self._group is None:
-            raise RuntimeError("the group was closed, by an earlier error or by close()")
+        self._open()
         if not part.words.size:
             return np.zeros(0, np.uint32)
         if part.op == "add":
@@ -104,13 +125,31 @@ class ProcessGroupSummation:
         return tensor.cpu().numpy().view(np.uint32)
 
     def _gathered(self, words: Words) -> Words:
-        own = torch.from_numpy(words.view(np.int32).copy()).to(self._device)
-        everybody = [torch.empty_like(own) for _ in range(self.workers)]
-        dist.all_gather(everybody, own, self._group)
-        combined: Words = np.bitwise_or.reduce([one.cpu().numpy().view(np.uint32) for one in everybody])
+        everybody = self._all_gathered(words.view(np.int32).copy())
+        combined: Words = np.bitwise_or.reduce([one.view(np.uint32) for one in everybody])
         return combined
 
-    def _complaint(self, error: RuntimeError) -> str:
+    def _all_gathered(self, data: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return every worker's array; their sizes are equal."""
+        own = torch.from_numpy(data).to(self._device)
+        everybody = [torch.empty_like(own) for _ in range(self.workers)]
+        dist.all_gather(everybody, own, self._open())
+        return [one.cpu().numpy() for one in everybody]
+
+    def _open(self) -> dist.ProcessGroup:
+        if self._group is None:
+            raise RuntimeError("the group was closed, by an earlier error or by close()")
+        return self._group
+
+    @contextmanager
+    def _named_failures(self) -> Iterator[None]:
+        """Raise a failure of torch as SummationStalledError, which names the missing workers."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise SummationStalledError(self._stalled(error)) from error
+
+    def _stalled(self, error: RuntimeError) -> str:
         reason = str(error).partition("\n")[0]
         # Its frames refer to the group, which could then not be freed.
         error.__traceback__ = None

@@ -1,52 +1,34 @@
-"""The state of the communication hook: its settings, what it keeps between steps, and its backend.
+"""The state of the communication hook: its settings, and what it keeps between steps.
 
 Pickles and `state_dict` leave the backend out; a restored state connects again when it is first used.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
-from peelsum.allreduce import (
-    Allreduce,
-    LocalSummation,
-    Network,
-    RequestedForm,
-    RequestedIndex,
-    StepResult,
-    Summation,
-)
-from peelsum.codec import warm_up
-from peelsum.torch.arguments import check_arguments, checked_names
-from peelsum.torch.bucket_sum import BucketSum
+from peelsum.allreduce import Network, RequestedForm, RequestedIndex, Summation
+from peelsum.compress import Chooser, Compressor
+from peelsum.torch.arguments import check_arguments
+from peelsum.torch.backward_pass import PassCounter, call_at_end, in_pass, wait_at_end
+from peelsum.torch.bucket_sum import BucketSums
 from peelsum.torch.checkpoint import loaded, saved
-from peelsum.torch.error_feedback import ErrorFeedback
-from peelsum.torch.errors import HookConfigError, HookError
+from peelsum.torch.errors import HookConfigError
 from peelsum.torch.futures import pass_on
 from peelsum.torch.host_memory import Bucket
-from peelsum.torch.pipeline import Pipeline, Seat
-from peelsum.torch.sparsifiers import Sparsifier
+from peelsum.torch.parameter_names import ParameterNames
+from peelsum.torch.running_stats import RunningStats
+from peelsum.torch.settings import Settings
 from peelsum.torch.stats import HookStats
-from peelsum.torch.ways import connect
 
 _LOGGER = logging.getLogger(__name__)
-#: The logger of statistics.
-_STATISTICS = logging.getLogger("peelsum.torch")
-#: Torch's id of the backward pass for a thread outside of any.
-_NO_PASS = -1
 
 
 class SwitchAllreduceState:
@@ -69,9 +51,13 @@ class SwitchAllreduceState:
       lossless up to fixed point, whose error bound `stats()` returns. `limbs=2` doubles the words and adds 30
       bits of precision.
     - `sparsifier`: None sums every element. `TopK`, `RandomK` and `Threshold` send some elements and keep the
-      others for later steps, in exact error feedback. With a GradScaler the residual is in units of its
-      step's scale.
-    - `momentum`: the momentum of Deep Gradient Compression, with a sparsifier only. The optimizer must then
+      others for later steps, in exact error feedback; so does any object with `per` and `choose`. With a
+      GradScaler the residual is in units of its step's scale.
+    - `compressor`: one of `peelsum.compress`. Additive payloads go over the backend as 32-bit words, indexed
+      ones through the all-reduce's index. Gathered ones go by an all_gather of the ranks' process group.
+    - `error_feedback`: whether what a compressor does not send is kept for later steps; None does so if the
+      compressor needs it.
+    - `momentum`: the momentum of Deep Gradient Compression, with error feedback only. The optimizer must then
       have none.
     - `implementation`: "cpu" copies gradients from a GPU to the host and back. "gpu" encodes and decodes them
       on the GPU by Triton, so that only words are copied. Both produce the same bits, and ranks may mix them.
@@ -82,12 +68,8 @@ class SwitchAllreduceState:
 
     All settings must be the same on every rank, except the address in `over`, `implementation` and
     `log_every`. If they differ, every rank raises PlanMismatchError in its first step. Ranks do not learn of
-    differences in sparsifiers, momentum and `timeout_s`: sums stay exact, of what each rank chose to send.
+    differences in `timeout_s`.
     """
-
-    _pipeline: Pipeline | None
-    _stats: HookStats
-    _logged: HookStats
 
     def __init__(
         self,
@@ -101,98 +83,74 @@ class SwitchAllreduceState:
         limbs: int = 1,
         seed: int = 0,
         network: Network | None = None,
-        sparsifier: Sparsifier | None = None,
+        sparsifier: Chooser | None = None,
+        compressor: Compressor | None = None,
+        error_feedback: bool | None = None,
         momentum: float = 0.0,
         implementation: Literal["cpu", "gpu"] = "cpu",
         timeout_s: float | None = None,
         log_every: int = 0,
     ) -> None:
-        check_arguments(
-            process_group=process_group,
+        check_arguments(process_group=process_group, network=network)
+        self.process_group = process_group
+        self._settings = Settings(
             over=over,
+            forms=forms,
+            index=index,
+            predict=predict,
+            limbs=limbs,
             seed=seed,
-            network=network,
+            network=network or Network(),
             sparsifier=sparsifier,
+            compressor=compressor,
+            error_feedback=error_feedback,
             momentum=momentum,
             implementation=implementation,
             timeout_s=timeout_s,
             log_every=log_every,
         )
-        if momentum and sparsifier is None:
-            raise HookConfigError(
-                f"momentum: {momentum} is for what a sparsifier keeps; give it to the optimizer instead"
-            )
-        if implementation == "gpu" and sparsifier is not None:
-            raise HookConfigError("implementation: 'gpu' has no error feedback; use 'cpu' with a sparsifier")
-        self._over = over
-        self._implementation = implementation
-        self._timeout_s, self._log_every = timeout_s, log_every
-        self._forms, self._index, self._predict, self._limbs, self._seed = forms, index, predict, limbs, seed
-        self._network = network or Network()
-        self._sparsifier, self._momentum = sparsifier, momentum
-        self._feedback = None if sparsifier is None else ErrorFeedback(sparsifier, momentum, seed)
+        self._memory = self._settings.memory()
         self._steps = 0
-        self._kept = (*vars(self), "_kept")
-        self.process_group = process_group
         self._start(names)
-        self._check_forms()
+        self._settings.check_forms(self._names.given)
 
     def connect(self) -> None:
         """Connect to the backend and compile kernels now, on all ranks, not in the first backward pass.
 
         Raises HookError after `close`, and the errors of connecting.
         """
-        if self._closed:
-            raise _left()
-        if self._pipeline is None:
-            warm_up(self._implementation)
-            summation = connect(self._over, self.process_group, self._timeout_s)
-            self._pipeline = Pipeline(summation, leave=isinstance(self._over, str))
+        self._sums.connect(self.process_group)
 
     def close(self) -> None:
         """Leave the job once all sums are done. Every later `backward` raises HookError.
 
         An unreferenced state leaves by itself, and so does every state at exit unless sums are running.
         """
-        self._closed = True
-        pipeline, self._pipeline = self._pipeline, None
-        self._sums.clear()
-        if pipeline is not None:
-            pipeline.close()
+        self._sums.close()
 
     def name(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """Name parameters for `forms`, `stats` and checkpoints, e.g. after a restore.
 
         Raises HookConfigError if another live parameter has one of the names.
         """
-        for name, parameter in checked_names(parameters):
-            # Two parameters of one name would share sums and residuals.
-            if self._owner(name) not in (None, id(parameter)):
-                gc.collect()  # an unreferenced module can be in cycles
-                if self._owner(name) not in (None, id(parameter)):
-                    raise HookConfigError(
-                        f"names: {name!r} names two parameters; prefix it with the names of their modules, "
-                        "or delete the module that has it"
-                    )
-            self._give(name, parameter)
+        self._names.give(parameters)
 
     def stats(self) -> HookStats:
         """Return what this worker summed, and its cost, since the state was made or restored."""
-        with self._lock:
-            return replace(self._stats, wait_s=self._wait_s)
+        return self._stats.now()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what later steps depend on, as numbers and tensors that `torch.load` accepts by default.
 
         Call it between steps. Save it on each rank: residuals are what this rank has not sent yet.
         """
-        self._drain()
-        return saved(self._steps, self._feedback)
+        self._sums.drain()
+        return saved(self._steps, self._memory)
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called. Raises HookConfigError for values of another state."""
-        self._drain()
-        self._steps = loaded(values, self._feedback)
+        self._sums.drain()
+        self._steps = loaded(values, self._memory)
 
     def submit(
         self, buffer: torch.Tensor, parameters: Sequence[torch.Tensor]
@@ -202,52 +160,47 @@ class SwitchAllreduceState:
             raise HookConfigError(
                 f"gradient: is {buffer.layout}; make the embedding with sparse=False; its zeros are not sent"
             )
-        bucket = Bucket(buffer, [parameter.numel() for parameter in parameters])
+        bucket = Bucket(buffer, [parameter.shape for parameter in parameters])
         done = bucket.future()
-        work = self._submitted(bucket, self._names_of(parameters))
-        if torch._C._current_graph_task_id() == _NO_PASS:
-            pass_on(work, done, lambda: buffer)
-        else:
+        names, step = self._names.of(parameters), self._steps - self._passes.counted
+        work = self._sums.submit(bucket, names, step, self.process_group)
+        if in_pass():
             # DDP must end its pass normally to be able to begin another; failed gradients become NaN.
             told = pass_on(work, done, lambda: buffer, after_error=lambda: buffer.fill_(math.nan))
-            _call_back(partial(self._wait_for, told))
+            wait_at_end(told, self._stats.add_wait)
+        else:
+            pass_on(work, done, lambda: buffer)
         return done
 
     def average(self, tensor: torch.Tensor) -> None:
         """Average a contiguous tensor in place, at once; for `fsdp_hook`. Not with a sparsifier."""
-        if self._feedback is not None:
+        if self._memory is not None:
             raise HookConfigError("sparsifier: is for DDP, whose gradients have names; use None with FSDP")
         flat = tensor.detach().view(-1)
         # One name for all tensors of a size suffices: only the choice of a form is kept between steps.
         name = f"tensor of {flat.numel()}"
-        self._submitted(Bucket(flat, [flat.numel()]), (name,)).result()
+        self._sums.submit(Bucket(flat, [flat.shape]), (name,), self._steps, self.process_group).result()
 
     def end_step(self) -> None:
         """Count a backward pass once one module's buckets have all been submitted; for `hook`."""
-        if self._counted:
+        if not self._passes.count():
             return
-        self._last_pass = torch._C._current_graph_task_id()
         self._steps += 1
-        with self._lock:
-            self._stats = replace(self._stats, steps=self._stats.steps + 1)
-        if self._log_every and self._stats.steps % self._log_every == 0:
-            if self._last_pass == _NO_PASS:
-                self._log()
-            else:  # after the pass has waited for all sums, those of other modules included
-                _call_back(partial(_call_back, self._log))
-
-    def _log(self) -> None:
-        """Log statistics of the steps since the last call."""
-        before, self._logged = self._logged, self.stats()
-        _STATISTICS.info(self._logged.since(before))
+        if not self._stats.count_step():
+            return
+        if in_pass():  # log after the pass has waited for all sums, those of other modules included
+            call_at_end(partial(call_at_end, self._stats.log))
+        else:
+            self._stats.log()
 
     def __getstate__(self) -> dict[str, Any]:
         _LOGGER.warning("process_group and connections are not saved with a SwitchAllreduceState")
-        self._drain()
-        kept = {name: getattr(self, name) for name in self._kept}
-        if not isinstance(self._over, str):
-            kept["_over"] = "switch"
-        return kept
+        self._sums.drain()
+        return {
+            "_settings": self._settings.without_connection(),
+            "_memory": self._memory,
+            "_steps": self._steps,
+        }
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         vars(self).update(kept)
@@ -260,135 +213,8 @@ class SwitchAllreduceState:
 
     def _start(self, names: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """Set up what is neither pickled nor restored."""
-        self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._owners: dict[str, TensorWeakRef] = {}
-        self._unnamed = 0
-        self._last_pass = _NO_PASS
-        self._lock = threading.Lock()
-        self._sums: dict[tuple[str, ...], BucketSum] = {}
-        self._pipeline, self._closed = None, False
-        self._stats, self._wait_s = HookStats(), 0.0
-        self._logged: HookStats = self._stats
+        self._names = ParameterNames()
+        self._passes = PassCounter()
+        self._stats = RunningStats(self._settings.log_every)
+        self._sums = BucketSums(self._settings, self._memory, self._stats.add)
         self.name(names)
-
-    def _submitted(self, bucket: Bucket, names: tuple[str, ...]) -> Future[None]:
-        """Queue a bucket's sum and return its future."""
-        if self._closed:
-            refused: Future[None] = Future()
-            refused.set_exception(_left())
-            return refused
-        self.connect()
-        assert self._pipeline is not None
-        if names not in self._sums:
-            self._sums[names] = self._new_sums(names)
-        sums, step = self._sums[names], self._steps - self._counted
-        return self._pipeline.submit(sums.seat, lambda: self._count(sums.run(bucket, step)))
-
-    @property
-    def _counted(self) -> bool:
-        """Whether the current backward pass has been counted already, with another module's buckets."""
-        return self._last_pass != _NO_PASS and self._last_pass == torch._C._current_graph_task_id()
-
-    def _names_of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
-        for parameter in parameters:
-            while parameter not in self._names:
-                name = f"parameter {self._unnamed}"
-                self._unnamed += 1  # names of deleted modules are not reused
-                if name not in self._owners:
-                    self._give(name, parameter)
-        return tuple(self._names[parameter] for parameter in parameters)
-
-    def _give(self, name: str, parameter: torch.Tensor) -> None:
-        if parameter.is_complex():
-            raise HookConfigError(
-                f"names: {name!r} is {parameter.dtype}; use its real and imaginary parts as parameters"
-            )
-        if parameter in self._names:
-            del self._owners[self._names[parameter]]
-        self._names[parameter] = name
-        self._owners[name] = TensorWeakRef(parameter)
-
-    def _owner(self, name: str) -> int | None:
-        """Return the id of the live parameter that has this name, or None."""
-        owner = self._owners[name]() if name in self._owners else None
-        return None if owner is None else id(owner)
-
-    def _new_sums(self, names: tuple[str, ...]) -> BucketSum:
-        assert self._pipeline is not None
-        seat = Seat(self._pipeline)
-        allreduce = self._allreduce(seat, self._forms_of(names), names, self._implementation)
-        return BucketSum(names, seat, allreduce, self._feedback, on_host=self._implementation == "cpu")
-
-    def _allreduce(
-        self,
-        summation: Summation,
-        forms: RequestedForm | Mapping[str, RequestedForm],
-        names: Sequence[str],
-        implementation: Literal["cpu", "gpu"],
-    ) -> Allreduce:
-        return Allreduce(
-            summation,
-            forms=forms,
-            sparse=() if self._feedback is None else names,
-            index=self._index,
-            predict=self._predict,
-            limbs=self._limbs,
-            seed=self._seed,
-            network=self._network,
-            average=True,
-            implementation=implementation,
-            span=_profiled,
-        )
-
-    def _check_forms(self) -> None:
-        """Raise HookConfigError now for settings that the first step would reject, and for unknown names."""
-        try:
-            self._allreduce(LocalSummation.group(1)[0], self._forms, (), "cpu")
-        except ValueError as error:
-            raise HookConfigError(str(error)) from error
-        unknown = set() if isinstance(self._forms, str) else set(self._forms) - set(self._owners)
-        if self._owners and unknown:
-            raise HookConfigError(
-                f"forms: {min(unknown)!r} is not among `names`; correct it, or give the names of all modules"
-            )
-
-    def _forms_of(self, names: tuple[str, ...]) -> RequestedForm | Mapping[str, RequestedForm]:
-        """Return the requested forms of a bucket's parameters; its Allreduce rejects other names."""
-        if isinstance(self._forms, str):
-            return self._forms
-        return {name: form for name, form in self._forms.items() if name in names}
-
-    def _wait_for(self, work: Future[None]) -> None:
-        """Wait for work at the end of a backward pass, which then raises the work's error.
-
-        If PyTorch's C++ code waited for the bucket's future instead, the error would lose its type. The error
-        is raised after all of DDP's callbacks have run.
-        """
-        started = time.perf_counter()
-        with _profiled("wait"):
-            error = work.exception()
-        self._wait_s += time.perf_counter() - started
-        if error is not None:
-            _call_back(lambda: work.result())
-
-    def _count(self, result: StepResult) -> None:
-        with self._lock:
-            self._stats = self._stats.plus(result)
-
-    def _drain(self) -> None:
-        if self._pipeline is not None:
-            self._pipeline.drain()
-
-
-def _profiled(phase: str) -> torch.profiler.record_function:
-    """Return a context that marks a range in the traces of torch's profiler."""
-    return torch.profiler.record_function(f"peelsum::{phase}")
-
-
-def _left() -> HookError:
-    return HookError("state: was closed; make a new one")
-
-
-def _call_back(function: Callable[[], None]) -> None:
-    """Call `function` at the end of this thread's backward pass, after callbacks queued before."""
-    torch.autograd.Variable._execution_engine.queue_callback(function)

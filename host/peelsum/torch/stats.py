@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from peelsum.allreduce import StepResult, TensorResult
 from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
+from peelsum.allreduce.result import non_zeros
+from peelsum.compress import CompressedResult, CompressedTensor, Kind
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,8 @@ class TensorStats:
     elements: int
     """Number of elements."""
 
-    form: Form
-    """How the values travelled: dense, compact or sketch."""
+    form: Form | Kind
+    """How the values travelled: dense, compact or sketch; or as additive or gathered payloads."""
 
     index: IndexForm | None
     """How the index travelled; None for a form without an index."""
@@ -29,7 +31,10 @@ class TensorStats:
     """Share of elements that were non-zero on this worker; NaN if the gradient was not finite."""
 
     error_bound: float
-    """How far an element of the sum can be from the sum of the workers' floats."""
+    """How far an element of the result can be from the exact sum (or average) of the workers' floats."""
+
+    scale_block: int | None
+    """Elements in each block that had a scale of its own; None if all had the same, or none was needed."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class HookStats:
             f"waited for {wait:.1f}; gradients that were not finite: {self.non_finite - before.non_finite}"
         )
 
-    def plus(self, result: StepResult) -> HookStats:
+    def plus(self, result: StepResult | CompressedResult) -> HookStats:
         """Return the statistics with one more bucket."""
         return HookStats(
             steps=self.steps,
@@ -105,14 +110,13 @@ class HookStats:
         )
 
 
-def _tensor_stats(tensor: TensorResult) -> TensorStats:
+def _tensor_stats(tensor: TensorResult | CompressedTensor) -> TensorStats:
+    block = None
+    if isinstance(tensor, CompressedTensor):
+        own = tensor.density_worker
+    else:
+        own = non_zeros(tensor.quantized_at) / max(tensor.elements, 1) if tensor.finite else float("nan")
+        block = None if tensor.fixed is None or tensor.fixed.octaves is None else tensor.fixed.block
     return TensorStats(
-        tensor.elements,
-        tensor.form,
-        tensor.index,
-        tensor.density,
-        int(tensor.quantized_at.any(axis=0).sum()) / max(tensor.elements, 1)
-        if tensor.finite
-        else float("nan"),
-        tensor.error_bound,
+        tensor.elements, tensor.form, tensor.index, tensor.density, own, tensor.error_bound, block
     )

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.held_seats import only_here
 from peelsum.transport import JobConfig, SwitchSummation, job_config
-from peelsum.transport.asking import Claim
+from peelsum.transport.lease import Lease
 from peelsum.transport.seats import SEAT
 
 #: The job for all ranks of a machine, in the form that follows `switch:`.
@@ -21,7 +21,7 @@ JOB = "PEELSUM_JOB"
 #: How long a controller may take to admit a job, in seconds.
 _ADMISSION_S = 60.0
 #: A controller's address in forms other than //HOST:PORT, to suggest the right one.
-_CONTROLLER = re.compile(r"(?:\w+:/*|/)?([^/@:]+:\d+)/?")
+_CONTROLLER = re.compile(r"(?:\w+:/*|/)?((?:[^/@:\[\]]+|\[[\da-fA-F:.]+\]):\d+)(?:/.*)?")
 #: Counts the jobs that this process has requested, the same on every rank.
 _asked = count()
 
@@ -33,7 +33,9 @@ class Store(Protocol):
     def get(self, key: str) -> bytes: ...
 
 
-def plug_in(source: str, rank: int, ranks: int, store: Store, timeout_s: float | None) -> SwitchSummation:
+def connect_rank(
+    source: str, rank: int, ranks: int, store: Store, timeout_s: float | None
+) -> SwitchSummation:
     """Connect a rank to the switch, in a job of as many workers as there are ranks.
 
     `source` is what follows `switch:`; if empty, the environment is used. It has one of these forms:
@@ -51,7 +53,7 @@ def plug_in(source: str, rank: int, ranks: int, store: Store, timeout_s: float |
         values = _job(source, rank, store, held)
         job = job_config(_field(values, "admission"))
         check_size(job.workers, ranks)
-        return _plugged_in(job, _seat(values, rank), rank, timeout_s, held)
+        return _connected(job, _seat(values, rank), rank, timeout_s, held)
     except BaseException:
         held.close()
         raise
@@ -66,7 +68,7 @@ def check_size(workers: int, ranks: int) -> None:
         )
 
 
-def _plugged_in(
+def _connected(
     job: JobConfig, seat: dict[str, Any], rank: int, timeout_s: float | None, held: ExitStack
 ) -> SwitchSummation:
     host, port = _field(seat, "switch_host"), _field(seat, "switch_port")
@@ -136,8 +138,8 @@ def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict
     if rank == 0:
         try:
             held.enter_context(only_here(f"rank 0 of the job of controller {controller}"))
-            claim = held.enter_context(closing(Claim(address, _ADMISSION_S)))
-            answer = claim.answer
+            lease = held.enter_context(closing(Lease(address, _ADMISSION_S)))
+            answer = lease.response
         except HookConfigError as error:
             answer = json.dumps({"error": f"rank 0: {str(error).removeprefix('over: ')}"})
         except OSError as error:
@@ -165,7 +167,7 @@ def _address(text: str) -> tuple[str, int]:
         raise HookConfigError(
             f"over: {text!r} is not HOST:PORT; give rank 0's port of the switch, or a controller's"
         )
-    return host, int(port)
+    return host.strip("[]"), int(port)
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:

@@ -34,19 +34,20 @@ def start(
     """
     if not available():
         raise TopologyError(f"{BINARY}: not found on PATH; install BMv2, or use the softswitch")
-    address = address or f"127.0.0.1:{_free_tcp_port()}"
-    command = [BINARY, "--no-p4", "--device-id", str(device_id), "--log-level", "off"]
-    for port, interface in interfaces.items():
-        command += ["-i", f"{port}@{interface}"]
-    if _takes_thrift_port(shutil.which(BINARY) or BINARY):
-        command += ["--thrift-port", str(_free_tcp_port())]  # the default, 9090, would be the same for all
-    command += ["--", "--grpc-server-addr", address, "--cpu-port", str(CPU_PORT)]
-    child = Child(name, command, foreign=True)
-    try:
-        _await_listener(address, child)
-    except BaseException:
-        child.stop()
-        raise
+    with held_tcp_port() as grpc_port, held_tcp_port() as thrift_port:
+        address = address or f"127.0.0.1:{grpc_port}"
+        command = [BINARY, "--no-p4", "--device-id", str(device_id), "--log-level", "off"]
+        for port, interface in interfaces.items():
+            command += ["-i", f"{port}@{interface}"]
+        if _takes_thrift_port(shutil.which(BINARY) or BINARY):
+            command += ["--thrift-port", str(thrift_port)]  # the default, 9090, would be the same for all
+        command += ["--", "--grpc-server-addr", address, "--cpu-port", str(CPU_PORT)]
+        child = Child(name, command, foreign=True)
+        try:
+            _await_listener(address, child)
+        except BaseException:
+            child.stop()
+            raise
     return address, child
 
 
@@ -70,10 +71,17 @@ def _takes_thrift_port(binary: str) -> bool:
     return b"--thrift-port" in shown.stdout + shown.stderr
 
 
-def _free_tcp_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def held_tcp_port() -> Iterator[int]:
+    """Yield a free port that nothing is given meanwhile, except a server that binds it to reuse it.
+
+    gRPC sets SO_REUSEPORT, and Thrift SO_REUSEADDR, which Linux grants while nobody listens.
+    """
+    with socket.socket() as holder:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            holder.setsockopt(socket.SOL_SOCKET, option, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 def _await_listener(address: str, child: Child) -> None:

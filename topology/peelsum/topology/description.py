@@ -287,8 +287,8 @@ def parse(text: str, source: str) -> Topology:
         # Import the control plane, which is slow, only for an error.
         from peelsum.control.validation import first_validation_error
 
-        complaint = first_validation_error(error, "a topology", Topology)
-        raise TopologyDescriptionError(f"{source}: {complaint}") from None
+        message = first_validation_error(error, "a topology", Topology)
+        raise TopologyDescriptionError(f"{source}: {message}") from None
     except ValueError as error:  # both decoders raise it
         raise TopologyDescriptionError(f"{source}: cannot be read: {error}; correct it there") from None
 

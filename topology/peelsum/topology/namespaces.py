@@ -83,7 +83,7 @@ class Wires:
         self._bring_up(name)
         self._bring_up(peer)
 
-    def plug_in(self, name: str, host_pid: int, mac: str) -> None:
+    def attach_host(self, name: str, host_pid: int, mac: str) -> None:
         """Make a veth pair between `name` here, up, and HOST_INTERFACE in the namespace of `host_pid`."""
         with _explained(f"link {name}"):
             peer = {"ifname": HOST_INTERFACE, "net_ns_pid": host_pid, "address": mac}

@@ -376,7 +376,7 @@ def _lay(wires: Wires, topology: Topology, link: Link, holders: Mapping[str, int
     if link.loss:
         wires.join(one, near)
     if other in holders:
-        wires.plug_in(far, holders[other], topology.address_of(other)[0])
+        wires.attach_host(far, holders[other], topology.address_of(other)[0])
     else:
         wires.join(far, other)
     if link.loss:

@@ -71,8 +71,10 @@ class StarReport:
 class Star:
     """A star, started on entry and ended on exit, after which it has a `report`.
 
-    rate_mbit: the rate at which every port of the switch sends; None is as fast as it can. mark_from: how
-    many packets may wait at such a port before later ones get an ECN mark.
+    rate_mbit: the rate at which every port of the switch sends; None is as fast as it can. delay_ms: the
+    milliseconds that a frame is under way after it was sent. schedule: a file of changes of both, see
+    `peelsum.softswitch.ports.schedule`. mark_from: how many packets may wait at a port with a rate before
+    later ones get an ECN mark.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class Star:
         loss: float = 0.0,
         seed: int = 0,
         rate_mbit: float | None = None,
+        delay_ms: float = 0.0,
+        schedule: Path | None = None,
         mark_from: int = 64,
         job_id: int = 1,
         timeout_s: float = 30.0,
@@ -91,6 +95,7 @@ class Star:
         self._workers, self._lanes, self._window, self._job_id = workers, lanes, window, job_id
         self._loss, self._seed, self._timeout_s = loss, seed, timeout_s
         self._rate_mbit, self._mark_from = rate_mbit, mark_from
+        self._delay_ms, self._schedule = delay_ms, schedule
         self._stack = ExitStack()
         self._children: dict[str, Child] = {}
         self.seats: list[Seat] = []
@@ -106,6 +111,11 @@ class Star:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def process_ids(self) -> list[int]:
+        """The ids of the switch's and the server's processes."""
+        return [self._children[name].pid for name in ("switch", "server")]
 
     def check(self) -> None:
         """Raise ProcessError if a part of the star has ended by itself."""
@@ -144,6 +154,10 @@ class Star:
         options = ["--loss", str(self._loss), "--seed", str(self._seed)]
         if self._rate_mbit is not None:
             options += ["--port-rate", str(self._rate_mbit)]
+        if self._delay_ms:
+            options += ["--port-delay", str(self._delay_ms)]
+        if self._schedule is not None:
+            options += ["--schedule", str(self._schedule)]
         ports = str(self._workers + 1)
         return self._child(
             "switch", "switch", "run", "--ports", ports, "--p4runtime", "127.0.0.1:0", *options

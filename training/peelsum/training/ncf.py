@@ -1,7 +1,7 @@
 """Neural collaborative filtering on MovieLens' ratings, or on ratings drawn from a power law.
 
-The model is NeuMF (He et al., WWW'17, arXiv 1708.05031). Its embeddings have a row for each user or item, of
-which a batch touches few.
+The model is NeuMF (He et al., WWW'17, arXiv 1708.05031). Its embeddings have one row per user or item, and a
+batch uses few of them.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ class Size:
     layers: tuple[int, ...]
     """Widths of the perceptron's layers; the first is that of its two embeddings together."""
     batch: int
+    """Rated pairs per batch, to which negative samples are added."""
     users: int
     """Users of the power law."""
     items: int
     """Items of the power law."""
 
 
-#: MLPerf Training v0.5's model, for as many users and items as MovieLens' ml-20m; a small one, as ml-1m.
+#: MLPerf Training v0.5's model, with as many users and items as MovieLens' ml-20m.
 FULL = Size(64, (256, 256, 128, 64), 2048, 138_493, 26_744)
+#: A smaller model, with as many users and items as ml-1m.
 SMALL = Size(16, (64, 32, 16), 256, 6040, 3706)
 
 
@@ -86,7 +88,10 @@ class Ratings:
 
 
 def power_law(users: int, items: int, seed: int = 0) -> Ratings:
-    """Draw ratings: an item's popularity falls with a power of its rank, and users prefer one taste."""
+    """Draw 40 ratings per user.
+
+    An item's popularity falls with a power of its rank, and users prefer items of their own taste.
+    """
     rng = np.random.default_rng(seed)
     popularity = np.arange(1, items + 1) ** -_EXPONENT
     user = rng.integers(0, users, users * _RATINGS_OF_A_USER)
@@ -114,7 +119,7 @@ def movielens(path: Path) -> Ratings:
 
 
 def make(size: Size, path: Path | None) -> Task:
-    """Return NeuMF on the ratings at `path`, or on a power law."""
+    """Return the training of NeuMF on MovieLens' ratings at `path`; None draws ratings from a power law."""
     ratings = power_law(size.users, size.items) if path is None else movielens(path)
 
     def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,18 +70,37 @@ def tensor_of(case: Case, worker_id: int, workers: int) -> NDArray[np.float32]:
     return sparse
 
 
-def expected(case: Case, workers: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the exact sum of all workers' quantized tensors, and its floats, by plain NumPy in 64 bits."""
+def expected(case: Case, workers: int, block: int = 2**62) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return the exact sum of all workers' quantized tensors, and its floats, by plain NumPy in 64 bits.
+
+    `block` is the number of elements that share a scale.
+    """
     tensors = [tensor_of(case, worker_id, workers) for worker_id in range(workers)]
-    largest = max((float(np.abs(tensor).max(initial=0)) for tensor in tensors), default=0.0)
-    scale = 0
-    if largest:
-        exponent = int(np.frexp(largest)[1])
-        scale = next(s for s in range(300, -300, -1) if workers * 2.0 ** (exponent + s) <= _INT32)
+    scales = _scales(tensors, min(block, max(case.elements, 1)))
     total = np.zeros(case.elements, np.int64)
     for tensor in tensors:
-        total += np.rint(tensor * np.float64(2.0**scale)).astype(np.int64)
-    return total.astype(np.int32), (total * 2.0**-scale).astype(np.float32)
+        total += np.rint(np.ldexp(tensor.astype(np.float64), scales)).astype(np.int64)
+    return total.astype(np.int32), np.ldexp(total.astype(np.float64), -scales).astype(np.float32)
+
+
+def _scales(tensors: Sequence[NDArray[np.float32]], block: int) -> NDArray[np.int64]:
+    """Return each element's scale: the largest at which float32 of its block's exponent fit an int32 sum.
+
+    Exponent fields are rounded up to odd ones, but not above the tensor's. Drawn tensors hold no values so
+    small that a block's exponent would not be told apart.
+    """
+    elements, workers = tensors[0].size, len(tensors)
+    largest = np.zeros(-(-elements // block) * block, np.float32)
+    for tensor in tensors:
+        np.maximum(largest[:elements], np.abs(tensor), out=largest[:elements])
+    by_block = largest.reshape(-1, block).max(axis=1)
+    if not by_block.any():
+        return np.zeros(elements, np.int64)
+    top = int(np.frexp(by_block.max())[1])
+    # frexp's exponent is E + 1 for a float32 of exponent E, and is even where the field E + 127 is.
+    exponents = np.where(by_block > 0, np.minimum(np.frexp(by_block)[1] | 1, top), top)
+    headroom = next(h for h in range(31, 0, -1) if workers * np.rint(2.0**h * (1 - 2.0**-24)) <= _INT32)
+    return np.repeat(headroom - exponents.astype(np.int64), block)[:elements]
 
 
 def measure(summation: Summation, case: Case, *, iterations: int, warmups: int, check: bool) -> Measurement:
@@ -110,7 +129,8 @@ def measure(summation: Summation, case: Case, *, iterations: int, warmups: int, 
 
 
 def _wrong(result: TensorResult, case: Case, workers: int) -> int:
-    total, floats = expected(case, workers)
+    fixed = result.fixed
+    total, floats = expected(case, workers, fixed.block if fixed else 2**62)
     return int(np.count_nonzero((result.total != total) | (result.values != floats)))
 
 

@@ -74,6 +74,7 @@ class UdpHosts:
 
 
 def _greet(sock: BatchSocket, udp_port: int) -> None:
+    """Send hellos until the switch answers one. Raises TopologyError if it does not."""
     for _ in range(_HELLOS):
         sock.send_hello()
         if select.select([sock], [], [], _HELLO_WAIT_S)[0] and (burst := sock.receive()) and burst.hello:
@@ -94,7 +95,7 @@ class RawHosts:
         self._size = packet_bytes
         self._gather_s = 0.0 if one_by_one else _GATHER_S
         self._headers = [frame_header(port, packet_bytes) for port in range(1, workers + 2)]
-        # Under load the workers' results are not read; not queueing them leaves more CPU to the switch.
+        # Under load the workers' results are not read; sockets without them leave more CPU to the switch.
         self._raw = [
             RawInterface(interfaces[port], receives=one_by_one or port == workers + 1)
             for port in range(1, workers + 2)

@@ -66,12 +66,15 @@ class ShapedLan:
             raise TopologyError(f"{missing[0]}: not found on PATH; install iproute2 and util-linux")
         self._hub = self._hold()
         self._pids = [self._hold() for _ in range(self._workers)]
+        self._join_hub()
+        for worker, pid in enumerate(self._pids):
+            self._attach_host(worker, pid)
+
+    def _join_hub(self) -> None:
         self._run(self._hub, "ip", "link", "add", "bridge", "type", "bridge")
         self._run(self._hub, "ip", "link", "set", "bridge", "mtu", str(_MTU), "up")
-        for worker, pid in enumerate(self._pids):
-            self._plug_in(worker, pid)
 
-    def _plug_in(self, worker: int, pid: int) -> None:
+    def _attach_host(self, worker: int, pid: int) -> None:
         name, mtu = f"w{worker}", str(_MTU)
         pair = ["type", "veth", "peer", "name", HOST_INTERFACE, "netns", str(pid)]
         self._run(self._hub, "ip", "link", "add", name, *pair)

@@ -24,7 +24,10 @@ class Row:
     shaped_by: Literal["switch ports", "namespaces"] | None
     """What limits the rate: token buckets in the softswitch's ports, or those of virtual Ethernet."""
     path: str
-    """The backend: "switch", "switch-dense" (the same switch, all gradients dense), or "gloo"."""
+    """The backend: "switch", "switch-dense" (the same switch, all gradients dense), or "gloo".
+
+    With `Request.cpu` also "hook-gloo", the hook over gloo, and "fp16", torch's hook that halves gradients.
+    """
     form: str
     """Forms in which gradients were sent."""
     density_worker: float
@@ -56,6 +59,10 @@ class Row:
 
     None if not compared: for gloo, which adds floats, and for top-k.
     """
+    cpu_ms: float
+    """CPU time of all processes, switch and server included, per step beyond computation, the mean."""
+    switch_cpu_ms: float
+    """The share of `cpu_ms` of switch and server."""
     speedup_over_dense: float | None = None
     """`iteration_ms` of "switch-dense" over that of this row."""
     speedup_over_gloo: float | None = None
@@ -64,6 +71,8 @@ class Row:
     """`aggregation_ms` of "switch-dense" over that of this row."""
     aggregation_over_gloo: float | None = None
     """`aggregation_ms` of "gloo" over that of this row."""
+    cpu_of_gloo: float | None = None
+    """`cpu_ms` of this row over that of "gloo"."""
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
@@ -82,10 +91,12 @@ def compared(rows: Sequence[Row]) -> list[Row]:
             speedup_over_gloo=_ratio(gloo, row, "iteration_ms"),
             aggregation_over_dense=_ratio(dense, row, "aggregation_ms"),
             aggregation_over_gloo=_ratio(gloo, row, "aggregation_ms"),
+            cpu_of_gloo=None if gloo is None else _ratio(row, gloo, "cpu_ms"),
         )
 
     return [against(row) for row in sorted(rows, key=lambda row: row.gbps or 0)]
 
 
 def _ratio(slow: Row | None, quick: Row, key: str) -> float | None:
-    return None if slow is None else round(getattr(slow, key) / getattr(quick, key), 3)
+    below = getattr(quick, key)
+    return None if slow is None or not below else round(getattr(slow, key) / below, 3)

@@ -17,8 +17,8 @@ from typing import Any
 
 from peelsum.bench.train.links import ShapedLan
 from peelsum.bench.train.report import Row, compared
-from peelsum.bench.train.worker import FORMS, Job, Measurement
-from peelsum.topology import Child, Seat, Star, TopologyError
+from peelsum.bench.train.worker import FORMS, FP16, HOOK_OVER_GLOO, Job, Measurement
+from peelsum.topology import Child, Star, TopologyError
 from peelsum.topology.namespaces import HOST_INTERFACE
 from peelsum.training import Density, ModelName, densities, make_task, overall
 
@@ -26,6 +26,8 @@ from peelsum.training import Density, ModelName, densities, make_task, overall
 _TIMEOUT_SMALL_S, _TIMEOUT_FULL_S = 30.0, 600.0
 #: Seconds between two polls of the workers' output.
 _POLL_S = 0.05
+#: The backends without a switch; only the first without `Request.cpu`.
+BY_GLOO = ["gloo", HOOK_OVER_GLOO, FP16]
 #: Numbers of workers for which the union's density is shown.
 UNIONS = (2, 4, 8)
 
@@ -49,6 +51,8 @@ class Request:
     seed: int = 0
     top_k: float | None = None
     """Share of elements that `switch` sends; None for all."""
+    cpu: bool = False
+    """Whether to compare CPU time: no rates, and the hook over gloo and torch's fp16 hook in addition."""
 
 
 class Watch:
@@ -84,11 +88,11 @@ def measure_densities(request: Request) -> tuple[str, list[Density]]:
 
 def _rows(request: Request, watch: Watch) -> Iterator[Row]:
     with ExitStack() as stack:
-        lan, no_rate = _lan(
-            stack, request.workers
-        )  # namespaces must exist before this process starts threads
-        rates = len(request.gbps)
-        watch.starts(rates * len(FORMS) + (rates if lan else 1), no_rate)
+        # Namespaces must exist before this process starts threads.
+        lan, no_rate = (None, None) if request.cpu else _lan(stack, request.workers)
+        rates = 1 if request.cpu else len(request.gbps)
+        gloo = len(BY_GLOO) if request.cpu else rates if lan else 1
+        watch.starts(rates * len(FORMS) + gloo, no_rate)
         yield from _by_switch(request, watch)
         yield from _by_gloo(request, lan, watch)
 
@@ -106,13 +110,14 @@ def _by_switch(request: Request, watch: Watch) -> Iterator[Row]:
     with ExitStack() as stack:
         watch.now(f"{request.model}: starting {request.workers} workers")
         children = _crew(stack, request, None)
-        for gbps in request.gbps:
-            with Star(request.workers, rate_mbit=1000 * gbps, timeout_s=timeout_s) as star:
-                watch.now(f"{request.model}: switch at {gbps:g} Gbit/s")
-                for row in _asked(children, request, list(FORMS), star.seats):
+        for gbps in [None] if request.cpu else request.gbps:
+            rate = f"at {gbps:g} Gbit/s" if gbps else "without a rate"
+            with Star(request.workers, rate_mbit=gbps and 1000 * gbps, timeout_s=timeout_s) as star:
+                watch.now(f"{request.model}: switch {rate}")
+                for row in _asked(children, request, list(FORMS), star):
                     star.check()
-                    watch.now(f"{request.model}: all of every gradient, switch at {gbps:g} Gbit/s", done=1)
-                    yield replace(row, gbps=gbps, shaped_by="switch ports")
+                    watch.now(f"{request.model}: all of every gradient, switch {rate}", done=1)
+                    yield replace(row, gbps=gbps, shaped_by="switch ports" if gbps else None)
 
 
 def _by_gloo(request: Request, lan: ShapedLan | None, watch: Watch) -> Iterator[Row]:
@@ -123,7 +128,7 @@ def _by_gloo(request: Request, lan: ShapedLan | None, watch: Watch) -> Iterator[
             if lan and gbps:
                 lan.shape(gbps)
             watch.now(f"{request.model}: gloo at {gbps:g} Gbit/s" if gbps else f"{request.model}: gloo")
-            for row in _asked(children, request, ["gloo"], None):
+            for row in _asked(children, request, BY_GLOO if request.cpu else BY_GLOO[:1], None):
                 watch.now("", done=1)
                 yield replace(row, gbps=gbps, shaped_by="namespaces" if lan else None)
 
@@ -131,7 +136,7 @@ def _by_gloo(request: Request, lan: ShapedLan | None, watch: Watch) -> Iterator[
 def _crew(stack: ExitStack, request: Request, lan: ShapedLan | None) -> list[Child]:
     """Start the workers; return them when all are ready for commands."""
     store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))) / "gloo"
-    options = {name: getattr(request, name) for name in asdict(request) if name != "gbps"}
+    options = {name: getattr(request, name) for name in asdict(request) if name not in ("gbps", "cpu")}
     options |= {"store": str(store), "interface": HOST_INTERFACE if lan else "lo"}
     children = []
     for rank in range(request.workers):
@@ -144,11 +149,10 @@ def _crew(stack: ExitStack, request: Request, lan: ShapedLan | None) -> list[Chi
     return children
 
 
-def _asked(
-    children: Sequence[Child], request: Request, paths: list[str], seats: Sequence[Seat] | None
-) -> Iterator[Row]:
+def _asked(children: Sequence[Child], request: Request, paths: list[str], star: Star | None) -> Iterator[Row]:
     for rank, child in enumerate(children):
-        child.tell(paths=paths, seat=None if seats is None else asdict(seats[rank]))
+        seat = None if star is None else asdict(star.seats[rank])
+        child.tell(paths=paths, seat=seat, watched=star.process_ids if star and rank == 0 else [])
     for _ in paths:
         yield _row(request, [Measurement(**line) for line in _answers(children)])
 
@@ -193,4 +197,6 @@ def _row(request: Request, measured: Sequence[Measurement]) -> Row:
         aggregation_ms=slowest("aggregation_s"),
         aggregation_gbps=round(32 * elements / aggregation_s / 1e9, 4),
         exact=not any(wrong) if wrong else None,
+        cpu_ms=round(1e3 * sum(one.cpu_s + one.switch_cpu_s for one in measured), 2),
+        switch_cpu_ms=round(1e3 * sum(one.switch_cpu_s for one in measured), 2),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import os
 import sys
 import time
@@ -16,12 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not exported, but documented
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.allreduce import AllreduceError, Part, RequestedForm, Summation
@@ -36,6 +37,8 @@ from peelsum.transport.seats import plug_in
 
 #: The form in which each backend that uses the switch sends gradients.
 FORMS: dict[str, RequestedForm] = {"switch": "auto", "switch-dense": "dense"}
+#: The hook over gloo, and torch's own hook that halves gradients, besides the switch and plain gloo.
+HOOK_OVER_GLOO, FP16 = "hook-gloo", "fp16"
 _INT32 = 2**31 - 1
 _FLOAT_BYTES = 4
 
@@ -88,6 +91,10 @@ class Measurement:
     """Decoding seconds of the summing threads."""
     aggregation_s: float
     """Seconds to sum a step's buckets all at once, without any computation."""
+    cpu_s: float
+    """CPU seconds of this process beyond its computation, the mean."""
+    switch_cpu_s: float
+    """CPU seconds of the processes whose ids this worker was given, the mean."""
     wrong: int | None
     """Elements of the last step's averages that differ from exact ones; None if not compared."""
 
@@ -100,6 +107,8 @@ class Iteration:
     """The whole iteration."""
     optimizer: float
     """The optimizer's step."""
+    optimizer_cpu: float
+    """CPU seconds of the optimizer's step."""
     encode: float
     """Encoding, in the summing threads."""
     network: float
@@ -150,19 +159,22 @@ class TimedSums:
 class Trainer:
     """A new replica of the task's model, whose gradients one backend averages."""
 
-    def __init__(self, task: Task, job: Job, path: str, sums: TimedSums | None) -> None:
+    def __init__(
+        self, task: Task, job: Job, path: str, sums: TimedSums | None, watched: Sequence[int] = ()
+    ) -> None:
+        """watched: ids of the switch's processes."""
         torch.manual_seed(job.seed + job.rank)  # for dropout; DDP copies rank 0's parameters to all
-        self._job, self._path = job, path
+        self._job, self._path, self._watched = job, path, watched
         self._model = DistributedDataParallel(copy.deepcopy(task.model))
         self._optimizer = task.optimizer(self._model.parameters())
         self._batches = task.batches(job.rank, job.workers, job.seed)
         self._state: SwitchAllreduceState | None = None
         self._sums, self._sparse = sums, path == "switch" and job.top_k is not None
-        if sums is not None:
+        if sums is not None or path == HOOK_OVER_GLOO:
             names = self._model.module.named_parameters()
             sparsifier = TopK(job.top_k) if self._sparse and job.top_k else None
             self._state = SwitchAllreduceState(
-                over=sums, names=names, forms=FORMS[path], sparsifier=sparsifier
+                over=sums or "gloo", names=names, forms=FORMS.get(path, "auto"), sparsifier=sparsifier
             )
         self._recorder = Recorder(self._sum)
         # DDP reads a hook's annotations, which an object lacks.
@@ -172,10 +184,12 @@ class Trainer:
         """Run steps to warm up, steps without sums, timed steps, a checked one, and sums alone."""
         steps = self._job.steps
         self._iterations(self._job.warm_ups)
-        gradients_s = median(one.all for one in self._iterations(steps, summed=False))
+        unsummed, computing_s, _ = self._with_cpu(lambda: self._iterations(steps, summed=False))
+        gradients_s = median(one.all for one in unsummed)
         self._iterations(1)
         before = self._stats().wire_bytes
-        timed = self._iterations(steps)
+        timed, cpu_s, switch_cpu_s = self._with_cpu(lambda: self._iterations(steps))
+        computing_s += sum(one.optimizer_cpu for one in timed)
         after = self._stats()
         iteration_s = median(one.all for one in timed)
         compute_s = gradients_s + median(one.optimizer for one in timed)
@@ -200,6 +214,8 @@ class Trainer:
             decode_s=median(one.decode for one in timed),
             wrong=self._wrong(own),
             aggregation_s=median(self._sums_alone(steps)),
+            cpu_s=(cpu_s - computing_s) / steps,
+            switch_cpu_s=switch_cpu_s / steps,
         )
 
     def close(self) -> None:
@@ -207,7 +223,19 @@ class Trainer:
         if self._state is not None:
             self._state.close()
 
+    def _with_cpu(self, run: Callable[[], list[Iteration]]) -> tuple[list[Iteration], float, float]:
+        """Run; return the result, and the CPU seconds of this process and of the switch's processes."""
+        dist.barrier()
+        watched_s, own_s = sum(map(_cpu_s, self._watched)), time.process_time()
+        result = run()
+        dist.barrier()
+        own_s, watched_s = time.process_time() - own_s, sum(map(_cpu_s, self._watched)) - watched_s
+        return result, own_s, watched_s
+
     def _sum(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self._path == FP16:
+            assert dist.group.WORLD is not None
+            return fp16_compress_hook(dist.group.WORLD, bucket)
         return self._by_gloo(bucket.buffer()) if self._state is None else hook(self._state, bucket)
 
     def _by_gloo(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
@@ -237,7 +265,12 @@ class Trainer:
         """
         if self._state is None or self._sparse:
             return None
-        return sum(_wrong(parameter, gradient) for parameter, gradient in own.items())
+        names = {parameter: name for name, parameter in self._model.module.named_parameters()}
+        sent = self._state.stats().tensors
+        return sum(
+            _wrong(parameter, gradient, sent[names[parameter]].scale_block)
+            for parameter, gradient in own.items()
+        )
 
     def _stats(self) -> HookStats:
         return HookStats() if self._state is None else self._state.stats()
@@ -254,14 +287,15 @@ class Trainer:
         self._optimizer.zero_grad()
         with nullcontext() if summed else self._model.no_sync():
             self._model(*batch).backward()
-        computed = time.perf_counter()
+        computed, computed_cpu = time.perf_counter(), time.thread_time()
         if summed:
             self._optimizer.step()
-        ended = time.perf_counter()
+        ended, ended_cpu = time.perf_counter(), time.thread_time()
         after = self._stats()
         return Iteration(
             ended - started,
             ended - computed,
+            ended_cpu - computed_cpu,
             after.encode_s - before.encode_s,
             self._network_s - network_s,
             after.decode_s - before.decode_s,
@@ -284,7 +318,13 @@ class Trainer:
 
     @property
     def _network_s(self) -> float:
-        return 0.0 if self._sums is None else self._sums.seconds
+        return self._stats().network_s if self._sums is None else self._sums.seconds
+
+
+def _cpu_s(process_id: int) -> float:
+    """Return the CPU seconds of all threads of a process."""
+    tasks = Path(f"/proc/{process_id}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def _density(gradients: Mapping[torch.Tensor, torch.Tensor], *, union: bool = False) -> float:
@@ -298,21 +338,31 @@ def _density(gradients: Mapping[torch.Tensor, torch.Tensor], *, union: bool = Fa
     return occupied / max(1, sum(gradient.numel() for gradient in gradients.values()))
 
 
-def _wrong(parameter: torch.Tensor, own: torch.Tensor) -> int:
+def _wrong(parameter: torch.Tensor, own: torch.Tensor, block: int | None) -> int:
     """Count the elements of the parameter's averaged gradient that differ from the exact average of `own`.
 
-    The exact average uses the largest power of two for which the sum of all workers' integers fits int32.
+    The exact average uses, for each `block` elements, the largest power of two for which the sum of all
+    workers' integers fits int32. Exponent fields are rounded up to odd ones, but not above the tensor's. A
+    block counts as no less than 46 octaves below its worker's largest value.
     """
-    workers, largest = dist.get_world_size(), own.abs().max().double()
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    workers, elements = dist.get_world_size(), own.numel()
     assert parameter.grad is not None
-    if not largest:
+    block = block or max(elements, 1)
+    largest = own.new_zeros(-(-elements // block) * block)
+    largest[:elements] = own.abs().flatten()
+    largest = largest.view(-1, block).amax(1)
+    largest = torch.where(largest > 0, largest.clamp(min=float(largest.max()) * 2.0**-46), 0)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    if not largest.any():
         return int(parameter.grad.count_nonzero())
-    exponent = math.frexp(float(largest))[1]
-    scale = next(s for s in range(300, -300, -1) if workers * 2.0 ** (exponent + s) <= _INT32)
-    total = (own.double() * 2.0**scale).round().long()
+    # frexp's exponent is E + 1 for a float32 of exponent E, and is even where the field E + 127 is.
+    above = torch.frexp(largest).exponent
+    exponent = torch.where(largest > 0, (above | 1).clamp(max=above[largest > 0].max()), 0)
+    headroom = next(h for h in range(31, 0, -1) if workers * round(2**h * (1 - 2.0**-24)) <= _INT32)
+    scale = (headroom - exponent).repeat_interleave(block)[:elements].view(own.shape)
+    total = torch.ldexp(own.double(), scale).round().long()
     dist.all_reduce(total)
-    exact = (total.double() * 2.0**-scale / workers).float()
+    exact = (torch.ldexp(total.double(), -scale) / workers).float()
     return int((parameter.grad != exact).count_nonzero())
 
 
@@ -328,7 +378,7 @@ def run(job: Job) -> None:
             seat = asked["seat"]
             sums = None if seat is None else TimedSums(stack.enter_context(plug_in(seat)))
             for path in paths:
-                trainer = Trainer(task, job, path, sums)
+                trainer = Trainer(task, job, path, sums, asked["watched"])
                 say(**asdict(trainer.measure()))
                 trainer.close()
     dist.destroy_process_group()

@@ -12,11 +12,19 @@ from peelsum.cli.bench.output import aligned, measuring, print_json, printed
 from peelsum.cli.options import Json, within
 
 if TYPE_CHECKING:
+    from peelsum.bench.codec.precision import PrecisionRow
     from peelsum.bench.codec.recovery import LeftOver, NotPeeled
     from peelsum.bench.codec.rows import Point, Row
+    from peelsum.bench.codec.sequences import SequenceRow
 
 _HEADINGS = ("elements", "density", "support", "form", "index", "bits/el.", "x bound", "peeled", "rounds")
 _SPEEDS = ("enc Gb/s", "dec Gb/s", "time/LHC", "size/LHC")
+_SEQUENCE_HEADINGS = (
+    "elements", "sequence", "network", "way", "density", "x bound", "worst", "exch.", "wrongly dense"
+)  # fmt: skip
+_SEQUENCE_WIDTHS = (10, 12, 8, 8, 8, 8, 8, 6, 14)
+_PRECISION_HEADINGS = ("model", "step", "way", "sums", "median err", "p99 err", "lost", "scales")
+_PRECISION_WIDTHS = (6, 5, 10, 9, 10, 9, 8, 8)
 _WIDTHS = (10, 8, 8, 8, 10, 9, 8, 8, 7, 9, 9, 9, 9)
 
 
@@ -32,11 +40,25 @@ def codec(
     ] = None,
     cells: Annotated[float, typer.Option(help="Cells of a sketch for each candidate.")] = 1.4,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    quick: Annotated[bool, typer.Option(help="Measure 2**20 elements only.")] = False,
+    quick: Annotated[
+        bool, typer.Option(help="Measure 2**20 elements only; with --precision, steps 0 and 5.")
+    ] = False,
+    sequence: Annotated[
+        bool, typer.Option("--sequence", help="Count words of 30 steps of changing density instead.")
+    ] = False,
+    precision: Annotated[
+        bool, typer.Option(help="Measure errors of sums of real gradients instead; takes minutes.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the non-zeros' positions and values.")] = 0,
     json: Json = False,
 ) -> None:
-    """Measure size over the lower bound, and speed, of every form of the codec, beside LHC's layout."""
+    """Measure size over the lower bound, and speed, of every form of the codec, beside LHC's layout.
+
+    With --precision, train small models and measure how far sums of their gradients are from the exact ones.
+    """
+    if precision:
+        _precision(quick=quick, json=json)
+        return
     from peelsum.bench.codec import SUPPORTS, NoDeviceError, NotEnoughMemoryError, NotExactError
     from peelsum.bench.codec import rows as bench
 
@@ -46,6 +68,9 @@ def codec(
         within("--density", share, 1e-9, 1)
     within("--cells", cells, 0.1, 100)
     within("--seed", seed, 0, 2**63 - 1)
+    if sequence:
+        _sequences(elements, quick=quick, seed=seed, json=json)
+        return
     chosen = [known for known in SUPPORTS if known in (support or SUPPORTS)]
     errors = (bench.CodecBenchError, NoDeviceError, NotEnoughMemoryError, NotExactError)
     with measuring(*errors, json=json):
@@ -64,9 +89,67 @@ def codec(
                 list(printed(measured, _line, json=False))
 
 
-def _print_list(rows: Iterable[Row]) -> None:
+def _sequences(elements: list[int] | None, *, quick: bool, seed: int, json: bool) -> None:
+    from peelsum.bench.codec import NotExactError
+    from peelsum.bench.codec import sequences as bench
+
+    sizes = elements or (bench.QUICK_ELEMENTS if quick else bench.DEFAULT_ELEMENTS)
+    with measuring(NotExactError, json=json):
+        rows = bench.bench_sequences(sizes, seed=seed)
+        if json:
+            _print_list(rows)
+        else:
+            print("#" + aligned(_SEQUENCE_HEADINGS, _SEQUENCE_WIDTHS)[1:], flush=True)
+            list(printed(rows, _sequence_line, json=False))
+
+
+def _sequence_line(row: SequenceRow) -> str:
+    cells = (
+        str(row.elements),
+        row.sequence,
+        row.network,
+        row.way,
+        f"{row.density:.3%}",
+        f"{row.over_lower_bound:.3f}",
+        f"{row.worst_step:.3f}",
+        f"{row.exchanges:.2f}",
+        str(row.wrongly_dense),
+    )
+    return aligned(cells, _SEQUENCE_WIDTHS)
+
+
+def _precision(*, quick: bool, json: bool) -> None:
+    """Print the errors of all tensors of each model together; with `json`, those of every tensor, too."""
+    from peelsum.bench.codec import precision as bench
+
+    with measuring(json=json):
+        rows = bench.measure_precision(steps=bench.QUICK_STEPS if quick else bench.DEFAULT_STEPS)
+        if json:
+            _print_list(rows)
+            return
+        print("#" + aligned(_PRECISION_HEADINGS, _PRECISION_WIDTHS)[1:], flush=True)
+        for row in rows:
+            if row.tensor == "all":
+                print(_precision_line(row), flush=True)
+
+
+def _precision_line(row: PrecisionRow) -> str:
+    cells = (
+        row.model,
+        str(row.step),
+        row.way,
+        str(row.sums),
+        f"{row.median_error:.1e}",
+        f"{row.p99_error:.1e}",
+        f"{row.lost:.2%}",
+        "-" if row.scale_words is None else f"{row.scale_words:.2%}",
+    )
+    return aligned(cells, _PRECISION_WIDTHS)
+
+
+def _print_list(rows: Iterable[Row | SequenceRow | PrecisionRow]) -> None:
     """Print a list of objects; on Ctrl-C, that of the rows measured so far."""
-    found: list[Row] = []
+    found: list[Row | SequenceRow | PrecisionRow] = []
     try:
         for row in rows:
             found.append(row)

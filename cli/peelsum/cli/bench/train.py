@@ -43,6 +43,9 @@ def train(
     densities: Annotated[
         bool, typer.Option(help="Only show how dense each gradient is, on 2, 4 and 8 workers.")
     ] = False,
+    cpu: Annotated[
+        bool, typer.Option(help="Compare CPU time, without rates; also the hook over gloo, and fp16.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the model and its batches.")] = 0,
     json: Json = False,
 ) -> None:
@@ -63,7 +66,7 @@ def train(
     if chosen is None:
         raise typer.BadParameter(f"--model: {model!r} is unknown; use one of {', '.join(MODELS)}")
     rates = tuple(_rate(text) for text in gbps.split(","))
-    request = bench.Request(chosen, workers, rates, small, data, steps, warm_ups, seed, top_k)
+    request = bench.Request(chosen, workers, rates, small, data, steps, warm_ups, seed, top_k, cpu)
     with measuring(TopologyError, TrainingDataError, json=json):
         if densities:
             _show_densities(request, json=json)
@@ -91,8 +94,11 @@ def _show_rows(request: Request, *, json: bool) -> None:
     else:
         console = Console()
         console.width = max(console.width, _WIDTH)
-        console.print(*_tables(_title(request, rows), rows))
-        console.print(_beside_the_paper(rows))
+        if request.cpu:
+            console.print(_cpu_table(_title(request, rows), rows))
+        else:
+            console.print(*_tables(_title(request, rows), rows))
+            console.print(_beside_the_paper(rows))
     exit_if(any(row.exact is False for row in rows))
 
 
@@ -167,7 +173,7 @@ def _tables(title: str, rows: Sequence[Row]) -> Iterator[Table]:
             f"{row.bytes_per_step / 1e6:.2f}",
             *(f"{ms:.0f}" for ms in (*parts, row.encode_ms, row.network_ms, row.decode_ms)),
             *map(_times, (row.speedup_over_dense, row.speedup_over_gloo)),
-            {True: "yes", False: "NO", None: "-"}[row.exact],
+            _exact(row),
         )
     yield shown
     shown = _table("sums alone", "ms", "Gbit/s of gradients", *speedups)
@@ -175,6 +181,35 @@ def _tables(title: str, rows: Sequence[Row]) -> Iterator[Table]:
         ratios = map(_times, (row.aggregation_over_dense, row.aggregation_over_gloo))
         shown.add_row(*_which(row), f"{row.aggregation_ms:.0f}", f"{row.aggregation_gbps:.2f}", *ratios)
     yield shown
+
+
+def _cpu_table(title: str, rows: Sequence[Row]) -> Table:
+    """Return a table of the CPU time beyond computation of every backend."""
+    headings = (
+        "CPU ms a step",
+        "of it the switch's",
+        "of gloo's",
+        "iteration, ms",
+        "compute, ms",
+        "MB",
+        "exact",
+    )
+    shown = _table(f"{title}\nCPU time of all processes beyond computation", *headings)
+    for row in rows:
+        times = (row.cpu_ms, row.switch_cpu_ms)
+        shown.add_row(
+            *_which(row),
+            *(f"{ms:.1f}" for ms in times),
+            _times(row.cpu_of_gloo),
+            *(f"{ms:.0f}" for ms in (row.iteration_ms, row.compute_ms)),
+            f"{row.bytes_per_step / 1e6:.2f}",
+            _exact(row),
+        )
+    return shown
+
+
+def _exact(row: Row) -> str:
+    return {True: "yes", False: "NO", None: "-"}[row.exact]
 
 
 def _table(title: str, *headings: str) -> Table:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.demo.crew import Crew, Reports
+from peelsum.cli.demo.processes import Processes, Reports
 from peelsum.cli.options import Json, within, without_torch
 from peelsum.topology import Child, Star, TopologyError
 from peelsum.topology.interrupts import Interruption
@@ -73,8 +73,8 @@ def command(
         if find_spec("torch") is None:
             raise MissingDependencyError(without_torch("demo"))
         with ExitStack() as stack:
-            crew = Crew(stack, interruption, PATIENCE_S)
-            values = run(crew, workers, steps, loss, seed, told(json=json))
+            processes = Processes(stack, interruption, PATIENCE_S)
+            values = run(processes, workers, steps, loss, seed, told(json=json))
     if json:
         print(json_.dumps(values))
     else:
@@ -83,7 +83,7 @@ def command(
         raise SystemExit(1)
 
 
-def run(crew: Crew, workers: int, steps: int, loss: float, seed: int, tell: Tell) -> dict[str, Any]:
+def run(processes: Processes, workers: int, steps: int, loss: float, seed: int, tell: Tell) -> dict[str, Any]:
     """Train; return the results that `--json` prints. `tell`: reports progress without a terminal."""
     with _progress() as progress:
         started = f"starting switch, controller, server, {workers} workers"
@@ -91,24 +91,24 @@ def run(crew: Crew, workers: int, steps: int, loss: float, seed: int, tell: Tell
         if not progress.disable:
             Child.on_work = staticmethod(lambda text: progress.update(starting, description=text))
         with taking_time(started, tell if progress.disable else lambda _: None):
-            star = crew.start(workers, steps, loss, seed)
+            star = processes.start(workers, steps, loss, seed)
         progress.remove_task(starting)
         Child.on_work = staticmethod(tell)
-        tally = _follow(crew, steps, progress)
+        tally = _follow(processes, steps, progress)
         star.close()
     return _summary(workers, star, tally)
 
 
-def _follow(crew: Crew, steps: int, progress: Progress) -> Tally:
+def _follow(processes: Processes, steps: int, progress: Progress) -> Tally:
     tally = Tally()
     task = progress.add_task("training", total=steps)
     started = time.monotonic()
     for _ in range(steps):
-        tally.steps.append(crew.gather())
+        tally.steps.append(processes.gather_reports())
         described = f"training, loss {tally.mean('loss', slice(-1, None)):.2f}"
         progress.update(task, advance=1, description=described)
     tally.seconds = time.monotonic() - started
-    tally.totals = crew.gather()
+    tally.totals = processes.gather_reports()
     return tally
 
 

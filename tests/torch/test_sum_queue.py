@@ -1,4 +1,4 @@
-"""Sums in the order they were asked for; work beside them that overlaps; one failure that ends all."""
+"""Sums run in the order of submission, other work overlaps with them, and one failure ends all."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ import torch
 from peelsum.allreduce import Part
 from peelsum.torch import HookError, HookFailedError
 from peelsum.torch.futures import pass_on
-from peelsum.torch.pipeline import Pipeline, Seat
 from peelsum.torch.process_group import _Submitted
+from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 
 
 class Held:
-    """A sum of one worker that waits until it is let go, and notes what it summed."""
+    """A sum of one worker that waits until `go`, and records what it summed."""
 
     lanes, workers, worker_id = 8, 1, 0
 
@@ -51,27 +51,27 @@ def held():
 
 
 @pytest.fixture
-def pipeline(held):
-    made = Pipeline(held, leave=False)
+def queue(held):
+    made = SumQueue(held, leave=False)
     yield made
     held.go.set()
     made.close()
 
 
-def sums(seat, number):
-    return lambda: seat.sum_words([Part(np.full(1, number, np.uint32), "add")])
+def sums(summation, number):
+    return lambda: summation.sum_words([Part(np.full(1, number, np.uint32), "add")])
 
 
-def test_one_encodes_while_another_is_on_the_network(pipeline, held):
-    first, second, encoded = Seat(pipeline), Seat(pipeline), threading.Event()
+def test_one_encodes_while_another_is_on_the_network(queue, held):
+    first, second, encoded = QueuedSummation(queue), QueuedSummation(queue), threading.Event()
 
     def encode_and_sum():
         encoded.set()
         sums(second, 2)()
 
-    pipeline.submit(first, sums(first, 1))
+    queue.submit(first, sums(first, 1))
     assert held.entered.wait(PATIENCE_S)
-    last = pipeline.submit(second, encode_and_sum)
+    last = queue.submit(second, encode_and_sum)
     assert encoded.wait(PATIENCE_S), "nothing was encoded while the first sum was under way"
     assert not last.done()
     held.go.set()
@@ -79,9 +79,9 @@ def test_one_encodes_while_another_is_on_the_network(pipeline, held):
     assert held.summed == [1, 2]
 
 
-def test_sums_keep_their_order_whoever_is_ready_first(pipeline, held):
+def test_sums_keep_their_order_even_if_later_work_is_ready_first(queue, held):
     held.go.set()
-    first, second, ready = Seat(pipeline), Seat(pipeline), threading.Event()
+    first, second, ready = QueuedSummation(queue), QueuedSummation(queue), threading.Event()
 
     def late():
         assert ready.wait(PATIENCE_S)
@@ -92,17 +92,17 @@ def test_sums_keep_their_order_whoever_is_ready_first(pipeline, held):
         ready.set()
         sums(second, 3)()
 
-    pipeline.submit(first, late)
-    pipeline.submit(second, early).result(PATIENCE_S)
+    queue.submit(first, late)
+    queue.submit(second, early).result(PATIENCE_S)
     assert held.summed == [1, 2, 3]
 
 
-def test_a_failure_ends_all_that_comes_after(pipeline, held):
+def test_a_failure_ends_all_that_comes_after(queue, held):
     held.go.set()
     held.fails = TimeoutError("worker 1 is missing")
-    seats = [Seat(pipeline) for _ in range(3)]
-    done = [pipeline.submit(seat, sums(seat, 1)) for seat in seats]
-    pipeline.drain()
+    summations = [QueuedSummation(queue) for _ in range(3)]
+    done = [queue.submit(summation, sums(summation, 1)) for summation in summations]
+    queue.drain()
     assert done[0].exception(PATIENCE_S) is held.fails
     for later in done[1:]:
         error = later.exception(PATIENCE_S)
@@ -112,35 +112,35 @@ def test_a_failure_ends_all_that_comes_after(pipeline, held):
         assert "start training again from a checkpoint" in str(error)
 
 
-def test_work_that_fails_before_its_sum_leaves_the_turn(pipeline, held):
+def test_work_that_fails_before_its_sum_leaves_the_turn(queue, held):
     held.go.set()
-    seat, other = Seat(pipeline), Seat(pipeline)
+    summation, other = QueuedSummation(queue), QueuedSummation(queue)
 
     def broken():
         raise ValueError("no such thing")
 
-    assert isinstance(pipeline.submit(seat, broken).exception(PATIENCE_S), ValueError)
-    assert isinstance(pipeline.submit(other, sums(other, 1)).exception(PATIENCE_S), HookFailedError)
+    assert isinstance(queue.submit(summation, broken).exception(PATIENCE_S), ValueError)
+    assert isinstance(queue.submit(other, sums(other, 1)).exception(PATIENCE_S), HookFailedError)
     assert held.summed == []
 
 
 def test_a_summation_is_left_only_if_it_was_made_here(held):
     held.go.set()
-    Pipeline(held, leave=False).close()
+    SumQueue(held, leave=False).close()
     assert not held.closed
-    Pipeline(held, leave=True).close()
+    SumQueue(held, leave=True).close()
     assert held.closed
 
 
-def test_work_at_one_seat_begins_when_the_last_there_is_done(pipeline, held):
-    seat, running = Seat(pipeline), []
+def test_work_at_one_summation_begins_when_the_last_there_is_done(queue, held):
+    summation, running = QueuedSummation(queue), []
 
     def alone(number):
         running.append(number)
-        sums(seat, number)()
+        sums(summation, number)()
         running.append(-number)
 
-    done = [pipeline.submit(seat, lambda number=number: alone(number)) for number in (1, 2, 3)]
+    done = [queue.submit(summation, lambda number=number: alone(number)) for number in (1, 2, 3)]
     assert held.entered.wait(PATIENCE_S)
     held.go.set()
     for one in done:
@@ -149,9 +149,9 @@ def test_work_at_one_seat_begins_when_the_last_there_is_done(pipeline, held):
     assert held.summed == [1, 2, 3]
 
 
-def test_who_drains_may_wake_up_late(pipeline, held, monkeypatch):
-    """When work that another thread submitted meanwhile is done as well."""
-    seat, turned, later = Seat(pipeline), pipeline._crew._turned, threading.Event()
+def test_a_thread_that_drains_may_wake_up_late(queue, held, monkeypatch):
+    """`drain` also returns if work submitted meanwhile by another thread is done."""
+    summation, turned, later = QueuedSummation(queue), queue._pool._turned, threading.Event()
     wait, waiting = turned.wait, threading.Event()
 
     def sleepy(timeout=None):
@@ -165,11 +165,11 @@ def test_who_drains_may_wake_up_late(pipeline, held, monkeypatch):
         return woken
 
     monkeypatch.setattr(turned, "wait", sleepy)
-    drainer = threading.Thread(target=pipeline.drain, daemon=True)
-    pipeline.submit(seat, sums(seat, 1))
+    drainer = threading.Thread(target=queue.drain, daemon=True)
+    queue.submit(summation, sums(summation, 1))
     drainer.start()
     assert waiting.wait(PATIENCE_S)
-    last = pipeline.submit(seat, sums(seat, 2))
+    last = queue.submit(summation, sums(summation, 2))
     held.go.set()
     last.result(PATIENCE_S)
     later.set()
@@ -199,22 +199,22 @@ def jitter(rng):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_all_ends_in_order_whatever_fails_and_whoever_drains(seed):
+def test_all_ends_in_order_with_failures_and_concurrent_drains(seed):
     rng = random.Random(seed)
     works, fails_at = rng.randrange(1, 12), rng.randrange(14)
     held = Jittery(rng, fails_at)
-    pipeline = Pipeline(held, threads=rng.randrange(1, 4), leave=True)
-    seats = [Seat(pipeline) for _ in range(3)]
+    queue = SumQueue(held, threads=rng.randrange(1, 4), leave=True)
+    summations = [QueuedSummation(queue) for _ in range(3)]
 
-    def work(seat, number):
+    def work(summation, number):
         jitter(rng)
-        return sums(seat, number)()
+        return sums(summation, number)()
 
     drainers, done = [], []
     for number in range(works):
-        seat = rng.choice(seats)
-        done.append(pipeline.submit(seat, partial(work, seat, number)))
-        drainers.append(threading.Thread(target=pipeline.drain, daemon=True))
+        summation = rng.choice(summations)
+        done.append(queue.submit(summation, partial(work, summation, number)))
+        drainers.append(threading.Thread(target=queue.drain, daemon=True))
         drainers[-1].start()
     errors = [one.exception(PATIENCE_S) for one in done]
     for drainer in drainers:
@@ -224,29 +224,29 @@ def test_all_ends_in_order_whatever_fails_and_whoever_drains(seed):
     assert [type(error) for error in errors] == (
         [type(None)] * len(held.summed) + [TimeoutError] + [HookFailedError] * works
     )[:works]
-    pipeline.close()
+    queue.close()
     assert held.closed
 
 
 def test_nothing_is_summed_after_the_end(held):
     held.go.set()
-    pipeline = Pipeline(held, leave=True)
-    pipeline.close()
-    seat = Seat(pipeline)
+    queue = SumQueue(held, leave=True)
+    queue.close()
+    summation = QueuedSummation(queue)
     with pytest.raises(HookError, match="this worker has left the job; make a new state"):
-        pipeline.submit(seat, sums(seat, 1)).result(PATIENCE_S)
+        queue.submit(summation, sums(summation, 1)).result(PATIENCE_S)
 
 
 def test_an_error_of_leaving_is_raised_by_close(held, monkeypatch):
     held.go.set()
     monkeypatch.setattr(held, "close", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        Pipeline(held, leave=True).close()
+        SumQueue(held, leave=True).close()
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt("no"), SystemExit(3)], ids=repr)
 def test_no_error_passes_for_a_result(error):
-    """Of a process group's call, for whoever waits for its future."""
+    """The waiter for the future of a process group's call gets the error, not a result."""
     done = Future()
     future = _Submitted(done, [torch.ones(1)], "allreduce", timedelta(seconds=PATIENCE_S)).get_future()
     done.set_exception(error)

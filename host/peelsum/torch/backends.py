@@ -8,7 +8,7 @@ import torch.distributed as dist
 from peelsum.allreduce import Summation
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.switch_seat import check_size, plug_in
+from peelsum.torch.switch_seat import check_size, connect_rank
 
 _SWITCH = "switch"
 _TIMEOUT_S = 30.0
@@ -19,7 +19,7 @@ def connect(
 ) -> Summation:
     """Connect the ranks of `process_group` (None: all) to a backend; all of them must call this.
 
-    over: "switch" takes the job from the environment, "switch:..." as `plug_in` explains. The name of a
+    over: "switch" takes the job from the environment, "switch:..." as `connect_rank` explains. The name of a
     backend of torch.distributed, such as "gloo" or "nccl", sums over that. A summation is returned as it is.
     timeout_s: how long a sum may wait for a worker; None takes the job's timeout, or 30 s.
     Raises HookConfigError, TransportError, and torch's errors.
@@ -32,9 +32,9 @@ def connect(
     if not isinstance(over, str):
         check_size(over.workers, group.size())
         return over
-    way, _, source = over.partition(":")
-    if way == _SWITCH:
-        return plug_in(source, group.rank(), group.size(), group.get_group_store(), timeout_s)
+    name, _, source = over.partition(":")
+    if name == _SWITCH:
+        return connect_rank(source, group.rank(), group.size(), group.get_group_store(), timeout_s)
     if dist.is_backend_available(over):
         return ProcessGroupSummation(over, group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)
     if over.lower() in dist.Backend.backend_list:
@@ -45,3 +45,8 @@ def connect(
     raise HookConfigError(
         f"over: {over!r} is not a backend; use 'switch', or one of torch.distributed such as 'gloo'"
     )
+
+
+def gathering_group(group: dist.ProcessGroup | None, timeout_s: float | None) -> ProcessGroupSummation:
+    """Return a new gloo group of the ranks of `group`, for what a switch cannot add up."""
+    return ProcessGroupSummation("gloo", group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)

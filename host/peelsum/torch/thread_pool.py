@@ -1,6 +1,6 @@
 """A thread pool whose tasks run concurrently, but take turns at one resource in the order of submission.
 
-Its threads keep no reference to finished tasks or to the pipeline, so that an unreferenced pipeline can be
+Its threads keep no reference to finished tasks or to the queue of sums, so that an unreferenced queue can be
 collected. Its finalizer then ends the threads.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 
-class Crew:
+class ThreadPool:
     """A pool of `threads` threads that takes tasks in order; the last thread to end calls `leave`."""
 
     def __init__(self, threads: int, leave: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""A pipeline that overlaps encoding with the network: sums run one after the other, in order of submission.
+"""A queue of sums, which run one after the other in order of submission, while encoding overlaps with them.
 
 Its threads take turns: while one waits for the network, the other encodes the next bucket. All workers submit
 in the same order, so that their sums match.
@@ -10,91 +10,109 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from peelsum.allreduce import Part, Summation
 from peelsum.summation import Words
-from peelsum.torch.crew import Crew
 from peelsum.torch.errors import HookError, HookFailedError
+from peelsum.torch.thread_pool import ThreadPool
+
+T = TypeVar("T")
 
 
-class Seat:
+class QueuedSummation:
     """A `Summation` for one sequence of work, such as a bucket's, whose sums wait for their turn."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline, summation = pipeline, pipeline.summation
+    def __init__(self, queue: SumQueue) -> None:
+        self._queue, summation = queue, queue.summation
         self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
         #: The tickets of the work that runs here, and of the last that was submitted.
         self.ticket = self.last = -1
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
-        return self._pipeline.sum_at(self.ticket, parts)
+        return self.in_turn(lambda: self.backend.sum_words(parts))
+
+    @property
+    def backend(self) -> Summation:
+        """The summation of the queue."""
+        return self._queue.summation
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Run other work with workers, such as a gather, when it is the turn of what runs here."""
+        return self._queue.run_at(self.ticket, work)
 
 
-class Pipeline:
-    """A pipeline that runs work over `summation`, in order. After one failure, all later work fails.
+class SumQueue:
+    """A queue that runs work over `summation`, in order. After one failure, all later work fails.
 
-    leave: whether the pipeline closes the summation at its end: at `close`, after a failure, when it is
-    unreferenced and its work is done, or at the interpreter's exit unless work is running.
+    leave: whether the queue closes the summation at its end. It ends at `close`, after a failure, when it is
+    unreferenced and its work is done, and at the interpreter's exit unless work is running.
     threads: 2 overlaps encoding with the network; 1 runs all work strictly in order.
     """
 
     def __init__(self, summation: Summation, threads: int = 2, *, leave: bool) -> None:
         self.summation = summation
         self._failure: BaseException | None = None
-        self._crew = Crew(threads, getattr(summation, "close", _nothing) if leave else _nothing)
-        # The crew's own `atexit` handler checks whether work is running.
-        weakref.finalize(self, self._crew.end).atexit = False
+        self._pool = ThreadPool(threads, getattr(summation, "close", _nothing) if leave else _nothing)
+        # The pool's own `atexit` handler checks whether work is running.
+        weakref.finalize(self, self._pool.end).atexit = False
 
-    def submit(self, seat: Seat, work: Callable[[], object]) -> Future[None]:
-        """Queue `work`, whose sums at `seat` come after those of all work submitted before.
+    def submit(self, queued: QueuedSummation, work: Callable[[], object]) -> Future[None]:
+        """Queue `work`, whose sums at `queued` come after those of all work submitted before.
 
-        Work at a seat begins when earlier work at the same seat is done. Call it from one thread at a time.
+        Work at one `QueuedSummation` begins when earlier work there is done. Call
+        `submit` from one thread at a time.
         """
         future: Future[None] = Future()
-        ticket = self._crew.submitted
-        if self._crew.submit(partial(self._run, ticket, seat.last, seat, work, future)):
-            seat.last = ticket
+        ticket = self._pool.submitted
+        if self._pool.submit(partial(self._run, ticket, queued.last, queued, work, future)):
+            queued.last = ticket
         else:
             future.set_exception(self._refusal())
         return future
 
     def drain(self) -> None:
         """Wait until everything submitted is done or has failed."""
-        self._crew.wait_for(self._crew.submitted)
+        self._pool.wait_for(self._pool.submitted)
 
     def close(self) -> None:
         """End the threads once all work is done. Raises what closing the summation raises."""
-        self._crew.end()
-        self._crew.join()
+        self._pool.end()
+        self._pool.join()
 
-    def sum_at(self, ticket: int, parts: Sequence[Part]) -> list[Words]:
-        """Call `Summation.sum_words` when it is the ticket's turn."""
-        self._crew.wait_for(ticket)
+    def run_at(self, ticket: int, work: Callable[[], T]) -> T:
+        """Run `work`, e.g. a call of `Summation.sum_words`, when it is the ticket's turn."""
+        self._pool.wait_for(ticket)
         self._check()
-        return self.summation.sum_words(parts)
+        return work()
 
     def _run(
-        self, ticket: int, after: int, seat: Seat, work: Callable[[], object], future: Future[None]
+        self,
+        ticket: int,
+        after: int,
+        queued: QueuedSummation,
+        work: Callable[[], object],
+        future: Future[None],
     ) -> None:
-        failure = self._failure_of(ticket, after, seat, work)
-        self._crew.wait_for(ticket)
+        failure = self._failure_of(ticket, after, queued, work)
+        self._pool.wait_for(ticket)
         if failure is not None:
             self._failure = self._failure or failure
-            self._crew.end()
-        self._crew.pass_on()
+            self._pool.end()
+        self._pool.pass_on()
         if failure is None:
             future.set_result(None)
         else:
             future.set_exception(failure)
 
     def _failure_of(
-        self, ticket: int, after: int, seat: Seat, work: Callable[[], object]
+        self, ticket: int, after: int, queued: QueuedSummation, work: Callable[[], object]
     ) -> BaseException | None:
-        self._crew.wait_for(after + 1)
+        self._pool.wait_for(after + 1)
         try:
             self._check()
-            seat.ticket = ticket
+            queued.ticket = ticket
             work()
         except BaseException as error:  # of any kind: the training thread raises it
             return error

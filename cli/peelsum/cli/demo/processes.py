@@ -17,7 +17,7 @@ Reports = list[dict[str, Any]]
 _POLL_S = 0.05
 
 
-class Crew:
+class Processes:
     """Training processes at a star. `stack` ends them; `patience_s` is the timeout of each report."""
 
     def __init__(self, stack: ExitStack, interruption: Interruption, patience_s: float) -> None:
@@ -31,22 +31,22 @@ class Crew:
         options = {"workers": workers, "steps": steps, "seed": seed, "store": Path(folder) / "gloo"}
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         for worker in range(workers):  # workers prepare their models while the star starts
-            self.hire(worker, *arguments)
+            self.start_worker(worker, *arguments)
         self._star = self._stack.enter_context(Star(workers, loss=loss, seed=seed))
-        self.gather()
+        self.gather_reports()
         for child, seat in zip(self._workers, self._star.seats, strict=True):
             child.tell(**asdict(seat))
-        self.gather()
+        self.gather_reports()
         return self._star
 
-    def hire(self, worker_id: int, *arguments: str) -> None:
+    def start_worker(self, worker_id: int, *arguments: str) -> None:
         """Start one worker, which gets its seat later."""
         name = f"worker {worker_id}"
         child = Child.peelsum(name, "demo-worker", "--worker-id", str(worker_id), *arguments)
         self._workers.append(child)
         self._stack.callback(child.stop)
 
-    def gather(self) -> Reports:
+    def gather_reports(self) -> Reports:
         """Return the next report of every worker.
 
         Raises ProcessError as soon as a process has failed, or with the names of silent workers if all have
@@ -61,13 +61,13 @@ class Crew:
             # All workers wait while one compiles.
             heard_at = max(asked_at, *(child.heard_at for child in self._workers))
             if time.monotonic() > heard_at + self._patience_s:
-                raise ProcessError(self._complaint(silent))
+                raise ProcessError(self._silence(silent))
             for child in silent:
                 if child.has_line(_POLL_S):
                     reports[child.name] = _next_report(child)
         return [reports[child.name] for child in self._workers]
 
-    def _complaint(self, silent: Sequence[Child]) -> str:
+    def _silence(self, silent: Sequence[Child]) -> str:
         names = ", ".join(child.name + child.busy_with() for child in silent)
         return (
             f"{names}: no answer within {self._patience_s:g} s; check whether it is stopped, or give this "

@@ -1,0 +1,49 @@
+"""`bench codec --precision`: errors, losses and words are what their names say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from peelsum.bench.codec import precision
+
+
+def drawn(workers: int = 3) -> dict[str, list[np.ndarray]]:
+    """Rows of 64 whose magnitudes differ by up to 2**40, and a tensor that nobody has a gradient for."""
+    rng = np.random.default_rng(2)
+    rows = 2.0 ** -rng.integers(0, 41, (60, 1))
+    values = [(rows * rng.standard_normal((60, 64))).astype(np.float32) for _ in range(workers)]
+    return {"rows": values, "unused": [np.zeros(5, np.float32)] * workers}
+
+
+def test_errors_are_relative_to_exact_sums() -> None:
+    gradients = drawn()
+    found = list(precision.rows_of("toy", 7, gradients))
+    assert {(row.model, row.step, row.workers) for row in found} == {("toy", 7, 3)}
+    assert [row.tensor for row in found] == ["rows"] * 4 + ["all"] * 4
+    assert [row.way for row in found[:4]] == ["float32", "one scale", "blocks", "two limbs"]
+    float32, one_scale, blocks, two_limbs = found[:4]
+    arrays = [array.astype(np.longdouble) for array in gradients["rows"]]
+    exact = arrays[0] + arrays[1] + arrays[2]
+    in_sequence = np.float32(np.float32(gradients["rows"][0] + gradients["rows"][1]) + gradients["rows"][2])
+    errors = (np.abs(in_sequence - exact) / np.abs(exact)).astype(float)
+    assert float32.median_error == pytest.approx(np.median(errors))
+    assert float32.p99_error == pytest.approx(np.quantile(errors, 0.99))
+    assert float32.sums == exact.size == 3840
+    assert one_scale.lost > 0.1
+    assert float32.lost == blocks.lost == 0
+    assert blocks.median_error < 2 * float32.median_error < one_scale.median_error
+    assert two_limbs.median_error < 2 * float32.median_error
+    assert float32.scale_words is one_scale.scale_words is None
+    assert blocks.scale_words == pytest.approx(120 / (3840 + 120 + 8))
+    assert two_limbs.scale_words == 0
+
+
+def test_gradients_are_those_of_every_worker_at_the_steps_asked_for() -> None:
+    found = dict(precision.gradients_of("ncf", (0, 2), 2))
+    assert list(found) == [0, 2]
+    for gradients in found.values():
+        assert all(len(arrays) == 2 for arrays in gradients.values())
+        first, second = gradients["perceptron.0.weight"]
+        assert (first != second).any()
+    assert (found[0]["score.weight"][0] != found[2]["score.weight"][0]).any()

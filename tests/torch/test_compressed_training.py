@@ -1,0 +1,88 @@
+"""Compressors in the hook: exact averages of what ranks sent, over gloo and over a switch alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch_compressed as compressed
+from compressors import COMPRESSORS
+from torch_ranks import run_ranks
+
+from peelsum.compress import (
+    QSGD,
+    Combined,
+    NaturalCompression,
+    PackedIntegers,
+    PowerSGD,
+    RandomK,
+    StarTopK,
+    TopK,
+    VarTopK,
+)
+from peelsum.topology import Star
+
+#: One for each kind of sum and way to share an index.
+METHODS = {
+    "top-k": TopK(0.05),
+    "random-k": RandomK(0.05),
+    "star": StarTopK(0.05),
+    "var per bucket": VarTopK(0.05, per="bucket"),
+    "8 bits": PackedIntegers(8, rotate=True),
+    "power": PowerSGD(2),
+    "qsgd": QSGD(4),
+    "top-k, qsgd": Combined(TopK(0.1), QSGD(4)),
+}
+
+
+@pytest.mark.parametrize("compressor", METHODS.values(), ids=METHODS)
+def test_training_is_exact_and_goes_on_from_a_checkpoint(compressor):
+    """DDP rebuilds buckets after the first step; a restore in the middle changes no bit but of buckets."""
+    ranks = run_ranks(2, compressed.audited, compressor, "gloo", 6, 3)
+    for one in ranks:
+        np.testing.assert_array_equal(one["parameters"], ranks[0]["parameters"])
+        assert one["stats"].steps == 3
+        assert np.isfinite(one["parameters"]).all()
+    if compressor.per == "tensor":
+        through = run_ranks(2, compressed.audited, compressor, "gloo", 6, 99)
+        np.testing.assert_array_equal(ranks[0]["parameters"], through[0]["parameters"])
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_switch_and_gloo_give_the_same_sums(loss):
+    """Every compressor, at two ranks, whatever the switch's links lose."""
+    every = list(COMPRESSORS.values()) if not loss else [*METHODS.values()]
+    over_gloo = run_ranks(2, compressed.sums, every, "gloo")
+    with Star(2, loss=loss, seed=3) as star:
+        seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
+        over_switch = run_ranks(2, compressed.sums, every, "switch", environments=seats)
+    for one in (*over_gloo, *over_switch):
+        for mine, other in zip(one, over_gloo[0], strict=True):
+            np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("compressor", [METHODS["star"], METHODS["qsgd"]], ids=["star", "qsgd"])
+def test_training_over_a_switch(compressor):
+    """What the switch cannot add is gathered by the ranks' process group."""
+    with Star(2) as star:
+        seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
+        trained = run_ranks(2, compressed.audited, compressor, "switch", 5, 99, environments=seats)
+    expected = run_ranks(2, compressed.audited, compressor, "gloo", 5, 99)[0]
+    for one in trained:
+        np.testing.assert_array_equal(one["parameters"], expected["parameters"])
+
+
+@pytest.mark.parametrize(
+    "compressor", [StarTopK(0.1), PowerSGD(1), NaturalCompression(), RandomK(0.1, seeds="own")], ids=str
+)
+def test_an_infinite_gradient_reaches_every_rank(compressor):
+    first, second = run_ranks(2, compressed.not_finite, compressor, "gloo")
+    assert first == second
+    assert all(first[0])
+    assert not any(first[1])
+    assert all(first[2])
