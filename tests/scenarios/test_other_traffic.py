@@ -75,7 +75,7 @@ def forwarded(p4runtime: str) -> int:
 
 def test_hosts_of_a_star_talk_beside_a_job_and_after_a_restart_of_the_switch(switch) -> None:
     with up("star", "veth", switch, "--restart") as network:
-        workers = [exec_in(f"h{n}", sys.executable, WORKER, "1", "5", "100", "0") for n in range(1, 5)]
+        workers = [exec_in(f"h{n}", sys.executable, WORKER, "1", "5", "100") for n in range(1, 5)]
         assert said(exec_in("h5", sys.executable, "-c", PING, "10.0.0.2")) == "0 True"
         asked("h1", "h2", "10.0.0.2")
         assert [said(worker) for worker in workers] == ["exact"] * 4

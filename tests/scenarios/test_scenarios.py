@@ -48,8 +48,12 @@ def written(tmp_path, network) -> str:
     return str(path)
 
 
-def worker_at(host, *, first=1, last=ROUNDS, chunks=CHUNKS, pause=0, before=()):
-    return exec_in(host, *before, sys.executable, WORKER, *map(str, (first, last, chunks, pause)))
+def worker_at(host, *, first=1, last=ROUNDS, chunks=CHUNKS, pauses=(), before=()):
+    return exec_in(host, *before, sys.executable, WORKER, *map(str, (first, last, chunks, *pauses)))
+
+
+def await_pause(worker, round_):
+    assert worker.stdout.readline() == f"before {round_}\n"
 
 
 def go_on(worker) -> None:
@@ -68,8 +72,8 @@ def test_packets_are_lost_on_every_link(tmp_path, switch) -> None:
 def test_a_switch_or_a_server_is_restarted_in_the_middle(tmp_path, switch, part) -> None:
     """While worker 0 pauses, worker 1 goes on alone: its words are in the slots, and are lost with them."""
     with up(star(tmp_path), "veth", switch, "--restart") as network:
-        workers = [worker_at("h1", pause=PAUSE), worker_at("h2")]
-        assert workers[0].stdout.readline() == f"before {PAUSE}\n"
+        workers = [worker_at("h1", pauses=[PAUSE]), worker_at("h2")]
+        await_pause(workers[0], PAUSE)
         network.kill_part(part)
         go_on(workers[0])
         assert network.hear()["news"].startswith(f"{part}: ended by SIGKILL")
@@ -77,9 +81,13 @@ def test_a_switch_or_a_server_is_restarted_in_the_middle(tmp_path, switch, part)
 
 
 def test_a_worker_starts_again_and_the_job_goes_on_where_it_was(tmp_path, switch) -> None:
-    with up(star(tmp_path, timeout_s=1.0), "veth", switch):
-        workers = [worker_at("h1", pause=PAUSE), worker_at("h2")]
-        assert workers[0].stdout.readline() == f"before {PAUSE}\n"
+    with up(star(tmp_path, timeout_s=5.0), "veth", switch):
+        workers = [worker_at("h1", pauses=[1, PAUSE]), worker_at("h2", pauses=[1])]
+        for worker in workers:  # else the first to start may wait longer than the timeout for the second
+            await_pause(worker, 1)
+        for worker in workers:
+            go_on(worker)
+        await_pause(workers[0], PAUSE)
         workers[0].kill()
         workers[0].communicate()
         message = workers[1].communicate()[1]
@@ -135,8 +143,8 @@ def test_two_jobs_collide_on_slots(tmp_path, switch) -> None:
         patient = admitted(tmp_path, 7, [1, 2], 3, p4runtime)
         busy = admitted(tmp_path, 8, [4, 5], 6, p4runtime)
         servers = [served(patient, "h3"), served(busy, "h6")]
-        waiting = [seated(patient, "h1", 0, pause=PAUSE), seated(patient, "h2", 1)]
-        assert waiting[0].stdout.readline() == f"before {PAUSE}\n"
+        waiting = [seated(patient, "h1", 0, pauses=[PAUSE]), seated(patient, "h2", 1)]
+        await_pause(waiting[0], PAUSE)
         running = [
             seated(busy, host, n, last=2, chunks=patient["slots"]) for n, host in enumerate(("h4", "h5"))
         ]
@@ -161,10 +169,10 @@ def test_a_second_job_beside_a_held_one_and_a_restart_under_both(tmp_path, switc
         holder = exec_in("s1", *PEELSUM, "job", "admit", str(path), "--hold", "--json")
         second = json.loads(holder.stdout.readline())
         server = served(second, "h6")
-        workers = [worker_at("h1", pause=PAUSE), worker_at("h2")]
-        workers += [seated(second, "h4", 0, pause=PAUSE), seated(second, "h5", 1)]
+        workers = [worker_at("h1", pauses=[PAUSE]), worker_at("h2")]
+        workers += [seated(second, "h4", 0, pauses=[PAUSE]), seated(second, "h5", 1)]
         for worker in workers[::2]:
-            assert worker.stdout.readline() == f"before {PAUSE}\n"
+            await_pause(worker, PAUSE)
         network.kill_part("s1")
         for worker in workers[::2]:
             go_on(worker)

@@ -1,9 +1,9 @@
 """A worker of a network that is up: sums random words round after round, and compares every bit of every sum.
 
-    python scenario_worker.py FIRST LAST CHUNKS PAUSE
+    python scenario_worker.py FIRST LAST CHUNKS [PAUSE ...]
 
-Sums rounds FIRST to LAST, of so many chunks each. Says so after each round; before round PAUSE it waits for a
-line of input.
+Sums rounds FIRST to LAST, of so many chunks each. Before each round PAUSE, says so and waits for a line of
+input.
 """
 
 import json
@@ -22,13 +22,13 @@ def words_of(worker: int, round_: int, count: int) -> np.ndarray:
 
 
 def main() -> None:
-    first, last, chunks, pause = map(int, sys.argv[1:])
+    first, last, chunks, *pauses = map(int, sys.argv[1:])
     seat = json.loads(os.environ["PEELSUM_SEAT"])
     workers = job_config(seat["admission"]).worker_ids
     with plug_in(seat) as summation:
         count = chunks * summation.lanes
         for round_ in range(first, last + 1):
-            if round_ == pause:
+            if round_ in pauses:
                 print(f"before {round_}", flush=True)
                 sys.stdin.readline()
             (result,) = summation.sum_words([Part(words_of(seat["worker_id"], round_, count), "add")])

@@ -26,8 +26,8 @@ OrBy = Literal["bor", "gather", "max"]
 _WITH_BOR = ("gloo", "mpi", "ucc")
 #: Up to this many workers, gathering all words takes fewer bytes than a ring's maximum of a byte per bit.
 _MOST_TO_GATHER = 16
-#: How long the others may take to report after this worker's sum has failed, in seconds.
-_ROLL_CALL_S = 3.0
+#: How long the next of the others may take to report after this worker's sum has failed, in seconds.
+_ROLL_CALL_S = 5.0
 _ROLL_CALL_PAUSE_S = 0.05
 
 
@@ -174,13 +174,19 @@ class ProcessGroupSummation:
         return "every worker answered; check that all of them sum equally often"
 
     def _call_roll(self, missing: set[int]) -> None:
-        """Remove workers that answer in time from `missing`. Raises RuntimeError if the store is gone."""
+        """Remove workers that answer in time from `missing`. Raises RuntimeError if the store is gone.
+
+        Their sums fail one after another along the ring, so that each answer renews the time.
+        """
         # Read it back, because a write to a broken connection does not fail at once.
         self._store.set(_here(self.worker_id), "")
         self._store.get(_here(self.worker_id))
         deadline = time.monotonic() + _ROLL_CALL_S
         while True:
-            missing.difference_update([one for one in missing if self._store.check([_here(one)])])
+            answered = [one for one in missing if self._store.check([_here(one)])]
+            missing.difference_update(answered)
+            if answered:
+                deadline = time.monotonic() + _ROLL_CALL_S
             if not missing or time.monotonic() > deadline:
                 return
             time.sleep(_ROLL_CALL_PAUSE_S)

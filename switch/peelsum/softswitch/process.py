@@ -125,9 +125,8 @@ class DataPlane:
         if any(key.data is None for key, _ in events):
             with suppress(OSError):
                 self._woken.recv(64)
-        with (
-            self._device.lock
-        ):  # a commit between the two would hand the new pipeline's frames to the old one
+        # Under the lock, no commit comes between: frames for the new pipeline would enter the old one.
+        with self._device.lock:
             self._follow_pipeline()
             injected = self._device.take_injected() if CPU_PORT in ready else []
         ready.discard(CPU_PORT)

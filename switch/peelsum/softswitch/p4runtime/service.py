@@ -161,8 +161,9 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                 self._commit(pipeline)
 
     def _commit(self, pipeline: Pipeline) -> None:
-        self._device.install(pipeline.switch)
-        self._committed, self._saved = pipeline, None
+        with self._device.lock:
+            self._device.install(pipeline.switch)
+            self._committed, self._saved = pipeline, None
 
     def GetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
@@ -246,10 +247,13 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             raise RequestError(
                 Code.PERMISSION_DENIED, "packet_out: only the primary sends packets; win the election"
             )
-        pipeline = self._committed
-        if pipeline is None:
-            raise RequestError(Code.FAILED_PRECONDITION, _NO_PIPELINE)
-        if not self._device.inject(to_frame(packet, pipeline.info)):
+        # Under the lock, no commit comes between encoding the header for a pipeline and queueing the frame.
+        with self._device.lock:
+            pipeline = self._committed
+            if pipeline is None:
+                raise RequestError(Code.FAILED_PRECONDITION, _NO_PIPELINE)
+            injected = self._device.inject(to_frame(packet, pipeline.info))
+        if not injected:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED, "packet_out: too many wait for the data plane; send slower"
             )
