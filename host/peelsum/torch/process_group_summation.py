@@ -7,10 +7,11 @@ the group's store it finds out which worker is missing after a failure.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Part, SummationStalledError
 from peelsum.summation import Words
+
+T = TypeVar("T")
 
 #: How bitwise OR is implemented: by the backend, by gathering all words, or as a maximum of a byte per bit.
 OrBy = Literal["bor", "gather", "max"]
@@ -68,8 +71,7 @@ class ProcessGroupSummation:
         """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing."""
         results = []
         for part in parts:
-            with self._named_failures():
-                result = self._combined(part)
+            result = self._naming_the_missing(partial(self._combined, part))
             if part.check is not None:
                 part.check(result)
             results.append(result)
@@ -78,24 +80,23 @@ class ProcessGroupSummation:
     def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
         """Return of each piece the words that worker sources[i] has, by one broadcast for each source."""
         copied = [one.view(np.int32).copy() for one in pieces]
-        with self._named_failures():
-            for source in sorted(set(sources)):
-                mine = [at for at, one in enumerate(sources) if one == source and copied[at].size]
-                if mine:
-                    together = torch.from_numpy(np.concatenate([copied[at] for at in mine])).to(self._device)
-                    dist.broadcast(together, group=self._open(), group_src=source)
-                    parts = np.split(together.cpu().numpy(), np.cumsum([copied[at].size for at in mine[:-1]]))
-                    for at, part in zip(mine, parts, strict=True):
-                        copied[at] = part
+        for source in sorted(set(sources)):
+            mine = [at for at, one in enumerate(sources) if one == source and copied[at].size]
+            if mine:
+                together = torch.from_numpy(np.concatenate([copied[at] for at in mine])).to(self._device)
+                self._naming_the_missing(partial(self._broadcast, together, source))
+                parts = np.split(together.cpu().numpy(), np.cumsum([copied[at].size for at in mine[:-1]]))
+                for at, part in zip(mine, parts, strict=True):
+                    copied[at] = part
         return [one.view(np.uint32) for one in copied]
 
     def gather(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """Return every worker's bytes, in the order of workers, by all_gather of lengths, then of bytes."""
-        with self._named_failures():
-            lengths = [int(one[0]) for one in self._all_gathered(np.array([data.size], np.int64))]
-            padded = np.zeros(max(lengths), np.uint8)
-            padded[: data.size] = data
-            rows = self._all_gathered(padded)
+        sizes = self._naming_the_missing(partial(self._all_gathered, np.array([data.size], np.int64)))
+        lengths = [int(one[0]) for one in sizes]
+        padded = np.zeros(max(lengths), np.uint8)
+        padded[: data.size] = data
+        rows = self._naming_the_missing(partial(self._all_gathered, padded))
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def close(self) -> None:
@@ -129,6 +130,9 @@ class ProcessGroupSummation:
         combined: Words = np.bitwise_or.reduce([one.view(np.uint32) for one in everybody])
         return combined
 
+    def _broadcast(self, words: torch.Tensor, source: int) -> None:
+        dist.broadcast(words, group=self._open(), group_src=source)
+
     def _all_gathered(self, data: NDArray[Any]) -> list[NDArray[Any]]:
         """Return every worker's array; their sizes are equal."""
         own = torch.from_numpy(data).to(self._device)
@@ -141,11 +145,13 @@ class ProcessGroupSummation:
             raise RuntimeError("the group was closed, by an earlier error or by close()")
         return self._group
 
-    @contextmanager
-    def _named_failures(self) -> Iterator[None]:
-        """Raise a failure of torch as SummationStalledError, which names the missing workers."""
+    def _naming_the_missing(self, work: Callable[[], T]) -> T:
+        """Run `work`; raise a failure of torch as SummationStalledError, which names the missing workers.
+
+        A context manager would keep the group: `contextlib` refers to the traceback while it handles an error.
+        """
         try:
-            yield
+            return work()
         except RuntimeError as error:
             raise SummationStalledError(self._stalled(error)) from error
 
