@@ -139,6 +139,8 @@ class Allreduce:
         self._ops, self._memory = kernels(implementation), memory(implementation)
         self._clock, self._span = clock, span
         self._agreed: set[int] = set()
+        #: The plan of the last step, with its digests.
+        self._last_plan: Plan | None = None
         self._failed = False
         self._steps = 0
 
@@ -186,7 +188,10 @@ class Allreduce:
         for name, tensor in named.items():
             choice = self._chooser.choose(name, math.prod(tensor.shape), self._settings)
             tensors.append(TensorPlan(name, tuple(tensor.shape), self._memory.dtype(tensor), choice))
-        return Plan(tuple(tensors), self._summation.workers, self._summation.lanes, self._settings)
+        if self._last_plan is None or self._last_plan.tensors != tuple(tensors):
+            workers, lanes = self._summation.workers, self._summation.lanes
+            self._last_plan = Plan(tuple(tensors), workers, lanes, self._settings)
+        return self._last_plan
 
     def _named(self, tensors: Tensors) -> dict[str, Tensor]:
         pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
@@ -226,7 +231,8 @@ class Allreduce:
         return Part(agreement_words(plan.digest_at(self._steps)), "or", check)
 
     def _exchange(self, plan: TensorPlan, tensor: Tensor, in_place: bool) -> TensorExchange:
-        seed = _tensor_seed(self._settings.seed, self._steps, plan.name)
+        seeded = plan.choice.index or plan.choice.sampled
+        seed = _tensor_seed(self._settings.seed, self._steps, plan.name) if seeded else 0
         summation = self._summation
         refinement = self._chooser.refinement(plan.name)
         setting = Setting(

@@ -54,11 +54,14 @@ class Refinement:
             found = index.estimate(ops, words)
         likely = self.likely if found.full and isinstance(index, BloomIndex) else 0.0
         found = found._replace(elements=min(max(found.elements, likely), passed))
+        planned = not (index.refined or found.full)
+        if planned and passed <= (1 + _TOLERANCE) * found.elements:
+            return None  # since every option sends the non-zeros' words, too
         options = self._options(passed, found, words_per_candidate)
         if isinstance(index, TwoLevelIndex):
             options = [one for one in options if not isinstance(one.following, TwoLevelIndex)]
         most = _most(options, found, words_per_candidate)
-        if not (index.refined or found.full) and passed * words_per_candidate <= most:
+        if planned and passed * words_per_candidate <= most:
             return None
         return self._cheapest(options, most)
 
