@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 #: Packages whose `np.empty` is poisoned. Not NumPy's own: Numba looks it up when it compiles.
 PACKAGES = ("peelsum.codec", "peelsum.allreduce")
 #: Modules of compiled loops, which allocate nothing.
-COMPILED = ("peelsum.codec.cpu_index_loops", "peelsum.codec.cpu_loops", "peelsum.codec.cpu_peel_loops")
+COMPILED = tuple(
+    f"peelsum.codec.cpu_{name}" for name in ("bundle_loops", "index_loops", "loops", "peel_loops")
+)
 
 
 class PoisonedNumPy:

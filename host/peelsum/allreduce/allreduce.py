@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.allreduce.bundle import Bundle, Member, bundled
 from peelsum.allreduce.costs import Network, Seen
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.exchange import Setting, TensorExchange
@@ -48,7 +49,7 @@ from peelsum.allreduce.plan import (
     unsupported,
 )
 from peelsum.allreduce.result import StepResult, TensorResult
-from peelsum.allreduce.rounds import Span, Step
+from peelsum.allreduce.rounds import Exchange, Span, Step
 from peelsum.codec import (
     CELLS_PER_CANDIDATE,
     BFloat16,
@@ -179,9 +180,11 @@ class Allreduce:
         if not known:
             self._agree(plan, step)
         with step.timed("encode"):
-            exchanges = [self._exchange(tensor, named[tensor.name], in_place) for tensor in plan.tensors]
-        step.run(exchanges, [self._agreement(plan)] if known else [])
-        return self._finish(exchanges, plan, step)
+            bundle, alone = self._exchanges(plan, named, in_place)
+        running: list[Exchange] = [*([bundle] if bundle else []), *alone.values()]
+        step.run(running, [self._agreement(plan)] if known else [])
+        outcomes: dict[str, TensorExchange | Member] = {**alone, **(bundle.members() if bundle else {})}
+        return self._finish([outcomes[tensor.name] for tensor in plan.tensors], plan, step)
 
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
         tensors = []
@@ -230,18 +233,32 @@ class Allreduce:
         # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
         return Part(agreement_words(plan.digest_at(self._steps)), "or", check)
 
-    def _exchange(self, plan: TensorPlan, tensor: Tensor, in_place: bool) -> TensorExchange:
-        seeded = plan.choice.index or plan.choice.sampled
+    def _exchanges(
+        self, plan: Plan, named: Mapping[str, Tensor], in_place: bool
+    ) -> tuple[Bundle | None, dict[str, TensorExchange]]:
+        """Return the exchanges of a step in the order in which all workers send them."""
+        values = {name: self._memory.widened(tensor) for name, tensor in named.items()}
+        over = {name for name, tensor in named.items() if in_place and self._memory.overwritable(tensor)}
+        first, bundle = bundled(plan), None
+        ordered = sorted(plan.tensors, key=lambda tensor: tensor.name not in first)
+        if first and self._ops is kernels("cpu"):
+            bundle = Bundle({name: values.pop(name) for name in first}, over, plan.workers)
+        return bundle, {
+            tensor.name: self._exchange(tensor, values[tensor.name], tensor.name in over)
+            for tensor in ordered
+            if tensor.name in values
+        }
+
+    def _exchange(self, plan: TensorPlan, values: NDArray[np.float32], over: bool) -> TensorExchange:
+        summation, seeded = self._summation, plan.choice.index or plan.choice.sampled
         seed = _tensor_seed(self._settings.seed, self._steps, plan.name) if seeded else 0
-        summation = self._summation
         refinement = self._chooser.refinement(plan.name)
         setting = Setting(
             self._ops, summation.workers, summation.lanes, self._settings, seed, self._memory, refinement
         )
-        over = in_place and self._memory.overwritable(tensor)
-        return TensorExchange(plan.choice, self._memory.widened(tensor), setting, over=over)
+        return TensorExchange(plan.choice, values, setting, over=over)
 
-    def _finish(self, exchanges: Sequence[TensorExchange], plan: Plan, step: Step) -> StepResult:
+    def _finish(self, exchanges: Sequence[TensorExchange | Member], plan: Plan, step: Step) -> StepResult:
         with step.timed("decode"):
             results = tuple(map(self._result, plan.tensors, exchanges))
             for exchange, result in zip(exchanges, results, strict=True):
@@ -258,7 +275,7 @@ class Allreduce:
             decode_s=step.seconds["decode"],
         )
 
-    def _result(self, plan: TensorPlan, exchange: TensorExchange) -> TensorResult:
+    def _result(self, plan: TensorPlan, exchange: TensorExchange | Member) -> TensorResult:
         divisor = self._summation.workers if self._settings.average else 1
         return TensorResult(
             name=plan.name,
@@ -277,7 +294,7 @@ class Allreduce:
             estimated=exchange.estimated,
         )
 
-    def _learn(self, exchange: TensorExchange, result: TensorResult) -> None:
+    def _learn(self, exchange: TensorExchange | Member, result: TensorResult) -> None:
         """Report to the chooser what this step's sums show about a tensor."""
         if not exchange.finite:
             return

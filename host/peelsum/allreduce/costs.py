@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index, TwoLevelIndex
@@ -78,13 +79,20 @@ class Seen:
 
     def resembles(self, other: Seen) -> bool:
         """Return whether no count differs by more than a sixteenth."""
+        if self.occupied is other.occupied:
+            return True
         return all(abs(a - b) * _RESEMBLING <= a for a, b in zip(self.occupied, other.occupied, strict=True))
 
-    @classmethod
-    def uniform(cls, elements: int, density: float, exponent_field: int = 0) -> Seen:
+    @staticmethod
+    def uniform(elements: int, density: float, exponent_field: int = 0) -> Seen:
         """Return what is expected of `elements` elements, each non-zero with probability `density`."""
-        blocks = ((2**b, elements / 2**b) for b in range(BLOCK_SIZES))
-        return cls(exponent_field, tuple(count * (1 - (1 - density) ** size) for size, count in blocks))
+        return Seen(exponent_field, _occupied_uniformly(elements, density))
+
+
+@lru_cache(1024)  # most tensors of a model keep their density, 1
+def _occupied_uniformly(elements: int, density: float) -> tuple[float, ...]:
+    blocks = ((2**b, elements / 2**b) for b in range(BLOCK_SIZES))
+    return tuple(count * (1 - (1 - density) ** size) for size, count in blocks)
 
 
 @dataclass(frozen=True)

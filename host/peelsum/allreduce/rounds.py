@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
-from peelsum.allreduce.exchange import TensorExchange
 from peelsum.allreduce.staging import Round, Rounds, Sums
 from peelsum.codec import Memory
 from peelsum.summation import Part, Summation, Words
@@ -26,11 +25,24 @@ Phase = Literal["encode", "exchange", "decode"]
 Span = Callable[[Phase], AbstractContextManager[object]]
 
 
+class Exchange(Protocol):
+    """What takes part in a step's rounds: the exchange of a tensor or of a bundle of tensors."""
+
+    words_sent: int
+    """Words that this worker has sent; `Step` counts them."""
+
+    def rounds(self) -> Rounds:
+        """Yield every round of the exchange; send each round's sums back into the generator."""
+
+    def settle(self) -> None:
+        """Wait until the words that the last round wrote can be sent."""
+
+
 @dataclass(eq=False)
 class _Running:
     """An exchange that waits for the sums of a round."""
 
-    exchange: TensorExchange
+    exchange: Exchange
     rounds: Rounds
     asked: Round
 
@@ -55,7 +67,7 @@ class Step:
             yield
             self.seconds[phase] += self._clock() - started
 
-    def run(self, exchanges: Sequence[TensorExchange], ahead: Sequence[Part]) -> None:
+    def run(self, exchanges: Sequence[Exchange], ahead: Sequence[Part]) -> None:
         """Run all rounds of the exchanges; the parts `ahead` are sent before those of the first round."""
         running = []
         with self.timed("encode"):

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec import cpu, cpu_index_loops, reference
+from peelsum.codec import cpu, cpu_bundle_loops, cpu_index_loops, reference
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BloomLayout
@@ -247,6 +247,8 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     ops, room = kernels(implementation), memory(implementation)
     with first_alone(cache_of(cpu_index_loops.count), "codec") if implementation == "cpu" else nullcontext():
         _run_all(ops, room)
+        if implementation == "cpu":
+            cpu_bundle_loops.warm_up()
 
 
 def _run_all(ops: Kernels, room: Memory) -> None:

@@ -91,7 +91,9 @@ class HostMemory:
 
     def dtype(self, tensor: Any) -> str:
         """See `Memory.dtype`."""
-        return "bfloat16" if isinstance(tensor, BFloat16) else str(tensor.dtype)
+        if isinstance(tensor, BFloat16):
+            return "bfloat16"
+        return "float32" if tensor.dtype == np.float32 else str(tensor.dtype)  # NumPy takes 5 us for the text
 
     def widened(self, tensor: Any) -> NDArray[np.float32]:
         """See `Memory.widened`."""

@@ -148,7 +148,7 @@ class ProcessGroupSummation:
     def _naming_the_missing(self, work: Callable[[], T]) -> T:
         """Run `work`; raise a failure of torch as SummationStalledError, which names the missing workers.
 
-        A context manager would keep the group: `contextlib` refers to the traceback while it handles an error.
+        A context manager would keep the group: `contextlib` refers to the traceback while it handles errors.
         """
         try:
             return work()
