@@ -10,7 +10,15 @@ import pytest
 from command_line import peelsum
 
 from peelsum.allreduce.costs import lower_bound_bits
-from peelsum.bench.codec import NotEnoughMemoryError, Support, memory, require_memory, sequences, tensor
+from peelsum.bench.codec import (
+    NotEnoughMemoryError,
+    Support,
+    memory,
+    require_memory,
+    sequences,
+    small,
+    tensor,
+)
 from peelsum.bench.codec import rows as bench
 from peelsum.cli.bench.codec import codec
 
@@ -127,3 +135,18 @@ def test_a_sequence_prints_a_line_of_every_row() -> None:
     assert heading.startswith("#")
     assert len(lines) == len(sequences.SEQUENCES) * len(sequences.NETWORKS) * len(sequences.WAYS)
     assert all(len(line.split()) == 9 for line in lines)
+
+
+def test_small_tensors_beside_the_same_elements_as_one() -> None:
+    rows = list(small.bench_small(seed=1))
+    assert [row.tensors for row in rows] == [100, 1] * 3
+    assert {row.elements for row in rows} == {rows[0].elements}
+    for apart, whole in zip(rows[::2], rows[1::2], strict=True):
+        assert apart.density == whole.density
+        assert apart.lower_bound == whole.lower_bound <= whole.words <= apart.words
+        assert min(apart.cpu_ms, whole.cpu_ms) > 0
+    assert rows[0].lower_bound == rows[0].elements
+    assert rows[4].words < 10 * rows[4].lower_bound + 100 * 64
+    headings, *lines = peelsum("bench", "codec", "--small").stdout.splitlines()
+    assert len(lines) == 6
+    assert len(headings.replace("CPU ms", "ms").split()) == len(lines[0].split())

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from peelsum.bench.codec.recovery import LeftOver, NotPeeled
     from peelsum.bench.codec.rows import Point, Row
     from peelsum.bench.codec.sequences import SequenceRow
+    from peelsum.bench.codec.small import SmallRow
 
 _HEADINGS = ("elements", "density", "support", "form", "index", "bits/el.", "x bound", "peeled", "rounds")
 _SPEEDS = ("enc Gb/s", "dec Gb/s", "time/LHC", "size/LHC")
@@ -23,6 +24,8 @@ _SEQUENCE_HEADINGS = (
     "elements", "sequence", "network", "way", "density", "x bound", "worst", "exch.", "wrongly dense"
 )  # fmt: skip
 _SEQUENCE_WIDTHS = (10, 12, 8, 8, 8, 8, 8, 6, 14)
+_SMALL_HEADINGS = ("tensors", "elements", "density", "bound", "words", "CPU ms")
+_SMALL_WIDTHS = (8, 10, 8, 9, 9, 8)
 _PRECISION_HEADINGS = ("model", "step", "way", "sums", "median err", "p99 err", "lost", "scales")
 _PRECISION_WIDTHS = (6, 5, 10, 9, 10, 9, 8, 8)
 _WIDTHS = (10, 8, 8, 8, 10, 9, 8, 8, 7, 9, 9, 9, 9)
@@ -45,6 +48,9 @@ def codec(
     ] = False,
     sequence: Annotated[
         bool, typer.Option("--sequence", help="Count words of 30 steps of changing density instead.")
+    ] = False,
+    small: Annotated[
+        bool, typer.Option("--small", help="Measure a step of a hundred small tensors instead.")
     ] = False,
     precision: Annotated[
         bool, typer.Option(help="Measure errors of sums of real gradients instead; takes minutes.")
@@ -70,6 +76,9 @@ def codec(
     within("--seed", seed, 0, 2**63 - 1)
     if sequence:
         _sequences(elements, quick=quick, seed=seed, json=json)
+        return
+    if small:
+        _small(seed=seed, json=json)
         return
     chosen = [known for known in SUPPORTS if known in (support or SUPPORTS)]
     errors = (bench.CodecBenchError, NoDeviceError, NotEnoughMemoryError, NotExactError)
@@ -101,6 +110,24 @@ def _sequences(elements: list[int] | None, *, quick: bool, seed: int, json: bool
         else:
             print("#" + aligned(_SEQUENCE_HEADINGS, _SEQUENCE_WIDTHS)[1:], flush=True)
             list(printed(rows, _sequence_line, json=False))
+
+
+def _small(*, seed: int, json: bool) -> None:
+    from peelsum.bench.codec import NotExactError
+    from peelsum.bench.codec import small as bench
+
+    with measuring(NotExactError, json=json):
+        rows = bench.bench_small(seed=seed)
+        if json:
+            _print_list(rows)
+        else:
+            print("#" + aligned(_SMALL_HEADINGS, _SMALL_WIDTHS)[1:], flush=True)
+            list(printed(rows, _small_line, json=False))
+
+
+def _small_line(row: SmallRow) -> str:
+    cells = (row.tensors, row.elements, f"{row.density:.1%}", row.lower_bound, row.words, row.cpu_ms)
+    return aligned(tuple(map(str, cells)), _SMALL_WIDTHS)
 
 
 def _sequence_line(row: SequenceRow) -> str:
@@ -147,9 +174,9 @@ def _precision_line(row: PrecisionRow) -> str:
     return aligned(cells, _PRECISION_WIDTHS)
 
 
-def _print_list(rows: Iterable[Row | SequenceRow | PrecisionRow]) -> None:
+def _print_list(rows: Iterable[Row | SequenceRow | SmallRow | PrecisionRow]) -> None:
     """Print a list of objects; on Ctrl-C, that of the rows measured so far."""
-    found: list[Row | SequenceRow | PrecisionRow] = []
+    found: list[Row | SequenceRow | SmallRow | PrecisionRow] = []
     try:
         for row in rows:
             found.append(row)
