@@ -46,7 +46,7 @@ reply = sock.recv(2000)[20:]
 print(reply[0], reply[4:] == words[4:])
 """
 
-pytestmark = pytest.mark.usefixtures("own_folder")
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.system]
 
 
 @pytest.fixture(params=["embedded", "bmv2"])

@@ -20,7 +20,7 @@ WORKER = str(Path(__file__).parents[1] / "support" / "scenario_worker.py")
 ROUNDS, CHUNKS = 20, 100
 PAUSE = 5
 
-pytestmark = pytest.mark.usefixtures("own_folder")
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.system]
 
 
 @pytest.fixture(params=["embedded", "bmv2"])

@@ -261,6 +261,9 @@ def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tupl
         met.set("port", str(store.port))
     else:
         store = dist.TCPStore("127.0.0.1", int(met.get("port")), ranks, False)
+    # Each rank's connections must be up before another rank closes them.
+    met.set(f"connected {rank}", "")
+    met.wait([f"connected {one}" for one in range(ranks)])
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     return dies(rank, 0, settings)
