@@ -186,11 +186,11 @@ def _tables(title: str, rows: Sequence[Row]) -> Iterator[Table]:
 def _cpu_table(title: str, rows: Sequence[Row]) -> Table:
     """Return a table of the CPU time beyond computation of every backend."""
     headings = (
-        "CPU ms a step",
-        "of it the switch's",
-        "of gloo's",
-        "iteration, ms",
-        "compute, ms",
+        "CPU ms\na step",
+        "of it the\nswitch's",
+        "of\ngloo's",
+        "iteration\nms",
+        "compute\nms",
         "MB",
         "exact",
     )
