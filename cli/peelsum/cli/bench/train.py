@@ -194,11 +194,12 @@ def _cpu_table(title: str, rows: Sequence[Row]) -> Table:
         "MB",
         "exact",
     )
-    shown = _table(f"{title}\nCPU time of all processes beyond computation", *headings)
+    title = f"{title}\nCPU time of all processes beyond computation"
+    shown = table_of(("path", *headings), left=("path",), title=title)
     for row in rows:
         times = (row.cpu_ms, row.switch_cpu_ms)
         shown.add_row(
-            *_which(row),
+            row.path,
             *(f"{ms:.1f}" for ms in times),
             _times(row.cpu_of_gloo),
             *(f"{ms:.0f}" for ms in (row.iteration_ms, row.compute_ms)),
