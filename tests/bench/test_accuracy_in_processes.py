@@ -21,7 +21,17 @@ from peelsum.topology import Star
 RANKS, STEPS = 2, 5
 #: One for each kind of sum, and the ablations.
 METHODS = (
-    *("dense", "exact", "top-k:0.02", "random-k:0.02", "star:0.02", "var:0.02", "qsgd:4", "packed:8", "ef-sign"),
+    *(
+        "dense",
+        "exact",
+        "top-k:0.02",
+        "random-k:0.02",
+        "star:0.02",
+        "var:0.02",
+        "qsgd:4",
+        "packed:8",
+        "ef-sign",
+    ),
     *("power:2", "terngrad", "top-k:0.02/no-feedback", "top-k:0.02/momentum", "top-k+qsgd:0.02"),
 )
 SETTINGS = [

@@ -12,7 +12,7 @@ from peelsum.training.vgg19 import ArrayImages
 CLASSES, SIDE = 10, 32
 _DIRECTIONS = 5
 #: Waves across an image, and the standard deviation of the noise, where a grating goes from -1 to 1.
-_WAVES, _NOISE = (3.0, 6.0), 0.6
+_WAVES, _NOISE = (3.0, 6.0), 0.25
 
 
 def gratings(count: int, seed: int = 0) -> ArrayImages:
@@ -24,7 +24,7 @@ def gratings(count: int, seed: int = 0) -> ArrayImages:
     rows, columns = np.mgrid[:SIDE, :SIDE]
     along = np.cos(angle)[:, None, None] * columns + np.sin(angle)[:, None, None] * rows
     wave = np.sin(waves[:, None, None] * along + rng.uniform(0, 2 * np.pi, (count, 1, 1)))
-    colours = rng.uniform(-1, 1, (count, 3, 1, 1))
+    colours = rng.uniform(0.4, 1, (count, 3, 1, 1)) * rng.choice((-1, 1), (count, 3, 1, 1))
     pixels = wave[:, None] * colours + rng.normal(0, _NOISE, (count, 3, SIDE, SIDE))
     scaled = np.clip(127.5 * (1 + pixels / 2), 0, 255).astype(np.uint8)
     return ArrayImages(scaled, labels.astype(np.int64), CLASSES)

@@ -1,4 +1,4 @@
-"""A small transformer as a language model (Vaswani et al., arXiv 1706.03762): each word sees those before it."""
+"""A small transformer as a language model (Vaswani et al., arXiv 1706.03762): words see those before them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The modelled time of a step's exchanges on a given link, by the cost model of `peelsum plan`.
 
-Every path has its own collectives. A row takes the path on which compression and network together are fastest.
+Each path has collectives of its own. A row takes the path on which compression and network together are
+fastest.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ class Path:
     """One way to sum, and what a step takes on it. There is no overlap with computation."""
 
     name: str
-    """By what words are summed: "switch", "ring" or "tree"; "float" goes without encoding, "all_gather" too."""
+    """By what words are summed: "switch", "ring" or "tree".
+
+    "float ring" and "float tree" sum dense gradients without encoding them. "all_gather" sends every worker's
+    values and positions to all others.
+    """
     compress_s: float
     """Measured seconds of encoding and decoding."""
     network_s: float

@@ -1,18 +1,17 @@
 """`peelsum bench accuracy`: what each compression method costs in accuracy, and on which links it pays.
 
-Training is measured, once for each setting, since its results do not depend on the link. The network's time is
-modelled for each link. Time to a target is steps times the seconds of computing, compressing and exchanging.
+Training is measured, once for each setting, since its results do not depend on the link. The network's time
+is modelled for each link. Time to a target is steps times the seconds of computing, compressing, exchanging.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 from peelsum.bench.accuracy.methods import DENSE, parse
@@ -104,7 +103,7 @@ class Row:
     times_less: float
     """How many times as many bytes dense training's worker contributes."""
     compute_ms: float
-    """Measured processor time of a step's computation."""
+    """Measured processor time of a step's computation: the median over all runs of the model."""
     gbps: float
     """Rate of the links in Gbit/s."""
     latency_ms: float
@@ -147,7 +146,7 @@ def bench_accuracy(request: Request, kept: Path | None = None, watch: Watch | No
 def measure(request: Request, kept: Path | None = None, watch: Watch | None = None) -> Iterator[Run]:
     """Yield the requested runs; see `bench_accuracy`."""
     settings, watch = request.settings(), watch or Watch()
-    runs = _read(kept) if kept and kept.exists() else {}
+    runs = read_runs(kept) if kept and kept.exists() else {}
     if kept:
         _write(kept, list(runs.values()))
     watch.starts(settings, sum(setting in runs for setting in settings))
@@ -160,27 +159,74 @@ def measure(request: Request, kept: Path | None = None, watch: Watch | None = No
 
 
 def rows_of(runs: Sequence[Run], gbps: Sequence[float], latency_s: float) -> list[Row]:
-    """Return a row for each model, method and rate. Each model's runs include dense ones."""
-    grouped: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        grouped.setdefault(_group(run.setting), []).append(run)
-    rows = []
-    for key, mine in grouped.items():
-        dense = grouped[_group(replace(mine[0].setting, method=DENSE))]
-        target = _target(dense)
-        sooner = _pays_below(mine, dense, target, latency_s) if key[1] != DENSE else None
-        rows += [_row(mine, dense, target, Link(latency_s, rate), sooner) for rate in gbps]
+    """Return a row for each model, method and rate, model by model. Each model's runs include dense ones."""
+    groups, rows = grouped(runs), []
+    compared: dict[tuple[Any, ...], list[list[Run]]] = {}
+    for mine in groups.values():
+        compared.setdefault(_group(replace(mine[0].setting, method=DENSE)), []).append(mine)
+    for key, methods in compared.items():
+        everything = [run for mine in methods for run in mine]
+        baseline = _Baseline(groups[key], _target(groups[key]), median(run.compute_s for run in everything))
+        for mine in methods:
+            sooner = baseline.pays_below(mine, latency_s) if mine[0].setting.method != DENSE else None
+            rows += [_row(mine, baseline, Link(latency_s, rate), sooner) for rate in gbps]
     return rows
 
 
-def _row(
-    runs: Sequence[Run], dense: Sequence[Run], target: float | None, link: Link, sooner: float | None
-) -> Row:
+def grouped(runs: Sequence[Run]) -> dict[tuple[Any, ...], list[Run]]:
+    """Return the runs that differ in nothing but their seeds, by (model, method, workers, shares, steps)."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_group(run.setting), []).append(run)
+    return groups
+
+
+@dataclass(frozen=True)
+class _Baseline:
+    """What a method is compared with."""
+
+    dense: Sequence[Run]
+    """The runs of dense training."""
+    target: float | None
+    """The value to reach."""
+    compute_s: float
+    """Seconds of a step's computation, which all methods have in common."""
+
+    def steps(self, run: Run) -> int | None:
+        """Return a run's steps to the first measurement that reaches the target; None if there is none."""
+        if self.target is None:
+            return None
+        for steps, value in run.curve:
+            if value is not None and (value >= self.target if run.higher else value <= self.target):
+                return steps
+        return None
+
+    def times(self, runs: Sequence[Run], link: Link) -> list[float | None]:
+        """Return the seconds of each run to the target."""
+        counts = [self.steps(run) for run in runs]
+        return [
+            None if count is None else count * (self.compute_s + fastest(run, link).seconds)
+            for run, count in zip(runs, counts, strict=True)
+        ]
+
+    def faster(self, runs: Sequence[Run], link: Link) -> float | None:
+        """Return dense training's mean time over that of other runs; None unless all reach the target."""
+        mine, dense = _mean_of_all(self.times(runs, link)), _mean_of_all(self.times(self.dense, link))
+        return None if dense is None or not mine else dense / mine
+
+    def pays_below(self, runs: Sequence[Run], latency_s: float) -> float | None:
+        """Return the highest rate at which the runs are faster than dense training; None if there is none."""
+        count = round(math.log10(_MOST_GBPS / _LEAST_GBPS) * _PER_DECADE)
+        rates = (_LEAST_GBPS * 10 ** (number / _PER_DECADE) for number in range(count, -1, -1))
+        return next((rate for rate in rates if (self.faster(runs, Link(latency_s, rate)) or 0) > 1), None)
+
+
+def _row(runs: Sequence[Run], baseline: _Baseline, link: Link, sooner: float | None) -> Row:
     setting, first = runs[0].setting, runs[0]
     finals = [run.curve[-1][1] for run in runs]
     known = [value for value in finals if value is not None]
-    steps = [_steps_to(run, target) for run in runs]
-    times, dense_times = _times(runs, target, link), _times(dense, target, link)
+    steps, times = [baseline.steps(run) for run in runs], baseline.times(runs, link)
+    faster = baseline.faster(runs, link)
     paths = [fastest(run, link) for run in runs]
     sent = mean(run.wire_bytes / max(run.done, 1) for run in runs)
     return Row(
@@ -194,12 +240,12 @@ def _row(
         metric=first.metric,
         final=_rounded(mean(known)) if len(known) == len(runs) else None,
         final_spread=_spread(known) if len(known) == len(runs) else None,
-        target=_rounded(target),
+        target=_rounded(baseline.target),
         reached=sum(one is not None for one in steps),
         steps_to_target=_rounded(_mean_of_all(steps)),
         bytes_per_step=round(sent),
-        times_less=round(mean(run.wire_bytes / max(run.done, 1) for run in dense) / sent, 2),
-        compute_ms=round(1e3 * mean(run.compute_s for run in runs), 3),
+        times_less=round(mean(run.wire_bytes / max(run.done, 1) for run in baseline.dense) / sent, 2),
+        compute_ms=round(1e3 * baseline.compute_s, 3),
         gbps=link.gbps,
         latency_ms=1e3 * link.latency_s,
         path=paths[0].name,
@@ -207,13 +253,12 @@ def _row(
         network_ms=round(1e3 * mean(path.network_s for path in paths), 4),
         time_s=_rounded(_mean_of_all(times)),
         time_spread_s=_spread([time for time in times if time is not None]) if None not in times else None,
-        faster=_ratio(_mean_of_all(dense_times), _mean_of_all(times)),
-        pays_below_gbps=sooner,
+        faster=_rounded(faster),
+        pays_below_gbps=None if sooner is None else float(f"{sooner:.2g}"),
     )
 
 
 def _group(setting: Setting) -> tuple[Any, ...]:
-    """Return what the runs of one row have in common."""
     return setting.model, setting.method, setting.workers, setting.shares, setting.steps
 
 
@@ -223,47 +268,9 @@ def _target(dense: Sequence[Run]) -> float | None:
     pairs = [(start, end) for start, end in ends if start is not None and end is not None]
     if len(pairs) < len(ends):
         return None
-    if dense[0].higher:
-        start, end = (mean(column) for column in zip(*pairs, strict=True))
-        return start + TARGET_SHARE * (end - start)
-    start, end = (mean(map(math.log, column)) for column in zip(*pairs, strict=True))
-    return math.exp(start + TARGET_SHARE * (end - start))
-
-
-def _steps_to(run: Run, target: float | None) -> int | None:
-    """Return the steps to the first measurement that reaches the target; None if there is none."""
-    if target is None:
-        return None
-    for steps, value in run.curve:
-        if value is not None and (value >= target if run.higher else value <= target):
-            return steps
-    return None
-
-
-def _times(runs: Sequence[Run], target: float | None, link: Link) -> list[float | None]:
-    """Return the seconds of each run to the target."""
-    steps = [_steps_to(run, target) for run in runs]
-    # Seeds compute the same, so that the mean of their times is the better measurement.
-    compute_s = mean(run.compute_s for run in runs)
-    return [
-        None if count is None else count * (compute_s + fastest(run, link).seconds)
-        for run, count in zip(runs, steps, strict=True)
-    ]
-
-
-def _pays_below(
-    runs: Sequence[Run], dense: Sequence[Run], target: float | None, latency_s: float
-) -> float | None:
-    count = round(math.log10(_MOST_GBPS / _LEAST_GBPS) * _PER_DECADE)
-    for number in range(count, -1, -1):
-        rate = _LEAST_GBPS * 10 ** (number / _PER_DECADE)
-        link = Link(latency_s, rate)
-        faster = _ratio(
-            _mean_of_all(_times(dense, target, link)), _mean_of_all(_times(runs, target, link))
-        )
-        if faster is not None and faster > 1:
-            return float(f"{rate:.2g}")
-    return None
+    scale, back = (float, float) if dense[0].higher else (math.log, math.exp)
+    start, end = mean(scale(one) for one, _ in pairs), mean(scale(one) for _, one in pairs)
+    return back(start + TARGET_SHARE * (end - start))
 
 
 def _mean_of_all(values: Sequence[float | None]) -> float | None:
@@ -280,12 +287,8 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _ratio(dense: float | None, other: float | None) -> float | None:
-    return None if dense is None or not other else round(dense / other, 3)
-
-
-def _read(path: Path) -> dict[Setting, Run]:
-    """Read the kept runs. Raises KeptRunsError if the file is not one of them."""
+def read_runs(path: Path) -> dict[Setting, Run]:
+    """Read kept runs, by their settings. Raises KeptRunsError if the file is not one of them."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         runs = [Run(**one | _typed(one)) for one in found]
@@ -306,7 +309,6 @@ def _write(path: Path, runs: Sequence[Run]) -> None:
     beside = path.with_name(path.name + ".new")
     try:
         beside.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-        os.replace(beside, path)
+        beside.replace(path)
     except OSError as error:
         raise KeptRunsError(f"{path}: cannot be written ({error.strerror}); pass another path") from error
-

@@ -48,7 +48,8 @@ def divide(labels: Numbers, workers: int, shares: str, seed: int) -> list[Number
     for worker, share in enumerate(divided):
         if not share.size:
             raise SharesError(
-                f"shares: {shares} leaves worker {worker} without examples; use fewer workers or a larger alpha"
+                f"shares: {shares} leaves worker {worker} without examples; "
+                "use fewer workers, or a larger alpha"
             )
     return divided
 

@@ -35,6 +35,7 @@ SUBJECTS: tuple[SubjectName, ...] = get_args(SubjectName)
 Numbers = NDArray[np.int64]
 
 _TRAINED_DIGITS, _IMAGES, _HELD_OUT_IMAGES = 1437, 4000, 500
+_GRATINGS = ImagesSize(SIDE, 16, batch=16)
 _RATINGS = RatingsSize(8, (32, 16, 8), batch=128, users=1000, items=500)
 _VOCABULARY, _LENGTH, _WORDS = 1000, 16, 200_000
 _LANGUAGE = LanguageSize(48, 1, 0.0, batch=16, length=_LENGTH, samples=_VOCABULARY, vocabulary=_VOCABULARY)
@@ -121,7 +122,7 @@ def _digits() -> Subject:
 
 def _images() -> Subject:
     images = _generated_images()
-    model = Vgg19(CLASSES, ImagesSize(SIDE, 16, 8))
+    model = Vgg19(CLASSES, _GRATINGS)
 
     def batch(numbers: Numbers) -> Batch:
         return torch.from_numpy(images.at(numbers)), torch.from_numpy(images.labels[numbers])
@@ -138,8 +139,8 @@ def _images() -> Subject:
         measure=partial(_accuracy, model, model.scores, held_out),
         optimizer="adam",
         rate=1e-3,
-        batch_size=8,
-        steps=400,
+        batch_size=_GRATINGS.batch,
+        steps=320,
         every=20,
     )
 
@@ -183,9 +184,7 @@ def _transformer() -> Subject:
     return _language("transformer", model, (), rate=6e-3)
 
 
-def _language(
-    name: SubjectName, model: nn.Module, also: tuple[torch.Tensor, ...], *, rate: float
-) -> Subject:
+def _language(name: SubjectName, model: nn.Module, also: tuple[torch.Tensor, ...], *, rate: float) -> Subject:
     train, held_out, labels = _sequences()
 
     def batch(windows: Numbers) -> Batch:

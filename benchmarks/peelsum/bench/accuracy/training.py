@@ -1,9 +1,9 @@
 """Train one subject with one method, all workers in one process, and count exactly what they send.
 
 Theory of operation. All workers have the same parameters, so one model computes their gradients, one worker
-after the other. Each worker's sum then runs in a thread of its own, over collectives in memory. It is the same
-code as in the communication hook, and gives the same bits. Times are processor time of a thread, so that
-waiting for other workers does not count.
+after the other. Each worker's sum then runs in a thread of its own, over collectives in memory. Its code is
+that of the communication hook, with the same bits. Times are processor time of a thread, so that waiting for
+other workers does not count.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -195,10 +196,9 @@ class Training:
 
     def _count(self, results: list[StepResult | CompressedResult]) -> None:
         first = results[0]
-        for other in results[1:]:
-            for mine, theirs in zip(first.tensors, other.tensors, strict=True):
-                if not np.array_equal(mine.values.view(np.int32), theirs.values.view(np.int32)):
-                    raise AssertionError(f"{self.setting}: workers differ in {mine.name}")
+        for name, other in product(first, results[1:]):
+            if not np.array_equal(first[name].values.view(np.int32), other[name].values.view(np.int32)):
+                raise AssertionError(f"{self.setting}: workers differ in {name}")
         self.wire_bytes += first.wire_bytes
         self.payload_bytes += first.payload_bytes if isinstance(first, CompressedResult) else 0
         self._compress_s += sum(one.encode_s + one.decode_s for one in results) / len(results)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from peelsum.cli.bench import accuracy, allreduce, codec, endpoint, fairness, loss, plan, soak, switch, tofino, train
+from peelsum.cli.bench import (
+    accuracy,
+    allreduce,
+    codec,
+    endpoint,
+    fairness,
+    loss,
+    plan,
+    soak,
+    switch,
+    tofino,
+    train,
+)
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 app.command("switch")(switch.switch)

@@ -29,7 +29,9 @@ def accuracy(
     ] = "digits,ratings,text",
     compressor: Annotated[
         str,
-        typer.Option(help="Methods, separated by commas: NAME[:PARAMETER][/no-feedback][/momentum][/bucket]."),
+        typer.Option(
+            help="Methods, separated by commas: NAME[:PARAMETER][/no-feedback][/momentum][/bucket]."
+        ),
     ] = _METHODS,
     workers: Annotated[int, typer.Option(help="Workers that share the data.")] = 4,
     shares: Annotated[
@@ -77,7 +79,9 @@ def accuracy(
     rates = tuple(_rate(text) for text in gbps.split(","))
     methods = tuple(compressor.split(","))
     request = bench.Request(chosen, methods, workers, count, shares, rates, latency_us * 1e-6, length)
-    with measuring(MethodError, SharesError, CompressError, TrainingDataError, bench.KeptRunsError, json=json):
+    with measuring(
+        MethodError, SharesError, CompressError, TrainingDataError, bench.KeptRunsError, json=json
+    ):
         rows = _measured(request, keep)
         if json:
             print_json(rows)
@@ -86,29 +90,28 @@ def accuracy(
 
 
 def tables(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Yield a Markdown table of each model's rows, with a line above it."""
+    """Yield a Markdown table of each model's rows, with two lines above it."""
     for _, of_model in groupby(rows, lambda row: (row.model, row.workers, row.shares, row.steps)):
         mine = list(of_model)
         one = mine[0]
         rates = list(dict.fromkeys(row.gbps for row in mine))
         headings = [
-            *("method", f"{one.metric}, end", "bytes a step", "less", f"steps to {_number(one.target)}"),
-            *("compute ms", "compress ms"),
-            *(f"s at {rate:g} Gbit/s" for rate in rates),
-            *(f"faster at {rate:g}" for rate in rates),
-            "pays below Gbit/s",
+            *("method", f"{one.metric} at the end", "bytes a step", f"steps to {_number(one.target)}"),
+            *("compress ms", *(f"s at {rate:g} Gbit/s" for rate in rates), "pays below Gbit/s"),
         ]
-        lines = [_title(one), "", _line(headings), "|---" * len(headings) + "|"]
+        lines = [*_title(one), "", _line(headings), "|---" * len(headings) + "|"]
         for _, of_method in groupby(mine, lambda row: row.method):
             lines.append(_line(_cells(list(of_method))))
         yield lines
 
 
-def _title(one: Row) -> str:
-    return (
-        f"{one.model}: {one.data}; {one.workers} workers, shares {one.shares}, {one.steps} steps, "
-        f"{one.seeds} seeds, {one.latency_ms:g} ms a message"
-    )
+def _title(one: Row) -> list[str]:
+    return [
+        f"{one.model}: {one.data}; {one.workers} workers, shares {one.shares}, {one.steps} steps of "
+        f"{one.compute_ms:.1f} ms, {one.seeds} seeds, {one.latency_ms:g} ms a message.",
+        "Measured: all but the network's part of the seconds (s) and the last column, which are modelled. "
+        "In brackets: dense training's figure over this one.",
+    ]
 
 
 def _cells(rows: Sequence[Row]) -> list[str]:
@@ -119,15 +122,17 @@ def _cells(rows: Sequence[Row]) -> list[str]:
     return [
         f"`{one.method}`",
         _with_spread(one.final, one.final_spread),
-        f"{one.bytes_per_step:,}",
-        f"{one.times_less:g}",
+        f"{one.bytes_per_step:,} ({one.times_less:.3g}x)",
         reached,
-        f"{one.compute_ms:.1f}",
         f"{compress:.1f}",
-        *(_with_spread(row.time_s, row.time_spread_s) for row in rows),
-        *("-" if row.faster is None else f"{row.faster:.2f}" for row in rows),
+        *map(_time, rows),
         "-" if one.method == "dense" else _number(one.pays_below_gbps, "never"),
     ]
+
+
+def _time(row: Row) -> str:
+    faster = "" if row.faster is None or row.method == "dense" else f" ({row.faster:.2f}x)"
+    return _with_spread(row.time_s, row.time_spread_s) + faster
 
 
 def _line(cells: Sequence[str]) -> str:
