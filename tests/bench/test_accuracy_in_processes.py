@@ -69,6 +69,7 @@ def over_switch() -> list[list[tuple[np.ndarray, int]]]:
         return run_ranks(RANKS, trained, SETTINGS, "switch", environments=seats, patience_s=240.0)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("backend", ["over_gloo", "over_switch"])
 def test_parameters_are_those_of_processes_bit_for_bit(
     in_process: list[tuple[np.ndarray, int]], backend: str, request: pytest.FixtureRequest
@@ -83,6 +84,7 @@ def test_parameters_are_those_of_processes_bit_for_bit(
         assert differ == []
 
 
+@pytest.mark.system
 def test_bytes_are_those_of_the_hook_s_statistics(
     in_process: list[tuple[np.ndarray, int]], over_gloo: list[list[tuple[np.ndarray, int]]]
 ) -> None:

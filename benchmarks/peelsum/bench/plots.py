@@ -172,6 +172,24 @@ def accuracy(figure: Any) -> None:
     )
 
 
+def bytes_and_accuracy(figure: Any) -> None:
+    """Plot the accuracy of digits at the end by how many times fewer bytes each method takes."""
+    from peelsum.bench.accuracy.rows import Request, read_runs, rows_of
+
+    runs = [run for run in read_runs(RESULTS / "accuracy.json").values() if run.setting.model == "digits"]
+    rows = rows_of(runs, [1.0], Request().latency_s)
+    axes = figure.subplots()
+    finite = [row for row in rows if row.shares == "iid" and row.final is not None]
+    for number, row in enumerate(sorted(finite, key=lambda row: row.times_less)):
+        style = "os^Dv"[number // 10]
+        spread = row.final_spread or 0.0
+        axes.errorbar(row.times_less, row.final, spread, fmt=style, label=row.method, elinewidth=0.8)
+    axes.set(xscale="log", xlabel="times fewer bytes than dense", ylabel="accuracy at the end")
+    axes.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+    axes.minorticks_off()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False, ncols=2)
+
+
 def _by_model(runs: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of each command that measures rates, by a short name of its model."""
     named = {}
@@ -208,6 +226,7 @@ def draw_all() -> Iterator[Path]:
     ):
         yield draw(name, content, width)
     yield draw("accuracy", accuracy, width=10, height=5.5)
+    yield draw("accuracy-bytes", bytes_and_accuracy, width=9)
 
 
 if __name__ == "__main__":

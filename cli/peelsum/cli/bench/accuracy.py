@@ -90,7 +90,7 @@ def accuracy(
 
 
 def tables(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Yield a Markdown table of each model's rows, with two lines above it."""
+    """Yield a Markdown table of each model's rows, with lines above it that explain it."""
     for _, of_model in groupby(rows, lambda row: (row.model, row.workers, row.shares, row.steps)):
         mine = list(of_model)
         one = mine[0]
@@ -107,9 +107,9 @@ def tables(rows: Sequence[Row]) -> Iterator[list[str]]:
 
 def _title(one: Row) -> list[str]:
     return [
-        f"{one.model}: {one.data}; {one.workers} workers, shares {one.shares}, {one.steps} steps of "
-        f"{one.compute_ms:.1f} ms, {one.seeds} seeds, {one.latency_ms:g} ms a message.",
-        "Measured: all but the network's part of the seconds (s) and the last column, which are modelled. "
+        f"{one.model}: {one.data}. {one.workers} workers, shares {one.shares};",
+        f"{one.steps} steps of {one.compute_ms:.1f} ms, {one.seeds} seeds, {one.latency_ms:g} ms a message.",
+        "Measured: all but the network's part of the seconds (s) and the last column, which are modelled.",
         "In brackets: dense training's figure over this one.",
     ]
 
