@@ -12,11 +12,14 @@ torch = pytest.importorskip("torch")
 from peelsum.training import MODELS, ModelName, densities, make_task, overall  # noqa: E402
 from peelsum.training.bert import FULL as BERT_BASE  # noqa: E402
 from peelsum.training.bert import Bert  # noqa: E402
+from peelsum.training.convolutional import SmallConvNet  # noqa: E402
+from peelsum.training.gratings import gratings  # noqa: E402
 from peelsum.training.lstm import FULL as LARGE_LSTM  # noqa: E402
 from peelsum.training.lstm import SMALL as SMALL_LSTM  # noqa: E402
 from peelsum.training.lstm import LanguageModel, draw  # noqa: E402
 from peelsum.training.ncf import FULL as MLPERF_NCF  # noqa: E402
 from peelsum.training.ncf import NeuMF  # noqa: E402
+from peelsum.training.transformer import SmallTransformer  # noqa: E402
 from peelsum.training.vgg19 import FULL as VGG19  # noqa: E402
 from peelsum.training.vgg19 import Vgg19  # noqa: E402
 
@@ -85,6 +88,27 @@ def test_the_union_holds_what_any_worker_has() -> None:
         assert one.union[1] <= one.union[2] <= one.union[4] <= min(1, 4 * one.worker + 1e-6)
         assert one.worker <= one.union[4]
     assert 0 < overall(found).worker < 0.5
+
+
+def test_the_small_models_are_as_small_as_documented_and_do_not_look_ahead() -> None:
+    assert sum(one.numel() for one in SmallConvNet(10).parameters()) == 38_282
+    model = SmallTransformer(50, 16, 2, 8)
+    words, following = torch.arange(8)[None], torch.arange(8, 16)[None]
+    changed = words.clone()
+    changed[0, 7] = 40
+    hidden = []
+    model.encoder.register_forward_hook(lambda *called: hidden.append(called[2]))
+    assert model(words, following) != model(changed, following)
+    assert torch.equal(hidden[0][:, :7], hidden[1][:, :7])
+    assert not torch.equal(hidden[0][:, 7], hidden[1][:, 7])
+
+
+def test_gratings_are_the_same_for_the_same_seed_and_of_ten_classes() -> None:
+    one, other = gratings(200), gratings(200, seed=1)
+    assert one.at(np.arange(5)).shape == (5, 3, 32, 32)
+    assert np.array_equal(one.at(np.arange(200)), gratings(200).at(np.arange(200)))
+    assert not np.array_equal(one.labels, other.labels)
+    assert set(one.labels.tolist()) == set(range(10))
 
 
 def test_the_sampled_softmax_is_right_on_average() -> None:

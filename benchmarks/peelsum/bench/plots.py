@@ -22,6 +22,7 @@ _FORMS = {
     ("auto", ""): "planner, fewest words",
 }
 _LAYOUTS = {"kept": "lane kept (LHC)", "rotated": "rotated"}
+_SHOWN = ("dense", "exact", "top-k:0.01", "star:0.01", "packed:8", "ef-sign", "power:2")
 _SWITCHES = (("embedded", "memory"), ("embedded", "udp"), ("bmv2", "veth"))
 
 
@@ -145,6 +146,50 @@ def training(figure: Any) -> None:
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
 
 
+def accuracy(figure: Any) -> None:
+    """Plot what was learned by modelled seconds, at a slow and a fast link, mean over seeds."""
+    from peelsum.bench.accuracy.network import fastest
+    from peelsum.bench.accuracy.rows import Request, grouped, read_runs
+    from peelsum.flexible import Link
+
+    groups = grouped(list(read_runs(RESULTS / "accuracy.json").values()))
+    models = ("digits", "ratings", "text")
+    for row, (axes_of, gbps) in enumerate(zip(figure.subplots(2, 3), (0.1, 10.0), strict=True)):
+        for axes, model in zip(axes_of, models, strict=True):
+            for number, method in enumerate(_SHOWN):
+                runs = groups[model, method, 4, "iid", None]
+                step_s = fastest(runs[0], Link(Request().latency_s, gbps)).seconds + runs[0].compute_s
+                points = zip(*(run.curve for run in runs), strict=True)
+                curve = [(one[0][0] * step_s, sum(value for _, value in one) / len(one)) for one in points]
+                axes.plot(*zip(*curve, strict=True), color=f"C{number}", label=method, linewidth=1)
+            axes.set(title=f"{model}, {gbps:g} Gbit/s", ylabel=runs[0].metric)
+            if not runs[0].higher:
+                axes.set(yscale="log")
+            if row:
+                axes.set(xlabel="seconds, network modelled")
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=7, frameon=False
+    )
+
+
+def bytes_and_accuracy(figure: Any) -> None:
+    """Plot the accuracy of digits at the end by how many times fewer bytes each method takes."""
+    from peelsum.bench.accuracy.rows import Request, read_runs, rows_of
+
+    runs = [run for run in read_runs(RESULTS / "accuracy.json").values() if run.setting.model == "digits"]
+    rows = rows_of(runs, [1.0], Request().latency_s)
+    axes = figure.subplots()
+    finite = [row for row in rows if row.shares == "iid" and row.final is not None]
+    for number, row in enumerate(sorted(finite, key=lambda row: row.times_less)):
+        style = "os^Dv"[number // 10]
+        spread = row.final_spread or 0.0
+        axes.errorbar(row.times_less, row.final, spread, fmt=style, label=row.method, elinewidth=0.8)
+    axes.set(xscale="log", xlabel="times fewer bytes than dense", ylabel="accuracy at the end")
+    axes.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+    axes.minorticks_off()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False, ncols=2)
+
+
 def _by_model(runs: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of each command that measures rates, by a short name of its model."""
     named = {}
@@ -158,9 +203,9 @@ def _read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def draw(name: str, content: Callable[[Any], None], width: float) -> Path:
+def draw(name: str, content: Callable[[Any], None], width: float, height: float = 3.2) -> Path:
     """Draw one SVG in docs/figures; return its path."""
-    figure = plt.figure(figsize=(width, 3.2), layout="constrained")
+    figure = plt.figure(figsize=(width, height), layout="constrained")
     content(figure)
     FIGURES.mkdir(exist_ok=True)
     path = FIGURES / f"{name}.svg"
@@ -180,6 +225,8 @@ def draw_all() -> Iterator[Path]:
         ("codec-recovery", recovery, 6),
     ):
         yield draw(name, content, width)
+    yield draw("accuracy", accuracy, width=10, height=5.5)
+    yield draw("accuracy-bytes", bytes_and_accuracy, width=9)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The four models whose training LHC's paper measures, with their data, at the published size and small.
 
-A task is a model, which returns the loss of a batch, and the source of its batches. Needs torch.
+A task is a model, which returns the loss of a batch, and the source of its batches. Two more models,
+`convolutional` and `transformer`, are small enough to be trained to the end in a minute. Needs torch.
 """
 
 from peelsum.training.density import Density, densities, overall

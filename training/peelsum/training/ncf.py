@@ -25,7 +25,8 @@ NEGATIVES = 4
 _RATINGS_OF_A_USER = 40
 _EXPONENT = 0.8
 #: Number of tastes among users and items; share of ratings in which a user keeps to its own taste.
-_TASTES, _FAITHFUL = 8, 0.7
+TASTES = 8
+_FAITHFUL = 0.7
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,14 @@ class NeuMF(nn.Module):
 
     def forward(self, user: torch.Tensor, item: torch.Tensor, likes: torch.Tensor) -> torch.Tensor:
         """Return the binary cross-entropy of pairs `user`, `item` int64[n] and `likes` float32[n], 0 or 1."""
+        return nn.functional.binary_cross_entropy_with_logits(self.scores(user, item), likes)
+
+    def scores(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
+        """Return the scores float32[n] of the pairs `user`, `item` int64[n]: higher is liked more."""
         product = self.users(user) * self.items(item)
         mixed = self.perceptron(torch.cat((self.perceptron_users(user), self.perceptron_items(item)), 1))
-        score = self.score(torch.cat((product, mixed), 1)).squeeze(1)
-        return nn.functional.binary_cross_entropy_with_logits(score, likes)
+        score: torch.Tensor = self.score(torch.cat((product, mixed), 1))
+        return score.squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ def power_law(users: int, items: int, seed: int = 0) -> Ratings:
     popularity = np.arange(1, items + 1) ** -_EXPONENT
     user = rng.integers(0, users, users * _RATINGS_OF_A_USER)
     item = rng.choice(items, user.size, p=popularity / popularity.sum())
-    own = np.minimum(item - item % _TASTES + user % _TASTES, items - 1)
+    own = np.minimum(item - item % TASTES + user % TASTES, items - 1)
     item = np.where(rng.random(user.size) < _FAITHFUL, own, item)
     return Ratings(user, item, users, items)
 

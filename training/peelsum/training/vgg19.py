@@ -76,10 +76,14 @@ class Vgg19(nn.Module):
 
         Images of another size are scaled first.
         """
+        return nn.functional.cross_entropy(self.scores(images), labels)
+
+    def scores(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the scores float32[n, classes] of images as `forward` takes them."""
         if images.shape[-2:] != (self.side, self.side):
             images = nn.functional.interpolate(images, size=(self.side, self.side), mode="bilinear")
-        scores = self.classifier(self.features(images).flatten(1))
-        return nn.functional.cross_entropy(scores, labels)
+        scores: torch.Tensor = self.classifier(self.features(images).flatten(1))
+        return scores
 
 
 class Images(Protocol):

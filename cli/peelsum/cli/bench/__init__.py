@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from peelsum.cli.bench import allreduce, codec, endpoint, fairness, loss, plan, soak, switch, tofino, train
+from peelsum.cli.bench import (
+    accuracy,
+    allreduce,
+    codec,
+    endpoint,
+    fairness,
+    loss,
+    plan,
+    soak,
+    switch,
+    tofino,
+    train,
+)
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 app.command("switch")(switch.switch)
@@ -15,6 +27,7 @@ app.command("allreduce")(allreduce.allreduce)
 app.command("codec")(codec.codec)
 app.command("plan")(plan.plan)
 app.command("train")(train.train)
+app.command("accuracy")(accuracy.accuracy)
 app.command("profile")(switch.profile)
 app.command("port-rate")(fairness.port_rate)
 app.command("recovery")(codec.recovery)

@@ -1,0 +1,1 @@
+"""What compression costs in accuracy, and on which links it pays."""

@@ -1,0 +1,279 @@
+"""What is trained: small models with training examples, and a held-out measure of how well they have learned.
+
+All data are on every machine: scikit-learn's digits, the text of Python's standard library, and two sets that
+are generated here, images of gratings and ratings by a power law. Each example has a label, by which workers'
+shares may differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from peelsum.training import Batch
+from peelsum.training.convolutional import SmallConvNet
+from peelsum.training.gratings import CLASSES, SIDE, gratings
+from peelsum.training.lstm import LanguageModel
+from peelsum.training.lstm import Size as LanguageSize
+from peelsum.training.ncf import NEGATIVES, TASTES, NeuMF, Ratings, power_law
+from peelsum.training.ncf import Size as RatingsSize
+from peelsum.training.text import Text, standard_library
+from peelsum.training.transformer import SmallTransformer
+from peelsum.training.vgg19 import ArrayImages, Vgg19, digits
+from peelsum.training.vgg19 import Size as ImagesSize
+
+SubjectName = Literal["digits", "images", "ratings", "text", "transformer"]
+SUBJECTS: tuple[SubjectName, ...] = get_args(SubjectName)
+Numbers = NDArray[np.int64]
+
+_TRAINED_DIGITS, _IMAGES, _HELD_OUT_IMAGES = 1437, 4000, 500
+_GRATINGS = ImagesSize(SIDE, 16, batch=16)
+_RATINGS = RatingsSize(8, (32, 16, 8), batch=128, users=1000, items=500)
+_VOCABULARY, _LENGTH, _WORDS = 1000, 16, 200_000
+_LANGUAGE = LanguageSize(48, 1, 0.0, batch=16, length=_LENGTH, samples=_VOCABULARY, vocabulary=_VOCABULARY)
+#: Every tenth sequence of the text is held out, of which this many are measured.
+_HELD_OUT_EVERY, _HELD_OUT_SEQUENCES = 10, 200
+#: Sections of the text, by which shares may differ.
+_SECTIONS = 10
+#: An item that a user rated competes with this many others, and is found if it is among the first ten.
+_OTHERS, _FIRST = 99, 10
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model, and all that is needed to train it and to measure it."""
+
+    name: SubjectName
+    data: str
+    """Description of the data, for humans."""
+    metric: str
+    """What `measure` returns."""
+    higher: bool
+    """Whether more of it is better."""
+    model: nn.Module
+    """Returns the mean loss of a batch."""
+    labels: Numbers
+    """int64[n]: the label of each training example, by which shares may differ."""
+    batch: Callable[[Numbers, np.random.Generator], Batch]
+    """Returns the batch of the training examples with these numbers; negative samples are drawn."""
+    measure: Callable[[], float]
+    """Returns the metric of the model as it is, on data held out."""
+    optimizer: Literal["sgd", "adam"]
+    rate: float
+    """The optimizer's learning rate."""
+    batch_size: int
+    """Examples of a worker's batch."""
+    steps: int
+    """Steps after which dense training no longer improves much."""
+    every: int
+    """Steps between two measurements."""
+
+    def make_optimizer(self, momentum: float) -> torch.optim.Optimizer:
+        """Return the optimizer of the model's parameters. `momentum` is for SGD only."""
+        parameters: Iterable[nn.Parameter] = self.model.parameters()
+        if self.optimizer == "adam":
+            adam: torch.optim.Optimizer = torch.optim.Adam(parameters, lr=self.rate)
+            return adam
+        sgd: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=self.rate, momentum=momentum)
+        return sgd
+
+
+def make_subject(name: SubjectName, seed: int = 0) -> Subject:
+    """Return a subject whose parameters are drawn from `seed`; its data are always the same.
+
+    Raises TrainingDataError if scikit-learn is missing.
+    """
+    torch.manual_seed(seed)
+    return _MAKERS[name]()
+
+
+def _digits() -> Subject:
+    images = _small_digits()
+    model = SmallConvNet(images.classes)
+
+    def batch(numbers: Numbers) -> Batch:
+        return torch.from_numpy(images.at(numbers)[:, :1]), torch.from_numpy(images.labels[numbers])
+
+    held_out = batch(np.arange(_TRAINED_DIGITS, images.labels.size))
+    return Subject(
+        name="digits",
+        data="scikit-learn's handwritten digits",
+        metric="accuracy",
+        higher=True,
+        model=model,
+        labels=images.labels[:_TRAINED_DIGITS],
+        batch=lambda numbers, _: batch(numbers),
+        measure=partial(_accuracy, model, model.scores, held_out),
+        optimizer="sgd",
+        rate=0.05,
+        batch_size=16,
+        steps=240,
+        every=10,
+    )
+
+
+def _images() -> Subject:
+    images = _generated_images()
+    model = Vgg19(CLASSES, _GRATINGS)
+
+    def batch(numbers: Numbers) -> Batch:
+        return torch.from_numpy(images.at(numbers)), torch.from_numpy(images.labels[numbers])
+
+    held_out = batch(np.arange(_IMAGES, images.labels.size))
+    return Subject(
+        name="images",
+        data="gratings in colour and noise, generated here",
+        metric="accuracy",
+        higher=True,
+        model=model,
+        labels=images.labels[:_IMAGES],
+        batch=lambda numbers, _: batch(numbers),
+        measure=partial(_accuracy, model, model.scores, held_out),
+        optimizer="adam",
+        rate=1e-3,
+        batch_size=_GRATINGS.batch,
+        steps=320,
+        every=20,
+    )
+
+
+def _ratings() -> Subject:
+    train, user, candidates = _split_ratings()
+    model = NeuMF(train.users, train.items, _RATINGS)
+
+    def batch(numbers: Numbers, rng: np.random.Generator) -> Batch:
+        users = np.concatenate((train.user[numbers], np.repeat(train.user[numbers], NEGATIVES)))
+        items = np.concatenate((train.item[numbers], rng.integers(0, train.items, numbers.size * NEGATIVES)))
+        likes = np.zeros(users.size, np.float32)
+        likes[: numbers.size] = 1
+        return torch.from_numpy(users), torch.from_numpy(items), torch.from_numpy(likes)
+
+    return Subject(
+        name="ratings",
+        data="ratings by a power law, generated here",
+        metric=f"hit rate at {_FIRST}",
+        higher=True,
+        model=model,
+        labels=train.user % TASTES,
+        batch=batch,
+        measure=partial(_hit_rate, model, user, candidates),
+        optimizer="adam",
+        rate=1e-2,
+        batch_size=_RATINGS.batch,
+        steps=320,
+        every=16,
+    )
+
+
+def _text() -> Subject:
+    model = LanguageModel(_VOCABULARY, _LANGUAGE)
+    nothing = torch.empty(0, dtype=torch.int64)  # no sample: the softmax is over the vocabulary
+    return _language("text", model, (nothing,), rate=2e-2)
+
+
+def _transformer() -> Subject:
+    model = SmallTransformer(_VOCABULARY, 48, 1, _LENGTH)
+    return _language("transformer", model, (), rate=6e-3)
+
+
+def _language(name: SubjectName, model: nn.Module, also: tuple[torch.Tensor, ...], *, rate: float) -> Subject:
+    train, held_out, labels = _sequences()
+
+    def batch(windows: Numbers) -> Batch:
+        words = torch.from_numpy(windows)
+        return words[:, :-1], words[:, 1:], *also
+
+    return Subject(
+        name=name,
+        data="the text of Python's standard library",
+        metric="perplexity",
+        higher=False,
+        model=model,
+        labels=labels,
+        batch=lambda numbers, _: batch(train[numbers]),
+        measure=partial(_perplexity, model, batch(held_out)),
+        optimizer="adam",
+        rate=rate,
+        batch_size=_LANGUAGE.batch,
+        steps=300,
+        every=15,
+    )
+
+
+_MAKERS: dict[SubjectName, Callable[[], Subject]] = {
+    "digits": _digits,
+    "images": _images,
+    "ratings": _ratings,
+    "text": _text,
+    "transformer": _transformer,
+}
+
+
+@cache
+def _small_digits() -> ArrayImages:
+    """Return the digits in random order, at their own 8 x 8 pixels."""
+    images = digits()
+    order = np.random.default_rng(0).permutation(images.labels.size)
+    pixels = ((images.at(order) + 1) * 127.5).round().astype(np.uint8)
+    return ArrayImages(pixels[:, :, ::4, ::4], images.labels[order], images.classes)
+
+
+@cache
+def _generated_images() -> ArrayImages:
+    return gratings(_IMAGES + _HELD_OUT_IMAGES)
+
+
+@cache
+def _split_ratings() -> tuple[Ratings, Numbers, Numbers]:
+    """Return the ratings to learn; users int64[n]; their last item and 99 random others, int64[n, 100]."""
+    every = power_law(_RATINGS.users, _RATINGS.items)
+    user, last = np.unique(every.user[::-1], return_index=True)
+    last = every.user.size - 1 - last
+    kept = np.ones(every.user.size, bool)
+    kept[last] = False
+    others = np.random.default_rng(1).integers(1, every.items, (user.size, _OTHERS))
+    item = every.item[last][:, None]
+    candidates = np.concatenate((item, (item + others) % every.items), 1)
+    return Ratings(every.user[kept], every.item[kept], every.users, every.items), user, candidates
+
+
+@cache
+def _sequences() -> tuple[Numbers, Numbers, Numbers]:
+    """Return sequences to learn int64[n, length + 1], those held out, and the section of each to learn."""
+    ids = Text.of(standard_library()[:_WORDS], _VOCABULARY).ids
+    windows = ids[: ids.size // (_LENGTH + 1) * (_LENGTH + 1)].reshape(-1, _LENGTH + 1)
+    number = np.arange(len(windows))
+    held_out = number % _HELD_OUT_EVERY == 0
+    measured = windows[held_out]
+    few = measured[:: max(len(measured) // _HELD_OUT_SEQUENCES, 1)][:_HELD_OUT_SEQUENCES]
+    return windows[~held_out], few, (number * _SECTIONS // len(windows))[~held_out]
+
+
+@torch.no_grad()
+def _accuracy(model: nn.Module, scores: Callable[[torch.Tensor], torch.Tensor], held_out: Batch) -> float:
+    model.eval()
+    images, labels = held_out
+    right = float((scores(images).argmax(1) == labels).double().mean())
+    model.train()
+    return right
+
+
+@torch.no_grad()
+def _hit_rate(model: NeuMF, user: Numbers, candidates: Numbers) -> float:
+    """Return the share of users whose held-out item, the first, is among the ten with the highest scores."""
+    users = torch.from_numpy(np.repeat(user, candidates.shape[1]))
+    scores = model.scores(users, torch.from_numpy(candidates.reshape(-1))).view(candidates.shape)
+    return float(((scores[:, 1:] >= scores[:, :1]).sum(1) < _FIRST).double().mean())
+
+
+@torch.no_grad()
+def _perplexity(model: nn.Module, held_out: Batch) -> float:
+    return math.exp(min(float(model(*held_out)), 700.0))

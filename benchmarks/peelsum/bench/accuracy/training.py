@@ -1,0 +1,264 @@
+"""Train one subject with one method, all workers in one process, and count exactly what they send.
+
+Theory of operation. All workers have the same parameters, so one model computes their gradients, one worker
+after the other. Each worker's sum then runs in a thread of its own, over collectives in memory. Its code is
+that of the communication hook, with the same bits. Times are processor time of a thread, so that waiting for
+other workers does not count.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Allreduce, StepResult
+from peelsum.bench.accuracy.in_process import Crew, InProcess
+from peelsum.bench.accuracy.methods import MOMENTUM, Method, MethodError, parse
+from peelsum.bench.accuracy.shares import divide
+from peelsum.bench.accuracy.subjects import Subject, SubjectName, make_subject
+from peelsum.compress import CompressedResult, CompressedSum, Memory
+from peelsum.training import Batch
+
+#: Called with the share of a run that was done since the last call.
+Advance = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What determines a run: the same setting gives the same values and bytes."""
+
+    model: SubjectName
+    method: str
+    """The compression method, as `peelsum.bench.accuracy.methods` names it."""
+    workers: int = 4
+    shares: str = "iid"
+    """How examples are divided among workers: "iid", "label", or an alpha of Dirichlet's distribution."""
+    seed: int = 0
+    """Of parameters, batches and compressors."""
+    steps: int | None = None
+    """Steps of training; None takes the subject's."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run. Bytes and counts are totals of worker 0, which sends as much as any other."""
+
+    setting: Setting
+    data: str
+    """Description of the data."""
+    metric: str
+    """The measure of what was learned, on data held out."""
+    higher: bool
+    """Whether more of it is better."""
+    steps: int
+    """Steps of training."""
+    elements: int
+    """Parameters of the model."""
+    curve: list[tuple[int, float | None]]
+    """The metric after each so many steps; None from where it, or a gradient, is not finite."""
+    kind: str
+    """How payloads were summed: "dense" or "exact" without a compressor, else its kind."""
+    wire_bytes: int
+    """Bytes that the worker contributed, by the hook's statistics."""
+    payload_bytes: int
+    """Bytes of its payloads; 0 without a compressor."""
+    traffic: dict[str, int] = field(default_factory=dict)
+    """What it exchanged, as `peelsum.bench.accuracy.in_process.Traffic` counts it."""
+    compute_s: float = 0.0
+    """Seconds of a step's forward and backward pass of one worker, and of the optimizer.
+
+    It is the mean over all steps but the first, as `compress_s`.
+    """
+    compress_s: float = 0.0
+    """Seconds of a step's encoding and decoding of one worker."""
+
+    @property
+    def done(self) -> int:
+        """Steps until training ended, at a gradient that was not finite or with the last step."""
+        return self.curve[-1][0]
+
+
+class Training:
+    """A subject's training by a method. Use it with `with`.
+
+    Raises MethodError if the method does not fit subject or number of workers, SharesError for shares.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.subject = make_subject(setting.model, setting.seed)
+        self.setting, self.steps = setting, setting.steps or self.subject.steps
+        self.method = parse(setting.method, self.steps)
+        require_sgd(self.subject, self.method)
+        self._batches = batches(self.subject, setting)
+        self._crew = Crew(setting.workers)
+        feedback = self.method.compressor is not None and self.method.compressor.needs_feedback
+        feedback = feedback if self.method.feedback is None else self.method.feedback
+        self._memories = [
+            Memory(feedback=feedback, momentum=self.method.momentum) for _ in range(setting.workers)
+        ]
+        self._sums = self._new_sums()
+        self._optimizer = self.subject.make_optimizer(0.0 if self.method.momentum else MOMENTUM)
+        self.wire_bytes = self.payload_bytes = self.done = 0
+        self._compute_s = self._compress_s = 0.0
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._crew.__exit__()
+
+    def step(self) -> bool:
+        """Train one step; return whether all gradients were finite, without which nothing is updated."""
+        started = time.thread_time()
+        gradients = [self._gradients(rank) for rank in range(self.setting.workers)]
+        self._compute_s += (time.thread_time() - started) / self.setting.workers
+        results = self._crew.run(lambda rank: self._summed(rank, gradients[rank]))
+        self._count(results)
+        self.done += 1
+        if self.done == 1:  # what is done only once, such as compiling, does not count
+            self._compute_s = self._compress_s = 0.0
+            self._sums = self._new_sums()  # as the hook does when DDP rebuilds its buckets
+        if not all(one.finite for one in results[0].tensors):
+            return False
+        started = time.thread_time()
+        for name, parameter in self.subject.model.named_parameters():
+            parameter.grad = torch.from_numpy(results[0][name].values.reshape(parameter.shape))
+        self._optimizer.step()
+        self._compute_s += time.thread_time() - started
+        return True
+
+    def run(self, curve: list[tuple[int, float | None]]) -> Run:
+        """Return what was measured so far, with its curve."""
+        subject, compressor = self.subject, self.method.compressor
+        return Run(
+            setting=self.setting,
+            data=subject.data,
+            metric=subject.metric,
+            higher=subject.higher,
+            steps=self.steps,
+            elements=sum(one.numel() for one in subject.model.parameters()),
+            curve=curve,
+            kind=compressor.kind if compressor else "dense" if self.method.dense else "exact",
+            wire_bytes=self.wire_bytes,
+            payload_bytes=self.payload_bytes,
+            traffic=asdict(self._crew.members[0].traffic),
+            compute_s=self._compute_s / max(self.done - 1, 1),
+            compress_s=self._compress_s / max(self.done - 1, 1),
+        )
+
+    def _gradients(self, rank: int) -> dict[str, NDArray[np.float32]]:
+        model = self.subject.model
+        model.zero_grad()
+        # Dropout must not depend on who else computes in this process.
+        torch.manual_seed(dropout_seed(self.setting.seed, self.done, rank))
+        model(*next(self._batches[rank])).backward()
+        return {name: one.grad.numpy() for name, one in model.named_parameters() if one.grad is not None}
+
+    def _new_sums(self) -> list[Allreduce | CompressedSum]:
+        return [self._sum(member) for member in self._crew.members]
+
+    def _sum(self, member: InProcess) -> Allreduce | CompressedSum:
+        """Return what the hook would make for a bucket of all parameters, timed by the thread's clock."""
+        names = [name for name, _ in self.subject.model.named_parameters()]
+        compressor = self.method.compressor
+        allreduce = Allreduce(
+            member,
+            forms="dense" if self.method.dense else "auto",
+            sparse=names if compressor else (),
+            average=True,
+            seed=self.setting.seed,
+            clock=time.thread_time,
+        )
+        if compressor is None:
+            return allreduce
+        return CompressedSum(
+            member,
+            compressor,
+            self._memories[member.worker_id],
+            seed=self.setting.seed,
+            allreduce=allreduce,
+            collectives=member,
+            clock=time.thread_time,
+        )
+
+    def _summed(self, rank: int, gradients: dict[str, Any]) -> StepResult | CompressedResult:
+        one = self._sums[rank]
+        return one.sum(gradients) if isinstance(one, Allreduce) else one.sum(gradients, self.done)
+
+    def _count(self, results: list[StepResult | CompressedResult]) -> None:
+        first = results[0]
+        for name, other in product(first, results[1:]):
+            if not np.array_equal(first[name].values.view(np.int32), other[name].values.view(np.int32)):
+                raise AssertionError(f"{self.setting}: workers differ in {name}")
+        self.wire_bytes += first.wire_bytes
+        self.payload_bytes += first.payload_bytes if isinstance(first, CompressedResult) else 0
+        self._compress_s += sum(one.encode_s + one.decode_s for one in results) / len(results)
+
+
+def require_sgd(subject: Subject, method: Method) -> None:
+    """Raise MethodError for a method with momentum of its own, unless the optimizer can do without."""
+    if method.momentum and subject.optimizer != "sgd":
+        raise MethodError(
+            f"compressor: {method.name!r} has momentum, but {subject.name} is trained by Adam; leave it out, "
+            "or train digits"
+        )
+
+
+def batches(subject: Subject, setting: Setting) -> list[Iterator[Batch]]:
+    """Return each worker's endless batches."""
+    shares = divide(subject.labels, setting.workers, setting.shares, setting.seed)
+    return [_batches(subject, share, [setting.seed, 2, rank]) for rank, share in enumerate(shares)]
+
+
+def _batches(subject: Subject, share: NDArray[np.int64], seed: list[int]) -> Iterator[Batch]:
+    rng = np.random.default_rng(seed)
+    while True:
+        yield subject.batch(rng.choice(share, subject.batch_size), rng)
+
+
+def dropout_seed(seed: int, step: int, rank: int) -> int:
+    """Return the seed of torch's random numbers in a worker's step."""
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
+
+
+def train(setting: Setting, advance: Advance = lambda done: None) -> Run:
+    """Train and measure; `advance` is told of every step.
+
+    Raises MethodError, SharesError and TrainingDataError. Training ends early where a gradient, or what is
+    measured, is no longer finite.
+    """
+    with _one_thread(), Training(setting) as training:
+        curve: list[tuple[int, float | None]] = [(0, _finite(training.subject.measure()))]
+        while training.done < training.steps and curve[-1][1] is not None:
+            finite = training.step()
+            advance(1 / training.steps)
+            if not finite:
+                curve.append((training.done, None))
+            elif training.done % training.subject.every == 0 or training.done == training.steps:
+                curve.append((training.done, _finite(training.subject.measure())))
+        advance(1 - training.done / training.steps)
+        return training.run(curve)
+
+
+def _finite(value: float) -> float | None:
+    return round(value, 6) if math.isfinite(value) and value < 1e300 else None
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread of torch: how many there are can change the last bits of a gradient."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

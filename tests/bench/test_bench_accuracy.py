@@ -1,0 +1,307 @@
+"""`bench accuracy`: shares, methods, rows of finished runs, and runs that are kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import peelsum
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+import torch
+
+from peelsum.bench.accuracy import rows as bench
+from peelsum.bench.accuracy.in_process import Crew
+from peelsum.bench.accuracy.methods import METHODS, MethodError, parse
+from peelsum.bench.accuracy.network import fastest
+from peelsum.bench.accuracy.rows import Request, Row, Watch, rows_of
+from peelsum.bench.accuracy.shares import SharesError, divide
+from peelsum.bench.accuracy.subjects import SUBJECTS, SubjectName, make_subject
+from peelsum.bench.accuracy.training import Run, Setting, train
+from peelsum.cli.bench.accuracy import tables
+from peelsum.compress import PackedIntegers, TopK
+from peelsum.flexible import DENSE, Link, Step, cost, costs
+from peelsum.summation import Part
+
+ROOT = Path(__file__).parents[2]
+LABELS = np.repeat(np.arange(10), 50)
+ACCURACY = ("bench", "accuracy")
+
+
+def finished(method: str = "dense", seed: int = 0, **changes: Any) -> Run:
+    """A run of four steps that did not happen."""
+    run = Run(
+        setting=Setting("digits", method, seed=seed),
+        data="digits",
+        metric="accuracy",
+        higher=True,
+        steps=4,
+        elements=1000,
+        curve=[(0, 0.1), (2, 0.5), (4, 0.9)],
+        kind="dense",
+        wire_bytes=16_000,
+        payload_bytes=0,
+        traffic={"exchanges": 8, "parts": 8, "summed_words": 4100},
+        compute_s=0.002,
+        compress_s=0.001,
+    )
+    return replace(run, **changes)
+
+
+@pytest.mark.parametrize("shares", ["iid", "label", "0.3", "100"])
+def test_every_example_is_in_one_share(shares: str) -> None:
+    divided = divide(LABELS, 4, shares, seed=2)
+    assert sorted(np.concatenate(divided).tolist()) == list(range(LABELS.size))
+    again = divide(LABELS, 4, shares, seed=2)
+    assert all(map(np.array_equal, divided, again))
+    assert not np.array_equal(divided[0], divide(LABELS, 4, shares, seed=3)[0])
+
+
+def test_shares_differ_in_labels_as_they_say() -> None:
+    def labels(shares: str) -> float:
+        return float(np.mean([np.unique(LABELS[one]).size for one in divide(LABELS, 4, shares, seed=0)]))
+
+    assert labels("iid") == labels("100") == 10
+    assert labels("label") <= 3.5
+    assert labels("label") < labels("0.1") < 10
+
+
+@pytest.mark.parametrize(
+    ("shares", "workers", "error"),
+    [
+        ("evenly", 4, "shares: 'evenly' is unknown; use iid, label, or an alpha such as 0.5"),
+        ("0", 4, "shares: alpha 0 is out of range; use 0.01 to 1000"),
+        ("nan", 4, "shares: alpha nan is out of range"),
+        ("iid", 501, "shares: iid leaves worker 500 without examples"),
+    ],
+)
+def test_shares_that_cannot_be_made(shares: str, workers: int, error: str) -> None:
+    with pytest.raises(SharesError, match=error):
+        divide(LABELS, workers, shares, seed=0)
+
+
+def test_methods_are_made_of_names_parameters_and_flags() -> None:
+    assert parse("top-k", 100).compressor == TopK(0.01)
+    assert parse("top-k:0.1/bucket", 100).compressor == TopK(0.1, per="bucket")
+    assert parse("packed:4", 100).compressor == PackedIntegers(4)
+    assert parse("top-k/no-feedback", 100).feedback is False
+    assert (parse("qsgd/feedback", 100).feedback, parse("qsgd", 100).feedback) == (True, None)
+    assert parse("top-k/momentum", 100).momentum == 0.9
+    assert [parse(name, 8).compressor is None for name in METHODS] == [True, True, *[False] * 18]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("best", "compressor: 'best' is unknown; use one of dense, exact"),
+        ("top-k:much", "compressor: 'much' of 'top-k:much' is not a number"),
+        ("power:1.5", "compressor: '1.5' of 'power:1.5' is not an integer"),
+        ("top-k:2", "compressor: 'top-k:2': ratio: 2.0 is not a share"),
+        ("top-k/fast", "compressor: 'fast' of 'top-k/fast' is unknown; use no-feedback"),
+        ("dense/bucket", "compressor: 'dense/bucket' has a parameter or flag; write dense alone"),
+        ("fp16:2", "compressor: 'fp16:2' takes no parameter; leave out ':2'"),
+        ("top-k/momentum/no-feedback", "has momentum without feedback; leave one out"),
+    ],
+)
+def test_methods_that_do_not_exist(text: str, error: str) -> None:
+    with pytest.raises(MethodError) as raised:
+        parse(text, 100)
+    assert error in str(raised.value)
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_subject_is_the_same_for_the_same_seed_and_can_be_measured(name: SubjectName) -> None:
+    one, other, third = make_subject(name), make_subject(name), make_subject(name, seed=1)
+    assert math.isfinite(one.measure())
+    assert one.measure() == other.measure()
+    assert not all(map(torch.equal, one.model.parameters(), third.model.parameters()))
+    rng = np.random.default_rng(0)
+    assert one.model(*one.batch(np.arange(5), rng)).isfinite()
+    assert one.labels.size > 4 * one.batch_size
+
+
+def test_a_run_is_the_same_for_the_same_seed() -> None:
+    def values(seed: int) -> dict[str, Any]:
+        run = train(Setting("digits", "star:0.05", workers=2, shares="0.5", seed=seed, steps=12))
+        return asdict(replace(run, compute_s=0.0, compress_s=0.0))
+
+    first = values(3)
+    assert [step for step, _ in first["curve"]] == [0, 10, 12]
+    assert first == values(3)
+    assert first["curve"] != values(4)["curve"]
+
+
+def test_training_ends_where_it_is_no_longer_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peelsum.bench.accuracy.subjects.SmallConvNet.forward", infinite)
+    run = train(Setting("digits", "top-k", workers=2, steps=50))
+    assert run.curve[-1] == (1, None)
+    (row,) = rows_of([replace(run, setting=replace(run.setting, method="dense"))], [1.0], 0.0)
+    assert (row.final, row.target, row.reached, row.time_s) == (None, None, 0, None)
+
+
+def infinite(self: Any, images: Any, labels: Any) -> Any:
+    return self.scores(images).sum() * math.inf
+
+
+def test_a_failing_worker_does_not_leave_others_waiting() -> None:
+    def work(worker: int) -> Any:
+        if worker == 1:
+            raise ValueError("worker 1 fails")
+        return crew.members[worker].sum_words([Part(np.zeros(3, np.uint32), "add")])
+
+    with Crew(3) as crew, pytest.raises(ValueError, match="worker 1 fails"):
+        crew.run(work)
+
+
+def test_a_row_adds_up_what_was_measured_and_modelled() -> None:
+    link = Link(1e-4, 1.0)
+    slow = [finished(seed=seed, curve=[(0, 0.1), (2, 0.5), (4, 0.9 + 0.02 * seed)]) for seed in (0, 1)]
+    quick = [
+        finished(
+            "top-k",
+            seed,
+            kind="indexed",
+            wire_bytes=4000,
+            payload_bytes=800,
+            curve=[(0, 0.1), (2, 0.95), (4, 0.8)],
+        )
+        for seed in (0, 1)
+    ]
+    dense, sparse = rows_of([*slow, *quick], [1.0], 1e-4)
+    assert dense.target == pytest.approx(0.1 + 0.95 * (0.91 - 0.1), abs=1e-4)
+    assert (dense.final, dense.final_spread) == (pytest.approx(0.91), pytest.approx(0.0141, abs=1e-4))
+    assert (dense.reached, dense.steps_to_target, sparse.steps_to_target) == (2, 4, 2)
+    assert (dense.bytes_per_step, sparse.bytes_per_step, sparse.times_less) == (4000, 1000, 4)
+    step_s = 0.002 + fastest(quick[0], link).seconds
+    assert sparse.time_s == pytest.approx(2 * step_s, abs=1e-4)
+    assert sparse.faster == pytest.approx(dense.time_s / sparse.time_s, rel=0.01)
+    assert sparse.pays_below_gbps == 1000.0  # it needs half the steps
+    assert (dense.pays_below_gbps, dense.faster) == (None, 1.0)
+
+
+def test_dense_gradients_take_the_planner_s_fastest_path() -> None:
+    """Without time to encode, the paths of floats are those of `peelsum plan`."""
+    for gbps in (0.1, 100.0):
+        link = Link(1e-3, gbps)
+        path = fastest(finished(compress_s=1.0, elements=100_000), link)
+        rows = costs(Step(100_000, 1.0, 4, link), [one for one in DENSE if one != "dense_switch"])
+        assert path.network_s == pytest.approx(rows[0].seconds)
+        assert path.name == rows[0].method.replace("dense_", "float ")
+
+
+def test_gathered_values_take_the_planner_s_time() -> None:
+    link = Link(1e-3, 1.0)
+    run = finished(
+        "top-k", kind="indexed", payload_bytes=4 * 8 * 1000, traffic={"exchanges": 10**6, "parts": 10**6}
+    )
+    step = Step(100_000, 0.01, 4, link, select_s=0.0)
+    assert fastest(run, link).name == "all_gather"
+    assert fastest(run, link).network_s == pytest.approx(cost("top_k_all_gather", step).seconds)
+
+
+def test_runs_that_are_done_are_kept_and_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, trained = tmp_path / "runs.json", list[Setting]()
+
+    def interrupted(setting: Setting, advance: Any) -> Run:
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        trained.append(setting)
+        return finished(setting.method, setting.seed)
+
+    monkeypatch.setattr(bench, "train", interrupted)
+    request = Request(models=("digits",), methods=("top-k",), seeds=2, gbps=(1.0,))
+    with pytest.raises(KeyboardInterrupt):
+        bench.bench_accuracy(request, kept)
+    assert len(json.loads(kept.read_text())) == 3
+    monkeypatch.setattr(bench, "train", lambda setting, _: trained.append(setting) or finished("top-k", 1))
+
+    class Counted(Watch):
+        def starts(self, settings: Any, done: int) -> None:
+            assert (len(settings), done) == (4, 3)
+
+    rows = bench.bench_accuracy(request, kept, Counted())
+    assert trained == request.settings()
+    assert [(row.method, row.seeds) for row in rows] == [("dense", 2), ("top-k", 2)]
+
+
+def test_quick_rows_are_json_with_the_documented_keys(tmp_path: Path) -> None:
+    options = ("--model", "digits", "--compressor", "ef-sign", "--quick", "--gbps", "1", "--keep")
+    done = peelsum(*ACCURACY, *options, str(tmp_path / "runs.json"), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    dense, signs = (Row(**row) for row in json.loads(done.stdout))
+    assert (dense.method, signs.method, signs.steps, signs.seeds) == ("dense", "ef-sign", 20, 1)
+    assert signs.times_less > 8
+    assert min(signs.compute_ms, signs.compress_ms, signs.network_ms) > 0
+    again = peelsum(*ACCURACY, *options, str(tmp_path / "runs.json"))
+    assert again.returncode == 0, again.stderr
+    title, steps, *_, heading, rule, dense_line, line = again.stdout.splitlines()
+    assert title == "digits: scikit-learn's handwritten digits. 4 workers, shares iid;"
+    assert steps.startswith("20 steps of ")
+    assert len({one.count("|") for one in (heading, rule, dense_line, line)}) == 1
+    assert [one.split("|")[1].strip() for one in (dense_line, line)] == ["`dense`", "`ef-sign`"]
+
+
+def test_progress_is_told_in_shares_of_a_run() -> None:
+    told: dict[Setting, float] = {}
+
+    class Summed(Watch):
+        def trains(self, setting: Setting) -> Any:
+            told[setting] = 0.0
+            return lambda share: told.update({setting: told[setting] + share})
+
+    request = Request(models=("digits",), methods=("top-k",), workers=2, seeds=1, steps=3)
+    bench.bench_accuracy(request, None, Summed())
+    assert list(told) == request.settings()
+    assert list(told.values()) == pytest.approx([1.0, 1.0])
+
+
+def test_a_terminal_shows_the_run_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    done = peelsum(*ACCURACY, "--model", "digits", "--compressor", "dense", "--steps", "4", "--seeds", "2")
+    assert done.returncode == 0
+    assert "digits, dense, seed 1" in done.stderr
+    assert "/2" in done.stderr
+    assert ":00" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--model", "bert"), "--model: 'bert' is unknown; use digits, images"),
+        (("--compressor", "zip"), "compressor: 'zip' is unknown"),
+        (("--compressor", "packed:4", "--workers", "8"), "bits: 4"),
+        (("--compressor", "top-k/momentum", "--model", "ratings"), "ratings is trained by Adam"),
+        (("--workers", "1"), "--workers: 1 is out of range; use 2 to 32"),
+        (("--gbps", "fast"), "--gbps: 'fast' is not a rate"),
+        (("--latency-us", "-1"), "--latency-us: -1 is out of range"),
+        (("--shares", "some"), "shares: 'some' is unknown"),
+        (("--seeds", "0"), "--seeds: 0 is out of range"),
+        (("--steps", "0"), "--steps: 0 is out of range"),
+        (("--keep", "/nowhere/runs.json"), "/nowhere/runs.json: cannot be written"),
+        (("--keep", __file__), "is not a file of runs"),
+    ],
+)
+def test_invalid_options_are_one_line(arguments: tuple[str, ...], error: str) -> None:
+    done = peelsum(*ACCURACY, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert error in line
+
+
+def test_the_page_shows_the_committed_runs() -> None:
+    """docs/results/accuracy.md has the tables that the command prints from the file of runs."""
+    runs = bench.read_runs(ROOT / "benchmarks/results/accuracy.json")
+    page = (ROOT / "docs/results/accuracy.md").read_text()
+    found = list(tables(rows_of(list(runs.values()), Request().gbps, Request().latency_s)))
+    assert len(found) > 2
+    for lines in found:
+        assert "\n".join(lines) in page, lines[0]

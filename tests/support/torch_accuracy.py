@@ -1,0 +1,51 @@
+"""Ranks that train the subjects of `peelsum bench accuracy` by DDP and the hook, as users would."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from peelsum.bench.accuracy.methods import MOMENTUM, parse
+from peelsum.bench.accuracy.subjects import make_subject
+from peelsum.bench.accuracy.training import Setting, batches, dropout_seed
+from peelsum.torch import SwitchAllreduceState, hook
+from peelsum.torch.backends import connect
+
+
+def trained(rank: int, settings: list[Setting], over: str) -> list[tuple[np.ndarray, int]]:
+    """Each setting's parameters float32[n] after its steps, and the bytes of the hook's statistics."""
+    backend = connect(over, None, None)
+    outcome = [_trained(rank, setting, backend) for setting in settings]
+    backend.close()
+    return outcome
+
+
+def _trained(rank: int, setting: Setting, backend: object) -> tuple[np.ndarray, int]:
+    subject, method = make_subject(setting.model, setting.seed), parse(setting.method, setting.steps)
+    mine = batches(subject, setting)[rank]
+    state = SwitchAllreduceState(
+        over=backend,
+        names=subject.model.named_parameters(),
+        forms="dense" if method.dense else "auto",
+        compressor=method.compressor,
+        error_feedback=method.feedback,
+        momentum=method.momentum,
+        seed=setting.seed,
+    )
+    ddp = DistributedDataParallel(subject.model)
+    ddp.register_comm_hook(state, hook)
+    optimizer = subject.make_optimizer(0.0 if method.momentum else MOMENTUM)
+    for step in range(setting.steps):
+        optimizer.zero_grad()
+        torch.manual_seed(dropout_seed(setting.seed, step, rank))
+        ddp(*next(mine)).backward()
+        optimizer.step()
+    sent = state.stats().wire_bytes
+    state.close()
+    return flat(subject.model), sent
+
+
+def flat(model: torch.nn.Module) -> np.ndarray:
+    """All parameters of a model, float32[n]."""
+    return np.concatenate([one.detach().numpy().ravel() for one in model.parameters()])
