@@ -21,13 +21,14 @@ from peelsum.transport.layout import (
     KIND,
     Words,
     compiled,
+    copy,
     get,
     put,
     swap,
     unwrap,
     well_formed,
 )
-from peelsum.transport.system_calls import words_at
+from peelsum.transport.system_calls import load, save
 from peelsum.wire import Flag, Kind
 
 Numbers = NDArray[np.int64]
@@ -78,30 +79,24 @@ def _pack(state: WorkerState, tensor: Numbers, count: int, now: float) -> None:
     """Pack the next `count` chunks, all of one tensor."""
     rows, words = state.packets.shape
     lanes, size = words - HEADER_WORDS, tensor[Column.SIZE]
-    source = words_at(tensor[Column.WORDS], size)
+    source = tensor[Column.WORDS]
     for k in range(count):
         position = state.cursors[Cursor.NEXT] + k
         row = position % rows
         packet = state.packets[row]
-        packet[:HEADER_WORDS] = state.header
+        copy(state.header, packet[:HEADER_WORDS])
         put(packet, CHUNK_ID, position & 0xFFFFFFFF)
         put(packet, FLAGS, tensor[Column.FLAGS])
         first = (position - tensor[Column.START]) * lanes
         filled = max(0, min(lanes, size - first))
-        _swap_all(source[first : first + filled], packet[HEADER_WORDS : HEADER_WORDS + filled])
+        for i in range(filled):
+            packet[HEADER_WORDS + i] = swap(load(source, first + i))
         packet[HEADER_WORDS + filled :] = 0
         state.answered[row] = False
         state.queued[row] = 0
         state.tries[row] = 0
         state.sent_at[row] = now
     state.cursors[Cursor.NEXT] += count
-
-
-@compiled
-def _swap_all(source: Words, target: Words) -> None:
-    """Copy words with their bytes reversed."""
-    for i in range(source.shape[0]):
-        target[i] = swap(source[i])
 
 
 @compiled
@@ -146,9 +141,8 @@ def _store(state: WorkerState, packet: Words, position: int) -> None:
         number += 1
     tensor = state.tensors[number % room]
     first = (position - tensor[Column.START]) * lanes
-    result = words_at(tensor[Column.RESULT], tensor[Column.SIZE])
-    target = result[first : min(first + lanes, tensor[Column.SIZE])]
-    _swap_all(packet[HEADER_WORDS : HEADER_WORDS + target.shape[0]], target)
+    for i in range(min(lanes, tensor[Column.SIZE] - first)):
+        save(tensor[Column.RESULT], first + i, swap(packet[HEADER_WORDS + i]))
     tensor[Column.LEFT] -= 1
     if not tensor[Column.LEFT]:
         state.counts[Count.COMPLETED] += 1
@@ -353,7 +347,7 @@ def resend(state: WorkerState, now: float, out: Words) -> int:
         cause, state.queued[row] = state.queued[row], 0
         if state.answered[row] and cause != NEEDED:
             continue
-        out[filled] = state.packets[row]
+        copy(state.packets[row], out[filled])
         put(out[filled], KIND, RESEND)
         state.tries[row] += 1
         state.sent_at[row] = now

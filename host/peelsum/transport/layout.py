@@ -52,8 +52,12 @@ def _named_by_sources(function: Function) -> Function:
 
 
 def compiled(function: Function) -> Function:
-    """Compile the function with Numba on its first call; cache it on disk; run it without the GIL."""
-    return cast(Function, njit(cache=True, nogil=True)(_named_by_sources(function)))
+    """Compile the function with Numba on its first call; cache it on disk; run it without the GIL.
+
+    The code counts no references to arrays, which would take most of the time of a packet. So it cannot
+    allocate any: its callers do, and keep them until it returns.
+    """
+    return cast(Function, njit(cache=True, nogil=True, _nrt=False)(_named_by_sources(function)))
 
 
 def inlined(function: Function) -> Function:
@@ -61,7 +65,7 @@ def inlined(function: Function) -> Function:
 
     Numba counts references to each array passed, which can cost more than the work itself.
     """
-    return cast(Function, njit(cache=True, nogil=True, inline="always")(_named_by_sources(function)))
+    return cast(Function, njit(cache=True, nogil=True, inline="always", _nrt=False)(_named_by_sources(function)))
 
 
 def _place(name: str) -> Place:
@@ -96,6 +100,13 @@ def header_row(**fields: Any) -> Words:
     """Return the raw header words of a packet with these fields, uint32[HEADER_WORDS]."""
     row: Words = pack(np.zeros((1, 0), np.uint32), **fields).view(np.uint32)[0]
     return row
+
+
+@compiled
+def copy(source: Words, target: Words) -> None:
+    """Copy words. An assignment of slices would have to allow for overlaps, in memory that Numba allocates."""
+    for i in range(target.shape[0]):
+        target[i] = source[i]
 
 
 @compiled

@@ -21,6 +21,7 @@ from peelsum.transport.layout import (
     SENDER,
     Words,
     compiled,
+    copy,
     get,
     inlined,
     put,
@@ -139,7 +140,7 @@ def _merge(state: JobState, row: int, packet: Words, who: Members, now: float) -
     sticky = get(packet, FLAGS) & (CE | FIN)
     if contains and not contained:
         sticky |= get(kept, FLAGS) & (CE | FIN) if begun else 0
-        kept[:] = packet
+        copy(packet, kept)
     elif contained:
         state.counts[Count.DUPLICATES] += 1
         return
@@ -231,7 +232,10 @@ def _complete(state: JobState, row: int, in_switch: bool) -> None:
 @compiled
 def next_due(state: JobState) -> float:
     """Return the earliest time at which to ask for a chunk, or infinity."""
-    return float(state.deadline.min())
+    due = np.inf
+    for row in range(state.deadline.shape[0]):
+        due = min(due, state.deadline[row])
+    return float(due)
 
 
 @compiled
@@ -291,7 +295,7 @@ def _pay(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
     """Write the packet that pays one debt; return 1, or 0 if the debt no longer exists."""
     if debt in (OWE_RESEND, OWE_SPINE_RESEND, OWE_NEED):
         return _ask(state, row, rack, debt, packet)
-    packet[:] = state.packets[row]
+    copy(state.packets[row], packet)
     if debt != OWE_ALL:
         put(packet, SENDER, rack * MAX_WORKERS + _lowest_bit(debt))
     state.counts[Count.RESULTS if debt == OWE_ALL else Count.REPLIES] += 1
@@ -303,7 +307,7 @@ def _ask(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
     """Write a RESEND or a NEED; return 1, or 0 if nothing is missing any more."""
     if state.done[row] or (debt == OWE_RESEND and state.have[row, rack] == state.expected[rack]):
         return 0
-    packet[:] = state.packets[row]
+    copy(state.packets[row], packet)
     put(packet, KIND, NEED if debt == OWE_NEED else RESEND)
     put(packet, SENDER, EVERYONE)
     put(packet, FLAGS, get(packet, FLAGS) & ~(CE | SPINE))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import njit
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 
 # Numba's own annotations are partial.
 types: Any = numba_types
-carray: Any = vars(numba)["carray"]
 _INT, _LONG = types.int32, types.int64
 recvmsg: Any = types.ExternalFunction("recvmsg", _LONG(_INT, _LONG, _INT))
 send: Any = types.ExternalFunction("send", _LONG(_INT, _LONG, _LONG, _INT))
@@ -28,25 +26,37 @@ _errno_location: Any = types.ExternalFunction("__errno_location", _LONG())
 _MONOTONIC = 1
 
 
-def _pointer(_: Any, address: Any) -> Any:
+#: Compiled code that counts no references, see `peelsum.transport.layout.compiled`.
+_compiled: Callable[..., Any] = njit(cache=True, nogil=True, _nrt=False)
+
+
+def _load(_: Any, address: Any, index: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
+        return builder.load(_element(builder, *arguments))
 
-    return types.CPointer(types.uint32)(types.int64), emit
-
-
-_as_pointer: Any = intrinsic(_pointer)
-_compiled: Callable[[Any], Any] = njit(cache=True, nogil=True, inline="never")
+    return types.uint32(types.int64, types.int64), emit
 
 
-def _words_at(address: int, count: int) -> NDArray[np.uint32]:
-    """Return the `count` words at an address as an array that shares their memory."""
-    return carray(_as_pointer(address), (count,))  # type: ignore[no-any-return]
+def _save(_: Any, address: Any, index: Any, word: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[2], _element(builder, *arguments[:2]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.uint32), emit
+
+
+def _element(builder: Any, address: Any, index: Any) -> Any:
+    return builder.gep(builder.inttoptr(address, ir.IntType(32).as_pointer()), [index])
+
+
+#: load(address, i): the word i of those at an address. save(address, i, word): replace it.
+load: Callable[[int, int], np.uint32] = intrinsic(_load)
+save: Callable[[int, int, np.uint32], None] = intrinsic(_save)
 
 
 def _errno() -> int:
     """Return the error number of this thread's last system call."""
-    return int(carray(_as_pointer(_errno_location()), (1,))[0])
+    return int(load(_errno_location(), 0))
 
 
 def _seconds(scratch: NDArray[np.int64]) -> float:
@@ -55,6 +65,6 @@ def _seconds(scratch: NDArray[np.int64]) -> float:
     return float(scratch[0] + scratch[1] * 1e-9)
 
 
-words_at = cast(Callable[[int, int], NDArray[np.uint32]], njit(cache=True, nogil=True)(_words_at))
-errno = cast(Callable[[], int], _compiled(_errno))
-seconds = cast(Callable[[NDArray[np.int64]], float], njit(cache=True, nogil=True)(_seconds))
+# Not inlined, so that each call asks anew where the thread's error number lies.
+errno = cast(Callable[[], int], njit(cache=True, nogil=True, inline="never", _nrt=False)(_errno))
+seconds = cast(Callable[[NDArray[np.int64]], float], _compiled(_seconds))
