@@ -26,6 +26,9 @@ HEADER_WORDS = HEADER_BYTES // 4
 #: Added to the first chunk id, so that no position is ever negative.
 SERIAL_BASE = 1 << 32
 
+#: Numba's options for every loop. `_nrt` is its switch for counting references.
+OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -57,15 +60,7 @@ def compiled(function: Function) -> Function:
     The code counts no references to arrays, which would take most of the time of a packet. So it cannot
     allocate any: its callers do, and keep them until it returns.
     """
-    return cast(Function, njit(cache=True, nogil=True, _nrt=False)(_named_by_sources(function)))
-
-
-def inlined(function: Function) -> Function:
-    """As `compiled`, but inlined into its callers: for functions of many arrays that run once per packet.
-
-    Numba counts references to each array passed, which can cost more than the work itself.
-    """
-    return cast(Function, njit(cache=True, nogil=True, inline="always", _nrt=False)(_named_by_sources(function)))
+    return cast(Function, njit(**OPTIONS)(_named_by_sources(function)))
 
 
 def _place(name: str) -> Place:
@@ -104,7 +99,7 @@ def header_row(**fields: Any) -> Words:
 
 @compiled
 def copy(source: Words, target: Words) -> None:
-    """Copy words. An assignment of slices would have to allow for overlaps, in memory that Numba allocates."""
+    """Copy words. An assignment of slices would allow for overlaps, in memory that Numba allocates."""
     for i in range(target.shape[0]):
         target[i] = source[i]
 

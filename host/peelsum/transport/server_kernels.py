@@ -23,7 +23,6 @@ from peelsum.transport.layout import (
     compiled,
     copy,
     get,
-    inlined,
     put,
     swap,
     well_formed,
@@ -131,7 +130,7 @@ def owe(state: JobState, row: int, rack: int, what: int) -> None:
         state.queued[row] = True
 
 
-@inlined
+@compiled
 def _merge(state: JobState, row: int, packet: Words, who: Members, now: float) -> None:
     """Merge a complete or partial sum into the chunk's H and acc; `who` is P of the theory of operation."""
     have, expected = state.have[row], state.expected
@@ -158,7 +157,7 @@ def _merge(state: JobState, row: int, packet: Words, who: Members, now: float) -
         state.since[row] = now
 
 
-@inlined
+@compiled
 def _compare(
     have: NDArray[np.int64], expected: NDArray[np.int64], who: Members
 ) -> tuple[bool, bool, bool, bool]:
@@ -173,7 +172,7 @@ def _compare(
     return begun, disjoint, contains, contained
 
 
-@inlined
+@compiled
 def _unite(
     have: NDArray[np.int64],
     expected: NDArray[np.int64],
@@ -210,7 +209,7 @@ def _combine(kept: Words, packet: Words) -> None:
             left[lane] = swap(np.uint32(swap(left[lane]) + swap(right[lane])))
 
 
-@inlined
+@compiled
 def _complete(state: JobState, row: int, in_switch: bool) -> None:
     """Turn the packet of a complete chunk into its RESULT, kept for workers that lose it."""
     cursors, packet = state.cursors, state.packets[row]
@@ -290,7 +289,7 @@ def send(state: JobState, out: Words) -> int:
     return filled
 
 
-@inlined
+@compiled
 def _pay(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
     """Write the packet that pays one debt; return 1, or 0 if the debt no longer exists."""
     if debt in (OWE_RESEND, OWE_SPINE_RESEND, OWE_NEED):

@@ -14,14 +14,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.transport.layout import compiled, inlined, unwrap
+from peelsum.transport.layout import compiled, unwrap
 from peelsum.transport.server_state import Clock, Count, Cursor, JobState
 
 #: Most requests for a chunk without a packet of it. A worker that waits for it retransmits its own.
 ASKS = 8
 
 
-@inlined
+@compiled
 def row_of(state: JobState, chunk_id: int, window: int, now: float, patience: float) -> int:
     """Return the chunk's row, taken over from an older chunk if necessary; -1 if it is to be dropped.
 
@@ -54,7 +54,7 @@ def row_of(state: JobState, chunk_id: int, window: int, now: float, patience: fl
     return int(row)
 
 
-@inlined
+@compiled
 def _hand_over(state: JobState, row: int, position: int) -> None:
     """Give a row to a new chunk."""
     state.position[row] = position

@@ -15,6 +15,8 @@ from numba import types as numba_types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from peelsum.transport.layout import OPTIONS
+
 # Numba's own annotations are partial.
 types: Any = numba_types
 _INT, _LONG = types.int32, types.int64
@@ -24,10 +26,6 @@ poll: Any = types.ExternalFunction("poll", _INT(_LONG, _LONG, _INT))
 _clock_gettime: Any = types.ExternalFunction("clock_gettime", _INT(_INT, _LONG))
 _errno_location: Any = types.ExternalFunction("__errno_location", _LONG())
 _MONOTONIC = 1
-
-
-#: Compiled code that counts no references, see `peelsum.transport.layout.compiled`.
-_compiled: Callable[..., Any] = njit(cache=True, nogil=True, _nrt=False)
 
 
 def _load(_: Any, address: Any, index: Any) -> Any:
@@ -50,8 +48,8 @@ def _element(builder: Any, address: Any, index: Any) -> Any:
 
 
 #: load(address, i): the word i of those at an address. save(address, i, word): replace it.
-load: Callable[[int, int], np.uint32] = intrinsic(_load)
-save: Callable[[int, int, np.uint32], None] = intrinsic(_save)
+load = cast(Callable[[int, int], np.uint32], intrinsic(_load))
+save = cast(Callable[[int, int, np.uint32], None], intrinsic(_save))
 
 
 def _errno() -> int:
@@ -66,5 +64,5 @@ def _seconds(scratch: NDArray[np.int64]) -> float:
 
 
 # Not inlined, so that each call asks anew where the thread's error number lies.
-errno = cast(Callable[[], int], njit(cache=True, nogil=True, inline="never", _nrt=False)(_errno))
-seconds = cast(Callable[[NDArray[np.int64]], float], _compiled(_seconds))
+errno = cast(Callable[[], int], njit(**OPTIONS, inline="never")(_errno))
+seconds = cast(Callable[[NDArray[np.int64]], float], njit(**OPTIONS)(_seconds))
