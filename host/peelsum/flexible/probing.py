@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
-from peelsum.flexible.agreement import Measurement
 from peelsum.flexible.collectives import Link
 
 #: Samples of which the median is the estimate: one outlier does no harm, two in a row are believed.
@@ -61,22 +62,45 @@ class LinkEstimate:
         wanted = 2 * self._messages * link.latency_s * link.gbps * 1e9 / _WORD_BITS
         return 1 << math.ceil(math.log2(min(max(wanted, _LEAST_PROBE_WORDS), _MOST_PROBE_WORDS)))
 
-    def add(self, measured: Measurement, *, messages: float, words: float, probe_words: float) -> None:
-        """Take an agreed measurement of a step.
+    def add(
+        self,
+        *,
+        small_s: float,
+        exchange_s: float,
+        messages: float,
+        words: float,
+        probe_s: float,
+        probe_words: float,
+    ) -> None:
+        """Take what all workers agree was measured in a step; a time of 0 was not measured.
 
         messages, words: what the step's collectives send in a row, so that they take `messages` latencies and
         `words` words' time. probe_words: likewise for the probe, which takes the latency of a small exchange.
         """
-        if measured.small_s:
-            self._latency.append(measured.small_s / self._messages)
+        if small_s:
+            self._latency.append(small_s / self._messages)
         latency_s = self._latency[-1] if self._latency else 0.0
-        if self._tell(measured.exchange_s, messages * latency_s, words):
+        if self._tell(exchange_s, messages * latency_s, words):
             self._untold = 0
-        elif measured.probe_s and probe_words:
-            self._tell(max(measured.probe_s - self._messages * latency_s, _LEAST_S), 0.0, probe_words)
+        elif probe_s and probe_words:
+            self._tell(max(probe_s - self._messages * latency_s, _LEAST_S), 0.0, probe_words)
             self._untold = 0 if self._settled else _PATIENCE
         else:
             self._untold += 1
+
+    def saved(self) -> dict[str, Any]:
+        """Return the samples as plain numbers, which `restore` takes."""
+        return {
+            "latency": list(self._latency),
+            "word_s": list(self._word_s),
+            "untold": self._untold,
+        }
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Continue with samples that `saved` returned."""
+        self._latency.extend(map(float, values["latency"]))
+        self._word_s.extend(map(float, values["word_s"]))
+        self._untold = int(values["untold"])
 
     @property
     def _settled(self) -> bool:
