@@ -81,7 +81,7 @@ def test_what_is_sent(compressor, plain, elements, spread):
 
 
 @pytest.mark.parametrize("elements", SIZES)
-@pytest.mark.parametrize("workers", [2, 3, 7])
+@pytest.mark.parametrize("workers", [3, 7])
 def test_dense(elements, workers):
     values = tensor(elements)
     sent, state = alone(Dense(), values, workers=workers)
