@@ -209,7 +209,7 @@ def test_a_small_step_is_told_the_rate_by_probes() -> None:
 def test_a_step_that_tells_the_rate_needs_no_probe() -> None:
     world = World(lambda _: Link(1e-5, 0.1))
     deciders = world.run(Flexible(methods=BY_GROUP), 60)
-    assert not any(one["group"] for one in world.probes[3:])
+    assert not any(one["group"] for one in world.probes[EXPLORING + 1 :])
     link = deciders[0].links["group"]
     assert link.gbps == pytest.approx(0.1, rel=0.15)
     assert link.latency_s == pytest.approx(1e-5, rel=0.15)

@@ -6,8 +6,10 @@ The idea is that of "Flexible Communication for Optimal Distributed Learning ove
 
 from peelsum.flexible.agreement import Measurement
 from peelsum.flexible.collectives import COLLECTIVES, Link, SwitchPath
+from peelsum.flexible.drawing import draw
 from peelsum.flexible.errors import FlexibleConfigError
 from peelsum.flexible.front import Candidate, Preference, chosen, loss, pareto_front
+from peelsum.flexible.history import DecidedStep, told
 from peelsum.flexible.methods import (
     AXES,
     CARRIERS,
@@ -49,6 +51,7 @@ __all__ = [
     "Carrier",
     "Cost",
     "Crossover",
+    "DecidedStep",
     "Decider",
     "Event",
     "ExplorationEnded",
@@ -72,6 +75,8 @@ __all__ = [
     "cost",
     "costs",
     "crossovers",
+    "draw",
     "loss",
     "pareto_front",
+    "told",
 ]

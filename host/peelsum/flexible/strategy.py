@@ -237,6 +237,11 @@ class Decider:
         return tuple(self._estimates)
 
     @property
+    def observed(self) -> int:
+        """Steps observed so far, those before a restore included."""
+        return self._known.observed
+
+    @property
     def links(self) -> dict[Carrier, Link]:
         """The link of each carrier as estimated; one is missing before its first measurement."""
         found = ((carrier, one.link) for carrier, one in self._estimates.items())
