@@ -22,7 +22,7 @@ _TELLING = 0.3
 _LEAST_SHARE = 0.1
 #: Steps without a telling exchange before a probe.
 _PATIENCE = 3
-#: How far a probe may be from the estimate before it is repeated in the next steps, until all samples are new.
+#: How far a probe may be from the estimate before it is repeated, until all samples are new.
 _SURPRISE = 1.2
 #: Fewer words take less than the jitter of a process's own time, of steps and of probes alike.
 _LEAST_WORDS, _MOST_PROBE_WORDS = 1 << 12, 1 << 20
