@@ -193,8 +193,8 @@ def over_changing_links(rank: int, changes: Sequence[int], strategy: Flexible) -
     return {"strategy": strategy_stats}
 
 
-def timed_over_switch(rank: int, until: float, strategy: Flexible) -> dict[str, Any]:
-    """Train over a star until a time; when each step began, what it used, and the last gradients' bits.
+def timed_over_switch(rank: int, seconds: float, strategy: Flexible) -> dict[str, Any]:
+    """Train over a star for some seconds; return when each step began, and what was decided.
 
     The process group, which does not go through the star, is slowed down to 60 Mbit/s.
     """
@@ -215,7 +215,7 @@ def timed_over_switch(rank: int, until: float, strategy: Flexible) -> dict[str, 
             optimizer.zero_grad()
             ddp(torch.randn(4, 256, generator=generator)).pow(2).sum().backward()
             optimizer.step()
-            going.fill_(time.monotonic() < until)
+            going.fill_(time.monotonic() < began[0] + seconds)
             torch.distributed.broadcast(going, 0)
         outcome = {"began": began, "strategy": state.stats().strategy, "parameters": parameters(ddp)}
         state.close()
