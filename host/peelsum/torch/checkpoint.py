@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from peelsum.compress import CompressError, Memory, Residual
-from peelsum.torch.decisions import Decisions
+from peelsum.torch.decisions import Decisions, check_saved
 from peelsum.torch.errors import HookConfigError
 
 _VERSION = 1
@@ -55,6 +55,8 @@ def loaded(values: Mapping[str, Any], memory: Memory | None, decisions: Decision
         raise HookConfigError(
             f"values: are not a saved state ({type(error).__name__}: {error}); give what state_dict returned"
         ) from error
+    decided = values.get("strategy", {})
+    check_saved(decided)
     if memory is not None:
         try:
             memory.restore(residuals)
@@ -62,7 +64,7 @@ def loaded(values: Mapping[str, Any], memory: Memory | None, decisions: Decision
             raise HookConfigError(str(error)) from error
         memory.kept = kept
     if decisions is not None:
-        decisions.restore(values.get("strategy", {}))
+        decisions.restore(decided)
     return steps
 
 

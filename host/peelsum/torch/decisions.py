@@ -130,9 +130,8 @@ class Decisions:
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Continue from values that `saved` returned, if settings and number of ranks are the same."""
-        if not isinstance(values, Mapping) or (values and not values.keys() >= {"of", "known", "estimates"}):
-            raise HookConfigError("strategy: is not that of a saved state; give what state_dict returned")
-        self._saved, self._decider = dict(values), None
+        check_saved(values)
+        self._saved, self._decider, self._step = dict(values), None, -1
 
     def _decide(self) -> None:
         """Decide what the step does, at the turn of its first sum."""
@@ -241,3 +240,9 @@ class Decisions:
         started = self._clock()
         (words,) = self._backends.by_carrier[carrier].sum_words([part])
         return self._clock() - started, words
+
+
+def check_saved(values: object) -> None:
+    """Raise HookConfigError for values that `Decisions.saved` did not return."""
+    if not isinstance(values, Mapping) or (values and not values.keys() >= {"of", "known", "estimates"}):
+        raise HookConfigError("strategy: is not that of a saved state; give what state_dict returned")
