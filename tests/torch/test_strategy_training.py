@@ -121,6 +121,7 @@ def test_a_rate_that_falls_tenfold_changes_the_carrier_within_ten_steps_and_back
     assert any(isinstance(one, LinkChanged) and one.carrier == "switch" for one in first.events)
 
 
+@pytest.mark.system
 def test_a_switch_with_a_schedule_of_links_is_left_within_ten_steps_and_used_again(tmp_path):
     schedule = tmp_path / "links.csv"
     fall_s, rise_s, end_s = 6.0, 12.0, 18.0

@@ -8,6 +8,16 @@ from peelsum.flexible.agreement import Measurement
 from peelsum.flexible.collectives import COLLECTIVES, Link, SwitchPath
 from peelsum.flexible.drawing import draw
 from peelsum.flexible.errors import FlexibleConfigError
+from peelsum.flexible.events import (
+    Event,
+    ExplorationEnded,
+    ExplorationStarted,
+    GainChanged,
+    LinkChanged,
+    MethodChosen,
+    Next,
+    Traffic,
+)
 from peelsum.flexible.front import Candidate, Preference, chosen, loss, pareto_front
 from peelsum.flexible.history import DecidedStep, told
 from peelsum.flexible.methods import (
@@ -27,18 +37,8 @@ from peelsum.flexible.methods import (
     crossovers,
 )
 from peelsum.flexible.probing import LinkEstimate
-from peelsum.flexible.strategy import (
-    Decider,
-    Event,
-    ExplorationEnded,
-    ExplorationStarted,
-    Flexible,
-    GainChanged,
-    LinkChanged,
-    MethodChosen,
-    Next,
-    Traffic,
-)
+from peelsum.flexible.settings import Flexible
+from peelsum.flexible.strategy import Decider
 
 __all__ = [
     "AXES",

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from peelsum.flexible.collectives import Link
-from peelsum.flexible.front import Candidate
-from peelsum.flexible.methods import Carrier, Method
-from peelsum.flexible.strategy import (
+from peelsum.flexible.events import (
     Event,
     ExplorationEnded,
     ExplorationStarted,
     GainChanged,
     LinkChanged,
 )
+from peelsum.flexible.front import Candidate
+from peelsum.flexible.methods import Carrier, Method
 
 
 @dataclass(frozen=True)

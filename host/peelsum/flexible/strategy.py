@@ -22,12 +22,21 @@ from typing import Any
 
 from peelsum.flexible.agreement import Measurement
 from peelsum.flexible.collectives import Link, SwitchPath
-from peelsum.flexible.errors import FlexibleConfigError, within
-from peelsum.flexible.front import Candidate, Preference, chosen
+from peelsum.flexible.errors import FlexibleConfigError
+from peelsum.flexible.events import (
+    Event,
+    ExplorationEnded,
+    ExplorationStarted,
+    GainChanged,
+    LinkChanged,
+    MethodChosen,
+    Next,
+    Traffic,
+)
+from peelsum.flexible.front import Candidate, chosen
 from peelsum.flexible.methods import (
     CARRIERS,
     DENSE,
-    METHODS,
     Carrier,
     Cost,
     Method,
@@ -37,147 +46,12 @@ from peelsum.flexible.methods import (
     costs,
 )
 from peelsum.flexible.probing import LinkEstimate, moved
+from peelsum.flexible.settings import Flexible
 
 #: Steps of which the median tells whether the gain moved, and how long a step computes.
 _RECENT = 3
 #: The least gain that is believed: a gradient of zeros has none.
 _LEAST_GAIN = 1e-6
-
-
-@dataclass(frozen=True)
-class Flexible:
-    """Settings of the strategy, the same on all workers. Raises FlexibleConfigError for a bad value."""
-
-    ratios: tuple[float, ...] = (0.1, 0.03, 0.01, 0.003, 0.001)
-    """Ratios to choose from."""
-    methods: tuple[Method, ...] | None = None
-    """Methods to choose from; None takes all for which there is a carrier."""
-    prefer: Preference = "knee"
-    """How to choose between time and gain: "knee", or the exponent w of the least time / gain**w."""
-    explore_steps: int = 3
-    """Steps for which each ratio is explored."""
-    explore_after: int = 200
-    """Steps after which gains are old: they are explored again when the gain or a link moves."""
-    tolerance: float = 0.3
-    """Relative change of rate, latency or gain that counts as one."""
-    margin: float = 0.1
-    """By how much another candidate must be better to be used."""
-
-    def __post_init__(self) -> None:
-        if not self.ratios or self.methods == ():
-            raise FlexibleConfigError("ratios, methods: are empty; give at least one of each")
-        for ratio in self.ratios:
-            within("ratios", ratio, 1e-9, 1)
-        if self.methods is not None:
-            self._check_methods(self.methods)
-        if self.prefer != "knee":
-            if not isinstance(self.prefer, int | float):
-                raise FlexibleConfigError(f"prefer: {self.prefer!r} is unknown; use 'knee' or a number")
-            within("prefer", self.prefer, 0, 100)
-        within("explore_steps", self.explore_steps, 1, 1000)
-        within("explore_after", self.explore_after, 1, 10**9)
-        within("tolerance", self.tolerance, 0.01, 100)
-        within("margin", self.margin, 0, 0.9)
-
-    def _check_methods(self, methods: Sequence[Method]) -> None:
-        unknown = set(methods) - set(METHODS)
-        if unknown:
-            raise FlexibleConfigError(f"methods: {min(unknown)!r} is unknown; use {', '.join(METHODS)}")
-        if set(methods) <= set(DENSE):
-            raise FlexibleConfigError("methods: has none that selects; give one, e.g. 'ar_top_k_ring'")
-
-    def over(self, carriers: Sequence[Carrier]) -> tuple[Method, ...]:
-        """Return the methods to choose from over `carriers`."""
-        return tuple(one for one in self.methods or METHODS if carrier_of(one) in carriers)
-
-
-@dataclass(frozen=True)
-class Next:
-    """What the next step does."""
-
-    method: Method
-    """The method by which it sums."""
-    ratio: float
-    """Share of the elements that a worker sends; 1 with a dense method."""
-    exploring: bool
-    """Whether the ratio is only explored."""
-    probe_words: Mapping[Carrier, int]
-    """Words of zeros to exchange beside the step over each carrier, to learn its rate; 0 for none."""
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What a step summed, the same on all workers."""
-
-    elements: int
-    """Elements of the gradients."""
-    sums: int
-    """Sums, one after the other, of parts of the gradients."""
-    messages: float
-    """Messages in a row."""
-    words: float
-    """32-bit words that crossed the busiest link in one direction."""
-
-
-@dataclass(frozen=True)
-class ExplorationStarted:
-    """Every ratio is explored from the next step on: the time to take a snapshot."""
-
-    step: int
-    """Steps observed so far."""
-
-
-@dataclass(frozen=True)
-class ExplorationEnded:
-    """Every ratio has been explored: the time to return to the snapshot."""
-
-    step: int
-    """Steps observed so far."""
-    gains: dict[float, float]
-    """Compression gain by ratio."""
-
-
-@dataclass(frozen=True)
-class LinkChanged:
-    """Rate or latency changed."""
-
-    step: int
-    """Steps observed so far."""
-    carrier: Carrier
-    """Whose link it is."""
-    before: Link
-    """The link when a method was last chosen."""
-    now: Link
-    """The link as estimated now."""
-
-
-@dataclass(frozen=True)
-class GainChanged:
-    """The gain of the ratio in use changed."""
-
-    step: int
-    """Steps observed so far."""
-    before: float
-    """The gain when it was explored."""
-    now: float
-    """The gain now."""
-
-
-@dataclass(frozen=True)
-class MethodChosen:
-    """Another method or ratio is in use from the next step on."""
-
-    step: int
-    """Steps observed so far."""
-    chosen: Candidate
-    """The candidate in use."""
-    before: Candidate | None
-    """The one before, at its time on the network now; None the first time."""
-    candidates: tuple[Candidate, ...]
-    """All candidates: the fastest method of each ratio, and of those that send everything."""
-
-
-Event = ExplorationStarted | ExplorationEnded | LinkChanged | GainChanged | MethodChosen
 
 
 @dataclass

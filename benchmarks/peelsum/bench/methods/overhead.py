@@ -1,6 +1,7 @@
 """What a strategy costs beside the compressor that it chooses.
 
-Run `python -m peelsum.bench.methods.overhead`. Two ranks over gloo sum the same buckets by turns with both, so that other work on the machine hits them alike.
+Run `python -m peelsum.bench.methods.overhead`. Two ranks over gloo sum the same buckets by turns with both,
+so that other work on the machine hits them alike.
 """
 
 from __future__ import annotations
