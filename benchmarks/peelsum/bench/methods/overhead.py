@@ -6,17 +6,19 @@ so that other work on the machine hits them alike.
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from statistics import median
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # not exported, but documented
 
 from peelsum.compress import StarTopK
 from peelsum.flexible import Flexible
@@ -25,6 +27,8 @@ from peelsum.torch import SwitchAllreduceState
 
 _RATIO, _RANKS, _BUCKETS = 0.01, 2, 4
 _TIMEOUT = timedelta(seconds=60)
+#: Seconds of processor time and of time a step, of every round, by `OverheadRow.by`.
+_Found = dict[str, list[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
@@ -42,23 +46,27 @@ class OverheadRow:
 
 
 def overhead_rows(elements: int, rounds: int, steps: int) -> list[OverheadRow]:
-    """Measure `rounds` times `steps` steps of each. Raises torch's errors if a rank fails."""
+    """Measure `rounds` times `steps` steps of each. Raises RuntimeError if a rank fails; it prints why."""
+    context = multiprocessing.get_context("spawn")
+    answers: SimpleQueue[_Found] = context.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="peelsum-") as folder:
-        answers = processes.get_context("spawn").SimpleQueue()
         arguments = (str(Path(folder) / "store"), answers, elements, rounds, steps)
-        processes.spawn(_rank, arguments, nprocs=_RANKS)
-        found: dict[str, list[tuple[float, float]]] = answers.get()
+        ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(_RANKS)]
+        for one in ranks:
+            one.start()
+        for one in ranks:
+            one.join()
+    if any(one.exitcode for one in ranks):
+        raise RuntimeError("a rank failed; see its output")
     return [
         OverheadRow(by, elements, *(round(1e3 * median(column), 3) for column in zip(*measured, strict=True)))
-        for by, measured in found.items()
+        for by, measured in answers.get().items()
     ]
 
 
-def _rank(
-    rank: int, path: str, answers: processes.SimpleQueue, elements: int, rounds: int, steps: int
-) -> None:
+def _rank(rank: int, path: str, answers: SimpleQueue[_Found], elements: int, rounds: int, steps: int) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(path, _RANKS)
+    store = FileStore(path, _RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=_RANKS, timeout=_TIMEOUT)
     strategy = Flexible(ratios=(_RATIO,), methods=("ar_top_k_ring",))
     states = {
@@ -66,7 +74,7 @@ def _rank(
         "strategy": SwitchAllreduceState(over="gloo", strategy=strategy),
     }
     steppers = {by: _stepper(state, elements // _BUCKETS, rank) for by, state in states.items()}
-    found: dict[str, list[tuple[float, float]]] = {by: [] for by in states}
+    found: _Found = {by: [] for by in states}
     for number in range(rounds + 1):
         for by, step in steppers.items():
             cpu, wall = time.process_time(), time.perf_counter()
