@@ -196,10 +196,10 @@ def over_changing_links(rank: int, changes: Sequence[int], strategy: Flexible) -
 def timed_over_switch(rank: int, seconds: float, strategy: Flexible) -> dict[str, Any]:
     """Train over a star for some seconds; return when each step began, and what was decided.
 
-    The process group, which does not go through the star, is slowed down to 60 Mbit/s.
+    The process group, which does not go through the star, is slowed down to 60 Mbit/s and 5 ms.
     """
     torch.set_num_threads(1)
-    links = Links(lambda step: Link(1e-4, 0.06))
+    links = Links(lambda step: Link(5e-3, 0.06))
     began: list[float] = []
     with links.slowing():
         torch.manual_seed(0)
