@@ -9,6 +9,8 @@ from compressors import alone
 from peelsum.compress import (
     QSGD,
     Brain,
+    Combined,
+    Dense,
     EFSignSGD,
     Half,
     Int8Blocks,
@@ -17,6 +19,7 @@ from peelsum.compress import (
     PowerSGD,
     RandomK,
     SignSGD,
+    Single,
     StarTopK,
     TensorState,
     TernGrad,
@@ -55,6 +58,8 @@ GATHERED = {
         QSGD(2, "largest", 50),
         lambda x, s: reference.qsgd(x, 2, False, 50, s.random(len(x)).tolist()),
     ),
+    "single": (Single(), lambda x, s: x),
+    "top-k, single": (Combined(TopK(0.3), Single()), lambda x, s: reference.top_k(x, -(-3 * len(x) // 10))),
     "ef-sign": (EFSignSGD(), lambda x, s: reference.ef_sign(x)),
     "half": (Half(), lambda x, s: reference.half(x)),
     "brain": (Brain(), lambda x, s: reference.brain(x)),
@@ -73,6 +78,15 @@ def test_what_is_sent(compressor, plain, elements, spread):
         values = tensor(elements, seed, spread)
         sent, state = alone(compressor, values, seed=seed)
         same(sent, plain(values.tolist(), state))
+
+
+@pytest.mark.parametrize("elements", SIZES)
+@pytest.mark.parametrize("workers", [3, 7])
+def test_dense(elements, workers):
+    values = tensor(elements)
+    sent, state = alone(Dense(), values, workers=workers)
+    bound = state.bound
+    same(sent, reference.fixed_point(values.tolist(), bound, workers) if bound else [0.0] * elements)
 
 
 @pytest.mark.parametrize("elements", SIZES)

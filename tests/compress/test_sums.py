@@ -64,6 +64,25 @@ def test_sums_are_of_what_was_sent_and_books_close(compressor):
     assert any(one.numbers.any() for one in workers.sums[0].memory.residuals.values())
 
 
+def test_the_energy_of_what_was_offered_and_sent():
+    """A memory offers the gradient and what it kept; without feedback nothing is known."""
+    rng, workers = np.random.default_rng(8), Workers(TopK(0.2), 2)
+    kept = [0.0, 0.0]
+    for _ in range(3):
+        given = gradients(rng, 2)
+        for at, one in enumerate(workers.step(given)):
+            offered = given[at]["matrix"].ravel() + kept[at]
+            residual = workers.sums[at].memory.residuals["matrix"]
+            kept[at] = np.ldexp(residual.numbers.astype(float), -residual.scale)
+            others = [one[name] for name in SHAPES if name != "matrix"]
+            rest = sum(float(sum(f * f for f in fractions(o.sent, o.elements))) for o in others)
+            sent = [float(f) for f in fractions(one["matrix"].sent, offered.size)]
+            assert one.sent_energy - rest == pytest.approx(np.dot(sent, sent), rel=1e-6)
+            assert one.offered_energy > np.dot(offered, offered) * (1 - 1e-5)
+    (one,) = Workers(TopK(0.2), 1, memory={"feedback": False}).step(gradients(rng, 1))
+    assert one.offered_energy == one.sent_energy == 0.0
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
 def test_a_tensor_that_is_not_finite_reaches_every_worker_and_leaves_no_trace(compressor, value):

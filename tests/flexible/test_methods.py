@@ -109,6 +109,24 @@ def test_methods_are_the_sum_of_their_collectives() -> None:
     assert cost("dense_ring", replace(STEP, select_s=0.5)).codec_s == 0
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_sum_has_its_latency_and_headers(method: str) -> None:
+    one = cost(method, STEP)
+    many = cost(method, replace(STEP, sums=7))
+    assert many.latency_s == pytest.approx(7 * one.latency_s)
+    assert (many.words, many.codec_s) == (one.words, one.codec_s)
+    exchange_s = {
+        "dense_ring": 6e-3,
+        "dense_tree": 4e-3,
+        "dense_switch": 2e-3,
+        "top_k_all_gather": 3e-3,
+        "ar_top_k_ring": 6e-3,
+        "ar_top_k_tree": 4e-3,
+    }
+    more_s = cost(method, replace(STEP, headers=1)).latency_s - one.latency_s
+    assert more_s == pytest.approx(exchange_s.get(method, 0.0))
+
+
 def test_one_worker_s_index_is_shorter_than_the_union_of_all() -> None:
     assert cost("ar_top_k_switch", STEP).words < 0.5 * cost("top_k_switch", STEP).words
     assert cost("ar_top_k_switch", STEP).words > STEP.sent
@@ -168,6 +186,8 @@ def test_crossovers_are_of_the_methods_that_there_are() -> None:
         ({"ratio": 1.5}, "ratio: 1.5 is out of range; use 0 to 1"),
         ({"workers": 1}, "workers: 1 is out of range"),
         ({"select_s": -1.0}, "select_s: -1 is out of range"),
+        ({"sums": 0}, "sums: 0 is out of range"),
+        ({"headers": -1}, "headers: -1 is out of range"),
     ],
 )
 def test_what_is_out_of_range_is_named(change: dict[str, float], told: str) -> None:

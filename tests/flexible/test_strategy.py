@@ -8,9 +8,11 @@ import pytest
 from simulated_network import ELEMENTS, WORKERS, World
 
 from peelsum.flexible import (
+    CARRIERS,
     DENSE,
     METHODS,
     Candidate,
+    Decider,
     ExplorationEnded,
     ExplorationStarted,
     Flexible,
@@ -18,9 +20,12 @@ from peelsum.flexible import (
     GainChanged,
     Link,
     LinkChanged,
+    Measurement,
     Method,
     MethodChosen,
     Step,
+    Traffic,
+    carrier_of,
     chosen,
     cost,
     loss,
@@ -29,6 +34,8 @@ from peelsum.flexible import (
 
 FAST, SLOW = Link(1e-4, 10.0), Link(1e-4, 1.0)
 EXPLORING = 15
+#: Methods that all have the same link.
+BY_GROUP = tuple(method for method in METHODS if carrier_of(method) == "group")
 
 
 def falling(step: int) -> Link:
@@ -40,7 +47,7 @@ def falling(step: int) -> Link:
 @pytest.mark.parametrize("prefer", ["knee", 1.0])
 def test_a_rate_that_falls_tenfold_switches_within_ten_steps_and_back(prefer: str | float, seed: int) -> None:
     world = World(falling, seed=seed)
-    world.run(Flexible(prefer=prefer), 300)
+    world.run(Flexible(prefer=prefer, methods=BY_GROUP), 300)
     before, slow, after = world.used[99], world.used[110], world.used[210]
     assert before == after
     assert slow != before
@@ -49,6 +56,44 @@ def test_a_rate_that_falls_tenfold_switches_within_ten_steps_and_back(prefer: st
     first, *others = world.of(LinkChanged)
     assert 100 <= first < 110
     assert any(200 <= step < 210 for step in others)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_switch_whose_links_slow_down_is_left_within_ten_steps_and_used_again(seed: int) -> None:
+    """The process group has links of its own, which stay as they are."""
+    slow = Link(1e-3, 0.1)
+    world = World(
+        lambda _: Link(2e-4, 1.0), lambda step: slow if 100 <= step < 200 else Link(1e-5, 10.0), seed=seed
+    )
+    world.run(Flexible(ratios=(0.01,), prefer=0.0), 300)
+    by = [carrier_of(method) for method, _, _ in world.used]
+    assert set(by[EXPLORING:100]) == {"switch"} == set(by[210:])
+    assert set(by[110:200]) == {"group"}
+    assert {event.carrier for _, event in world.events if isinstance(event, LinkChanged)} == {"switch"}
+
+
+def test_a_decider_goes_on_from_what_another_saved() -> None:
+    """Both decide alike from then on, whether the ratios were being explored or used."""
+    settings = Flexible()
+    for steps in (7, 40):
+        (first, _) = World(falling).run(settings, steps)
+        saved = first.saved()
+        second = Decider(settings, 1, WORKERS, carriers=CARRIERS)
+        second.restore(saved)
+        assert saved == first.saved() == second.saved()
+        for _ in range(20):
+            assert first.next == second.next
+            measured = Measurement(2e-3, 3e-3, 4e-3, 5e-3, 0.1, 1e-3, 1e-3, 0.3)
+            assert first.observe(measured) == second.observe(measured)
+
+
+def test_a_gradient_of_another_size_is_decided_for() -> None:
+    """Many sums of few elements take as long as their latency: all are sent."""
+    decider = Decider(Flexible(explore_steps=1), ELEMENTS, WORKERS)
+    for _ in range(40):
+        measured = Measurement(6e-3, 0.0, 7e-3, 0.0, exchange_s=0.2, compress_s=1e-4, gain=0.5)
+        decider.observe(measured, Traffic(elements=1000, sums=30, messages=180, words=1500))
+    assert decider.next.method in DENSE
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -122,7 +167,7 @@ def test_a_gain_that_moves_is_explored_again(factor: float) -> None:
     world = World(
         lambda _: SLOW, gain=lambda step, ratio: min(0.4 * ratio**0.2 * (factor if step >= 50 else 1), 1)
     )
-    world.run(Flexible(methods=("ar_top_k_ring",)), 90)
+    world.run(Flexible(methods=("ar_top_k_ring",), explore_after=30), 90)
     (changed,) = world.of(GainChanged)
     assert 50 <= changed < 60
     assert world.of(ExplorationStarted) == [changed]
@@ -154,20 +199,20 @@ def test_a_small_step_is_told_the_rate_by_probes() -> None:
     world = World(lambda step: Link(5e-3, 1.0 if step < 100 else 0.02))
     settings = Flexible(ratios=(1e-6,), methods=("ar_top_k_tree",))
     deciders = world.run(settings, 130)
-    assert sum(map(bool, world.probes)) >= 10
-    assert all(4 * words <= 4 << 20 for words in world.probes)
+    probes = [one["group"] for one in world.probes]
+    assert sum(map(bool, probes)) >= 10
+    assert all(4 * words <= 4 << 20 for words in probes)
     assert 100 <= min(step for step in world.of(LinkChanged) if step >= 50) < 110
-    assert deciders[0].link is not None
-    assert deciders[0].link.gbps == pytest.approx(0.02, rel=0.3)
+    assert deciders[0].links["group"].gbps == pytest.approx(0.02, rel=0.3)
 
 
 def test_a_step_that_tells_the_rate_needs_no_probe() -> None:
     world = World(lambda _: Link(1e-5, 0.1))
-    deciders = world.run(Flexible(), 60)
-    assert not any(world.probes[3:])
-    assert deciders[0].link is not None
-    assert deciders[0].link.gbps == pytest.approx(0.1, rel=0.15)
-    assert deciders[0].link.latency_s == pytest.approx(1e-5, rel=0.15)
+    deciders = world.run(Flexible(methods=BY_GROUP), 60)
+    assert not any(one["group"] for one in world.probes[EXPLORING + 1 :])
+    link = deciders[0].links["group"]
+    assert link.gbps == pytest.approx(0.1, rel=0.15)
+    assert link.latency_s == pytest.approx(1e-5, rel=0.15)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 16])
@@ -205,6 +250,12 @@ def test_the_current_one_is_kept_unless_another_is_better_by_the_margin() -> Non
     tree = Candidate("ar_top_k_tree", 0.7, 1.05, 0.7)
     assert chosen(candidates, "knee", tree, 0.1) == tree
     assert chosen(candidates, "knee", Candidate("ar_top_k_tree", 0.7, 1.2, 0.7), 0.1) == candidates[1]
+
+
+def test_a_method_that_selects_needs_a_carrier() -> None:
+    settings = Flexible(methods=("dense_ring", "top_k_switch"))
+    with pytest.raises(FlexibleConfigError, match="methods: none that selects goes over group; add one"):
+        Decider(settings, 1, 2)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,10 @@ def sums(rank: int, elements: int) -> tuple[list[int], list[int], list[int]]:
     tree, ring = own.clone(), own.clone()
     all_reduce_tree(tree)
     dist.all_reduce(ring)
+    some, all_of_them = own.clone(), own.clone()
+    all_reduce_tree(some, op="or")
+    dist.all_reduce(all_of_them, dist.ReduceOp.BOR)
+    assert torch.equal(some, all_of_them)
     pair = dist.new_group([0, dist.get_world_size() - 1])
     if rank in (0, dist.get_world_size() - 1):
         ends = own.clone()

@@ -12,6 +12,7 @@ import torch
 from torch_alone import Sums, group_of_one, hooked, in_time
 
 from peelsum.compress import QSGD, CompressConfigError
+from peelsum.flexible import Flexible
 from peelsum.torch import HookConfigError, RandomK, SwitchAllreduceState, Threshold, TopK
 
 LAYER = torch.nn.Linear(2, 2)
@@ -39,6 +40,24 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"compressor": QSGD(4), "implementation": "gpu"}, "implementation: 'gpu' has no error feedback;"),
         ({"compressor": QSGD(4), "momentum": 0.5}, "momentum: 0.5 needs error feedback; give feedback=True"),
         ({"compressor": QSGD(4), "error_feedback": 1}, "error_feedback: 1 is not a choice; give True, False"),
+        (
+            {"strategy": "knee"},
+            "strategy: 'knee' is not a strategy; give a peelsum.flexible.Flexible,",
+        ),
+        ({"strategy": Flexible}, "is not a strategy; give a peelsum.flexible.Flexible, or None"),
+        ({"strategy": Flexible(), "compressor": QSGD(4)}, "compressor: QSGD(bits=4, norm='two', block=512, "),
+        (
+            {"strategy": Flexible(), "sparsifier": TopK(0.5)},
+            "does not go with a strategy, which chooses what to send; use one of both",
+        ),
+        ({"strategy": Flexible(), "momentum": 0.5}, "momentum: 0.5 does not go with a strategy, whose dense"),
+        ({"strategy": Flexible(), "error_feedback": False}, "error_feedback: False does not go with a strat"),
+        ({"strategy": Flexible(), "implementation": "gpu"}, "implementation: 'gpu' does not go with a strat"),
+        ({"strategy": Flexible(), "limbs": 2}, "limbs: 2 does not go with a strategy, whose residuals keep"),
+        (
+            {"strategy": Flexible(methods=("dense_ring", "top_k_switch")), "over": "gloo"},
+            "strategy: method 'top_k_switch' needs a switch, but over is 'gloo'; use over='switch', or leave",
+        ),
         ({"error_feedback": True}, "error_feedback: True is for compressors; use None without one"),
         ({"sparsifier": TopK(0.5), "momentum": "a"}, "momentum: 'a' is not a number; give one from 0"),
         ({"over": None}, "over: None is not a backend; use 'switch',"),
@@ -108,6 +127,13 @@ def test_a_checkpoint_of_another_structure_changes_nothing(values):
     with pytest.raises(HookConfigError, match="give what state_dict returned"):
         state.load_state_dict(values)
     assert state.state_dict() == before
+
+
+@pytest.mark.parametrize("strategy", [1, {"known": {}}], ids=str)
+def test_a_checkpoint_of_another_strategy_is_refused(strategy):
+    values = {"version": 1, "steps": 1, "residuals": {}, "strategy": strategy}
+    with pytest.raises(HookConfigError, match="strategy: is not that of a saved state; give what state_dict"):
+        SwitchAllreduceState(over="gloo", strategy=Flexible()).load_state_dict(values)
 
 
 def test_a_checkpoint_without_momentum_for_a_state_with_it():

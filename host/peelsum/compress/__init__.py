@@ -8,12 +8,21 @@ from peelsum.compress.collectives import Collectives, SummationCollectives
 from peelsum.compress.combined import Combined
 from peelsum.compress.compressed_sum import CompressedSum
 from peelsum.compress.compressor import Compressor, Kind, Payload, Scope, SharedIndex, TensorState
+from peelsum.compress.dense import Dense
 from peelsum.compress.elected import StarTopK, VarTopK
 from peelsum.compress.errors import CompressConfigError, CompressError
 from peelsum.compress.lanes import PackedIntegers, SignSGD, TernGrad
 from peelsum.compress.low_rank import PowerSGD
 from peelsum.compress.memory import Exact, Memory, Residual
-from peelsum.compress.quantizers import QSGD, Brain, EFSignSGD, Half, Int8Blocks, NaturalCompression
+from peelsum.compress.quantizers import (
+    QSGD,
+    Brain,
+    EFSignSGD,
+    Half,
+    Int8Blocks,
+    NaturalCompression,
+    Single,
+)
 from peelsum.compress.result import CompressedResult, CompressedTensor
 from peelsum.compress.sparsifiers import DGC, Chooser, Indexed, RandomK, Sparsifier, Threshold, TopK
 
@@ -30,6 +39,7 @@ __all__ = [
     "CompressedSum",
     "CompressedTensor",
     "Compressor",
+    "Dense",
     "EFSignSGD",
     "Exact",
     "Half",
@@ -46,6 +56,7 @@ __all__ = [
     "Scope",
     "SharedIndex",
     "SignSGD",
+    "Single",
     "Sparsifier",
     "StarTopK",
     "SummationCollectives",

@@ -119,7 +119,12 @@ class CompressedSum:
         shaped = {
             one.name: replace(one, values=one.values.reshape(tensors[one.name].shape)) for one in results
         }
-        return wire.result([shaped[name] for name in tensors])
+        sent = [one for one in results if one.sent is not None]
+        return replace(
+            wire.result([shaped[name] for name in tensors]),
+            offered_energy=sum(float(np.dot(offered[one.name], offered[one.name])) for one in sent),
+            sent_energy=sum(one.sent.energy for one in sent if one.sent is not None),
+        )
 
     def _requested(self, tensors: Mapping[str, NDArray[np.float32]], wire: Wire) -> str:
         """Return what the workers must have in common, as text; agree on it alone the first time."""

@@ -50,6 +50,12 @@ class Exact:
     scale: int
     """Exponent of the unit's reciprocal."""
 
+    @property
+    def energy(self) -> float:
+        """Sum of squares, rounded as floats are."""
+        values = np.ldexp(self.numbers.astype(np.float64), -self.scale)
+        return float(np.dot(values, values))
+
     @classmethod
     def of(cls, values: Values, scale: int) -> Exact:
         """Return the non-zeros of float64[n], in units of 2**-scale or in the coarsest finer ones they need.

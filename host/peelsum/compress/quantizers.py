@@ -108,6 +108,22 @@ class EFSignSGD(_Gathered):
 
 
 @dataclass(frozen=True)
+class Single(_Gathered):
+    """Values as they are, float32: for a sparsifier whose values every worker gathers from all."""
+
+    per: Scope = "tensor"
+    needs_feedback: ClassVar[bool] = False
+
+    def compress(self, tensor: Floats, state: TensorState) -> Payload:
+        """See `Compressor.compress`."""
+        return Payload("gather", joined(tensor))
+
+    def decompress(self, payload: Payload, state: TensorState) -> Values:
+        """See `Compressor.decompress`."""
+        return payload.data.copy().view(np.float32).astype(np.float64)
+
+
+@dataclass(frozen=True)
 class Half(_Gathered):
     """Values as float16: IEEE 754 binary16, rounded to nearest, ties to even.
 

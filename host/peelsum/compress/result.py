@@ -76,6 +76,15 @@ class CompressedResult(Mapping[str, CompressedTensor]):
     decode_s: float
     """Seconds of decompressing."""
 
+    offered_energy: float = 0.0
+    """Sum of squares of this worker's gradients with what it kept, of tensors that are finite on all workers.
+
+    0, as `sent_energy`, without error feedback.
+    """
+
+    sent_energy: float = 0.0
+    """Sum of squares of what this worker sent of them."""
+
     def __getitem__(self, name: str) -> CompressedTensor:
         return self._by_name[name]
 

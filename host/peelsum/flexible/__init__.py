@@ -6,43 +6,52 @@ The idea is that of "Flexible Communication for Optimal Distributed Learning ove
 
 from peelsum.flexible.agreement import Measurement
 from peelsum.flexible.collectives import COLLECTIVES, Link, SwitchPath
+from peelsum.flexible.drawing import draw
 from peelsum.flexible.errors import FlexibleConfigError
+from peelsum.flexible.events import (
+    Event,
+    ExplorationEnded,
+    ExplorationStarted,
+    GainChanged,
+    LinkChanged,
+    MethodChosen,
+    Next,
+    Traffic,
+)
 from peelsum.flexible.front import Candidate, Preference, chosen, loss, pareto_front
+from peelsum.flexible.history import DecidedStep, told
 from peelsum.flexible.methods import (
     AXES,
+    CARRIERS,
     DENSE,
     METHODS,
     Axis,
+    Carrier,
     Cost,
     Crossover,
     Method,
     Step,
+    carrier_of,
     cost,
     costs,
     crossovers,
 )
 from peelsum.flexible.probing import LinkEstimate
-from peelsum.flexible.strategy import (
-    Decider,
-    Event,
-    ExplorationEnded,
-    ExplorationStarted,
-    Flexible,
-    GainChanged,
-    LinkChanged,
-    MethodChosen,
-    Next,
-)
+from peelsum.flexible.settings import Flexible
+from peelsum.flexible.strategy import Decider
 
 __all__ = [
     "AXES",
+    "CARRIERS",
     "COLLECTIVES",
     "DENSE",
     "METHODS",
     "Axis",
     "Candidate",
+    "Carrier",
     "Cost",
     "Crossover",
+    "DecidedStep",
     "Decider",
     "Event",
     "ExplorationEnded",
@@ -60,10 +69,14 @@ __all__ = [
     "Preference",
     "Step",
     "SwitchPath",
+    "Traffic",
+    "carrier_of",
     "chosen",
     "cost",
     "costs",
     "crossovers",
+    "draw",
     "loss",
     "pareto_front",
+    "told",
 ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from peelsum.flexible.errors import FlexibleConfigError
+from peelsum.flexible.methods import Carrier
 from peelsum.summation import Words
 
 _LEVELS, _WORD_BITS = 256, 32
@@ -55,12 +56,16 @@ class Measurement:
     Agreed times are within 5 % of a worker's, from a microsecond to an hour; agreed gains within 3 %.
     """
 
-    small_s: float = 0.0
-    """Time of an exchange of a few words."""
+    group_small_s: float = 0.0
+    """Time of an exchange of a few words over the process group."""
+    switch_small_s: float = 0.0
+    """Time of an exchange of a few words through the switch."""
+    group_probe_s: float = 0.0
+    """Time of the probe of the process group, if one was asked for."""
+    switch_probe_s: float = 0.0
+    """Time of the probe of the switch, if one was asked for."""
     exchange_s: float = 0.0
     """Time of the step's collectives."""
-    probe_s: float = 0.0
-    """Time of the probe, if one was asked for."""
     compress_s: float = 0.0
     """Time of selecting what to send."""
     compute_s: float = 0.0
@@ -68,15 +73,23 @@ class Measurement:
     gain: float = 0.0
     """Compression gain: the energy of what was sent over that of the gradient, 0 to 1."""
 
+    def small_s(self, carrier: Carrier) -> float:
+        """Return the time of an exchange of a few words over `carrier`."""
+        return self.group_small_s if carrier == "group" else self.switch_small_s
+
+    def probe_s(self, carrier: Carrier) -> float:
+        """Return the time of the probe of `carrier`."""
+        return self.group_probe_s if carrier == "group" else self.switch_probe_s
+
     def words(self) -> Words:
-        """Return this as uint32[48], whose OR over all workers `agreed` takes."""
+        """Return this as uint32[64], whose OR over all workers `agreed` takes."""
         return np.concatenate([_SCALES[item.name].words(getattr(self, item.name)) for item in fields(self)])
 
     @classmethod
     def agreed(cls, words: Words) -> Measurement:
         """Return what all workers agree on: of the network and the gain the least, of work the most.
 
-        words: uint32[48], the OR of all workers' `words`. Raises FlexibleConfigError for another shape.
+        words: uint32[64], the OR of all workers' `words`. Raises FlexibleConfigError for another shape.
         """
         if words.shape != (_WORDS * len(_SCALES),):
             raise FlexibleConfigError(f"words: {words.shape} is not the shape of a measurement's words")
@@ -85,9 +98,11 @@ class Measurement:
 
 
 _SCALES = {
-    "small_s": _NETWORK_S,
+    "group_small_s": _NETWORK_S,
+    "switch_small_s": _NETWORK_S,
+    "group_probe_s": _NETWORK_S,
+    "switch_probe_s": _NETWORK_S,
     "exchange_s": _NETWORK_S,
-    "probe_s": _NETWORK_S,
     "compress_s": _WORKER_S,
     "compute_s": _WORKER_S,
     "gain": _GAIN,

@@ -32,6 +32,9 @@ Method = Literal[
     "ar_top_k_switch",
 ]
 METHODS: tuple[Method, ...] = get_args(Method)
+#: Who carries a method's words: a process group's connections, or the switch. Each has a link of its own.
+Carrier = Literal["group", "switch"]
+CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 #: The methods that send every element.
 DENSE: tuple[Method, ...] = ("dense_ring", "dense_tree", "dense_switch")
 #: Words of each worker with which they elect one of them: its bound, and its merit.
@@ -56,12 +59,18 @@ class Step:
     """The path through the switch."""
     select_s: float | None = None
     """Seconds to select the elements to send; None takes 10 ns per element."""
+    sums: int = 1
+    """Sums of parts of the gradient that follow each other, such as DDP's buckets."""
+    headers: int = 0
+    """Exchanges of a few words before each sum of a method that needs none by itself; the hook has 1."""
 
     def __post_init__(self) -> None:
         within("elements", self.elements, 1, 2**40)
         within("ratio", self.ratio, 0, 1)
         within("workers", self.workers, 2, 1024)
         within("select_s", self.compress_s, 0, 1e9)
+        within("sums", self.sums, 1, 2**30)
+        within("headers", self.headers, 0, 64)
 
     @property
     def sent(self) -> int:
@@ -95,6 +104,11 @@ class Cost:
         return self.latency_s + self.transfer_s + self.codec_s
 
 
+def carrier_of(method: Method) -> Carrier:
+    """Return who carries a method's words."""
+    return "switch" if method.endswith("_switch") else "group"
+
+
 def cost(method: Method, step: Step) -> Cost:
     """Return what a method takes for a step."""
     return _COSTS[method](step)
@@ -108,8 +122,9 @@ def costs(step: Step, methods: Collection[Method] = METHODS) -> list[Cost]:
 
 
 def _over(step: Step, method: Method, *parts: tuple[Network, float], codec_s: float = 0.0) -> Cost:
-    """Return the cost of collectives in a row, each with its words."""
-    latency_s = sum(network.seconds(0, 1) for network, _ in parts)
+    """Return the cost of collectives in a row, each with its words; the last one also carries headers."""
+    header_s = step.headers * parts[-1][0].seconds(0, 1)
+    latency_s = step.sums * (header_s + sum(network.seconds(0, 1) for network, _ in parts))
     transfer_s = sum(network.seconds(words, 0) for network, words in parts)
     words = transfer_s * step.link.gbps * 1e9 / 32
     return Cost(method, words, latency_s, transfer_s, codec_s)
@@ -145,10 +160,11 @@ def _through_switch(
     found = candidates(step.elements, seen, Settings(), predict=not sparse, forms=forms)
     best = min(found, key=lambda one: one.seconds(network))
     words = best.words + election * step.workers
+    exchanges = best.exchanges + bool(election) + (0 if sparse else step.headers)
     return Cost(
         method,
         words,
-        network.seconds(0, best.exchanges + bool(election)),
+        network.seconds(0, step.sums * exchanges),
         network.seconds(words, 0),
         best.codec_s + sparse * step.compress_s,
     )

@@ -2,26 +2,30 @@
 
 Every step exchanges its measurements, a few words whose time is latency. What the step's collectives take
 beyond their latency is bandwidth. Where they send too little to tell, a probe of some words is asked for.
+What else a machine does only adds to these times, so that the least of the last few is the estimate.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
+from collections.abc import Mapping
+from typing import Any
 
-from peelsum.flexible.agreement import Measurement
 from peelsum.flexible.collectives import Link
 
-#: Samples of which the median is the estimate: one outlier does no harm, two in a row are believed.
-_SAMPLES = 3
+#: Samples of which the least is the estimate: a faster link is believed at once, a slower one at the fourth.
+_SAMPLES = 4
 #: The share of an exchange beyond its latency from which it tells the bandwidth.
 _TELLING = 0.3
+#: The least share of a probe that counts as its words' time; the next probe is then longer.
+_LEAST_SHARE = 0.1
 #: Steps without a telling exchange before a probe.
 _PATIENCE = 3
-#: How far a probe may be from the estimate before it is repeated in the next step.
+#: How far a probe may be from the estimate before it is repeated, until all samples are new.
 _SURPRISE = 1.2
-_LEAST_PROBE_WORDS, _MOST_PROBE_WORDS = 1 << 10, 1 << 20
+#: Fewer words take less than the jitter of a process's own time, of steps and of probes alike.
+_LEAST_WORDS, _MOST_PROBE_WORDS = 1 << 12, 1 << 20
 _WORD_BITS = 32
 _LEAST_S, _MOST_S = 1e-9, 3600.0
 
@@ -37,57 +41,83 @@ class LinkEstimate:
         self._messages = small_messages
         self._latency: deque[float] = deque(maxlen=_SAMPLES)
         self._word_s: deque[float] = deque(maxlen=_SAMPLES)
-        self._untold = _PATIENCE
+        self._untold, self._repeated = _PATIENCE, 0
 
     @property
     def link(self) -> Link | None:
         """The estimate; None before the first sample of latency and of bandwidth."""
         if not self._latency or not self._word_s:
             return None
-        gbps = _WORD_BITS * 1e-9 / max(median(self._word_s), _LEAST_S * _WORD_BITS * 1e-6)
-        return Link(min(median(self._latency), _MOST_S), min(max(gbps, 1e-9), 1e6))
+        gbps = _WORD_BITS * 1e-9 / max(min(self._word_s), _LEAST_S * _WORD_BITS * 1e-6)
+        return Link(min(*self._latency, _MOST_S), min(max(gbps, 1e-9), 1e6))
 
     @property
     def probe_words(self) -> int:
         """Words of the next probe; 0 while steps tell the bandwidth.
 
-        As many as take about twice the latency, from 4 KB to 4 MB.
+        As many as take about twice the latency, from 16 KB to 4 MB.
         """
         if self._untold < _PATIENCE:
             return 0
         link = self.link
         if link is None:
-            return _LEAST_PROBE_WORDS * 16
+            return _LEAST_WORDS * 4
         wanted = 2 * self._messages * link.latency_s * link.gbps * 1e9 / _WORD_BITS
-        return 1 << math.ceil(math.log2(min(max(wanted, _LEAST_PROBE_WORDS), _MOST_PROBE_WORDS)))
+        return 1 << math.ceil(math.log2(min(max(wanted, _LEAST_WORDS), _MOST_PROBE_WORDS)))
 
-    def add(self, measured: Measurement, *, messages: float, words: float, probe_words: float) -> None:
-        """Take an agreed measurement of a step.
+    def add(
+        self,
+        *,
+        small_s: float,
+        exchange_s: float,
+        messages: float,
+        words: float,
+        probe_s: float,
+        probe_words: float,
+    ) -> None:
+        """Take what all workers agree was measured in a step; a time of 0 was not measured.
 
         messages, words: what the step's collectives send in a row, so that they take `messages` latencies and
         `words` words' time. probe_words: likewise for the probe, which takes the latency of a small exchange.
         """
-        if measured.small_s:
-            self._latency.append(measured.small_s / self._messages)
-        latency_s = self._latency[-1] if self._latency else 0.0
-        if self._tell(measured.exchange_s, messages * latency_s, words):
+        if small_s:
+            self._latency.append(small_s / self._messages)
+        latency_s = min(self._latency, default=0.0)
+        if words >= _LEAST_WORDS and self._tell(exchange_s, messages * latency_s, words):
             self._untold = 0
-        elif measured.probe_s and probe_words:
-            self._tell(max(measured.probe_s - self._messages * latency_s, _LEAST_S), 0.0, probe_words)
-            self._untold = 0 if self._settled else _PATIENCE
+        elif probe_s and probe_words:
+            beyond = max(probe_s - self._messages * latency_s, _LEAST_SHARE * probe_s)
+            self._tell(beyond, 0.0, probe_words)
+            again = not self._settled and self._repeated < _SAMPLES - 1
+            self._repeated = self._repeated + 1 if again else 0
+            self._untold = _PATIENCE if again else 0
         else:
             self._untold += 1
+
+    def saved(self) -> dict[str, Any]:
+        """Return the samples as plain numbers, which `restore` takes."""
+        return {
+            "latency": list(self._latency),
+            "word_s": list(self._word_s),
+            "untold": self._untold,
+            "repeated": self._repeated,
+        }
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Continue with samples that `saved` returned."""
+        self._latency.extend(map(float, values["latency"]))
+        self._word_s.extend(map(float, values["word_s"]))
+        self._untold, self._repeated = int(values["untold"]), int(values["repeated"])
 
     @property
     def _settled(self) -> bool:
         """Whether the last sample is near the estimate; otherwise another is wanted at once."""
-        ratio = self._word_s[-1] / median(self._word_s)
-        return len(self._word_s) == _SAMPLES and 1 / _SURPRISE <= ratio <= _SURPRISE
+        return len(self._word_s) == _SAMPLES and self._word_s[-1] <= _SURPRISE * min(self._word_s)
 
     def _tell(self, seconds: float, latency_s: float, words: float) -> bool:
         """Take a sample of bandwidth if the exchange tells one; return whether it does."""
         beyond = seconds - latency_s
-        if not words or beyond <= _TELLING * seconds:
+        if beyond <= _TELLING * seconds:
             return False
         self._word_s.append(beyond / words)
         return True

@@ -12,7 +12,7 @@ from peelsum.torch.process_group import SwitchOptions, SwitchProcessGroup, regis
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.restarts import init_process_group
 from peelsum.torch.state import SwitchAllreduceState
-from peelsum.torch.stats import HookStats, TensorStats
+from peelsum.torch.stats import HookStats, StrategyStats, TensorStats
 
 __all__ = [
     "CallTimeoutError",
@@ -23,6 +23,7 @@ __all__ = [
     "ProcessGroupSummation",
     "RandomK",
     "Sparsifier",
+    "StrategyStats",
     "SwitchAllreduceState",
     "SwitchOptions",
     "SwitchProcessGroup",

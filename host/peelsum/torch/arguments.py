@@ -16,6 +16,7 @@ import torch.distributed as dist
 from peelsum.allreduce import Network
 from peelsum.compress import Compressor
 from peelsum.compress.compressor import SCOPES
+from peelsum.flexible import Flexible
 from peelsum.torch.errors import HookConfigError
 
 _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -42,6 +43,10 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "compressor": (
         lambda value: value is None or isinstance(value, Compressor),
         "is not a compressor; give one of peelsum.compress such as QSGD(4), or None",
+    ),
+    "strategy": (
+        lambda value: value is None or isinstance(value, Flexible),
+        "is not a strategy; give a peelsum.flexible.Flexible, or None",
     ),
     "error_feedback": (
         lambda value: value is None or isinstance(value, bool),

@@ -10,7 +10,8 @@ from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.switch_seat import check_size, connect_rank
 
-_SWITCH = "switch"
+#: The name of the switch in `over`, alone or before a colon.
+SWITCH = "switch"
 _TIMEOUT_S = 30.0
 
 
@@ -33,7 +34,7 @@ def connect(
         check_size(over.workers, group.size())
         return over
     name, _, source = over.partition(":")
-    if name == _SWITCH:
+    if name == SWITCH:
         return connect_rank(source, group.rank(), group.size(), group.get_group_store(), timeout_s)
     if dist.is_backend_available(over):
         return ProcessGroupSummation(over, group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)

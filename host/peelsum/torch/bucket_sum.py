@@ -16,10 +16,15 @@ import torch.distributed as dist
 from peelsum.allreduce import Allreduce, StepResult
 from peelsum.codec import warm_up
 from peelsum.compress import CompressedResult, CompressedSum, Memory
+from peelsum.flexible import Method, SwitchPath
 from peelsum.torch.backends import connect, gathering_group
+from peelsum.torch.collectives import collectives_of
+from peelsum.torch.decisions import Decisions
 from peelsum.torch.errors import HookError
+from peelsum.torch.flexible_sum import FlexibleSum, compressor_of
 from peelsum.torch.host_memory import Bucket, summable
 from peelsum.torch.process_group_summation import ProcessGroupSummation
+from peelsum.torch.routes import Routes, backends_of, path_of
 from peelsum.torch.settings import Settings
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 
@@ -31,7 +36,7 @@ class BucketSum:
     names: Sequence[str]
     """The names of the bucket's parameters, in order."""
     summation: QueuedSummation
-    allreduce: Allreduce | CompressedSum
+    allreduce: Allreduce | CompressedSum | FlexibleSum
     on_host: bool
     """Whether `allreduce` takes host arrays, as when it compresses, not tensors on the bucket's device."""
 
@@ -59,16 +64,19 @@ class BucketSum:
 class BucketSums:
     """The sums of all buckets over one backend, to which `connect` or the first `submit` connects.
 
-    memory: the memory of `settings`. count: called with the result of every sum, on its thread.
+    memory, decisions: those of `settings`, or None. count: called with the result of every sum, on its
+    thread.
     """
 
     def __init__(
         self,
         settings: Settings,
         memory: Memory | None,
+        decisions: Decisions | None,
         count: Callable[[StepResult | CompressedResult], None],
     ) -> None:
         self._settings, self._memory, self._count = settings, memory, count
+        self._decisions, self._path = decisions, SwitchPath()
         self._group: ProcessGroupSummation | None = None
         self._sums: dict[tuple[str, ...], BucketSum] = {}
         self._queue: SumQueue | None = None
@@ -87,8 +95,11 @@ class BucketSums:
             summation = connect(settings.over, group, settings.timeout_s)
             if isinstance(summation, ProcessGroupSummation):
                 self._group = summation
-            elif settings.makes_backend and settings.method and settings.method.kind == "gather":
+            elif settings.needs_group:
                 self._group = gathering_group(group, settings.timeout_s)
+            if self._decisions is not None:
+                self._path = path_of(summation)
+                self._decisions.connect(backends_of(summation, self._group, self._path))
             self._queue = SumQueue(summation, leave=settings.makes_backend)
         return self._queue
 
@@ -104,7 +115,13 @@ class BucketSums:
         if names not in self._sums:
             self._sums[names] = self._new_sum(queue, names)
         one, count = self._sums[names], self._count
-        return queue.submit(one.summation, lambda: count(one.run(bucket, step)))
+
+        def work() -> None:
+            count(one.run(bucket, step))
+
+        decisions = self._decisions
+        decided = work if decisions is None else decisions.before(work, one.summation, step)
+        return queue.submit(one.summation, decided)
 
     def drain(self) -> None:
         """Wait until all submitted sums are done or have failed."""
@@ -126,8 +143,24 @@ class BucketSums:
         on_host = self._settings.implementation == "cpu"
         if self._memory is None:
             return BucketSum(names, summation, self._settings.allreduce(summation, names), on_host)
-        compressed = self._settings.compressed(summation, names, self._memory, self._group)
+        if self._decisions is not None:
+            return BucketSum(names, summation, self._flexible(summation, names, self._decisions), on_host)
+        assert self._settings.method is not None
+        collectives = collectives_of(summation, self._group)
+        compressed = self._settings.compressed(
+            collectives, self._settings.method, names, self._memory, summation
+        )
         return BucketSum(names, summation, compressed, on_host)
+
+    def _flexible(self, queued: QueuedSummation, names: Sequence[str], decisions: Decisions) -> FlexibleSum:
+        memory, settings = self._memory, self._settings
+        routes = Routes(queued, self._group, self._path, decisions.meter)
+        assert memory is not None
+
+        def make(method: Method, ratio: float) -> CompressedSum:
+            return settings.compressed(routes.of(method), compressor_of(method, ratio), names, memory)
+
+        return FlexibleSum(decisions, make)
 
 
 def _closed_error() -> HookError:

@@ -9,24 +9,28 @@ import torch
 from numpy.typing import NDArray
 
 from peelsum.compress import CompressError, Memory, Residual
+from peelsum.torch.decisions import Decisions, check_saved
 from peelsum.torch.errors import HookConfigError
 
 _VERSION = 1
 
 
-def saved(steps: int, memory: Memory | None) -> dict[str, Any]:
-    """Return the number of steps and a copy of what is kept, if anything is."""
+def saved(steps: int, memory: Memory | None, decisions: Decisions | None) -> dict[str, Any]:
+    """Return the number of steps, and a copy of what is kept and decided, if anything is."""
     values: dict[str, Any] = {"version": _VERSION, "steps": steps}
     if memory is not None:
         values["residuals"] = {name: _written(one) for name, one in memory.residuals.items()}
         kept = {name: _tensors(one) for name, one in memory.kept.items() if one}
         values |= {"kept": kept} if kept else {}
+    if decisions is not None:
+        values["strategy"] = decisions.saved()
     return values
 
 
-def loaded(values: Mapping[str, Any], memory: Memory | None) -> int:
-    """Restore what was kept and return the number of steps.
+def loaded(values: Mapping[str, Any], memory: Memory | None, decisions: Decisions | None) -> int:
+    """Restore what was kept and decided, and return the number of steps.
 
+    Residuals serve any compressor or strategy, but only a strategy continues its decisions.
     Raises HookConfigError if `values` do not fit this state.
     """
     if not isinstance(values, Mapping):
@@ -40,7 +44,8 @@ def loaded(values: Mapping[str, Any], memory: Memory | None) -> int:
     if ("residuals" in values) != (memory is not None):
         has, needs = ("residuals", "no") if memory is None else ("no residuals", "a")
         raise HookConfigError(
-            f"sparsifier: the checkpoint has {has}; make the state with {needs} sparsifier or compressor"
+            f"sparsifier: the checkpoint has {has}; "
+            f"make the state with {needs} sparsifier, compressor or strategy"
         )
     try:
         steps = int(values["steps"])
@@ -50,12 +55,16 @@ def loaded(values: Mapping[str, Any], memory: Memory | None) -> int:
         raise HookConfigError(
             f"values: are not a saved state ({type(error).__name__}: {error}); give what state_dict returned"
         ) from error
+    decided = values.get("strategy", {})
+    check_saved(decided)
     if memory is not None:
         try:
             memory.restore(residuals)
         except CompressError as error:
             raise HookConfigError(str(error)) from error
         memory.kept = kept
+    if decisions is not None:
+        decisions.restore(decided)
     return steps
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Part, SummationStalledError
 from peelsum.summation import Words
+from peelsum.torch.tree import all_reduce_tree
 
 T = TypeVar("T")
 
@@ -67,11 +68,15 @@ class ProcessGroupSummation:
         self._backend = backend
         self._store = group.get_group_store()
 
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing."""
+    def sum_words(self, parts: Sequence[Part], *, tree: bool = False) -> list[Words]:
+        """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing.
+
+        tree: reduce by `all_reduce_tree` instead of the backend's all_reduce; the results are the same.
+        """
         results = []
         for part in parts:
-            result = self._naming_the_missing(partial(self._combined, part))
+            combined = self._by_tree if tree else self._combined
+            result = self._naming_the_missing(partial(combined, part))
             if part.check is not None:
                 part.check(result)
             results.append(result)
@@ -118,6 +123,12 @@ class ProcessGroupSummation:
         bits = torch.from_numpy(np.unpackbits(part.words.view(np.uint8))).to(self._device)
         dist.all_reduce(bits, dist.ReduceOp.MAX, self._group)
         return np.packbits(bits.cpu().numpy()).view(np.uint32)
+
+    def _by_tree(self, part: Part) -> Words:
+        tensor = torch.from_numpy(part.words.view(np.int32).copy()).to(self._device)
+        if tensor.numel():
+            all_reduce_tree(tensor, self._open(), part.op)
+        return tensor.cpu().numpy().view(np.uint32)
 
     def _reduced(self, words: Words, op: dist.ReduceOp.RedOpType) -> Words:
         """Reduce words as int32, which every backend adds modulo 2**32; they do not support uint32."""

@@ -7,13 +7,21 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from peelsum.allreduce import Allreduce, LocalSummation, Network, RequestedForm, RequestedIndex, Summation
-from peelsum.compress import Chooser, CompressedSum, CompressError, Compressor, Indexed, Memory
+from peelsum.compress import (
+    Chooser,
+    Collectives,
+    CompressedSum,
+    CompressError,
+    Compressor,
+    Indexed,
+    Memory,
+)
+from peelsum.flexible import METHODS, Flexible, carrier_of
 from peelsum.torch.arguments import check_arguments
-from peelsum.torch.collectives import collectives_of
+from peelsum.torch.backends import SWITCH
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.profiling import profiled
-from peelsum.torch.sum_queue import QueuedSummation
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,7 @@ class Settings:
     network: Network
     sparsifier: Chooser | None
     compressor: Compressor | None
+    strategy: Flexible | None
     error_feedback: bool | None
     momentum: float
     implementation: Literal["cpu", "gpu"]
@@ -42,6 +51,7 @@ class Settings:
             seed=self.seed,
             sparsifier=self.sparsifier,
             compressor=self.compressor,
+            strategy=self.strategy,
             error_feedback=self.error_feedback,
             momentum=self.momentum,
             implementation=self.implementation,
@@ -50,7 +60,9 @@ class Settings:
         )
         if self.sparsifier is not None and self.compressor is not None:
             raise HookConfigError("compressor: does not go with a sparsifier; use Combined for both")
-        if self.method is None:
+        if self.strategy is not None:
+            self._check_strategy(self.strategy)
+        elif self.method is None:
             self._check_lossless()
         elif self.implementation == "gpu":
             raise HookConfigError("implementation: 'gpu' has no error feedback; use 'cpu' with a sparsifier")
@@ -68,9 +80,50 @@ class Settings:
                 f"error_feedback: {self.error_feedback} is for compressors; use None without one"
             )
 
+    def _check_strategy(self, strategy: Flexible) -> None:
+        """Raise HookConfigError for what a strategy decides itself, or cannot have."""
+        beside: dict[str, tuple[object, object, str]] = {
+            "sparsifier": (self.sparsifier, None, "which chooses what to send; use one of both"),
+            "compressor": (self.compressor, None, "which chooses what to send; use one of both"),
+            "momentum": (self.momentum, 0, "whose dense steps would clear it; give it to the optimizer"),
+            "error_feedback": (self.error_feedback is False, False, "whose residuals it is; use None"),
+            "implementation": (self.implementation, "cpu", "which runs on the host; use 'cpu'"),
+            "limbs": (self.limbs, 1, "whose residuals keep what is rounded; use 1"),
+        }
+        for field, (value, wanted, reason) in beside.items():
+            if value != wanted:
+                raise HookConfigError(
+                    f"{field}: {getattr(self, field)!r} does not go with a strategy, {reason}"
+                )
+        through = [one for one in strategy.methods or () if carrier_of(one) == "switch"]
+        if through and not self.has_switch:
+            raise HookConfigError(
+                f"strategy: method {through[0]!r} needs a switch, but over is {self.over!r}; "
+                "use over='switch', or leave the method out"
+            )
+
+    @property
+    def has_switch(self) -> bool:
+        """Whether the backend is a switch, or a `Summation` in its place."""
+        if isinstance(self.over, str):
+            return self.over.partition(":")[0] == SWITCH
+        return not isinstance(self.over, ProcessGroupSummation)
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether a process group is needed beside a backend that is none."""
+        if self.strategy is not None:
+            return any(carrier_of(one) == "group" for one in self.strategy.methods or METHODS)
+        return self.makes_backend and self.method is not None and self.method.kind == "gather"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every element is summed, so that nothing is kept."""
+        return self.method is None and self.strategy is None
+
     @property
     def method(self) -> Compressor | None:
-        """The compressor, or that of the sparsifier; None sums every element."""
+        """The compressor, or that of the sparsifier; None if there is neither."""
         if self.sparsifier is not None:
             return Indexed(self.sparsifier)
         return self.compressor
@@ -85,13 +138,16 @@ class Settings:
         return self if self.makes_backend else replace(self, over="switch")
 
     def memory(self) -> Memory | None:
-        """Return a new memory for the compressor, or None without one.
+        """Return a new memory for compressor or strategy, or None without one.
 
         Raises HookConfigError for a momentum that it cannot have.
         """
-        if self.method is None:
+        if self.lossless:
             return None
-        feedback = self.method.needs_feedback if self.error_feedback is None else self.error_feedback
+        if self.method is None or self.error_feedback is not None:
+            feedback = self.error_feedback is not False
+        else:
+            feedback = self.method.needs_feedback
         try:
             return Memory(feedback=feedback, momentum=self.momentum)
         except CompressError as error:
@@ -99,24 +155,25 @@ class Settings:
 
     def compressed(
         self,
-        summation: QueuedSummation,
+        collectives: Collectives,
+        compressor: Compressor,
         names: Sequence[str],
         memory: Memory,
-        group: ProcessGroupSummation | None,
+        summation: Summation | None = None,
     ) -> CompressedSum:
-        """Return the compressed sum of a bucket; `group` gathers, and broadcasts if it is the backend.
+        """Return the compressed sum of a bucket; indexed payloads go over `summation`, or `collectives` too.
 
         Raises HookConfigError if the compressor cannot sum over so many workers.
         """
-        assert self.method is not None
+        summation = summation or collectives
         try:
             return CompressedSum(
                 summation,
-                self.method,
+                compressor,
                 memory,
                 seed=self.seed,
                 allreduce=self.allreduce(summation, names),
-                collectives=collectives_of(summation, group),
+                collectives=collectives,
                 span=profiled,
             )
         except CompressError as error:
@@ -154,7 +211,7 @@ class Settings:
         return Allreduce(
             summation,
             forms=forms,
-            sparse=() if self.method is None else names,
+            sparse=() if self.lossless else names,
             index=self.index,
             predict=self.predict,
             limbs=self.limbs,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -16,10 +17,12 @@ import torch.distributed as dist
 
 from peelsum.allreduce import Network, RequestedForm, RequestedIndex, Summation
 from peelsum.compress import Chooser, Compressor
+from peelsum.flexible import Flexible
 from peelsum.torch.arguments import check_arguments
 from peelsum.torch.backward_pass import PassCounter, call_at_end, in_pass, wait_at_end
 from peelsum.torch.bucket_sum import BucketSums
 from peelsum.torch.checkpoint import loaded, saved
+from peelsum.torch.decisions import Decisions
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.futures import pass_on
 from peelsum.torch.host_memory import Bucket
@@ -55,6 +58,9 @@ class SwitchAllreduceState:
       GradScaler the residual is in units of its step's scale.
     - `compressor`: one of `peelsum.compress`. Additive payloads go over the backend as 32-bit words, indexed
       ones through the all-reduce's index. Gathered ones go by an all_gather of the ranks' process group.
+    - `strategy`: a `peelsum.flexible.Flexible`, which chooses method and ratio of each step by what steps
+      measure. What one method does not send is kept for the next. The decisions are in `stats().strategy`
+      and, at level INFO, in the log.
     - `error_feedback`: whether what a compressor does not send is kept for later steps; None does so if the
       compressor needs it.
     - `momentum`: the momentum of Deep Gradient Compression, with error feedback only. The optimizer must then
@@ -85,6 +91,7 @@ class SwitchAllreduceState:
         network: Network | None = None,
         sparsifier: Chooser | None = None,
         compressor: Compressor | None = None,
+        strategy: Flexible | None = None,
         error_feedback: bool | None = None,
         momentum: float = 0.0,
         implementation: Literal["cpu", "gpu"] = "cpu",
@@ -103,6 +110,7 @@ class SwitchAllreduceState:
             network=network or Network(),
             sparsifier=sparsifier,
             compressor=compressor,
+            strategy=strategy,
             error_feedback=error_feedback,
             momentum=momentum,
             implementation=implementation,
@@ -111,7 +119,7 @@ class SwitchAllreduceState:
         )
         self._memory = self._settings.memory()
         self._steps = 0
-        self._start(names)
+        self._start(names, {})
         self._settings.check_forms(self._names.given)
 
     def connect(self) -> None:
@@ -137,7 +145,8 @@ class SwitchAllreduceState:
 
     def stats(self) -> HookStats:
         """Return what this worker summed, and its cost, since the state was made or restored."""
-        return self._stats.now()
+        now = self._stats.now()
+        return now if self._decisions is None else replace(now, strategy=self._decisions.stats())
 
     def state_dict(self) -> dict[str, Any]:
         """Return what later steps depend on, as numbers and tensors that `torch.load` accepts by default.
@@ -145,12 +154,12 @@ class SwitchAllreduceState:
         Call it between steps. Save it on each rank: residuals are what this rank has not sent yet.
         """
         self._sums.drain()
-        return saved(self._steps, self._memory)
+        return saved(self._steps, self._memory, self._decisions)
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called. Raises HookConfigError for values of another state."""
         self._sums.drain()
-        self._steps = loaded(values, self._memory)
+        self._steps = loaded(values, self._memory, self._decisions)
 
     def submit(
         self, buffer: torch.Tensor, parameters: Sequence[torch.Tensor]
@@ -173,9 +182,14 @@ class SwitchAllreduceState:
         return done
 
     def average(self, tensor: torch.Tensor) -> None:
-        """Average a contiguous tensor in place, at once; for `fsdp_hook`. Not with a sparsifier."""
+        """Average a contiguous tensor in place, at once; for `fsdp_hook`. Not with what keeps residuals."""
         if self._memory is not None:
-            raise HookConfigError("sparsifier: is for DDP, whose gradients have names; use None with FSDP")
+            field = next(
+                one
+                for one in ("sparsifier", "compressor", "strategy")
+                if getattr(self._settings, one) is not None
+            )
+            raise HookConfigError(f"{field}: is for DDP, whose gradients have names; use None with FSDP")
         flat = tensor.detach().view(-1)
         # One name for all tensors of a size suffices: only the choice of a form is kept between steps.
         name = f"tensor of {flat.numel()}"
@@ -200,21 +214,27 @@ class SwitchAllreduceState:
             "_settings": self._settings.without_connection(),
             "_memory": self._memory,
             "_steps": self._steps,
+            "_decided": {} if self._decisions is None else self._decisions.saved(),
         }
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
+        decided = kept.pop("_decided")
         vars(self).update(kept)
         self.process_group = None
-        self._start(())
+        self._start((), decided)
         _LOGGER.warning(
             "SwitchAllreduceState restored with all ranks as process_group, and without parameters' names: "
             "set process_group and call name() before the first step if they differed"
         )
 
-    def _start(self, names: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-        """Set up what is neither pickled nor restored."""
+    def _start(self, names: Iterable[tuple[str, torch.nn.Parameter]], decided: Mapping[str, Any]) -> None:
+        """Set up what is neither pickled nor restored. `decided`: what earlier decisions are saved as."""
         self._names = ParameterNames()
         self._passes = PassCounter()
         self._stats = RunningStats(self._settings.log_every)
-        self._sums = BucketSums(self._settings, self._memory, self._stats.add)
+        strategy = self._settings.strategy
+        self._decisions = None if strategy is None else Decisions(strategy)
+        if self._decisions is not None:
+            self._decisions.restore(decided)
+        self._sums = BucketSums(self._settings, self._memory, self._decisions, self._stats.add)
         self.name(names)

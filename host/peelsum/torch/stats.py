@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from peelsum.allreduce import StepResult, TensorResult
@@ -9,6 +10,7 @@ from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
 from peelsum.allreduce.result import non_zeros
 from peelsum.compress import CompressedResult, CompressedTensor, Kind
+from peelsum.flexible import Carrier, DecidedStep, Event, Link, Next
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,23 @@ class TensorStats:
 
     scale_block: int | None
     """Elements in each block that had a scale of its own; None if all had the same, or none was needed."""
+
+
+@dataclass(frozen=True)
+class StrategyStats:
+    """The decisions of a strategy, the same on all ranks, since the state was made or restored."""
+
+    plan: Next | None
+    """Method and ratio of the last step that began; None before the first."""
+
+    links: Mapping[Carrier, Link]
+    """The link of each carrier as estimated; one is missing before its first measurement."""
+
+    history: tuple[DecidedStep, ...]
+    """The last 10,000 steps; each is added when the next one begins."""
+
+    events: tuple[Event, ...]
+    """The last 1,000 events."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +92,9 @@ class HookStats:
 
     tensors: dict[str, TensorStats] = field(default_factory=dict)
     """The last sum of each parameter, by name."""
+
+    strategy: StrategyStats | None = None
+    """The decisions of the strategy, if there is one."""
 
     @property
     def saving(self) -> float:

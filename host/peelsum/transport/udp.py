@@ -87,6 +87,11 @@ class SwitchSummation:
         self._held = held or ExitStack()
 
     @property
+    def config(self) -> JobConfig:
+        """The job."""
+        return self._endpoint.config
+
+    @property
     def lanes(self) -> int:
         """Words per chunk; each part is padded with zeros to whole chunks."""
         return self._endpoint.config.lanes

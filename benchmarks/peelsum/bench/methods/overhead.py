@@ -1,0 +1,114 @@
+"""What a strategy costs beside the compressor that it chooses.
+
+Run `python -m peelsum.bench.methods.overhead`. Two ranks over gloo sum the same buckets by turns with both,
+so that other work on the machine hits them alike.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # not exported, but documented
+
+from peelsum.compress import StarTopK
+from peelsum.flexible import Flexible
+from peelsum.topology import say
+from peelsum.torch import SwitchAllreduceState
+
+_RATIO, _RANKS, _BUCKETS = 0.01, 2, 4
+_TIMEOUT = timedelta(seconds=60)
+#: Seconds of processor time and of time a step, of every round, by `OverheadRow.by`.
+_Found = dict[str, list[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class OverheadRow:
+    """A step of rank 0 by a fixed compressor or by a strategy that chooses it."""
+
+    by: str
+    """`compressor` or `strategy`."""
+    elements: int
+    """Elements of the gradients, in four buckets."""
+    cpu_ms: float
+    """Milliseconds of processor time, of all threads: median over rounds."""
+    wall_ms: float
+    """Milliseconds from first to last sum: median over rounds."""
+
+
+def overhead_rows(elements: int, rounds: int, steps: int) -> list[OverheadRow]:
+    """Measure `rounds` times `steps` steps of each. Raises RuntimeError if a rank fails; it prints why."""
+    context = multiprocessing.get_context("spawn")
+    answers: SimpleQueue[_Found] = context.SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="peelsum-") as folder:
+        arguments = (str(Path(folder) / "store"), answers, elements, rounds, steps)
+        ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(_RANKS)]
+        for one in ranks:
+            one.start()
+        for one in ranks:
+            one.join()
+    if any(one.exitcode for one in ranks):
+        raise RuntimeError("a rank failed; see its output")
+    return [
+        OverheadRow(by, elements, *(round(1e3 * median(column), 3) for column in zip(*measured, strict=True)))
+        for by, measured in answers.get().items()
+    ]
+
+
+def _rank(rank: int, path: str, answers: SimpleQueue[_Found], elements: int, rounds: int, steps: int) -> None:
+    torch.set_num_threads(1)
+    store = FileStore(path, _RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=_RANKS, timeout=_TIMEOUT)
+    strategy = Flexible(ratios=(_RATIO,), methods=("ar_top_k_ring",))
+    states = {
+        "compressor": SwitchAllreduceState(over="gloo", compressor=StarTopK(_RATIO)),
+        "strategy": SwitchAllreduceState(over="gloo", strategy=strategy),
+    }
+    steppers = {by: _stepper(state, elements // _BUCKETS, rank) for by, state in states.items()}
+    found: _Found = {by: [] for by in states}
+    for number in range(rounds + 1):
+        for by, step in steppers.items():
+            cpu, wall = time.process_time(), time.perf_counter()
+            for _ in range(steps):
+                step()
+            if number:  # the first round opens connections and compiles
+                spent = time.process_time() - cpu, time.perf_counter() - wall
+                found[by].append((spent[0] / steps, spent[1] / steps))
+    for state in states.values():
+        state.close()
+    if rank == 0:
+        answers.put(found)
+    dist.destroy_process_group()
+
+
+def _stepper(state: SwitchAllreduceState, elements: int, rank: int) -> Callable[[], None]:
+    """Return a function that sums a step's buckets."""
+    parameters = [torch.nn.Parameter(torch.zeros(elements)) for _ in range(_BUCKETS)]
+    generator = torch.Generator().manual_seed(rank)
+    gradients = [torch.randn(elements, generator=generator) for _ in parameters]
+
+    def step() -> None:
+        sums = [
+            state.submit(gradient.clone(), [parameter])
+            for gradient, parameter in zip(gradients, parameters, strict=True)
+        ]
+        state.end_step()
+        for one in sums:
+            one.wait()
+
+    return step
+
+
+if __name__ == "__main__":
+    for size in (1 << 14, 1 << 20):
+        for row in overhead_rows(size, rounds=9, steps=20):
+            say(**asdict(row))

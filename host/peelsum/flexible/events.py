@@ -1,0 +1,99 @@
+"""What a strategy is told of a step, says of the next one, and what happened, as events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from peelsum.flexible.collectives import Link
+from peelsum.flexible.front import Candidate
+from peelsum.flexible.methods import Carrier, Method
+
+
+@dataclass(frozen=True)
+class Next:
+    """What the next step does."""
+
+    method: Method
+    """The method by which it sums."""
+    ratio: float
+    """Share of the elements that a worker sends; 1 with a dense method."""
+    exploring: bool
+    """Whether the ratio is only explored."""
+    probe_words: Mapping[Carrier, int]
+    """Words of zeros to exchange beside the step over each carrier, to learn its rate; 0 for none."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a step summed, the same on all workers."""
+
+    elements: int
+    """Elements of the gradients."""
+    sums: int
+    """Sums, one after the other, of parts of the gradients."""
+    messages: float
+    """Messages in a row."""
+    words: float
+    """32-bit words that crossed the busiest link in one direction."""
+
+
+@dataclass(frozen=True)
+class ExplorationStarted:
+    """Every ratio is explored from the next step on: the time to take a snapshot."""
+
+    step: int
+    """Steps observed so far."""
+
+
+@dataclass(frozen=True)
+class ExplorationEnded:
+    """Every ratio has been explored: the time to return to the snapshot."""
+
+    step: int
+    """Steps observed so far."""
+    gains: dict[float, float]
+    """Compression gain by ratio."""
+
+
+@dataclass(frozen=True)
+class LinkChanged:
+    """Rate or latency changed."""
+
+    step: int
+    """Steps observed so far."""
+    carrier: Carrier
+    """Whose link it is."""
+    before: Link
+    """The link when a method was last chosen."""
+    now: Link
+    """The link as estimated now."""
+
+
+@dataclass(frozen=True)
+class GainChanged:
+    """The gain of the ratio in use changed."""
+
+    step: int
+    """Steps observed so far."""
+    before: float
+    """The gain when it was explored."""
+    now: float
+    """The gain now."""
+
+
+@dataclass(frozen=True)
+class MethodChosen:
+    """Another method or ratio is in use from the next step on."""
+
+    step: int
+    """Steps observed so far."""
+    chosen: Candidate
+    """The candidate in use."""
+    before: Candidate | None
+    """The one before, at its time on the network now; None the first time."""
+    candidates: tuple[Candidate, ...]
+    """All candidates: the fastest method of each ratio, and of those that send everything."""
+
+
+Event = ExplorationStarted | ExplorationEnded | LinkChanged | GainChanged | MethodChosen

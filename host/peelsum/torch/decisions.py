@@ -1,0 +1,248 @@
+"""The decisions of a strategy during training: what a step measures, agreed by all ranks, and what follows.
+
+Theory of operation. Before the first sum of a step, and in its turn, each rank sends what it measured in the
+step before, and the probes that were asked for. From the agreed measurement every rank's decider derives the
+same method and ratio for the step. Its other sums wait for that decision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from peelsum.allreduce import PlanMismatchError
+from peelsum.allreduce.plan import agreed, agreement_words
+from peelsum.compress import CompressedResult
+from peelsum.flexible import (
+    Carrier,
+    DecidedStep,
+    Decider,
+    Event,
+    Flexible,
+    LinkChanged,
+    Measurement,
+    MethodChosen,
+    Next,
+    Traffic,
+    told,
+)
+from peelsum.summation import Part, Words
+from peelsum.torch.errors import HookConfigError
+from peelsum.torch.routes import Backends, Meter
+from peelsum.torch.stats import StrategyStats
+from peelsum.torch.sum_queue import QueuedSummation
+
+_LOGGER = logging.getLogger("peelsum.torch")
+#: The elements for which the first step is decided; the second knows those of the first.
+_FIRST_ELEMENTS = 1 << 20
+#: Exchanges of a few words before each sum of a method: bounds and agreement, or lengths.
+_HEADERS = 1
+_KEPT_STEPS, _KEPT_EVENTS = 10_000, 1_000
+
+
+class Decisions:
+    """The decisions of one rank, which are those of all. `clock` returns seconds."""
+
+    def __init__(self, settings: Flexible, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._settings, self._clock = settings, clock
+        self.meter = Meter(clock)
+        self._backends: Backends | None = None
+        self._decider: Decider | None = None
+        self._saved: Mapping[str, Any] = {}
+        self._step, self._decided = -1, Future[None]()
+        self._lock = threading.Lock()
+        self._history: deque[DecidedStep] = deque(maxlen=_KEPT_STEPS)
+        self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self._small_s, self._began = 0.0, 0.0
+        self._reset()
+
+    @property
+    def next(self) -> Next:
+        """What the step does whose sums run now."""
+        assert self._decider is not None
+        return self._decider.next
+
+    def connect(self, backends: Backends) -> None:
+        """Decide over these backends from now on. Raises HookConfigError for a single rank."""
+        if backends.first.workers < 2:
+            raise HookConfigError(
+                "strategy: one rank has nothing to send; use None, or start 2 or more ranks"
+            )
+        self._backends = backends
+
+    def before(self, work: Callable[[], None], queued: QueuedSummation, step: int) -> Callable[[], None]:
+        """Return `work`, a sum at `queued`, so that it waits for the step's decision; the first one makes it.
+
+        Call it for one sum after the other, in the order in which they are submitted.
+        """
+        first = step != self._step
+        if first:
+            self._step, self._decided = step, Future()
+        decided = self._decided
+
+        def decide() -> None:
+            try:
+                queued.in_turn(self._decide)
+            except BaseException as error:
+                decided.set_exception(error)
+                raise
+            decided.set_result(None)
+            work()
+
+        def wait() -> None:
+            decided.result()
+            work()
+
+        return decide if first else wait
+
+    def add(self, result: CompressedResult) -> None:
+        """Count a sum of the step."""
+        self._sums += 1
+        self._elements += sum(one.elements for one in result.tensors)
+        self._encode_s += result.encode_s
+        self._offered += result.offered_energy
+        self._sent += result.sent_energy
+
+    def stats(self) -> StrategyStats:
+        """Return the decisions since this was made or restored."""
+        with self._lock:
+            decider = self._decider
+            return StrategyStats(
+                plan=None if decider is None else decider.next,
+                links={} if decider is None else decider.links,
+                history=tuple(self._history),
+                events=tuple(self._events),
+            )
+
+    def saved(self) -> dict[str, Any]:
+        """Return what later decisions depend on, as plain values; {} before the first."""
+        if self._decider is None:
+            return dict(self._saved)
+        return {"of": self._identity(self._decider), **self._decider.saved()}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Continue from values that `saved` returned, if settings and number of ranks are the same."""
+        check_saved(values)
+        self._saved, self._decider, self._step = dict(values), None, -1
+
+    def _decide(self) -> None:
+        """Decide what the step does, at the turn of its first sum."""
+        if self._decider is None:
+            decider = self._opened()
+            with self._lock:
+                self._decider = decider
+        else:
+            self._observe(self._decider)
+        self._reset()
+        self._began = self._clock()
+
+    def _reset(self) -> None:
+        self.meter.reset()
+        self._sums = self._elements = 0
+        self._encode_s = self._offered = self._sent = 0.0
+
+    def _opened(self) -> Decider:
+        """Return a decider, restored if that is possible, once all ranks agree on it."""
+        assert self._backends is not None
+        carriers, first = tuple(self._backends.by_carrier), self._backends.first
+        decider = Decider(
+            self._settings,
+            _FIRST_ELEMENTS,
+            first.workers,
+            path=self._backends.path,
+            carriers=carriers,
+            headers=_HEADERS,
+        )
+        if self._saved and self._saved["of"] == self._identity(decider):
+            try:
+                decider.restore(self._saved)
+            except (KeyError, TypeError, ValueError) as error:
+                raise HookConfigError(
+                    f"strategy: is not that of a saved state ({type(error).__name__}: {error}); "
+                    "give what state_dict returned"
+                ) from error
+        elif self._saved:
+            _LOGGER.info("strategy: saved with other settings or ranks; ratios are explored again")
+        first.sum_words([self._agreement(repr((self._identity(decider), decider.saved())), first.worker_id)])
+        return decider
+
+    def _identity(self, decider: Decider) -> str:
+        """Return what must be the same for a decider to go on from another's values."""
+        assert self._backends is not None
+        return repr((self._settings, decider.carriers, self._backends.first.workers))
+
+    def _agreement(self, text: str, worker_id: int) -> Part:
+        def check(words: Words) -> None:
+            if not agreed(words):
+                raise PlanMismatchError(
+                    f"strategy: not the same on every worker; worker {worker_id} has {self._settings!r}; "
+                    "pass the same settings, and restore the same step, on every worker"
+                )
+
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+        return Part(agreement_words(digest), "or", check)
+
+    def _observe(self, decider: Decider) -> None:
+        """Exchange what was measured in the step before, and let the decider take what all agree on."""
+        assert self._backends is not None
+        done, last = decider.next, decider.carriers[-1]
+        gone_s = self._clock() - self._began
+        times = {f"{last}_small_s": self._small_s}
+        for carrier in decider.carriers:
+            if done.probe_words[carrier]:
+                zeros = np.zeros(done.probe_words[carrier], np.uint32)
+                times[f"{carrier}_probe_s"], _ = self._timed(carrier, Part(zeros, "add"))
+            if carrier != last:
+                few = Measurement().words()
+                times[f"{carrier}_small_s"], _ = self._timed(carrier, Part(few, "or"))
+        measured = Measurement(
+            **times,
+            exchange_s=self.meter.seconds,
+            compress_s=self._encode_s,
+            compute_s=max(gone_s - self.meter.seconds - self._encode_s, 0.0),
+            gain=self._gain(),
+        )
+        self._small_s, words = self._timed(last, Part(measured.words(), "or"))
+        traffic = Traffic(self._elements, self._sums, self.meter.messages, self.meter.words)
+        self._take(decider, Measurement.agreed(words), traffic)
+
+    def _take(self, decider: Decider, measured: Measurement, traffic: Traffic) -> None:
+        done = decider.next
+        with self._lock:
+            events = decider.observe(measured, traffic)
+            self._events.extend(events)
+            links, step = decider.links, decider.observed
+            self._history.append(
+                DecidedStep(step, done.method, done.ratio, done.exploring, measured.exchange_s, links)
+            )
+        changed = any(isinstance(one, MethodChosen) for one in events)
+        for one in events:
+            # A link that changes nothing is of interest to few.
+            quiet = isinstance(one, LinkChanged) and not changed
+            _LOGGER.log(logging.DEBUG if quiet else logging.INFO, "step %d: %s", one.step, told(one))
+
+    def _gain(self) -> float:
+        """Return the compression gain of the step; 1 if there was nothing to send."""
+        gain = self._sent / self._offered if self._offered else 1.0
+        return gain if 0 <= gain <= 1 else 1.0
+
+    def _timed(self, carrier: Carrier, part: Part) -> tuple[float, Words]:
+        """Return the seconds of an exchange, and its result."""
+        assert self._backends is not None
+        started = self._clock()
+        (words,) = self._backends.by_carrier[carrier].sum_words([part])
+        return self._clock() - started, words
+
+
+def check_saved(values: object) -> None:
+    """Raise HookConfigError for values that `Decisions.saved` did not return."""
+    if not isinstance(values, Mapping) or (values and not values.keys() >= {"of", "known", "estimates"}):
+        raise HookConfigError("strategy: is not that of a saved state; give what state_dict returned")

@@ -1,0 +1,18 @@
+"""The cost of a strategy beside a fixed compressor, on a small gradient."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from peelsum.bench.methods.overhead import overhead_rows
+
+
+def test_rows_of_both():
+    rows = overhead_rows(4096, rounds=1, steps=3)
+    assert [row.by for row in rows] == ["compressor", "strategy"]
+    for row in rows:
+        assert row.elements == 4096
+        assert row.cpu_ms > 0
+        assert row.wall_ms > 0

@@ -1,0 +1,77 @@
+"""Events in words, and a drawing of decided steps."""
+
+from __future__ import annotations
+
+import pytest
+from simulated_network import World
+
+from peelsum.flexible import (
+    Candidate,
+    DecidedStep,
+    ExplorationEnded,
+    ExplorationStarted,
+    Flexible,
+    GainChanged,
+    Link,
+    LinkChanged,
+    MethodChosen,
+    draw,
+    told,
+)
+
+FAST, SLOW = Link(1e-4, 10.0), Link(1e-3, 1.0)
+RING, DENSE = Candidate("ar_top_k_ring", 0.01, 0.012, 0.31), Candidate("dense_switch", 1.0, 0.05, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (ExplorationStarted(7), "every ratio is explored again"),
+        (
+            ExplorationEnded(7, {0.1: 0.5, 0.01: 0.25}),
+            "every ratio has been explored; gains: 0.5 at 0.1, 0.25 at 0.01",
+        ),
+        (
+            LinkChanged(7, "switch", FAST, SLOW),
+            "the switch's link changed from 0.1 ms, 10 Gbit/s to 1 ms, 1 Gbit/s",
+        ),
+        (GainChanged(7, 0.4, 0.2), "the gain of the ratio in use changed from 0.4 to 0.2"),
+        (
+            MethodChosen(7, RING, None, (RING, DENSE)),
+            "use ar_top_k_ring at 0.01, 12 ms a step predicted, gain 0.31",
+        ),
+        (
+            MethodChosen(7, RING, DENSE, (RING, DENSE)),
+            "use ar_top_k_ring at 0.01, 12 ms a step predicted, gain 0.31; "
+            "before: dense_switch at 1, 50 ms a step predicted, gain 1",
+        ),
+    ],
+)
+def test_an_event_in_one_line(event, line):
+    assert told(event) == line
+
+
+def test_what_is_drawn():
+    figures = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
+    world = World(lambda step: SLOW if step >= 30 else FAST)
+    world.run(Flexible(), 50)
+    history = [
+        DecidedStep(step + 1, method, ratio, exploring, 1e-3, {"group": SLOW if step >= 30 else FAST})
+        for step, (method, ratio, exploring) in enumerate(world.used)
+    ]
+    figure = figures.Figure()
+    draw(figure, history)
+    method, ratio, exchange, rate, latency = figure.axes
+    used = {name for name, _, _ in world.used}
+    assert {label.get_text() for label in method.get_yticklabels()} == used
+    assert list(ratio.lines[0].get_ydata()) == [one.ratio for one in history]
+    assert set(exchange.lines[0].get_ydata()) == {1.0}
+    assert {line.get_label() for line in rate.lines} == {"group", "switch"}
+    assert list(rate.lines[0].get_ydata()) == [10.0] * 30 + [1.0] * 20
+    assert latency.lines[0].get_ydata()[-1] == pytest.approx(1.0)
+    assert len(latency.patches) == sum(one.exploring for one in history)
+
+
+def test_nothing_is_not_drawn():
+    with pytest.raises(ValueError, match="history: is empty; train some steps first"):
+        draw(None, [])

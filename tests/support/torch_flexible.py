@@ -1,0 +1,324 @@
+"""Ranks that train with a strategy: by a script of methods, or over links that a schedule slows down."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch_compressed as compressed
+from compressors import Books
+from torch_training import model, parameters, step_loss
+
+from peelsum.flexible import DENSE, Decider, Flexible, Link
+from peelsum.summation import Part, Words
+from peelsum.torch import ProcessGroupSummation, SwitchAllreduceState, TopK, hook
+from peelsum.torch.backends import connect
+from peelsum.torch.routes import reduced, switch_words
+
+#: What each step of a script does: a method and a ratio.
+Script = Sequence[tuple[str, float]]
+
+
+@contextmanager
+def scripted(script: Script | None) -> Iterator[None]:
+    """Have every decider of this process follow a script, again and again, whatever it measures."""
+
+    class Scripted(Decider):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self._follow()
+
+        def observe(self, *arguments: Any) -> Any:
+            events = super().observe(*arguments)
+            self._follow()
+            return events
+
+        def restore(self, values: Any) -> None:
+            super().restore(values)
+            self._follow()
+
+        def _follow(self) -> None:
+            assert script
+            method, ratio = script[self.observed % len(script)]
+            self.next = replace(self.next, method=method, ratio=1.0 if method in DENSE else ratio)
+
+    with patch("peelsum.torch.decisions.Decider", Scripted if script else Decider):
+        yield
+
+
+def hooked(over: Any, **settings: Any) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
+    """A small model in several buckets, with a strategy."""
+    ddp = model()
+    names = list(ddp.module.named_parameters())
+    state = SwitchAllreduceState(over=over, names=names, **{"strategy": Flexible(), **settings})
+    ddp.register_comm_hook(state, hook)
+    return ddp, state, torch.optim.SGD(ddp.parameters(), lr=0.1)
+
+
+def audited(rank: int, over: str, script: Script | None, steps: int, restart_at: int) -> dict[str, Any]:
+    """Train, with books closed after every step; at `restart_at` go on from a checkpoint.
+
+    After every step, averages are compared with those of what all ranks sent. The buckets are rebuilt after
+    the first step.
+    """
+    watched = patch("peelsum.torch.settings.CompressedSum", compressed.Watched)
+    used = []
+    with patch("peelsum.torch.settings.Memory", Books), watched, scripted(script):
+        ddp, state, optimizer = hooked(over)
+        for step in range(steps):
+            if step == restart_at:
+                ddp, state, optimizer = restored(ddp, state, over)
+            optimizer.zero_grad()
+            step_loss(ddp, rank, step).backward()
+            plan = state.stats().strategy.plan
+            used.append((plan.method, plan.ratio))
+            compressed._check(ddp, state, balance=step < restart_at)
+            optimizer.step()
+        outcome = {"parameters": parameters(ddp), "used": used, "stats": state.stats()}
+        state.close()
+    return outcome
+
+
+def restored(ddp: Any, state: SwitchAllreduceState, over: str) -> tuple[Any, Any, Any]:
+    """Return another model and state from saved values."""
+    file = io.BytesIO()
+    torch.save({"weights": ddp.state_dict(), "state": state.state_dict()}, file)
+    state.close()
+    values = torch.load(io.BytesIO(file.getvalue()))
+    ddp, state, optimizer = hooked(over)
+    ddp.load_state_dict(values["weights"])
+    state.load_state_dict(values["state"])
+    return ddp, state, optimizer
+
+
+def trained(rank: int, over: Any, script: Script | None, steps: int, **settings: Any) -> dict[str, Any]:
+    """Parameters, decisions and log lines of a training."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("peelsum.torch")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    with scripted(script):
+        ddp, state, optimizer = hooked(over, **settings)
+        for step in range(steps):
+            optimizer.zero_grad()
+            step_loss(ddp, rank, step).backward()
+            optimizer.step()
+        outcome = {"parameters": parameters(ddp), "stats": state.stats(), "log": lines}
+        state.close()
+    return outcome
+
+
+def deciding(rank: int, over: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """`trained` for 30 steps, by what is measured."""
+    return trained(rank, over, None, 30, **settings)
+
+
+def same_methods(rank: int, over: str, methods: Sequence[str], steps: int) -> list[np.ndarray]:
+    """Parameters after `steps` by each method alone, over one connection."""
+    backend = connect(over, None, None)
+    found = [trained(rank, backend, [(method, 0.1)], steps)["parameters"] for method in methods]
+    backend.close()
+    return found
+
+
+class Links:
+    """Links whose latency and rate depend on the training's step; an exchange over them sleeps."""
+
+    def __init__(self, group: Callable[[int], Link], switch: Callable[[int], Link] | None = None) -> None:
+        self._by = {"group": group, "switch": switch}
+        self.step = 0
+
+    def sleep(self, carrier: str, messages: float, words: float) -> None:
+        """Take as long as an exchange over the link of `carrier` in this step."""
+        of = self._by[carrier]
+        assert of is not None
+        link = of(self.step)
+        time.sleep(messages * link.latency_s + 32 * words / (link.gbps * 1e9))
+
+    @contextmanager
+    def slowing(self) -> Iterator[None]:
+        """Slow down every process group of this process."""
+        links = self
+
+        class Slowed(ProcessGroupSummation):
+            def sum_words(self, parts: Sequence[Part], *, tree: bool = False) -> list[Words]:
+                for part in parts:
+                    links.sleep("group", *reduced(self.workers, part.words.size, tree=tree))
+                return super().sum_words(parts, tree=tree)
+
+        with patch("peelsum.torch.backends.ProcessGroupSummation", Slowed):
+            yield
+
+
+class SlowSwitch:
+    """A backend that is no process group, over one: it stands for a switch whose links are `links`."""
+
+    def __init__(self, links: Links) -> None:
+        self._inner, self._links = ProcessGroupSummation("gloo"), links
+        self.lanes, self.workers, self.worker_id = 256, self._inner.workers, self._inner.worker_id
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        self._links.sleep("switch", 2, switch_words(self.lanes, parts))
+        return self._inner.sum_words(parts)
+
+
+def over_changing_links(rank: int, changes: Sequence[int], strategy: Flexible) -> dict[str, Any]:
+    """Train over a switch whose links are ten times as slow between the two `changes`."""
+    torch.set_num_threads(1)
+    fast, slow, steady = Link(1e-4, 0.2), Link(1e-4, 0.02), Link(1e-4, 0.06)
+    links = Links(lambda step: steady, lambda step: slow if changes[0] <= step < changes[1] else fast)
+    with links.slowing():
+        layer = torch.nn.Linear(256, 256)
+        ddp = torch.nn.parallel.DistributedDataParallel(layer)
+        state = SwitchAllreduceState(over=SlowSwitch(links), strategy=strategy)
+        ddp.register_comm_hook(state, hook)
+        generator = torch.Generator().manual_seed(rank)
+        for step in range(changes[1] + 20):
+            links.step = step
+            ddp.zero_grad()
+            ddp(torch.randn(4, 256, generator=generator)).pow(2).sum().backward()
+        strategy_stats = state.stats().strategy
+        state.close()
+    return {"strategy": strategy_stats}
+
+
+def timed_over_switch(rank: int, seconds: float, strategy: Flexible) -> dict[str, Any]:
+    """Train over a star for some seconds; return when each step began, and what was decided.
+
+    The process group, which does not go through the star, is slowed down to 60 Mbit/s and 5 ms.
+    """
+    torch.set_num_threads(1)
+    links = Links(lambda step: Link(5e-3, 0.06))
+    began: list[float] = []
+    with links.slowing():
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(256, 256)
+        ddp = torch.nn.parallel.DistributedDataParallel(layer)
+        state = SwitchAllreduceState(over="switch", strategy=strategy)
+        ddp.register_comm_hook(state, hook)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
+        generator = torch.Generator().manual_seed(rank)
+        going = torch.ones(1)
+        while going.item():
+            began.append(time.monotonic())
+            optimizer.zero_grad()
+            ddp(torch.randn(4, 256, generator=generator)).pow(2).sum().backward()
+            optimizer.step()
+            going.fill_(time.monotonic() < began[0] + seconds)
+            torch.distributed.broadcast(going, 0)
+        outcome = {"began": began, "strategy": state.stats().strategy, "parameters": parameters(ddp)}
+        state.close()
+    return outcome
+
+
+def not_finite(rank: int, script: Script) -> list[tuple[list[bool], bool]]:
+    """Of as many steps as the script has, rank 1's first gradient of each second one is infinite.
+
+    Returns which averages are finite, and whether the books of the step close.
+    """
+    outcome = []
+    with patch("peelsum.torch.settings.Memory", Books), scripted(script):
+        ddp, state, _ = hooked("gloo")
+        for step in range(len(script)):
+            ddp.zero_grad()
+            loss = step_loss(ddp, rank, step)
+            before = {name: one.numbers.copy() for name, one in state._memory.residuals.items()}
+            bad = step % 2 == 1
+            (loss * float("inf") if bad and rank == 1 else loss).backward()
+            after = {name: one.numbers for name, one in state._memory.residuals.items()}
+            kept = all(np.array_equal(before[name], after[name]) for name in before) if bad else True
+            outcome.append(([bool(one.grad.isfinite().all()) for one in ddp.parameters()], kept))
+        state.close()
+    return outcome
+
+
+def continued(rank: int, pickled: bool) -> dict[str, Any]:
+    """Decisions before and after a restore, by `state_dict` or a pickle, and after one of other settings."""
+    settings = {"strategy": Flexible(ratios=(0.1,), explore_steps=2)}
+    ddp, state, _ = hooked("gloo", **settings)
+    for step in range(5):
+        step_loss(ddp, rank, step).backward()
+    before = state.stats().strategy
+    saved, copy = state.state_dict(), pickle.dumps(state)
+    state.close()
+    plans = []
+    for strategy in (settings["strategy"], Flexible(ratios=(0.2,))):
+        ddp = model()
+        if pickled and not plans:
+            state = pickle.loads(copy)
+            state.name(ddp.module.named_parameters())
+        else:
+            state = SwitchAllreduceState(over="gloo", names=ddp.module.named_parameters(), strategy=strategy)
+            state.load_state_dict(saved)
+        ddp.register_comm_hook(state, hook)
+        step_loss(ddp, rank, 5).backward()
+        plans.append((state.stats().strategy.plan, state.stats().strategy.links))
+        state.close()
+    return {"before": before, "same": plans[0], "other": plans[1], "saved": saved["strategy"]}
+
+
+def to_and_from_a_compressor(rank: int) -> list[dict[str, np.ndarray]]:
+    """Residuals of a strategy's checkpoint, in a compressor's state, and in a strategy's again."""
+    ddp, state, _ = hooked("gloo")
+    step_loss(ddp, rank, 0).backward()
+    saved = [state.state_dict()]
+    state.close()
+    for settings in ({"strategy": None, "compressor": TopK(0.1)}, {}):
+        ddp, state, _ = hooked("gloo", **settings)
+        state.load_state_dict(saved[-1])
+        saved.append(state.state_dict())
+        step_loss(ddp, rank, 1).backward()
+        state.close()
+    return [{name: one["numbers"].numpy() for name, one in each["residuals"].items()} for each in saved]
+
+
+def mismatched(rank: int, settings: Sequence[dict[str, Any]]) -> str:
+    """The error of ranks that differ in their settings."""
+    try:
+        ddp, _, _ = hooked("gloo", timeout_s=20.0, **settings[rank])
+        step_loss(ddp, rank, 0).backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def two_modules(rank: int, script: Script) -> np.ndarray:
+    """Parameters of two modules that one backward pass goes through."""
+    with scripted(script):
+        pair = [model(), model()]
+        state = SwitchAllreduceState(over="gloo", strategy=Flexible())
+        for ddp in pair:
+            ddp.register_comm_hook(state, hook)
+        optimizer = torch.optim.SGD([one for ddp in pair for one in ddp.parameters()], lr=0.1)
+        for step in range(8):
+            optimizer.zero_grad()
+            (step_loss(pair[0], rank, step) + step_loss(pair[1], rank, step + 100)).backward()
+            optimizer.step()
+        assert len(state.stats().strategy.history) == 7
+        state.close()
+    return np.concatenate([parameters(ddp) for ddp in pair])
+
+
+def loses_a_rank(rank: int) -> str:
+    """The error of rank 0 when rank 1 has ended between two steps."""
+    ddp, state, _ = hooked("gloo", timeout_s=20.0)
+    for step in range(4):
+        if (rank, step) == (1, 3):
+            return ""
+        try:
+            step_loss(ddp, rank, step).backward()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    state.close()
+    return "nothing"

@@ -1,0 +1,210 @@
+"""A strategy in the hook: exact sums by every method in turn, shared decisions, links that change."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+import torch_flexible as flexible
+from torch_alone import Sums, group_of_one, hooked, in_time, layers
+from torch_ranks import run_ranks
+
+from peelsum.flexible import METHODS, ExplorationEnded, Flexible, LinkChanged, MethodChosen, carrier_of
+from peelsum.topology import Star
+from peelsum.torch import HookConfigError, SwitchAllreduceState
+
+#: Every method after every other carrier, at two ratios.
+BY_SWITCH = [(method, ratio) for ratio in (0.1, 0.02) for method in METHODS]
+BY_GROUP = [one for one in BY_SWITCH if carrier_of(one[0]) == "group"]
+
+
+def seats_of(star):
+    return [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
+
+
+def all_equal(ranks):
+    for one in ranks:
+        np.testing.assert_array_equal(one["parameters"], ranks[0]["parameters"])
+        assert np.isfinite(one["parameters"]).all()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_books_close_over_every_method_and_a_checkpoint(world):
+    """Residuals go from method to method, rebuilt buckets and a restored state; nothing is lost."""
+    ranks = run_ranks(world, flexible.audited, "gloo", BY_GROUP, 12, 7)
+    all_equal(ranks)
+    assert {method for method, _ in ranks[0]["used"]} == {method for method, _ in BY_GROUP}
+    through = run_ranks(world, flexible.audited, "gloo", BY_GROUP, 12, 99)
+    wanted = [(method, 1.0 if method.startswith("dense") else ratio) for method, ratio in BY_GROUP]
+    assert through[0]["used"] == (wanted * 2)[:12]
+    all_equal(through)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_books_close_from_switch_to_group_and_back(loss):
+    with Star(2, loss=loss, seed=5) as star:
+        ranks = run_ranks(
+            2, flexible.audited, "switch", BY_SWITCH, len(BY_SWITCH), 99, environments=seats_of(star)
+        )
+    all_equal(ranks)
+    assert len({method for method, _ in ranks[0]["used"]}) == len(METHODS)
+    assert star.report.server["chunks_in_switch"] > 0
+
+
+def test_a_method_gives_the_same_bits_by_ring_tree_and_switch():
+    for kind in ("dense", "ar_top_k"):
+        methods = [f"{kind}_{by}" for by in ("ring", "tree", "switch")]
+        with Star(2) as star:
+            ranks = run_ranks(2, flexible.same_methods, "switch", methods, 4, environments=seats_of(star))
+        for by_method in ranks:
+            for parameters in by_method:
+                np.testing.assert_array_equal(parameters, ranks[0][0])
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_ranks_decide_alike_over_links_that_lose_packets(loss):
+    settings = {"strategy": Flexible(ratios=(0.1, 0.01), explore_steps=2, explore_after=10)}
+    with Star(2, loss=loss, seed=6) as star:
+        ranks = run_ranks(2, flexible.deciding, "switch", settings, environments=seats_of(star))
+    all_equal(ranks)
+    first, second = (one["stats"].strategy for one in ranks)
+    assert first == second
+    assert len(first.history) == 29
+    assert first.links.keys() == {"group", "switch"}
+    assert any(isinstance(one, ExplorationEnded) for one in first.events)
+
+
+def test_decisions_are_logged_in_one_line_each_and_in_the_statistics():
+    settings = {"strategy": Flexible(ratios=(0.1, 0.01), explore_steps=2)}
+    (one, _) = run_ranks(2, flexible.deciding, "gloo", settings)
+    stats = one["stats"].strategy
+    assert [step.step for step in stats.history] == list(range(1, 30))
+    assert [step.ratio for step in stats.history[:4]] == [0.1, 0.1, 0.01, 0.01]
+    assert [step.exploring for step in stats.history] == [True] * 4 + [False] * 25
+    assert all(step.exchange_s > 0 for step in stats.history)
+    assert stats.plan.probe_words.keys() == stats.links.keys() == {"group"}
+    assert one["log"][0].startswith("step 4: every ratio has been explored; gains: ")
+    chosen = [event for event in stats.events if isinstance(event, MethodChosen)]
+    told = [line for line in one["log"] if ": use " in line]
+    assert len(told) == len(chosen)
+    assert told[0].startswith(f"step 4: use {chosen[0].chosen.method} at ")
+    assert not any("\n" in line for line in one["log"])
+
+
+def switched_within(stats, begin, ten, carrier):
+    """The step, counted from `begin`, from which on sums go by `carrier`; at most `ten`."""
+    at = next(n for n, one in enumerate(stats.history[begin:]) if carrier_of(one.method) == carrier)
+    assert at <= ten, [one.method for one in stats.history[begin : begin + at]]
+    return begin + at
+
+
+def test_a_rate_that_falls_tenfold_changes_the_carrier_within_ten_steps_and_back():
+    strategy = Flexible(ratios=(0.5,), methods=METHODS, prefer=0.0, explore_steps=2)
+    fall, rise = 12, 36
+    first, second = (
+        one["strategy"] for one in run_ranks(2, flexible.over_changing_links, (fall, rise), strategy)
+    )
+    assert first == second
+    by = [carrier_of(one.method) for one in first.history]
+    assert by[fall - 1] == "switch"
+    left = switched_within(first, fall, 10, "group")
+    assert set(by[left:rise]) == {"group"}
+    back = switched_within(first, rise, 10, "switch")
+    assert set(by[back:]) == {"switch"}
+    assert any(isinstance(one, LinkChanged) and one.carrier == "switch" for one in first.events)
+
+
+@pytest.mark.system
+def test_a_switch_with_a_schedule_of_links_is_left_within_ten_steps_and_used_again(tmp_path):
+    schedule = tmp_path / "links.csv"
+    fall_s, rise_s, end_s = 6.0, 12.0, 18.0
+    schedule.write_text(f"at_s,mbit,delay_ms\n0,400,0\n{fall_s},40,20\n{rise_s},400,0\n")
+    methods = ("dense_ring", "ar_top_k_ring", "dense_switch", "ar_top_k_switch")
+    strategy = Flexible(ratios=(0.05,), methods=methods, prefer=0.0, explore_steps=2)
+    with Star(2, schedule=schedule) as star:
+        ranks = run_ranks(2, flexible.timed_over_switch, end_s, strategy, environments=seats_of(star))
+    all_equal(ranks)
+    stats, began = ranks[0]["strategy"], ranks[0]["began"]
+    assert stats == ranks[1]["strategy"]
+    # The schedule begins with the first packet, which is one of the first step.
+    fall = next(n for n, at in enumerate(began) if at > began[1] + fall_s)
+    rise = next(n for n, at in enumerate(began) if at > began[1] + rise_s)
+    before = [carrier_of(one.method) for one in stats.history[6:fall]]
+    assert before.count("switch") > len(before) / 2
+    left = switched_within(stats, fall, 10, "group")
+    assert {carrier_of(one.method) for one in stats.history[left : rise - 1]} == {"group"}
+    assert stats.history[left + 10].links["switch"].latency_s > 0.015
+    switched_within(stats, rise, 10, "switch")
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_restored_state_goes_on_deciding(pickled):
+    """With other settings, it explores again."""
+    for one in run_ranks(2, flexible.continued, pickled):
+        plan, links = one["same"]
+        assert not plan.exploring
+        assert (plan.method, plan.ratio) == (one["before"].plan.method, one["before"].plan.ratio)
+        assert links == one["before"].links
+        assert one["other"][0].exploring
+        assert one["other"][0].ratio == 0.2
+        assert one["saved"]["known"]["observed"] == 4
+
+
+def test_residuals_go_from_a_strategy_to_a_compressor_and_back():
+    for first, by_compressor, again in run_ranks(2, flexible.to_and_from_a_compressor):
+        assert any(one.any() for one in first.values())
+        for name, one in first.items():
+            np.testing.assert_array_equal(by_compressor[name], one)
+            assert again[name].shape == one.shape
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [{}, {"strategy": Flexible(ratios=(0.5,))}],
+        [{}, {"strategy": None}],
+        [{"strategy": None}, {}],
+    ],
+    ids=["other ratios", "without", "with"],
+)
+def test_ranks_with_other_settings_learn_of_it_at_once(settings):
+    started = time.monotonic()
+    for told in run_ranks(2, flexible.mismatched, settings):
+        assert told.startswith("PlanMismatchError: ")
+        assert len(told.splitlines()) == 1
+    assert time.monotonic() - started < 15
+
+
+def test_an_infinite_gradient_is_skipped_by_every_method():
+    script = [one for method in BY_GROUP for one in (method, method)]
+    for outcome in run_ranks(2, flexible.not_finite, script):
+        for number, (finite, kept) in enumerate(outcome):
+            assert all(finite) if number % 2 == 0 else not any(finite)
+            assert kept
+
+
+def test_two_modules_in_one_pass_are_one_step():
+    script = [("ar_top_k_ring", 0.1), ("dense_tree", 1.0), ("top_k_all_gather", 0.1)]
+    first, second = run_ranks(2, flexible.two_modules, script)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_lost_rank_is_named():
+    told, _ = run_ranks(2, flexible.loses_a_rank)
+    assert told.startswith(
+        "SummationStalledError: gloo: the sum over 2 workers failed: worker 1 did not answer"
+    )
+
+
+def test_one_rank_has_nothing_to_send():
+    with group_of_one():
+        ddp = hooked(SwitchAllreduceState(over=Sums(), strategy=Flexible()), layers())
+        with pytest.raises(HookConfigError, match="strategy: one rank has nothing to send; use None"):
+            in_time(lambda: ddp(torch.ones(2, 6)).sum().backward())
