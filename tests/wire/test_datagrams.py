@@ -191,6 +191,19 @@ def test_a_full_buffer_stops_the_send_and_says_how_far_it_came() -> None:
         assert np.array_equal(burst.packets, sent[:1])
 
 
+def test_a_full_buffer_is_no_refusal_of_segments() -> None:
+    full = FullSocket(socket.AF_INET, socket.SOCK_DGRAM)
+    sent = batch_of(400, 100)
+    with BatchSocket.bind(("127.0.0.1", 0), 100) as into, BatchSocket(full, 100) as out:
+        if not out.offload:
+            pytest.skip("this kernel has no UDP_SEGMENT")
+        out.connect(into.address)
+        segments = out.segments
+        assert out.send(sent) == segments
+        assert (out.offload, out.segments) == (True, segments)
+        assert np.array_equal(np.concatenate([burst.packets for burst in drain(into)]), sent[:segments])
+
+
 def test_an_overrun_receiver_is_counted() -> None:
     with BatchSocket.bind(("127.0.0.1", 0), 1000) as out:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
