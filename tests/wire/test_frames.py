@@ -8,8 +8,8 @@ from peelsum.wire.frames import FRAME_HEADER_BYTES, FrameAddress, encapsulation
 scapy = pytest.importorskip("scapy.all", reason="Scapy is not installed")
 
 WORKER = FrameAddress(bytes.fromhex("020000000001"), bytes([10, 0, 0, 1]))
-#: Its address makes the checksum's carry carry again.
-SERVER = FrameAddress(bytes.fromhex("02000000fffe"), bytes([255, 255, 255, 254]))
+#: With 144 bytes, adding the carry to the checksum's sum carries once more.
+SERVER = FrameAddress(bytes.fromhex("02000000fffe"), bytes([255, 254, 48, 67]))
 
 
 @pytest.mark.parametrize("packet_bytes", [16, 144, 1040, 65507 - 28])
