@@ -107,10 +107,10 @@ def by_port(pairs):
 
 
 def for_bmv2(value, inside=False):
-    """Return a program's JSON with parameters named as BMv2 reads them, also in an action's casts.
+    """Return a program's JSON with an action's parameters named as BMv2 reads them.
 
-    p4c calls a parameter "local" in every expression except directly under a cast, where it writes
-    "runtime_data" as outside of expressions. BMv2 refuses that, and forwards nothing.
+    Within an expression BMv2 knows them as "local" only. p4c writes "runtime_data" there too where a
+    parameter is cast, and BMv2 does not load such a program.
     """
     if isinstance(value, list):
         return [for_bmv2(one, inside) for one in value]
