@@ -4,6 +4,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,6 +215,17 @@ def test_an_overrun_receiver_is_counted() -> None:
             arrived = sum(len(burst.packets) for burst in drain(into))
             assert arrived < 100
             assert into.overruns > 0
+
+
+def test_a_buffer_may_exceed_the_systems_limit_where_permitted() -> None:
+    wanted = 4 * int(Path("/proc/sys/net/core/rmem_max").read_text())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, 33, wanted)  # SO_RCVBUFFORCE
+        except (PermissionError, OverflowError):
+            pytest.skip("no permission, or no limit")
+    with BatchSocket.bind(("127.0.0.1", 0), 100, buffer_bytes=wanted) as sock:
+        assert sock._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= wanted
 
 
 @pytest.mark.parametrize("offload", [None, False])
