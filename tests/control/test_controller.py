@@ -6,7 +6,15 @@ import pytest
 from device_state import forward, forwarding, rows, tables
 from p4runtime_client import Client
 
-from peelsum.control import ControlError, Controller, DescriptionError, JobDescription, SwitchError
+from peelsum.control import (
+    ControlError,
+    Controller,
+    DescriptionError,
+    JobDescription,
+    NotPrimaryError,
+    SwitchError,
+    session,
+)
 from peelsum.control.entries import FLOOD_GROUP
 from peelsum.control.sections import SwitchSection
 from peelsum.softswitch.p4runtime import serve
@@ -407,3 +415,25 @@ def test_a_switch_that_dies_is_named(server, controller):
     server.stop()
     with pytest.raises(SwitchError, match=server.address):
         controller.verdicts()
+
+
+def test_a_losing_bid_is_made_once_and_its_stream_ends(controller, server, monkeypatch):
+    """Without patience there is no second bid; a stream left open would stay with the switch as a backup."""
+    opened, closed = [], []
+
+    class Watched(session.Stream):
+        def __init__(self, *args):
+            super().__init__(*args)
+            opened.append(self)
+
+        def close(self):
+            closed.append(self)
+            super().close()
+
+    with Controller.connect(server.address, election_id=2):
+        monkeypatch.setattr(session, "Stream", Watched)
+        with pytest.raises(NotPrimaryError):
+            controller.become_primary()
+        assert closed == opened
+        assert len(opened) == 1
+        assert not controller.is_primary

@@ -30,7 +30,8 @@ from mutants import Mutant, chosen, mutants
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("switch", "host", "control_plane", "topology", "training", "benchmarks", "cli")
-PASSED, FAILED, INTERRUPTED = 0, 1, 2
+#: What pytest ends with. A change that keeps conftest.py from loading is noticed too: 4, a usage error.
+PASSED, INTERNAL_ERROR, NO_TESTS = 0, 3, 5
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class Run:
     def _tried(self, name: str, area: Area, mutant: Mutant, fingerprint: str, limit_s: float) -> Result:
         started = time.monotonic()
         status, said = self._on_a_bench(area, mutant, limit_s)
-        if status is not None and status > INTERRUPTED:
+        if status in (INTERNAL_ERROR, NO_TESTS):
             raise SystemExit(f"{_place(mutant)}: pytest ended with {status}\n{said}")
         fate = {None: "timed out", PASSED: "survived"}.get(status, "killed")
         key, seconds = _key(mutant, fingerprint), round(time.monotonic() - started, 1)

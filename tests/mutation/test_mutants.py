@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import run as harness
 from mutants import chosen, mutants
 from patience import PATIENCE_S
 
@@ -71,6 +72,20 @@ def test_the_choice_is_even_and_the_same_for_the_same_seed(file: Path) -> None:
     assert chosen(found, 8, "0") == chosen(found, 8, "0") != chosen(found, 8, "1")
     assert len({mutant.kind for mutant in chosen(found, 8, "0")}) == 8
     assert sorted(map(found.index, chosen(found, 99, "0"))) == list(range(len(found)))
+
+
+@pytest.mark.parametrize(
+    ("status", "fate"), [(0, "survived"), (1, "killed"), (2, "killed"), (4, "killed"), (None, "timed out")]
+)
+def test_a_change_is_noticed_also_where_nothing_can_be_imported(
+    status: int | None, fate: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pytest ends with 2 or 4 then: a test file, or conftest.py, that cannot be loaded."""
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    monkeypatch.setattr(harness.Bench, "run", lambda bench, *_: (status, ""))
+    area = harness.Area("*.py", ())
+    result = harness.Run(1, None, tmp_path / "benches")._tried("wire", area, mutants(file)[0], "", 1.0)
+    assert result.fate == fate
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

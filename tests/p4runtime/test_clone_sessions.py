@@ -54,6 +54,8 @@ def test_a_session_written_the_older_way_is_read_back_that_way(client):
     wanted.clone_session_entry.replicas.add(egress_port=300, instance=1)
     client.update("INSERT", packet_replication_engine_entry=wanted)
     assert read(client, session(3)) == [wanted]
+    assert refusal(client, "MODIFY", session(3, (1, 1 << 16)))[0] == "INVALID_ARGUMENT"
+    assert read(client, session(3)) == [wanted]
     client.update("MODIFY", packet_replication_engine_entry=session(3, (1, 1)))
     assert read(client, session(3)) == [session(3, (1, 1))]
 

@@ -43,7 +43,11 @@ def test_what_was_written_is_read_back(client, schema, entry):
     client.update("INSERT", table_entry=wanted)
     assert client.read(table_entry=wanted) == [wanted]
     assert client.read(table_entry=p4r.TableEntry(table_id=wanted.table_id)) == [wanted]
-    assert code_of_one(client, "INSERT", wanted) == "ALREADY_EXISTS"
+    other = p4r.TableEntry()
+    other.CopyFrom(wanted)
+    other.metadata = b"not kept"
+    assert code_of_one(client, "INSERT", other) == "ALREADY_EXISTS"
+    assert client.read(table_entry=wanted) == [wanted]
     client.update("DELETE", table_entry=wanted)
     assert client.read(table_entry=wanted) == []
     assert code_of_one(client, "DELETE", wanted) == "NOT_FOUND"

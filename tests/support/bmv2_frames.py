@@ -14,26 +14,24 @@ from pathlib import Path
 import grpc
 from bmv2_rig import ETH_P_ALL, _inside, _ip
 from finsy.proto import p4r, p4r_grpc
-
-#: The longest that frames may take through the switch.
-PATIENCE_S = 30
+from patience import PATIENCE_S
 
 
 class Bmv2Frames:
-    """One running BMv2 with the program at `json_path`; ports are those given. `close()` ends it."""
+    """One running BMv2 with a program, given as JSON; ports are those given. `close()` ends it."""
 
-    def __init__(self, json_path, ports, log_path):
+    def __init__(self, program, ports, log_path):
         self._name = f"frames-{os.getpid()}"
         self._log = log_path.open("wb")
         self._sockets = {}
         _ip("netns", "add", self._name)
         try:
-            self._start(json_path, ports)
+            self._start(program, ports)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, json_path, ports):
+    def _start(self, program, ports):
         interfaces = []
         with _inside(self._name):
             _ip("link", "set", "lo", "up")
@@ -52,7 +50,7 @@ class Bmv2Frames:
         command += ["--no-p4", "--", "--grpc-server-addr", address]
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
         self._channel = grpc.insecure_channel(address)
-        grpc.channel_ready_future(self._channel).result(timeout=30)
+        grpc.channel_ready_future(self._channel).result(timeout=PATIENCE_S)
         self._stub = p4r_grpc.P4RuntimeStub(self._channel)
         arbitration = p4r.MasterArbitrationUpdate(device_id=1, election_id=p4r.Uint128(low=1))
         self._held = socket.socketpair()
@@ -70,7 +68,7 @@ class Bmv2Frames:
             action=p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT,
         )
         request.config.p4info.SetInParent()
-        request.config.p4_device_config = json_path.read_bytes()
+        request.config.p4_device_config = program
         self._stub.SetForwardingPipelineConfig(request)
 
     def set_group(self, number, replicas):
@@ -102,13 +100,22 @@ class Bmv2Frames:
         self._collect_until(lambda: sum(map(len, out.values())) >= count, out)
         to, raw, back, answer = marker
         self._sockets[to].send(raw)
-        assert self._collect_until(lambda: answer in out[back], out), "is simple_switch_grpc alive?"
+        assert self._collect_until(lambda: answer in out[back], out), self._fate()
         out[back].remove(answer)
         return {at: frames for at, frames in out.items() if frames}
 
+    def _fate(self):
+        """Why there is no answer. BMv2 takes a program that it cannot load, and crashes at a packet."""
+        status = self._process.poll()
+        if status is None:
+            return f"simple_switch_grpc runs, but answered nothing within {PATIENCE_S} s"
+        return (
+            f"simple_switch_grpc ended with {status}; it names what it cannot load if run with the JSON file"
+        )
+
     def _collect_until(self, enough, out):
         deadline = time.monotonic() + PATIENCE_S
-        while not enough() and time.monotonic() < deadline:
+        while not enough() and time.monotonic() < deadline and self._process.poll() is None:
             ready = select.select(list(self._sockets.values()), [], [], 1)[0]
             for port, found in self._sockets.items():
                 if found in ready:
@@ -123,7 +130,7 @@ class Bmv2Frames:
             self._held[0].close()
             self._channel.close()
             process.terminate()
-            process.wait(timeout=30)
+            process.wait(timeout=PATIENCE_S)
         for found in self._sockets.values():
             found.close()
         self._log.close()

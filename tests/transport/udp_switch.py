@@ -57,6 +57,10 @@ class UdpSwitch:
     def worker_address(self, config: JobConfig, server_port: int, worker: int) -> Address:
         return self._ports[server_port + 10 * config.job_id + worker].address
 
+    def send_raw(self, port: int, data: bytes, address: Address) -> None:
+        """Send a datagram, shorter than a packet, that no switch would."""
+        self._ports[port]._send(memoryview(data), address)
+
     def forget_peers(self) -> None:
         """Forget all hosts, as a restarted switch process does."""
         self._peers.clear()

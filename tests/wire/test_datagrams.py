@@ -4,6 +4,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,6 +192,19 @@ def test_a_full_buffer_stops_the_send_and_says_how_far_it_came() -> None:
         assert np.array_equal(burst.packets, sent[:1])
 
 
+def test_a_full_buffer_is_no_refusal_of_segments() -> None:
+    full = FullSocket(socket.AF_INET, socket.SOCK_DGRAM)
+    sent = batch_of(400, 100)
+    with BatchSocket.bind(("127.0.0.1", 0), 100) as into, BatchSocket(full, 100) as out:
+        if not out.offload:
+            pytest.skip("this kernel has no UDP_SEGMENT")
+        out.connect(into.address)
+        segments = out.segments
+        assert out.send(sent) == segments
+        assert (out.offload, out.segments) == (True, segments)
+        assert np.array_equal(np.concatenate([burst.packets for burst in drain(into)]), sent[:segments])
+
+
 def test_an_overrun_receiver_is_counted() -> None:
     with BatchSocket.bind(("127.0.0.1", 0), 1000) as out:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -201,6 +215,17 @@ def test_an_overrun_receiver_is_counted() -> None:
             arrived = sum(len(burst.packets) for burst in drain(into))
             assert arrived < 100
             assert into.overruns > 0
+
+
+def test_a_buffer_may_exceed_the_systems_limit_where_permitted() -> None:
+    wanted = 4 * int(Path("/proc/sys/net/core/rmem_max").read_text())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, 33, wanted)  # SO_RCVBUFFORCE
+        except (PermissionError, OverflowError):
+            pytest.skip("no permission, or no limit")
+    with BatchSocket.bind(("127.0.0.1", 0), 100, buffer_bytes=wanted) as sock:
+        assert sock._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= wanted
 
 
 @pytest.mark.parametrize("offload", [None, False])

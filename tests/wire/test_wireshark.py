@@ -40,6 +40,7 @@ def test_every_field_and_flag_is_declared_and_read():
         assert (
             f'("peelsum.flags.{flag.name.lower()}", "{flag.name}", 8, nil, {flag.value})' in text or not flag
         )
+    assert text.index(" local flags = ") < text.index(" flags:add(")
 
 
 @pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not on PATH")

@@ -26,6 +26,11 @@ class Exchange:
         self._endpoint, self._link = endpoint, link
         self._wire = new_wire(link.socket, endpoint.state.packets.shape[1])
 
+    @property
+    def odd(self) -> int:
+        """Packets of another size that arrived; they were dropped."""
+        return int(self._wire.odd[0])
+
     def run(self) -> list[Event]:
         """Send and receive until there are events, or for a while; return the events.
 
@@ -47,6 +52,11 @@ class Serving:
     def __init__(self, server: AggregationServer, link: Link) -> None:
         self._server, self._link = server, link
         self._wire = new_wire(link.socket, server.state.packets.shape[1], link.waker)
+
+    @property
+    def odd(self) -> int:
+        """Packets of another size that arrived; they were dropped."""
+        return int(self._wire.odd[0])
 
     def run(self) -> tuple[list[Event], bool]:
         """Receive and send until there are events, or for a while; return them, and whether packets arrived.

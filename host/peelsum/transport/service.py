@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -70,8 +71,13 @@ class AggregationService:
         self._link.wake()
 
     def stats(self) -> dict[int, ServerStats]:
-        """Return the statistics by job id."""
-        return {job_id: server.stats() for job_id, server in self._servers.items()}
+        """Return the statistics by job id. Jobs of one port share what it counts: packets of a wrong size."""
+        odd = self._link.socket.odd if self._serving is None else self._serving.odd
+        counted = {job_id: server.stats() for job_id, server in self._servers.items()}
+        return {
+            job_id: replace(stats, dropped=stats.dropped | {"wrong_size": odd})
+            for job_id, stats in counted.items()
+        }
 
     def progress(self) -> dict[int, Progress]:
         """Return each job's progress by job id."""

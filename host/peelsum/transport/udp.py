@@ -144,7 +144,8 @@ class SwitchSummation:
 
     def stats(self) -> WorkerStats:
         """Return what was counted since the start."""
-        return self._endpoint.stats()
+        stats = self._endpoint.stats()
+        return replace(stats, dropped=stats.dropped | {"wrong_size": self._exchange.odd})
 
     @property
     def overruns(self) -> int:

@@ -1,0 +1,125 @@
+"""The compiled loops at a socket: datagrams of a wrong size, the clock, and answers without delay."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from patience import PATIENCE_S
+from udp_switch import UdpSwitch
+
+from peelsum.summation import Part
+from peelsum.transport import AggregationServer, AggregationService, JobConfig, SwitchSummation
+from peelsum.transport.service_kernels import serve
+from peelsum.transport.system_calls import seconds
+from peelsum.transport.warming import warm_up
+from peelsum.transport.wire_kernels import NOTHING, Wire, new_wire, received
+from peelsum.wire import Kind, fields_of, pack, packet_bytes
+from peelsum.wire.datagrams import BatchSocket
+
+LANES = 8
+SIZE = packet_bytes(LANES)
+CONFIG = JobConfig(job_id=1, generation=4, workers=1, lanes=LANES, window=64, first_chunk=0)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[BatchSocket, BatchSocket]]:
+    """Two sockets, connected to each other."""
+    local = ("127.0.0.1", 0)
+    with BatchSocket.bind(local, SIZE) as one, BatchSocket.bind(local, SIZE) as other:
+        one.connect(other.address)
+        other.connect(one.address)
+        yield one, other
+
+
+def counted(wire: Wire) -> int:
+    """Receive until nothing is there; return the number of packets."""
+    total = 0
+    while (got := received(wire)) != NOTHING:
+        assert got >= 0
+        total += got
+    return total
+
+
+def test_datagrams_of_another_size_are_dropped_and_counted() -> None:
+    plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with plain, BatchSocket.bind(("127.0.0.1", 0), SIZE) as one:
+        plain.connect(one.address)
+        one.connect(plain.getsockname())
+        wire = new_wire(one, SIZE // 4)
+        for size in (SIZE, 0, SIZE - 1, SIZE + 1, 2 * SIZE, SIZE):
+            plain.send(bytes(size))
+        assert (counted(wire), wire.odd.tolist()) == (2, [3])
+
+
+def test_a_segmented_send_of_another_size_counts_each_datagram(
+    ends: tuple[BatchSocket, BatchSocket],
+) -> None:
+    one, other = ends
+    wire = new_wire(one, SIZE // 4)
+    other.send(np.zeros((5, SIZE), np.uint8))
+    other.resize(SIZE - 4)
+    other.send(np.zeros((3, SIZE - 4), np.uint8))
+    assert (counted(wire), wire.odd.tolist()) == (5, [3])
+
+
+def test_the_loops_clock_is_pythons() -> None:
+    """Both compare times with each other: `until` is Python's, and `now` the loops'."""
+    scratch = np.zeros(2, np.int64)
+    for _ in range(100):
+        before, now, after = time.monotonic(), seconds(scratch), time.monotonic()
+        assert before - 1e-6 <= now <= after + 1e-6
+
+
+def test_a_result_is_sent_as_soon_as_its_sum_is_there(ends: tuple[BatchSocket, BatchSocket]) -> None:
+    """The loop does not wait for a further packet, or for its end, before it sends what it has."""
+    one, other = ends
+    warm_up(LANES)
+    server = AggregationServer(CONFIG)
+    woken, waker = socket.socketpair()
+    wire = new_wire(one, SIZE // 4, woken.fileno())
+    header = {"job_id": 1, "generation": 4, "sender": 0, "chunk_id": 0, "bitmap": 1}
+    other.send(pack(np.full((1, LANES), 5, np.uint32), kind=Kind.BYPASS, **header))
+    with woken, waker, ThreadPoolExecutor() as pool:
+        until = time.monotonic() + PATIENCE_S
+        running = pool.submit(serve, server.state, server.identity, CONFIG.window, server.waits, wire, until)
+        try:
+            (packet,) = answer(other)
+        finally:
+            waker.send(b"\0")
+        assert running.result() == 0
+    assert (packet["kind"], packet["chunk_id"], packet["lanes"].tolist()) == (Kind.RESULT, 0, [5] * LANES)
+
+
+def answer(sock: BatchSocket) -> np.ndarray:
+    """Wait for packets, a tenth as long as anything else may take."""
+    deadline = time.monotonic() + PATIENCE_S / 10
+    while (burst := sock.receive()) is None:
+        assert time.monotonic() < deadline, "no answer"
+        time.sleep(0.01)
+    return fields_of(burst.packets, LANES)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_statistics_have_what_was_dropped_for_its_size(jobs: int) -> None:
+    configs = [replace(CONFIG, job_id=number + 1) for number in range(jobs)]
+    with UdpSwitch(LANES) as switch:
+        for config in configs:
+            switch.admit(config, 50)
+        with AggregationService(configs, switch.server_address(50)) as service, ThreadPoolExecutor() as pool:
+            assert {one.dropped["wrong_size"] for one in service.stats().values()} == {0}
+            at_server = service._link.socket.address
+            serving = pool.submit(service.run)
+            switch.send_raw(50, bytes(SIZE - 1), at_server)
+            with SwitchSummation(CONFIG, 0, switch.worker_address(CONFIG, 50, 0)) as summation:
+                at_worker = summation._link.socket.address
+                switch.send_raw(60, bytes(SIZE - 1), at_worker)
+                summation.sum_words([Part(np.arange(100, dtype=np.uint32), "add")])
+                assert summation.stats().dropped["wrong_size"] == 1
+            service.stop()
+            assert {one.dropped["wrong_size"] for one in serving.result().values()} == {1}
