@@ -92,8 +92,10 @@ def test_results_are_written_over_tensors(make_workers: Any) -> None:
 
 def test_steps_do_not_share_results(make_workers: Any) -> None:
     """The results of a step keep their values through the next step."""
-    (workers,) = [make_workers(1)]
+    workers = make_workers(1)
     first = workers.sum([drawn(0, 0)])[0]
+    small = first["t1"].values
+    assert (small.base if small.base is not None else small).nbytes == small.nbytes
     kept = {name: outcome(first[name]) for name in first}
     workers.sum([drawn(0, 1)])
     assert {name: outcome(first[name]) for name in first} == kept

@@ -16,6 +16,7 @@ from peelsum.allreduce import (
     PlanMismatchError,
     Settings,
     TensorPlan,
+    plan,
 )
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.codec import CodecError
@@ -252,8 +253,8 @@ def test_digests_agree_exactly_when_equal() -> None:
 
 def test_digest_is_the_same_in_every_process() -> None:
     plan = Plan((TensorPlan("g", (2, 3), "float32", Choice("dense")),), 4, 256, Settings())
-    assert f"{plan.digest:#018x}" == "0xeb68d5e660dab90a"
-    assert str(plan) == "0xeb68d5e660dab90a (sum over 4 workers of 'g' float32[2, 3] dense)"
+    assert f"{plan.digest:#018x}" == "0xf40fac169cc53ca7"
+    assert str(plan) == "0xf40fac169cc53ca7 (sum over 4 workers of 'g' float32[2, 3] dense)"
 
 
 def test_long_plans_are_shortened_in_messages() -> None:
@@ -261,3 +262,14 @@ def test_long_plans_are_shortened_in_messages() -> None:
     plan = Plan(tensors, 2, 32, Settings(average=True))
     assert "'t5' float32[5] dense, and 3 more)" in str(plan)
     assert "'t6'" not in str(plan)
+
+
+def test_plans_of_another_version_of_the_words_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest() -> int:
+        tensor = plan.TensorPlan("g", (3,), "float32", plan.Choice("dense"))
+        return plan.Plan((tensor,), 2, 32, plan.Settings()).digest_at(1)
+
+    ours = digest()
+    assert digest() == ours
+    monkeypatch.setattr(plan, "_WORDS_VERSION", plan._WORDS_VERSION - 1)
+    assert digest() != ours

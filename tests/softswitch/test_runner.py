@@ -151,6 +151,22 @@ def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace)
     assert delivered == [bytes(frame_header(1, SIZE)) + bytes(payload) for payload in packets(2)]
 
 
+def test_frames_of_a_pipeline_that_was_replaced_do_not_reach_the_controller(rig: SimpleNamespace) -> None:
+    """The controller would read their headers as those of the new pipeline."""
+    delivered: list[bytes] = []
+    rig.device.on_packet_in(delivered.extend)
+
+    def route(port: np.ndarray) -> np.ndarray:
+        rig.device.install(StubSwitch(crossed))
+        return np.full_like(port, CPU_PORT)
+
+    rig.device.install(StubSwitch(route))
+    with host_at(rig, 1) as one:
+        one.send(packets(1))
+        rig.plane.turn(1)
+    assert not delivered
+
+
 def test_frames_for_controller_and_ports_are_told_apart(rig: SimpleNamespace) -> None:
     delivered: list[bytes] = []
     rig.device.on_packet_in(delivered.extend)

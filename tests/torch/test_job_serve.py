@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from peelsum.allreduce import Part
 from peelsum.cli.app import app
+from peelsum.compress import CompressedSum, Memory, StarTopK
 from peelsum.control import Controller
 from peelsum.topology import Child
 from peelsum.transport import SwitchSummation, job_config
@@ -181,6 +182,17 @@ class Workers:
         for result in sums:
             np.testing.assert_array_equal(result, parts[0].words + parts[1].words)
 
+    def check_elected(self):
+        """STAR-Topk: in each step another worker's largest values choose what all workers send."""
+        gradients = [np.array([9, -8, 1, 2], np.float32), np.array([1, 2, -7, 5], np.float32)]
+        sums = [
+            CompressedSum(one, StarTopK(0.5), Memory(feedback=False), average=False)
+            for one in self._summations
+        ]
+        for step, expected in enumerate(([10, -6, 0, 0], [0, 0, -6, 7])):
+            results = self._threads.map(lambda one, g, n=step: one.sum({"g": g}, n), sums, gradients)
+            assert [result["g"].values.tolist() for result in results] == [expected] * 2
+
     def close(self):
         list(self._threads.map(SwitchSummation.close, self._summations))
         self._threads.shutdown()
@@ -263,6 +275,7 @@ def test_racks_below_a_spine(tmp_path):
         served = stack.enter_context(stopping(Controlling(tmp_path, described, *switches)))
         with served.asked() as answer, closing(Workers(answer)) as workers:
             workers.check_sum()
+            workers.check_elected()
             assert answer["switch"] == [f"127.0.0.1:{racks[0].base + 1}", f"127.0.0.1:{racks[1].base + 2}"]
             assert all(one.jobs == [(1, answer["admission"]["generation"])] for one in switches)
 

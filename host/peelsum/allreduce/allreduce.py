@@ -227,7 +227,8 @@ class Allreduce:
                 raise PlanMismatchError(
                     f"plan: not the same on every worker; worker {self._summation.worker_id} has {plan} "
                     f"in step {self._steps}; pass the same names, shapes, dtypes and settings, in the same "
-                    "order, on every worker, and make a new Allreduce on all of them or on none"
+                    "order, and the same version of peelsum, on every worker, and make a new Allreduce on all "
+                    "of them or on none"
                 )
 
         # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
@@ -239,7 +240,7 @@ class Allreduce:
         """Return the exchanges of a step in the order in which all workers send them."""
         values = {name: self._memory.widened(tensor) for name, tensor in named.items()}
         over = {name for name, tensor in named.items() if in_place and self._memory.overwritable(tensor)}
-        first, bundle = bundled(plan), None
+        first, bundle = dict.fromkeys(bundled(plan)), None
         ordered = sorted(plan.tensors, key=lambda tensor: tensor.name not in first)
         if first and self._ops is kernels("cpu"):
             bundle = Bundle({name: values.pop(name) for name in first}, over, plan.workers)

@@ -1,7 +1,7 @@
-"""Run the exchanges of many small dense tensors at once, which costs a fraction of Python's time for each.
+"""Run the exchanges of many small dense tensors at once, in a fraction of the time that each takes alone.
 
-The words are those that one exchange after another would send, so that workers with and without bundles sum
-with each other. All workers put these tensors before the others of a step.
+A bundle sends the same words as single exchanges, in the same order, so that workers with and without bundles
+can sum together. All workers put these tensors before the others of a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from peelsum.allreduce.plan import Choice, Form, Plan, TensorPlan
 from peelsum.allreduce.staging import Round, Rounds, Sums
 from peelsum.codec import EXPONENT_WORDS, NON_FINITE, FixedPoint, fixed_point
 from peelsum.codec import cpu_bundle_loops as loops
-from peelsum.codec.cpu import occupied
+from peelsum.codec.cpu import frozen, occupied
 from peelsum.summation import Words
 
 #: Elements of the largest tensor in a bundle. A larger one costs more to copy than its rounds cost.
@@ -31,7 +31,7 @@ _BLOCK = 32
 def bundled(plan: Plan) -> list[str]:
     """Return the names of the plan's tensors that go first in every round, on all workers.
 
-    They are small, dense, and have scales of blocks: those with a prediction or two limbs do not.
+    They are small and dense, sent after the agreement, in one limb, and not estimated.
     """
     if plan.settings.limbs != 1 or plan.settings.estimate:
         return []
@@ -72,12 +72,12 @@ class Bundle:
         """Yield every round of the exchanges; send each round's sums back into the generator."""
         header = EXPONENT_WORDS * len(self._lengths) + int(self._blocks.sum())
         sums: Sums = yield Round(header, 0, self._write_headers)
-        loops.read_headers(sums.ored, self._firsts, self._fields, self._octaves)
+        loops.read_headers(frozen(sums.ored), self._firsts, self._fields, self._octaves)
         sent = (self._fields != loops.ZERO) & (self._fields != NON_FINITE)
         self._sent = _ends(np.where(sent, self._lengths, 0))
         if sent.any():
             sums = yield Round(0, int(self._sent[-1]), self._write_values)
-            self._total = sums.added.view(np.int32).reshape(1, -1)
+            self._total = frozen(sums.added.view(np.int32).reshape(1, -1))
 
     def settle(self) -> None:
         """Return at once: words in host memory can be sent when they are written."""
@@ -90,7 +90,7 @@ class Bundle:
         """Return float32[n]: the sums of all tensors, divided by `divisor`, the same in every call."""
         if self._floats is None:
             self._floats = np.empty_like(self._values)
-            loops.dequantize(self._total[0], *self._format(), float(divisor), self._floats)
+            loops.dequantize(frozen(self._total[0]), *self._format(), float(divisor), self._floats)
         return self._floats
 
     def _member(self, m: int, name: str) -> Member:
@@ -155,7 +155,7 @@ class Member:
         """See `TensorExchange.floats`."""
         out = self.bundle.floats(divisor)[self.part]
         if self.over is None:
-            return out
+            return out.copy()  # else it would keep the sums of all tensors in memory
         self.over[:] = out
         return self.over
 

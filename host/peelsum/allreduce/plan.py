@@ -28,6 +28,8 @@ AGREEMENT_WORDS = 4
 #: A predicted exponent may exceed the true one by this much: bits of precision that a step can lose.
 SLACK = 4
 _DIGEST_BYTES = 8
+#: Raise it when the words of a plan, or their order, change: workers of both versions then refuse each other.
+_WORDS_VERSION = 2
 #: The number of tensors that a message names.
 NAMED = 6
 
@@ -112,7 +114,7 @@ class Plan:
     @cached_property
     def digest(self) -> int:
         """64-bit hash of the plan: plans that differ have equal digests with probability 2**-64."""
-        return _digest(repr(self))
+        return _digest(f"{_WORDS_VERSION} {self!r}")
 
     @cached_property
     def request(self) -> int:

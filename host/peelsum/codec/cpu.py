@@ -28,13 +28,13 @@ _T = TypeVar("_T", bound=np.generic)
 
 def magnitude(values: NDArray[np.float32]) -> int:
     """See `Kernels.magnitude`."""
-    bits = _frozen(values.view(np.uint32))
+    bits = frozen(values.view(np.uint32))
     return int(max(each(bits.size, lambda a, b: index_loops.magnitude(bits[a:b]))))
 
 
 def index(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
     """See `Kernels.index`."""
-    bits = _frozen(values.view(np.uint32))
+    bits = frozen(values.view(np.uint32))
     return int(max(each(bits.size, lambda a, b: index_loops.index(bits[a:b], out[a // WORD_BITS :]))))
 
 
@@ -46,12 +46,12 @@ def index_over(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
 
 def count(index: NDArray[np.uint32], elements: int) -> int:
     """See `Kernels.count`."""
-    return int(index_loops.count(_frozen(index), elements))
+    return int(index_loops.count(frozen(index), elements))
 
 
 def positions(index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArray[np.int64]:
     """See `Kernels.positions`."""
-    index = _frozen(index)
+    index = frozen(index)
     counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
     out = np.empty(sum(counts), np.int64)
     parts = dict(zip(slices(elements), np.split(out, list(accumulate(counts[:-1]))), strict=True))
@@ -65,14 +65,14 @@ def positions(index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArr
 def occupied(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """See `Kernels.occupied`."""
     out = np.empty(BLOCK_SIZES, np.int64)
-    index_loops.occupied(_frozen(positions), np.zeros(WORD_BITS + 1, np.int64), out)
+    index_loops.occupied(frozen(positions), np.zeros(WORD_BITS + 1, np.int64), out)
     return out
 
 
 def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
     """See `Kernels.block_encode`."""
     if block < WORD_BITS:
-        shift, index = block.bit_length() - 1, _frozen(index)
+        shift, index = block.bit_length() - 1, frozen(index)
         out[:] = 0
         each(
             WORD_BITS * index.size,
@@ -81,17 +81,17 @@ def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDAr
             ),
         )
     elif block == WORD_BITS:
-        index_loops.used_words(_frozen(index), out)
+        index_loops.used_words(frozen(index), out)
     else:
         used = np.empty(block_words(elements, WORD_BITS), np.uint32)
-        index_loops.used_words(_frozen(index), used)
+        index_loops.used_words(frozen(index), used)
         block_encode(used, index.size, block // WORD_BITS, out)
 
 
 def block_decode(blocks: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
     """See `Kernels.block_decode`."""
     if block < WORD_BITS:
-        shift, blocks = block.bit_length() - 1, _frozen(blocks)
+        shift, blocks = block.bit_length() - 1, frozen(blocks)
         each(
             WORD_BITS * out.size,
             lambda a, b: index_loops.block_decode(
@@ -99,11 +99,11 @@ def block_decode(blocks: NDArray[np.uint32], elements: int, block: int, out: NDA
             ),
         )
     elif block == WORD_BITS:
-        index_loops.fill_words(_frozen(blocks), out)
+        index_loops.fill_words(frozen(blocks), out)
     else:
         used = np.empty(block_words(elements, WORD_BITS), np.uint32)
         block_decode(blocks, out.size, block // WORD_BITS, used)
-        index_loops.fill_words(_frozen(used), out)
+        index_loops.fill_words(frozen(used), out)
     index_loops.clean(out, elements)
 
 
@@ -111,7 +111,7 @@ def bloom_encode(
     layout: BloomLayout, index: NDArray[np.uint32], out: NDArray[np.uint32], first: int = 0
 ) -> None:
     """See `Kernels.bloom_encode`."""
-    index = _frozen(index)
+    index = frozen(index)
 
     def work(begin: int, end: int) -> NDArray[np.uint32]:
         own = np.empty_like(out) if begin else out
@@ -133,7 +133,7 @@ def bloom_decode(
     first: int = 0,
 ) -> None:
     """See `Kernels.bloom_decode`."""
-    words = _frozen(words)
+    words = frozen(words)
 
     def work(begin: int, end: int) -> None:
         first_word, part = (first + begin) // WORD_BITS, _words(out, begin, end)
@@ -144,17 +144,17 @@ def bloom_decode(
 
 def gather_bits(index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
     """See `Kernels.gather_bits`."""
-    index_loops.gather_bits(_frozen(index), _frozen(mask), out)
+    index_loops.gather_bits(frozen(index), frozen(mask), out)
 
 
 def scatter_bits(bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
     """See `Kernels.scatter_bits`."""
-    index_loops.scatter_bits(_frozen(bits), _frozen(mask), out)
+    index_loops.scatter_bits(frozen(bits), frozen(mask), out)
 
 
 def block_exponents(values: NDArray[np.float32], block: int, out: NDArray[np.uint32]) -> int:
     """See `Kernels.block_exponents`."""
-    bits, piece = _frozen(values.view(np.uint32)), min(block, index_loops.BLOCK)
+    bits, piece = frozen(values.view(np.uint32)), min(block, index_loops.BLOCK)
     pieces = out if piece == block else np.zeros(out.size * (block // piece), np.uint32)
     each(bits.size, lambda a, b: index_loops.magnitudes(bits[a:b], piece, pieces[a // piece :]))
     if piece < block:
@@ -167,12 +167,12 @@ def block_exponents(values: NDArray[np.float32], block: int, out: NDArray[np.uin
 def block_octaves(words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
     """See `Kernels.block_octaves`."""
     turn, spare = turn_of(exponent_field)
-    loops.decode_octaves(_frozen(words), np.uint32(turn), spare, out)
+    loops.decode_octaves(frozen(words), np.uint32(turn), spare, out)
 
 
 def quantize(values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
     """See `Kernels.quantize`."""
-    values, scaling = _frozen(values), _scaling(fixed, 1)
+    values, scaling = frozen(values), _scaling(fixed, 1)
     return int(max(each(values.size, lambda a, b: loops.quantize(values, *scaling, out, a, b))))
 
 
@@ -180,7 +180,7 @@ def quantize_at(
     values: NDArray[np.float32], positions: NDArray[np.int64], fixed: FixedPoint, out: NDArray[np.int32]
 ) -> None:
     """See `Kernels.quantize_at`."""
-    values, positions, scaling = _frozen(values), _frozen(positions), _scaling(fixed, 1)
+    values, positions, scaling = frozen(values), frozen(positions), _scaling(fixed, 1)
     each(
         positions.size,
         lambda a, b: loops.quantize_at(values, positions, *scaling, out, a, b),
@@ -192,7 +192,7 @@ def dequantize(
     quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
 ) -> None:
     """See `Kernels.dequantize`."""
-    quantized, scaling = _frozen(quantized), _scaling(fixed, -1)
+    quantized, scaling = frozen(quantized), _scaling(fixed, -1)
     each(out.size, lambda a, b: loops.dequantize(quantized, *scaling, float(divisor), out, a, b))
 
 
@@ -204,7 +204,7 @@ def dequantize_at(
     out: NDArray[np.float32],
 ) -> None:
     """See `Kernels.dequantize_at`."""
-    quantized, positions, scaling = _frozen(quantized), _frozen(positions), _scaling(fixed, -1)
+    quantized, positions, scaling = frozen(quantized), frozen(positions), _scaling(fixed, -1)
     each(
         positions.size,
         lambda a, b: loops.dequantize_at(quantized, positions, *scaling, float(divisor), out, a, b),
@@ -217,7 +217,7 @@ def sketch_encode(
 ) -> None:
     """See `Kernels.sketch_encode`."""
     out[:] = 0
-    loops.sketch_encode(*_sketch(layout), _frozen(positions), _frozen(values.view(np.uint32)), out)
+    loops.sketch_encode(*_sketch(layout), frozen(positions), frozen(values.view(np.uint32)), out)
 
 
 def index_sketch(
@@ -229,7 +229,7 @@ def index_sketch(
     first: int = 0,
 ) -> int:
     """See `Kernels.index_sketch`."""
-    values, factor = _frozen(values), np.ldexp(1.0, fixed.scale)
+    values, factor = frozen(values), np.ldexp(1.0, fixed.scale)
 
     def work(begin: int, end: int) -> tuple[int, NDArray[np.uint32]]:
         own, bits = np.empty_like(sketch) if begin else sketch, index[begin // WORD_BITS :]
@@ -255,7 +255,7 @@ def sketch_decode(
     size = SUB_TABLES * positions.size
     places = np.empty(size, np.uint32) if layout.cells < _NARROW_CELLS else np.empty(size, np.uint64)
     cells = np.empty(layout.cells, np.uint64)
-    peel_loops.load(*_sketch(layout), _frozen(positions), _frozen(sketch), places, cells)
+    peel_loops.load(*_sketch(layout), frozen(positions), frozen(sketch), places, cells)
     left, before, count = np.arange(positions.size), -1, positions.size
     while count != before:
         before, count = count, peel_loops.sweep(places, cells, left, count, out.view(np.uint32))
@@ -281,7 +281,7 @@ def _sketch(layout: SketchLayout) -> tuple[int, int, np.uint64]:
     return layout.lanes, layout.rows, np.uint64(layout.seed)
 
 
-def _frozen(array: NDArray[_T]) -> NDArray[_T]:
+def frozen(array: NDArray[_T]) -> NDArray[_T]:
     """Return a read-only view.
 
     Numba compiles a function once for writable and once for read-only arrays; callers pass both.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.codec.block_scales import LEVEL_BITS, LEVELS
+from peelsum.codec.cpu import frozen
 from peelsum.codec.cpu_index_loops import Words, compiled, magnitude, magnitudes
 from peelsum.codec.cpu_loops import decode_octaves, encode_exponents
 from peelsum.codec.fixed_point import EXPONENT_WORDS, MANTISSA_BITS, NON_FINITE
@@ -117,12 +118,9 @@ def dequantize(
 def warm_up() -> None:
     """Run every loop once, as `Bundle` does, so that a later timed step does not include its compilation."""
     values, places, fields = np.ones(1, np.float32), np.array([0, 1]), np.zeros(1, np.int32)
-    words, octaves, numbers = (
-        np.zeros(EXPONENT_WORDS, np.uint32),
-        np.zeros(1, np.int32),
-        np.zeros(1, np.int32),
-    )
+    octaves, numbers = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    words = np.zeros(EXPONENT_WORDS, np.uint32)
     write_headers(values.view(np.uint32), places, places, 1, words)
-    read_headers(words, places, fields, octaves)
+    read_headers(frozen(words), places, fields, octaves)
     quantize(values, places, places, 1, fields, 0, octaves, numbers)
-    dequantize(numbers, places, places, 1, fields, 0, octaves, 1.0, values)
+    dequantize(frozen(numbers), places, places, 1, fields, 0, octaves, 1.0, values)

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from threading import Thread
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed import Store  # type: ignore[attr-defined]  # not exported, but documented
 
 from peelsum.allreduce import Part, SummationStalledError
 from peelsum.summation import Words
@@ -33,6 +35,8 @@ _MOST_TO_GATHER = 16
 #: How long the next of the others may take to report after this worker's sum has failed, in seconds.
 _ROLL_CALL_S = 5.0
 _ROLL_CALL_PAUSE_S = 0.05
+#: How long the store may take for one answer.
+_STORE_S = 10.0
 
 
 class ProcessGroupSummation:
@@ -65,8 +69,10 @@ class ProcessGroupSummation:
         self.worker_id: int = group.rank()
         self._or_by: OrBy = or_by or _or_by(backend, self.workers)
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
-        self._backend = backend
+        self._backend, self._timeout_s = backend, timeout_s
         self._store = group.get_group_store()
+        #: The worker that is global rank 0, which keeps the store; None if it is not in the group.
+        self._keeper = ranks.index(0) if 0 in ranks else None
 
     def sum_words(self, parts: Sequence[Part], *, tree: bool = False) -> list[Words]:
         """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing.
@@ -153,7 +159,9 @@ class ProcessGroupSummation:
 
     def _open(self) -> dist.ProcessGroup:
         if self._group is None:
-            raise RuntimeError("the group was closed, by an earlier error or by close()")
+            raise SummationStalledError(
+                "sum: the group was closed, by an earlier error or by close(); make another"
+            )
         return self._group
 
     def _naming_the_missing(self, work: Callable[[], T]) -> T:
@@ -161,6 +169,7 @@ class ProcessGroupSummation:
 
         A context manager would keep the group: `contextlib` refers to the traceback while it handles errors.
         """
+        self._open()
         try:
             return work()
         except RuntimeError as error:
@@ -170,43 +179,70 @@ class ProcessGroupSummation:
         reason = str(error).partition("\n")[0]
         # Its frames refer to the group, which could then not be freed.
         error.__traceback__ = None
-        return f"{self._backend}: the sum over {self.workers} workers failed: {self._who()} ({reason})"
+        # Gloo's timeout counts for each wait of a sum, so that others may have waited for less time.
+        patience_s = _ROLL_CALL_S + (self._timeout_s if "timed out" in reason.lower() else 0.0)
+        who = self._who(patience_s)
+        return f"{self._backend}: the sum over {self.workers} workers failed: {who} ({reason})"
 
-    def _who(self) -> str:
+    def _who(self, patience_s: float) -> str:
         """Return which workers did not report, through the store, that their sum failed too.
 
         Close the group first: that fails the sums of workers that wait for this one.
         """
         self.close()
-        missing = set(range(self.workers))
-        try:
-            self._call_roll(missing)
-        except RuntimeError:
-            # Rank 0, which keeps the store, may also have named others and ended: they are missing here, too.
-            if 0 in missing or not missing:
-                return "the store is gone, and with it rank 0, which keeps it; see why rank 0 ended"
-        if missing:
-            numbers = ", ".join(map(str, sorted(missing)))
+        roll = _RollCall(self._store, self.worker_id, self.workers, patience_s)
+        if not roll.answered():
+            return "rank 0, which keeps the store, does not answer; see whether it is running"
+        # Rank 0 may also have named others and ended: they are missing here, too.
+        if roll.store_lost and (self._keeper is None or self._keeper in roll.missing or not roll.missing):
+            return "the store is gone, and with it rank 0, which keeps it; see why rank 0 ended"
+        if roll.missing:
+            numbers = ", ".join(map(str, sorted(roll.missing)))
             return f"worker {numbers} did not answer; see whether it is running"
         return "every worker answered; check that all of them sum equally often"
 
-    def _call_roll(self, missing: set[int]) -> None:
-        """Remove workers that answer in time from `missing`. Raises RuntimeError if the store is gone.
 
-        Their sums fail one after another along the ring, so that each answer renews the time.
-        """
-        # Read it back, because a write to a broken connection does not fail at once.
-        self._store.set(_here(self.worker_id), "")
-        self._store.get(_here(self.worker_id))
-        deadline = time.monotonic() + _ROLL_CALL_S
-        while True:
-            answered = [one for one in missing if self._store.check([_here(one)])]
-            missing.difference_update(answered)
+class _RollCall(Thread):
+    """Each worker whose sum failed reports to the store; `missing` are those that did not in time.
+
+    A thread of its own, since the store's calls wait without bound if the process that keeps it is frozen.
+    """
+
+    def __init__(self, store: Store, worker_id: int, workers: int, patience_s: float) -> None:
+        super().__init__(name="peelsum roll call", daemon=True)
+        self._store, self._worker_id, self._patience_s = store, worker_id, patience_s
+        self._heard_at = time.monotonic()
+        self.missing = set(range(workers))
+        self.store_lost = False
+
+    def answered(self) -> bool:
+        """Call the roll; return False if the store does not answer."""
+        self.start()
+        while self.is_alive() and time.monotonic() - self._heard_at < _STORE_S:
+            self.join(_ROLL_CALL_PAUSE_S)
+        return not self.is_alive()
+
+    def run(self) -> None:
+        """See `Thread.run`."""
+        try:
+            # Read it back, because a write to a broken connection does not fail at once.
+            self._store.set(_here(self._worker_id), "")
+            self._store.get(_here(self._worker_id))
+            self._wait()
+        except RuntimeError:
+            self.store_lost = True
+
+    def _wait(self) -> None:
+        """Remove workers that answer in time. Sums fail one after another, so each answer renews the time."""
+        deadline = time.monotonic() + self._patience_s
+        while self.missing and time.monotonic() <= deadline:
+            answered = {one for one in self.missing if self._store.check([_here(one)])}
+            self._heard_at = time.monotonic()
+            self.missing -= answered
             if answered:
-                deadline = time.monotonic() + _ROLL_CALL_S
-            if not missing or time.monotonic() > deadline:
-                return
-            time.sleep(_ROLL_CALL_PAUSE_S)
+                deadline = self._heard_at + self._patience_s
+            if self.missing:
+                time.sleep(_ROLL_CALL_PAUSE_S)
 
 
 def _here(worker: int) -> str:

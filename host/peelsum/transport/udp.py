@@ -103,8 +103,8 @@ class SwitchSummation:
 
     @property
     def worker_id(self) -> int:
-        """This worker's number among the job's `worker_ids`."""
-        return self._endpoint.worker_id
+        """This worker's place among the job's `worker_ids`, from 0, in racks, too."""
+        return self._endpoint.config.worker_ids.index(self._endpoint.worker_id)
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`.
@@ -117,7 +117,7 @@ class SwitchSummation:
             raise TransportError(f"sum: this connection is {state}; restart the job under a new generation")
         self._broken = True
         if not self._joined:
-            joining = JoiningSum(self._endpoint.config, self.worker_id)
+            joining = JoiningSum(self._endpoint.config, self._endpoint.worker_id)
             (numbers,) = self._sum_parts([Part(joining.words, "add", joining.check)])
             self._endpoint.start_run(int(np.bitwise_xor.reduce(numbers)))
         results = self._sum_parts(parts)

@@ -181,6 +181,12 @@ class DataPlane:
             return self._links.pacer(self._ports.send_by)
         return Pacer(self._device.queues, self._ports.send_by) if self._device.queues else None
 
+    def _deliver_to_cpu(self, frames: list[bytes]) -> None:
+        """Pass frames on to the controller, which reads their headers as those of the running pipeline."""
+        with self._device.lock:
+            if self._device.switch is self._switch:
+                self._device.deliver_to_cpu(frames)
+
     def _process(self, frames: Frames) -> None:
         if self._switch is None:
             return
@@ -188,7 +194,7 @@ class DataPlane:
         out = self._switch.process(frames, now)
         to_cpu = out.port == CPU_PORT
         if to_cpu.any():
-            self._device.deliver_to_cpu([frame for _, frame in out.at(to_cpu).pairs()])
+            self._deliver_to_cpu([frame for _, frame in out.at(to_cpu).pairs()])
             out = out.at(~to_cpu)
         if self._pacer is not None:
             out = self._pacer.hold(out, now)
