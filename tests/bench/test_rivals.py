@@ -31,7 +31,7 @@ def test_every_way_is_measured_for_every_number_of_workers(rows: list[bench.Riva
         assert (row.elements, row.density) == (N, 0.05)
         assert row.arithmetic == ("int32" if row.way in bench.OURS else "float32")
         assert row.combine_ms > 0
-        assert (row.encode_ms > 0) == (row.decode_ms > 0) == (row.way != "float32")
+        assert row.way == "float32" or min(row.encode_ms, row.decode_ms) > 0
 
 
 def test_sizes_are_those_of_the_tensors(rows: list[bench.RivalRow]) -> None:
@@ -41,7 +41,7 @@ def test_sizes_are_those_of_the_tensors(rows: list[bench.RivalRow]) -> None:
         own, union = np.count_nonzero(used[0]), np.count_nonzero(np.any(used, axis=0))
         assert sizes["float32"] == (4 * N, 4 * N)
         assert sizes["torch.sparse_coo"] == (12 * own, 12 * union)
-        scales = 4 * N // (512 if workers == 2 else 256)
+        scales = 4 * N // 256  # blocks of 256 elements: the smallest with at most a word for 32 others
         assert sizes["compact"] == 2 * (N // 8 + 4 * 8 + scales + 4 * union,)
         assert sizes["auto"][0] <= sizes["compact"][0] < sizes["sketch"][0]
         for way in ("zstd level 1", "zstd level 3", "lz4"):
