@@ -104,8 +104,8 @@ class LhcLayout:
 
         def work(begin: int, end: int) -> int:
             low, high = self._strip(begin, elements), self._strip(end, elements)
-            arrays = (sketch, counts, index, self.index_bits, factor, out)
-            return int(loops.peel(*self._arguments, low, high, *arrays))
+            lanes = (*self._arguments, low, high)
+            return int(loops.peel(*lanes, sketch, counts, index, self.index_bits, factor, out))
 
         return out, sum(each(elements, work))
 

@@ -44,8 +44,13 @@ def best_lhc(variants: list[LhcLayout], step: Callable[[LhcLayout], Measured], *
     Each is run once, and the fastest few as often as the codec's forms.
     """
     once = sorted((TimedLhc(one, step(one)) for one in variants), key=_seconds)
-    again = [TimedLhc(one.layout, fastest(lambda _, one=one: step(one.layout))) for one in once[:_FINALISTS]]
+    again = [timed_lhc(one.layout, step) for one in once[:_FINALISTS]]
     return min((*once, *again, *also), key=_seconds)
+
+
+def timed_lhc(layout: LhcLayout, step: Callable[[LhcLayout], Measured]) -> TimedLhc:
+    """Return the layout with its fastest run."""
+    return TimedLhc(layout, fastest(lambda _: step(layout)))
 
 
 def _seconds(one: TimedLhc) -> float:

@@ -201,7 +201,9 @@ def _rows(
     elements: int, density: float, workers: int, others: dict[str, Rival], seed: int
 ) -> Iterator[RivalRow]:
     tensors = [tensor("uniform", elements, density, seed + worker)[0] for worker in range(workers)]
-    exact = np.sum(tensors, axis=0, dtype=np.float64)
+    exact = np.zeros(elements)
+    for values in tensors:
+        exact += values
     row, seen = partial(RivalRow, elements, density, workers), _seen(tensors)
     for way, (form, index) in OURS.items():
         choice = fewest_words(form, index, elements, seen, Settings())

@@ -30,7 +30,7 @@ from peelsum.bench.codec import (
     smallest_lhc,
     tensor,
 )
-from peelsum.bench.codec.lhc_best import TimedLhc, best_lhc, lhc_variants, published_lhc
+from peelsum.bench.codec.lhc_best import best_lhc, lhc_variants, published_lhc, timed_lhc
 from peelsum.codec import CELLS_PER_CANDIDATE, SketchLayout, fixed_point, kernels
 
 Form = Literal["auto", "compact", "sketch", "lhc"]
@@ -177,14 +177,11 @@ def _lhc(drawn: _Tensor) -> Iterator[Row]:
     def step(layout: LhcLayout) -> Measured:
         return lhc_step(drawn.device, layout, drawn.values, fixed)
 
-    def timed(layout: LhcLayout) -> TimedLhc:
-        return TimedLhc(layout, fastest(lambda _: step(layout)))
-
     count = drawn.positions.size
-    published, smallest = timed(published_lhc(count)), smallest_lhc(drawn.positions, drawn.point.elements)
-    measured = {"lhc_published": published}
+    smallest = smallest_lhc(drawn.positions, drawn.point.elements)
+    measured = {"lhc_published": timed_lhc(published_lhc(count), step)}
     if smallest is not None:
-        measured["lhc"] = timed(smallest)
+        measured["lhc"] = timed_lhc(smallest, step)
     measured["lhc_best"] = best_lhc(lhc_variants(count, smallest), step, *measured.values())
     for form, (layout, one) in measured.items():
         rounds = layout.peeled(drawn.positions).rounds
