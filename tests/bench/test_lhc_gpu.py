@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from gpu_device import DEVICE, REAL, bits, on_device
 
-from peelsum.bench.codec import Device, LhcLayout, NoDeviceError, lhc_step, tensor, timing
+from peelsum.bench.codec import Device, LhcLayout, NoDeviceError, lhc_best, lhc_step, tensor, timing
 from peelsum.bench.codec import rows as bench
 from peelsum.bench.codec.lhc_gpu import DeviceLhc
 from peelsum.codec import fixed_point
@@ -29,9 +30,12 @@ def cuda() -> Device:
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("elements", [1, 15, 1023, 1024, 1025, 5003])
 @pytest.mark.parametrize("density", [0.05, 1.0])
-def test_index_sketch_and_counts_are_those_of_the_cpu(elements: int, density: float) -> None:
+@pytest.mark.parametrize("index_bits", [1, 4])
+def test_index_sketch_and_counts_are_those_of_the_cpu(
+    elements: int, density: float, index_bits: Literal[1, 4]
+) -> None:
     values, _ = tensor("uniform", elements, density, 1)
-    layout = LhcLayout(3, seed=2**64 - 5)
+    layout = LhcLayout(3, seed=2**64 - 5, index_bits=index_bits)
     index = layout.index(values)
     sketch, counts = layout.encode(values, FIXED, index)
     there, lhc = on_device(values), DeviceLhc(layout)
@@ -41,10 +45,10 @@ def test_index_sketch_and_counts_are_those_of_the_cpu(elements: int, density: fl
     np.testing.assert_array_equal(bits(on_device_counts).view(np.uint8), counts)
 
 
-@pytest.mark.parametrize("rows", [2, 5, 60])
-def test_recovers_what_parallel_peeling_recovers(cuda: Device, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "index_bits"), [(2, 4), (5, 1), (5, 4), (60, 1)])
+def test_recovers_what_parallel_peeling_recovers(cuda: Device, rows: int, index_bits: Literal[1, 4]) -> None:
     values, positions = tensor("uniform", 6001, 0.3, 2)
-    layout = LhcLayout(rows, seed=7)
+    layout = LhcLayout(rows, seed=7, index_bits=index_bits)
     left = layout.peeled(positions).left
     assert (left > 0) == (rows < 60)
     assert lhc_step(cuda, layout, values, FIXED).left == left
@@ -67,13 +71,17 @@ def test_decodes_the_exact_sum_of_workers() -> None:
 def test_rows_of_a_device_have_the_sizes_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every run has its own seed, and sizes differ a little: one run makes the result deterministic.
     monkeypatch.setattr(timing, "REPEATS", 1)
-    ways: list[tuple[bench.Form, str]] = [("lhc", "four_bit"), ("compact", "bitmap"), ("sketch", "bitmap")]
+    monkeypatch.setattr(lhc_best, "SIZES", ())
+    monkeypatch.setattr(lhc_best, "MULTIPLES", ())
+    ways: list[tuple[bench.Form, str]] = [("lhc", ""), ("compact", "bitmap"), ("sketch", "bitmap")]
     rows = {}
     for device in ("cpu", "cuda"):
         points = bench.points_of([4099], [0.05], ["rows"])
-        rows[device] = list(bench.bench_codec(points, ways=ways, device=device))
-        assert {row.device for row in rows[device]} == {device}
-    sizes = ("form", "bits_per_element", "recovered_by_peeling", "rounds", "size_ratio_to_lhc")
+        measured = list(bench.bench_codec(points, ways=ways, device=device))
+        assert {row.device for row in measured} == {device}
+        # The fastest table may be another one on another device.
+        rows[device] = [row for row in measured if row.form != "lhc_best"]
+    sizes = ("form", "bits_per_element", "recovered_by_peeling", "rounds", "size_ratio_to_published")
     for ours, theirs in zip(rows["cuda"], rows["cpu"], strict=True):
         assert [getattr(ours, key) for key in sizes] == [getattr(theirs, key) for key in sizes]
 

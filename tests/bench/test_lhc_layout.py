@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from typing import Literal
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from peelsum.bench.codec import LARGEST_FAN_IN, Device, LhcLayout, lhc_step, peel, smallest_lhc, tensor
-from peelsum.bench.codec.timing import NotExactError
+from peelsum.bench.codec.lhc_best import TimedLhc, best_lhc, lhc_variants, published_lhc
+from peelsum.bench.codec.timing import Measured, NotExactError
 from peelsum.codec import FixedPoint, fixed_point, kernels
 
 
@@ -22,12 +26,14 @@ def drawn(elements: int, density: float, seed: int) -> tuple[NDArray[np.float32]
 
 @pytest.mark.parametrize("elements", [1, 15, 16, 17, 1023, 1024, 1025, 33_333, 2**23 + 5])
 @pytest.mark.parametrize("density", [0.01, 1.0])
-def test_decodes_the_exact_sum_of_workers(elements: int, density: float) -> None:
+@pytest.mark.parametrize("index_bits", [1, 4])
+def test_decodes_the_exact_sum_of_workers(elements: int, density: float, index_bits: Literal[1, 4]) -> None:
     workers = 3 if elements < 2**20 else 1
-    layout = LhcLayout(max(8, 5 * elements // 1024))
+    layout = LhcLayout(max(8, 5 * elements // 1024), index_bits=index_bits)
     tensors = [drawn(elements, density, seed)[0] for seed in range(workers)]
     fixed = fixed_point(130, workers)
-    index = sum(layout.index(values) for values in tensors)
+    merge = np.add if index_bits == 4 else np.bitwise_or
+    index = reduce(merge, [layout.index(values) for values in tensors])
     sketches = [layout.encode(values, fixed, index) for values in tensors]
     total = sum(sketch for sketch, _ in sketches)
     exact = sum(np.rint(values.astype(np.float64) * 2.0**fixed.scale) for values in tensors)
@@ -53,6 +59,43 @@ def test_what_is_left_over_is_what_parallel_peeling_leaves(rows: int) -> None:
     assert (left > 0) == (rows < 400)
 
 
+@pytest.mark.parametrize("elements", [5003, 60_000])
+@pytest.mark.parametrize("density", [0.01, 0.3, 0.95])
+def test_every_table_that_is_tried_gives_the_exact_values(elements: int, density: float) -> None:
+    values, fixed = drawn(elements, density, 6)
+    positions = np.flatnonzero(values)
+    wanted = (np.rint(values * 2.0**fixed.scale) * 2.0**-fixed.scale).astype(np.float32)
+    variants = lhc_variants(positions.size, smallest_lhc(positions, elements))
+    assert published_lhc(positions.size) in variants
+    left = []
+    for layout in variants:
+        index = layout.index(values)
+        sketch, counts = layout.encode(values, fixed, index)
+        out, missing = layout.decode(sketch, counts, index, fixed, elements)
+        at, integers = layout.left_over(values, fixed, index)
+        assert len(at) == missing == layout.peeled(positions).left
+        layout.complete(out, at, integers, fixed)
+        np.testing.assert_array_equal(out, wanted)
+        measured = lhc_step(Device.of("cpu"), layout, values, fixed)
+        assert measured.words == layout.words(elements) + missing
+        left.append(missing)
+    assert max(left) > 0
+    assert min(left) == 0 or density == 0.95
+
+
+def test_the_best_is_the_fastest_of_all_runs() -> None:
+    variants = lhc_variants(1000, None)
+    speeds = {layout: 1.0 + number for number, layout in enumerate(variants)}
+
+    def step(layout: LhcLayout) -> Measured:
+        return Measured(1, speeds[layout], 1.0, None, 0)
+
+    slower = TimedLhc(variants[0], Measured(1, 5.0, 1.0, None, 0))
+    assert best_lhc(variants[::-1], step, slower).layout == variants[0]
+    faster = TimedLhc(variants[-1], Measured(1, 0.5, 0.5, None, 0))
+    assert best_lhc(variants, step, faster) == faster
+
+
 def test_the_smallest_layout_recovers_all_and_one_of_fewer_rows_does_not() -> None:
     positions = np.flatnonzero(drawn(300_000, 0.05, 2)[0])
     layout = smallest_lhc(positions, 300_000)
@@ -71,6 +114,7 @@ def test_a_table_without_room_for_its_fullest_lane_cannot_be_peeled() -> None:
 
 def test_words_are_half_a_byte_an_element_and_the_table() -> None:
     assert LhcLayout(7).words(5000) == 625 + 7 * 1024
+    assert LhcLayout(7, index_bits=1).words(5000) == 157 + 7 * 1024
 
 
 def test_peeling_counts_rounds_in_which_something_is_recovered() -> None:

@@ -20,7 +20,7 @@ def compiled(kernel: Any, constant: int) -> None:
     for i, parameter in enumerate(kernel.params):
         name = parameter.name
         if parameter.is_constexpr:
-            signature[name], constants[name] = "constexpr", constant
+            signature[name], constants[name] = "constexpr", 4 if name == "BITS" else constant
         elif name in _INTEGERS:
             signature[name] = "i32"
         else:

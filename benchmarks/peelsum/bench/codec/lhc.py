@@ -2,17 +2,18 @@
 
 A block of 1024 elements is added to three rows of one table, each element in its own lane, with a sign per
 row. Neither a second table nor a rotation mixes the lanes. The index has four bits per element and is summed,
-so more than LARGEST_FAN_IN workers overflow it. Every pass of encoding and every peel round visits all
-elements.
+so more than LARGEST_FAN_IN workers overflow it. A switch that ORs allows an index of one bit per element,
+for any number of workers. Every pass of encoding and every peel round visits all elements.
 
-It differs from the published program in three ways: values are int32, so that sums are exact; the hash is
-this codec's; and peeling works in place. Encoding divides the blocks among cores. Peeling divides the lanes,
-which are independent.
+It differs from the published program in four ways: values are int32, so that sums are exact; the hash is
+this codec's; peeling works in place; and one more round sends what peeling leaves over. Encoding divides the
+blocks among cores. Peeling divides the lanes, which are independent.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +27,8 @@ from peelsum.codec.threads import each
 LHC_LANES = 1024
 #: The largest number of workers whose sum fits the index's four bits.
 LARGEST_FAN_IN = 15
-#: Granularity in which lanes are divided among cores: two words of the index, whole cache lines of cells.
-_STRIP = 16
-_INDEX_BITS = 4
+#: Granularity in which lanes are divided among cores, by bits of the index: whole words, whole cache lines.
+_STRIPS = {1: 32, 4: 16}
 _ROWS_STEP = 1.05
 
 
@@ -36,13 +36,16 @@ _ROWS_STEP = 1.05
 class LhcLayout:
     """One table of `rows` rows of `lanes` cells, for tensors of n elements.
 
-    The index is uint32[index_words(n)], four bits per element in whole blocks; the sketch is uint32[cells].
+    The index is uint32[index_words(n)], `index_bits` per element in whole blocks; the sketch is
+    uint32[cells].
     """
 
     rows: int
     seed: int = 0
     lanes: int = LHC_LANES
-    """A power of 2, 16 to 8192."""
+    """A power of 2, 16 to 8192; at least 32 with one bit per element."""
+    index_bits: Literal[1, 4] = 4
+    """Bits of the index per element: 4, to be added, or 1, to be OR-ed."""
 
     @property
     def cells(self) -> int:
@@ -51,18 +54,18 @@ class LhcLayout:
 
     def index_words(self, elements: int) -> int:
         """Return the words of the index of `elements` elements, padded to whole blocks."""
-        return -(-elements // self.lanes) * self.lanes * _INDEX_BITS // 32
+        return -(-elements // self.lanes) * self.lanes * self.index_bits // 32
 
     def words(self, elements: int) -> int:
         """Return the number of words that a worker sends for `elements` elements."""
-        return -(-elements * _INDEX_BITS // 32) + self.cells
+        return -(-elements * self.index_bits // 32) + self.cells
 
     def index(self, values: NDArray[np.float32]) -> NDArray[np.uint32]:
-        """Return the index, with 1 in the four bits of every non-zero; to be added over workers."""
+        """Return the index, with 1 in the bits of every non-zero; to be added, or OR-ed, over workers."""
         out = np.empty(self.index_words(values.size), np.uint32)
-        out[values.size // 8 :] = 0
-        bits = values.view(np.uint32)
-        each(values.size, lambda a, b: loops.index(bits[a:b], out[a // 8 :]))
+        out[self._word(values.size) :] = 0
+        bits, loop = values.view(np.uint32), loops.bitmap if self.index_bits == 1 else loops.index
+        each(values.size, lambda a, b: loop(bits[a:b], out[self._word(a) :]))
         return out
 
     def encode(
@@ -77,7 +80,8 @@ class LhcLayout:
         def work(begin: int, end: int) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
             sketch, counts = np.zeros(self.cells, np.uint32), np.zeros(self.cells, np.uint8)
             part = values[begin:end]
-            loops.add(*self._arguments, begin, part, factor, index[begin // 8 :], sketch, counts)
+            own = index[self._word(begin) :]
+            loops.add(*self._arguments, begin, part, factor, own, self.index_bits, sketch, counts)
             return sketch, counts
 
         (sketch, counts), *others = each(values.size, work)
@@ -100,9 +104,31 @@ class LhcLayout:
 
         def work(begin: int, end: int) -> int:
             low, high = self._strip(begin, elements), self._strip(end, elements)
-            return int(loops.peel(*self._arguments, low, high, sketch, counts, index, factor, out))
+            lanes = (*self._arguments, low, high)
+            return int(loops.peel(*lanes, sketch, counts, index, self.index_bits, factor, out))
 
         return out, sum(each(elements, work))
+
+    def left_over(
+        self, values: NDArray[np.float32], fixed: FixedPoint, index: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """Return the elements that `decode` left in the index, and their integers, to be added."""
+        words = np.flatnonzero(index)
+        shifts = np.arange(0, 32, self.index_bits, dtype=np.uint32)
+        word, inside = np.nonzero(index[words, np.newaxis] >> shifts & np.uint32(2**self.index_bits - 1))
+        positions = words[word] * shifts.size + inside
+        scaled = np.rint(values[positions].astype(np.float64) * np.ldexp(1.0, fixed.scale))
+        return positions, scaled.astype(np.int32).view(np.uint32)
+
+    def complete(
+        self,
+        out: NDArray[np.float32],
+        positions: NDArray[np.int64],
+        total: NDArray[np.uint32],
+        fixed: FixedPoint,
+    ) -> None:
+        """Write the left-over's sum, given as integers, to out[elements]."""
+        out[positions] = (total.view(np.int32) * np.ldexp(1.0, -fixed.scale)).astype(np.float32)
 
     def peeled(self, positions: NDArray[np.int64]) -> Peeled:
         """Return the result of peeling these candidates, without values."""
@@ -118,9 +144,14 @@ class LhcLayout:
     def _arguments(self) -> tuple[int, int, np.uint64]:
         return self.lanes, self.rows, np.uint64(self.seed)
 
+    def _word(self, element: int) -> int:
+        """Return the word of the index in which `element`, lies."""
+        return element * self.index_bits // 32
+
     def _strip(self, element: int, elements: int) -> int:
         """Return the lane that divides the lanes as `element` divides `elements`."""
-        return self.lanes // _STRIP * element // max(elements, 1) * _STRIP
+        strip = _STRIPS[self.index_bits]
+        return self.lanes // strip * element // max(elements, 1) * strip
 
 
 def smallest_lhc(positions: NDArray[np.int64], elements: int, seed: int = 0) -> LhcLayout | None:

@@ -28,7 +28,9 @@ class DeviceLhc:
         """See `LhcLayout.index`."""
         words, n = self.layout.index_words(values.numel()), values.numel()
         out = torch.empty(words, dtype=torch.int32, device=values.device)
-        kernels.lhc_index_kernel[(-(-words // _WORDS),)](values.view(torch.int32), out, n, words, _WORDS)
+        kernels.lhc_index_kernel[(-(-words // _WORDS),)](
+            values.view(torch.int32), out, n, words, _WORDS, self.layout.index_bits
+        )
         return out
 
     def encode(self, values: Tensor, fixed: FixedPoint, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +40,7 @@ class DeviceLhc:
         counts = torch.zeros(layout.cells // 4, dtype=torch.int32, device=device)
         kernels.lhc_add_kernel[(self._blocks(n),)](
             values.view(torch.int32), index, sketch, counts, self._seed(device), _factor(fixed.scale, device),
-            n, layout.rows, layout.lanes,
+            n, layout.rows, layout.lanes, layout.index_bits,
         )  # fmt: skip
         return sketch, counts
 
@@ -54,14 +56,28 @@ class DeviceLhc:
         while True:
             progress.zero_()
             kernels.lhc_find_kernel[(blocks,)](
-                index, counts, chosen, progress, seed, layout.rows, layout.lanes
+                index, counts, chosen, progress, seed, layout.rows, layout.lanes, layout.index_bits
             )
             found, waiting = progress.tolist()
             if not found:
                 return out, waiting
             kernels.lhc_peel_kernel[(blocks,)](
-                index, counts, sketch, chosen, out, seed, factor, elements, layout.rows, layout.lanes
-            )
+                index, counts, sketch, chosen, out, seed, factor, elements, layout.rows, layout.lanes,
+                layout.index_bits,
+            )  # fmt: skip
+
+    def left_over(self, values: Tensor, fixed: FixedPoint, index: Tensor) -> tuple[Tensor, Tensor]:
+        """See `LhcLayout.left_over`."""
+        bits = self.layout.index_bits
+        words = index.nonzero().flatten()
+        shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=index.device)
+        word, inside = ((index[words, None] >> shifts) & (2**bits - 1)).nonzero().unbind(1)
+        positions = words[word] * len(shifts) + inside
+        return positions, torch.round(values[positions].double() * 2.0**fixed.scale).to(torch.int32)
+
+    def complete(self, out: Tensor, positions: Tensor, total: Tensor, fixed: FixedPoint) -> None:
+        """See `LhcLayout.complete`."""
+        out[positions] = (total.double() * 2.0**-fixed.scale).float()
 
     def _blocks(self, elements: int) -> int:
         return -(-elements // self.layout.lanes)

@@ -17,14 +17,13 @@ _ROUNDING = tl.constexpr(1.5 * 2.0**52)
 
 
 @triton.jit
-def lhc_index_kernel(values, index, n, words, WORDS: tl.constexpr):
-    """Write four bits for each of values[n], given as bit patterns, into index[words]."""
+def lhc_index_kernel(values, index, n, words, WORDS: tl.constexpr, BITS: tl.constexpr):
+    """Write BITS bits for each of values[n], given as bit patterns, into index[words]."""
     word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
-    element = word[:, None] * 8 + tl.arange(0, 8)[None, :]
+    element = word[:, None] * (32 // BITS) + tl.arange(0, 32 // BITS)[None, :]
     used = (tl.load(values + element, mask=element < n, other=0) & 0x7FFFFFFF) != 0
-    tl.store(
-        index + word, tl.sum(used.to(tl.int32) << (tl.arange(0, 8) * 4)[None, :], axis=1), mask=word < words
-    )
+    shifted = used.to(tl.int32) << (tl.arange(0, 32 // BITS) * BITS)[None, :]
+    tl.store(index + word, tl.sum(shifted, axis=1), mask=word < words)
 
 
 @triton.jit
@@ -36,9 +35,10 @@ def _elements(LANES: tl.constexpr):
 
 
 @triton.jit
-def _used(index, element):
+def _used(index, element, BITS: tl.constexpr):
     """Return whether the elements' bits in the index are not 0."""
-    return ((tl.load(index + element // 8) >> (element % 8 * 4).to(tl.int32)) & 15) != 0
+    word = tl.load(index + element // (32 // BITS))
+    return ((word >> (element % (32 // BITS) * BITS).to(tl.int32)) & ((1 << BITS) - 1)) != 0
 
 
 @triton.jit
@@ -51,13 +51,15 @@ def _cells(block, lane, j, seed, rows, LANES: tl.constexpr):
 
 
 @triton.jit
-def lhc_add_kernel(values, index, sketch, counts, seed, factor, n, rows, LANES: tl.constexpr):
+def lhc_add_kernel(
+    values, index, sketch, counts, seed, factor, n, rows, LANES: tl.constexpr, BITS: tl.constexpr
+):
     """Add values[n], given as bit patterns, times `factor` to the sketch, and candidates to the counts."""
     block, lane, element = _elements(LANES)
     value = tl.load(values + element, mask=element < n, other=0).to(tl.float32, bitcast=True)
     scaled = value.to(tl.float64) * tl.load(factor)
     number = ((scaled + _ROUNDING) - _ROUNDING).to(tl.int64).to(tl.int32)
-    used = _used(index, element).to(tl.int32)
+    used = _used(index, element, BITS).to(tl.int32)
     for j in tl.static_range(3):
         cell, sign, at, shift = _cells(block, lane, j, tl.load(seed), rows, LANES)
         tl.atomic_add(sketch + cell, sign * number, mask=number != 0, sem="relaxed")
@@ -65,14 +67,14 @@ def lhc_add_kernel(values, index, sketch, counts, seed, factor, n, rows, LANES: 
 
 
 @triton.jit
-def lhc_find_kernel(index, counts, chosen, progress, seed, rows, LANES: tl.constexpr):
+def lhc_find_kernel(index, counts, chosen, progress, seed, rows, LANES: tl.constexpr, BITS: tl.constexpr):
     """Write the row by which each candidate can be peeled, 1 to 3, or 0, into chosen[elements].
 
     `chosen` covers whole blocks. Add the number of candidates that can be peeled, and of all candidates, to
     progress[2].
     """
     block, lane, element = _elements(LANES)
-    used = _used(index, element)
+    used = _used(index, element, BITS)
     choice = tl.zeros((LANES,), tl.int32)
     for j in tl.static_range(3):
         _, _, at, shift = _cells(block, lane, j, tl.load(seed), rows, LANES)
@@ -84,7 +86,9 @@ def lhc_find_kernel(index, counts, chosen, progress, seed, rows, LANES: tl.const
 
 
 @triton.jit
-def lhc_peel_kernel(index, counts, sketch, chosen, out, seed, factor, n, rows, LANES: tl.constexpr):
+def lhc_peel_kernel(
+    index, counts, sketch, chosen, out, seed, factor, n, rows, LANES: tl.constexpr, BITS: tl.constexpr
+):
     """Remove the chosen candidates from sketch, counts and index; write their values to out[n].
 
     Values are multiplied by `factor`. Only its own candidate reads or changes a pure cell, so there is no
@@ -103,5 +107,6 @@ def lhc_peel_kernel(index, counts, sketch, chosen, out, seed, factor, n, rows, L
         cell, sign, at, shift = _cells(block, lane, j, tl.load(seed), rows, LANES)
         tl.atomic_add(sketch + cell, 0 - sign * number, mask=peeled, sem="relaxed")
         tl.atomic_add(counts + at, 0 - (tl.full((LANES,), 1, tl.int32) << shift), mask=peeled, sem="relaxed")
-    cleared = (tl.full((LANES,), 15, tl.int32) << (element % 8 * 4).to(tl.int32)) ^ -1
-    tl.atomic_and(index + element // 8, cleared, mask=peeled, sem="relaxed")
+    ones = tl.full((LANES,), (1 << BITS) - 1, tl.int32)
+    cleared = (ones << (element % (32 // BITS) * BITS).to(tl.int32)) ^ -1
+    tl.atomic_and(index + element // (32 // BITS), cleared, mask=peeled, sem="relaxed")

@@ -34,6 +34,19 @@ def index(bits: Words, out: Words) -> None:
 
 
 @compiled
+def bitmap(bits: Words, out: Words) -> None:
+    """Write one bit for each element instead of four."""
+    whole = bits.size // 32
+    for w in range(whole):
+        word = _ZERO
+        for e in range(32):
+            word |= np.uint32((bits[32 * w + e] & _MAGNITUDE_MASK) != _ZERO) << np.uint32(e)
+        out[w] = word
+    for i in range(32 * whole, bits.size):
+        out[whole] |= np.uint32((bits[i] & _MAGNITUDE_MASK) != _ZERO) << np.uint32(i & 31)
+
+
+@compiled
 def _row_of(block: int, j: int, rows: int, seed: np.uint64) -> Any:
     """Return the block's j-th row, and whether its sign there is negative."""
     value = mixed(np.uint64(3 * block + j), seed)
@@ -59,6 +72,7 @@ def add(
     values: _Floats,
     factor: float,
     index: Words,
+    index_bits: int,
     sketch: Words,
     counts: Bytes,
 ) -> None:
@@ -67,7 +81,11 @@ def add(
     for start in range(0, values.size, lanes):
         block = values[start : start + lanes]
         _quantize(block, factor, numbers)
-        _flags(index[start // 8 : (start + lanes) // 8].view(np.uint8), used)
+        part = index[start * index_bits // 32 : (start + lanes) * index_bits // 32].view(np.uint8)
+        if index_bits == 1:
+            _flags_of_bits(part, used)
+        else:
+            _flags(part, used)
         for j in range(3):
             row, negative = _row_of((first + start) // lanes, j, rows, seed)
             _add_row(numbers[: block.size], negative, sketch[row * lanes :])
@@ -86,6 +104,14 @@ def _flags(index: Bytes, out: Bytes) -> None:
     for i in range(index.size):
         out[2 * i] = (index[i] & _LOW) != _NONE
         out[2 * i + 1] = (index[i] >> _HALF) != _NONE
+
+
+@compiled
+def _flags_of_bits(index: Bytes, out: Bytes) -> None:
+    """Write a byte for each bit of an index."""
+    for i in range(index.size):
+        for e in range(8):
+            out[8 * i + e] = (index[i] >> np.uint8(e)) & np.uint8(1)
 
 
 @compiled
@@ -114,19 +140,21 @@ def peel(
     sketch: Words,
     counts: Bytes,
     index: Words,
+    index_bits: int,
     factor: float,
     out: _Floats,
 ) -> int:
-    """Peel lanes `low` to `high` (multiples of 16) of all blocks until a round recovers nothing.
+    """Peel lanes `low` to `high` of all blocks until a round recovers nothing.
 
-    Clear the bits of recovered elements in the index. Return the number of left-over candidates.
+    Both begin a word of the index. Clear the bits of recovered elements in the index. Return the number of
+    left-over candidates.
     """
     before, left = -1, -2
     while left != before:
         before, left = left, 0
-        for start in range(0, 8 * index.size, lanes):
-            words = index[(start + low) // 8 : (start + high) // 8]
-            left += _peel_block(lanes, rows, seed, start, low, words, sketch, counts, factor, out)
+        for start in range(0, 32 // index_bits * index.size, lanes):
+            words = index[(start + low) * index_bits // 32 : (start + high) * index_bits // 32]
+            left += _peel_block(lanes, rows, seed, start, low, words, index_bits, sketch, counts, factor, out)
     return left
 
 
@@ -138,6 +166,7 @@ def _peel_block(
     start: int,
     low: int,
     words: Words,
+    index_bits: int,
     sketch: Words,
     counts: Bytes,
     factor: float,
@@ -145,6 +174,9 @@ def _peel_block(
 ) -> int:
     """Run one round over a block's lanes; return the number of candidates that remain."""
     left = 0
+    four = index_bits == 4
+    shift, mask = (_S2, _15) if four else (_ZERO, _ONE)
+    elements = 32 // index_bits
     row_0, negative_0 = _row_of(start // lanes, 0, rows, seed)
     row_1, negative_1 = _row_of(start // lanes, 1, rows, seed)
     row_2, negative_2 = _row_of(start // lanes, 2, rows, seed)
@@ -152,12 +184,14 @@ def _peel_block(
         word = words[w]
         if word == _ZERO:
             continue
-        pairs = np.uint32(word | (word >> _S1))
-        used = np.uint32((pairs | (pairs >> _S2)) & _ONES)
+        used = word
+        if four:
+            pairs = np.uint32(word | (word >> _S1))
+            used = np.uint32((pairs | (pairs >> _S2)) & _ONES)
         while used != _ZERO:
             bit = lowest(used)
             used = np.uint32(used & np.uint32(used - _ONE))
-            lane = low + 8 * w + int(bit >> _S2)
+            lane = low + elements * w + int(bit >> shift)
             # Unsigned indices save Numba the check for negative ones.
             cell_0 = np.uint64(row_0 * lanes + lane)
             cell_1 = np.uint64(row_1 * lanes + lane)
@@ -178,5 +212,5 @@ def _peel_block(
             counts[cell_0] -= np.uint8(1)
             counts[cell_1] -= np.uint8(1)
             counts[cell_2] -= np.uint8(1)
-            words[w] = np.uint32(words[w] & np.uint32(~(_15 << bit)))
+            words[w] = np.uint32(words[w] & np.uint32(~(mask << bit)))
     return left

@@ -12,9 +12,9 @@ class NotEnoughMemoryError(ValueError):
     """A tensor is too large to be measured on this machine. The message says by how much."""
 
 
-def require_memory(elements: int, density: float) -> None:
-    """Raise NotEnoughMemoryError unless a tensor of `elements` elements can be measured."""
-    each, free = _BYTES_PER_ELEMENT + _BYTES_PER_CANDIDATE * density, free_bytes()
+def require_memory(elements: int, density: float, workers: int = 1) -> None:
+    """Raise NotEnoughMemoryError unless a tensor of `elements` elements of each worker can be measured."""
+    each, free = workers * (_BYTES_PER_ELEMENT + _BYTES_PER_CANDIDATE * density), free_bytes()
     if free is not None and elements * each > free:
         raise NotEnoughMemoryError(
             f"--elements: {elements:,} at density {density:g} take about {elements * each / 2**30:,.1f} GiB, "

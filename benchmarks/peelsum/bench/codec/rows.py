@@ -19,6 +19,7 @@ from peelsum.allreduce import BitmapIndex, Choice, Prediction, Settings
 from peelsum.allreduce.costs import Seen, candidates, expected, lower_bound_bits, with_scales
 from peelsum.bench.codec import (
     Device,
+    LhcLayout,
     Measured,
     Support,
     fastest,
@@ -29,17 +30,20 @@ from peelsum.bench.codec import (
     smallest_lhc,
     tensor,
 )
+from peelsum.bench.codec.lhc_best import best_lhc, lhc_variants, published_lhc, timed_lhc
 from peelsum.codec import CELLS_PER_CANDIDATE, SketchLayout, fixed_point, kernels
 
 Form = Literal["auto", "compact", "sketch", "lhc"]
-#: The forms to measure, each with its index. LHC's is fixed, and `auto` chooses its own.
+#: The forms to measure, each with its index. LHC's are LHC_FORMS, and `auto` chooses its own.
 WAYS: tuple[tuple[Form, str], ...] = (
-    ("lhc", "four_bit"),
+    ("lhc", ""),
     ("auto", ""),
     ("compact", "bitmap"),
     ("sketch", "bitmap"),
     ("sketch", "bloom"),
 )
+#: The rows of LHC's layout: of the published size, the smallest that recovers everything, and the fastest.
+LHC_FORMS = ("lhc_published", "lhc", "lhc_best")
 DEFAULT_ELEMENTS = (2**20, 2**24, 2**27)
 QUICK_ELEMENTS = (2**20,)
 DEFAULT_DENSITIES = (0.001, 0.01, 0.05, 0.1, 0.2)
@@ -59,10 +63,9 @@ class Row:
     """Expected share of non-zeros."""
     support: str
     form: str
-    """One of `Form`.
+    """"auto", "compact", "sketch", or one of LHC_FORMS.
 
-    "auto" is the planner's choice for the fewest words; "lhc" is LHC's layout at the smallest size that
-    recovers everything.
+    "auto" is the planner's choice for the fewest words.
     """
     index: str
     device: str
@@ -77,10 +80,18 @@ class Row:
     """Gigabits of dense float32 gradient encoded per second."""
     decode_gbps: float
     """Gigabits of dense float32 gradient decoded per second."""
-    time_ratio_to_lhc: float | None
-    """Time over LHC's; None if LHC was not measured or needs more than one cell per element."""
-    size_ratio_to_lhc: float | None
-    """Size over LHC's; None if LHC was not measured or needs more than one cell per element."""
+    codec_ms: float
+    """Milliseconds of encoding and decoding together."""
+    cells_per_non_zero: float | None = None
+    """Size of LHC's table; None for the other forms."""
+    time_ratio_to_best: float | None = None
+    """`codec_ms` over that of LHC's fastest table and index; None if LHC was not measured."""
+    size_ratio_to_best: float | None = None
+    """Size over that of LHC's fastest table and index; None if LHC was not measured."""
+    time_ratio_to_published: float | None = None
+    """`codec_ms` over that of LHC's published table and index; None if LHC was not measured."""
+    size_ratio_to_published: float | None = None
+    """Size over that of LHC's published table and index; None if LHC was not measured."""
 
 
 class Point(NamedTuple):
@@ -150,45 +161,67 @@ def _rows(
             f"--density: {point.density:g} of {point.elements:,} elements gives no non-zeros; increase either"
         )
     exponent_field = kernels().magnitude(values) >> 23
-    drawn, lhc = _Tensor(device, point, values, positions, exponent_field), None
+    drawn = _Tensor(device, point, values, positions, exponent_field)
+    lhc: dict[str, Row] = {}
     for form, index in ways:
         if form == "lhc":
-            lhc, rounds = _lhc(drawn)
-            if lhc is not None:
-                yield _row(drawn, form, index, lhc, rounds, lhc)
+            lhc = {row.form: row for row in _lhc(drawn)}
+            yield from (_compared(row, lhc) for row in lhc.values())
         else:
-            yield _ours(drawn, form, index, cells_per_candidate, lhc)
+            yield _compared(_ours(drawn, form, index, cells_per_candidate), lhc)
 
 
-def _lhc(drawn: _Tensor) -> tuple[Measured | None, int]:
-    layout = smallest_lhc(drawn.positions, drawn.point.elements)
-    if layout is None:
-        return None, 0
+def _lhc(drawn: _Tensor) -> Iterator[Row]:
     fixed = fixed_point(drawn.exponent_field, 1)
-    rounds = layout.peeled(drawn.positions).rounds
-    return fastest(lambda _: lhc_step(drawn.device, layout, drawn.values, fixed)), rounds
+
+    def step(layout: LhcLayout) -> Measured:
+        return lhc_step(drawn.device, layout, drawn.values, fixed)
+
+    count = drawn.positions.size
+    smallest = smallest_lhc(drawn.positions, drawn.point.elements)
+    measured = {"lhc_published": timed_lhc(published_lhc(count), step)}
+    if smallest is not None:
+        measured["lhc"] = timed_lhc(smallest, step)
+    measured["lhc_best"] = best_lhc(lhc_variants(count, smallest), step, *measured.values())
+    for form, (layout, one) in measured.items():
+        rounds = layout.peeled(drawn.positions).rounds
+        row = _row(drawn, form, "bitmap" if layout.index_bits == 1 else "four_bit", one, rounds)
+        yield replace(row, cells_per_non_zero=round(layout.cells / count, 3))
 
 
-def _ours(drawn: _Tensor, form: Form, index: str, cells_per_candidate: float, lhc: Measured | None) -> Row:
+def _compared(row: Row, lhc: dict[str, Row]) -> Row:
+    """Return the row with its ratios to LHC's rows, if LHC was measured."""
+    if not lhc:
+        return row
+    best, published = lhc["lhc_best"], lhc["lhc_published"]
+    return replace(
+        row,
+        time_ratio_to_best=round(row.codec_ms / best.codec_ms, 4),
+        size_ratio_to_best=round(row.bits_per_element / best.bits_per_element, 4),
+        time_ratio_to_published=round(row.codec_ms / published.codec_ms, 4),
+        size_ratio_to_published=round(row.bits_per_element / published.bits_per_element, 4),
+    )
+
+
+def _ours(drawn: _Tensor, form: Form, index: str, cells_per_candidate: float) -> Row:
     settings = Settings(cells_per_candidate=cells_per_candidate)
-    choice = _choice(drawn, form, index, settings)
+    seen = Seen(drawn.exponent_field, tuple(kernels().occupied(drawn.positions).tolist()))
+    choice = fewest_words(form, index, drawn.point.elements, seen, settings)
     measured = fastest(lambda n: one_step(drawn.device, choice, drawn.values, settings, _LANES, seed=n))
     rounds = None
     if choice.prediction and measured.candidates is not None:
         lanes = choice.lanes or _LANES
         sized = SketchLayout.sized(choice.prediction.candidates, lanes, 0, cells_per_candidate)
         rounds = peel_sketch(sized, measured.candidates).rounds
-    return _row(drawn, form, choice.index.form if choice.index else "none", measured, rounds, lhc)
+    return _row(drawn, form, choice.index.form if choice.index else "none", measured, rounds)
 
 
-def _choice(drawn: _Tensor, form: Form, index: str, settings: Settings) -> Choice:
+def fewest_words(form: Form, index: str, elements: int, seen: Seen, settings: Settings) -> Choice:
     """Return the choice for this form and index, with the parameters that need the fewest words."""
-    seen = Seen(drawn.exponent_field, tuple(kernels().occupied(drawn.positions).tolist()))
     if form == "compact":
-        elements = drawn.point.elements
         words = BitmapIndex().words(elements) + seen.candidates
         return with_scales(Choice("compact", BitmapIndex()), elements, words, settings)
-    found = candidates(drawn.point.elements, seen, settings, predict=False)
+    found = candidates(elements, seen, settings, predict=False)
     if form == "auto":
         return min(found, key=lambda one: one.words).choice
     sketches = (
@@ -199,13 +232,11 @@ def _choice(drawn: _Tensor, form: Form, index: str, settings: Settings) -> Choic
     choice = min(sketches, key=lambda one: one.words).choice
     assert choice.index is not None
     # Send the sketch together with its index, as in training, with an exact prediction.
-    _, passed = expected(choice.index, drawn.point.elements, seen)
-    return replace(choice, prediction=Prediction(drawn.exponent_field, math.ceil(passed)))
+    _, passed = expected(choice.index, elements, seen)
+    return replace(choice, prediction=Prediction(seen.exponent_field, math.ceil(passed)))
 
 
-def _row(
-    drawn: _Tensor, form: str, index: str, measured: Measured, rounds: int | None, lhc: Measured | None
-) -> Row:
+def _row(drawn: _Tensor, form: str, index: str, measured: Measured, rounds: int | None) -> Row:
     elements, count = drawn.point.elements, drawn.positions.size
     peeled = count if measured.candidates is None else measured.candidates.size
     return Row(
@@ -221,6 +252,5 @@ def _row(
         rounds=rounds,
         encode_gbps=round(32 * elements / measured.encode_s / 1e9, 3),
         decode_gbps=round(32 * elements / measured.decode_s / 1e9, 3),
-        time_ratio_to_lhc=round(measured.codec_s / lhc.codec_s, 4) if lhc else None,
-        size_ratio_to_lhc=round(measured.words / lhc.words, 4) if lhc else None,
+        codec_ms=round(1e3 * measured.codec_s, 4),
     )

@@ -74,7 +74,7 @@ def _row(whole: NDArray[np.float32], lengths: NDArray[np.int64], density: float)
         tensors=len(lengths),
         elements=whole.size,
         density=density,
-        lower_bound=round(lower_bound_bits(whole.size, np.count_nonzero(whole)) / 32, 1),
+        lower_bound=round(lower_bound_bits(whole.size, int(np.count_nonzero(whole))) / 32, 1),
         words=sum(tensor.words_sent for tensor in result.tensors),
         cpu_ms=round(1e3 * median(spent[_WARM_UPS:]), 2),
     )

@@ -14,21 +14,26 @@ from peelsum.cli.options import Json, within
 if TYPE_CHECKING:
     from peelsum.bench.codec.precision import PrecisionRow
     from peelsum.bench.codec.recovery import LeftOver, NotPeeled
+    from peelsum.bench.codec.rivals import RivalRow
     from peelsum.bench.codec.rows import Point, Row
     from peelsum.bench.codec.sequences import SequenceRow
     from peelsum.bench.codec.small import SmallRow
 
 _HEADINGS = ("elements", "density", "support", "form", "index", "bits/el.", "x bound", "peeled", "rounds")
-_SPEEDS = ("enc Gb/s", "dec Gb/s", "time/LHC", "size/LHC")
+_SPEEDS = ("enc Gb/s", "dec Gb/s", "ms", "cells/nz", "time/best", "size/best", "time/publ", "size/publ")
 _SEQUENCE_HEADINGS = (
     "elements", "sequence", "network", "way", "density", "x bound", "worst", "exch.", "wrongly dense"
 )  # fmt: skip
 _SEQUENCE_WIDTHS = (10, 12, 8, 8, 8, 8, 8, 6, 14)
 _SMALL_HEADINGS = ("tensors", "elements", "density", "bound", "words", "CPU ms")
 _SMALL_WIDTHS = (8, 10, 8, 9, 9, 8)
+_RIVAL_HEADINGS = (
+    "elements", "density", "workers", "way", "sent b/el", "recv b/el", "enc ms", "comb. ms", "dec ms", "adds"
+)  # fmt: skip
+_RIVAL_WIDTHS = (10, 8, 7, 16, 9, 9, 9, 9, 9, 7)
 _PRECISION_HEADINGS = ("model", "step", "way", "sums", "median err", "p99 err", "lost", "scales")
 _PRECISION_WIDTHS = (6, 5, 10, 9, 10, 9, 8, 8)
-_WIDTHS = (10, 8, 8, 8, 10, 9, 8, 8, 7, 9, 9, 9, 9)
+_WIDTHS = (10, 8, 8, 13, 9, 9, 8, 8, 7, 9, 9, 9, 9, 9, 9, 9, 9)
 
 
 def codec(
@@ -51,6 +56,9 @@ def codec(
     ] = False,
     small: Annotated[
         bool, typer.Option("--small", help="Measure a step of a hundred small tensors instead.")
+    ] = False,
+    rivals: Annotated[
+        bool, typer.Option("--rivals", help="Compare with zstd, lz4 and torch.sparse_coo instead.")
     ] = False,
     precision: Annotated[
         bool, typer.Option(help="Measure errors of sums of real gradients instead; takes minutes.")
@@ -79,6 +87,9 @@ def codec(
         return
     if small:
         _small(seed=seed, json=json)
+        return
+    if rivals:
+        _rivals(elements, density, quick=quick, seed=seed, json=json)
         return
     chosen = [known for known in SUPPORTS if known in (support or SUPPORTS)]
     errors = (bench.CodecBenchError, NoDeviceError, NotEnoughMemoryError, NotExactError)
@@ -110,6 +121,51 @@ def _sequences(elements: list[int] | None, *, quick: bool, seed: int, json: bool
         else:
             print("#" + aligned(_SEQUENCE_HEADINGS, _SEQUENCE_WIDTHS)[1:], flush=True)
             list(printed(rows, _sequence_line, json=False))
+
+
+def _rivals(
+    elements: list[int] | None, density: list[float] | None, *, quick: bool, seed: int, json: bool
+) -> None:
+    from peelsum.bench.codec import NotEnoughMemoryError, NotExactError
+    from peelsum.bench.codec import rivals as bench
+    from peelsum.bench.codec.rows import QUICK_ELEMENTS
+
+    sizes = elements or (QUICK_ELEMENTS if quick else bench.DEFAULT_ELEMENTS)
+    with (
+        measuring(bench.MissingRivalError, NotEnoughMemoryError, NotExactError, json=json),
+        closing(bench.bench_rivals(sizes, density or (bench.DENSITY,), seed=seed)) as rows,
+    ):
+        if json:
+            _print_list(_counted(rows))
+        else:
+            print("#" + aligned(_RIVAL_HEADINGS, _RIVAL_WIDTHS)[1:], flush=True)
+            list(printed(rows, _rival_line, json=False))
+
+
+def _counted(rows: Iterable[RivalRow]) -> Iterator[RivalRow]:
+    """Yield the rows, and show the last one's name on stderr meanwhile."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("measuring") as status:
+        for row in rows:
+            status.update(f"measured {row.way} of {row.elements:,} elements, {row.workers} workers")
+            yield row
+
+
+def _rival_line(row: RivalRow) -> str:
+    cells = (
+        str(row.elements),
+        f"{row.density:.4g}",
+        str(row.workers),
+        row.way,
+        f"{8 * row.bytes_sent / row.elements:.3f}",
+        f"{8 * row.bytes_received / row.elements:.3f}",
+        f"{row.encode_ms:.2f}",
+        f"{row.combine_ms:.2f}",
+        f"{row.decode_ms:.2f}",
+        row.arithmetic,
+    )
+    return aligned(cells, _RIVAL_WIDTHS)
 
 
 def _small(*, seed: int, json: bool) -> None:
@@ -174,9 +230,9 @@ def _precision_line(row: PrecisionRow) -> str:
     return aligned(cells, _PRECISION_WIDTHS)
 
 
-def _print_list(rows: Iterable[Row | SequenceRow | SmallRow | PrecisionRow]) -> None:
+def _print_list(rows: Iterable[Row | SequenceRow | SmallRow | PrecisionRow | RivalRow]) -> None:
     """Print a list of objects; on Ctrl-C, that of the rows measured so far."""
-    found: list[Row | SequenceRow | SmallRow | PrecisionRow] = []
+    found: list[Row | SequenceRow | SmallRow | PrecisionRow | RivalRow] = []
     try:
         for row in rows:
             found.append(row)
@@ -200,7 +256,10 @@ def _with_progress(rows: Iterable[Row], points: Sequence[Point]) -> Iterator[Row
 
 
 def _line(row: Row) -> str:
-    ratios = (row.time_ratio_to_lhc, row.size_ratio_to_lhc)
+    ratios = (
+        row.time_ratio_to_best, row.size_ratio_to_best,
+        row.time_ratio_to_published, row.size_ratio_to_published,
+    )  # fmt: skip
     cells = (
         str(row.elements),
         f"{row.density:.4g}",
@@ -213,6 +272,8 @@ def _line(row: Row) -> str:
         "-" if row.rounds is None else str(row.rounds),
         f"{row.encode_gbps:.1f}",
         f"{row.decode_gbps:.1f}",
+        f"{row.codec_ms:.3f}",
+        "-" if row.cells_per_non_zero is None else f"{row.cells_per_non_zero:.2f}",
         *("-" if ratio is None else f"{ratio:.3f}" for ratio in ratios),
     )
     return aligned(cells, _WIDTHS)

@@ -1,0 +1,85 @@
+"""`bench codec --rivals`: exact or close sums, sizes that follow from the tensors, a row for every way."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from command_line import peelsum
+
+from peelsum.bench.codec import NotExactError, tensor
+from peelsum.bench.codec import rivals as bench
+
+N, WORKERS = 1 << 16, (2, 4)
+WAYS = [*bench.OURS, "zstd level 1", "zstd level 3", "lz4", "torch.sparse_coo", "float32"]
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[bench.RivalRow]:
+    return list(bench.bench_rivals([N], [0.05], WORKERS, seed=3))
+
+
+def workers_tensors(workers: int) -> list[bench.Floats]:
+    return [tensor("uniform", N, 0.05, 3 + worker)[0] for worker in range(workers)]
+
+
+def test_every_way_is_measured_for_every_number_of_workers(rows: list[bench.RivalRow]) -> None:
+    assert [(row.workers, row.way) for row in rows] == [(number, way) for number in WORKERS for way in WAYS]
+    for row in rows:
+        assert (row.elements, row.density) == (N, 0.05)
+        assert row.arithmetic == ("int32" if row.way in bench.OURS else "float32")
+        assert row.combine_ms > 0
+        assert row.way == "float32" or min(row.encode_ms, row.decode_ms) > 0
+
+
+def test_sizes_are_those_of_the_tensors(rows: list[bench.RivalRow]) -> None:
+    for workers in WORKERS:
+        sizes = {row.way: (row.bytes_sent, row.bytes_received) for row in rows if row.workers == workers}
+        used = [values != 0 for values in workers_tensors(workers)]
+        own, union = np.count_nonzero(used[0]), np.count_nonzero(np.any(used, axis=0))
+        assert sizes["float32"] == (4 * N, 4 * N)
+        assert sizes["torch.sparse_coo"] == (12 * own, 12 * union)
+        scales = 4 * N // 256  # blocks of 256 elements: the smallest with at most a word for 32 others
+        assert sizes["compact"] == 2 * (N // 8 + 4 * 8 + scales + 4 * union,)
+        assert sizes["auto"][0] <= sizes["compact"][0] < sizes["sketch"][0]
+        for way in ("zstd level 1", "zstd level 3", "lz4"):
+            sent, received = sizes[way]
+            assert 4 * own < sent < received < 4 * N
+
+
+def test_the_exact_ways_give_the_sum_of_integers() -> None:
+    tensors = workers_tensors(3)
+    for form, index in bench.OURS.values():
+        choice = bench.fewest_words(form, index, N, bench._seen(tensors), bench.Settings())
+        run = bench._exchange(choice, tensors, 5)
+        factor = np.ldexp(1.0, run.fixed.scales_at(np.arange(N)))
+        total = sum(np.rint(values * factor).astype(np.int64) for values in tensors)
+        np.testing.assert_array_equal(run.decoded, (total / factor).astype(np.float32))
+
+
+def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_float_sum", lambda tensors: next(iter(tensors)) * 2)
+    with pytest.raises(NotExactError, match="sum: it differs from that of NumPy's float64"):
+        list(bench.bench_rivals([4096], [0.05], [2]))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    message = r"--rivals: zstandard is not installed; run: pip install 'peelsum\[rivals\]'"
+    with pytest.raises(bench.MissingRivalError, match=message):
+        bench.bench_rivals([N])
+
+
+def test_the_command_prints_a_line_or_an_object_for_each_row() -> None:
+    done = peelsum("bench", "codec", "--rivals", "--elements", "4096")
+    assert done.returncode == 0, done.stderr
+    headings, *lines = done.stdout.splitlines()
+    assert headings.startswith("#")
+    assert len(lines) == len(bench.WORKERS) * len(WAYS)
+    assert lines[0].split()[:4] == ["4096", "0.05", "2", "auto"]
+    done = peelsum("bench", "codec", "--rivals", "--elements", "4096", "--density", "0.1", "--json")
+    rows = json.loads(done.stdout)
+    assert [row["way"] for row in rows] == len(bench.WORKERS) * WAYS
+    assert set(rows[0]) == set(bench.RivalRow.__dataclass_fields__)
