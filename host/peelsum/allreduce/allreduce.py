@@ -227,8 +227,8 @@ class Allreduce:
                 raise PlanMismatchError(
                     f"plan: not the same on every worker; worker {self._summation.worker_id} has {plan} "
                     f"in step {self._steps}; pass the same names, shapes, dtypes and settings, in the same "
-                    "order, and the same version of peelsum, on every worker, and make a new Allreduce on all "
-                    "of them or on none"
+                    "order, and the same version of peelsum, on every worker, and make a new Allreduce on "
+                    "all of them or on none"
                 )
 
         # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.

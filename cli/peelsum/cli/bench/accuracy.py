@@ -126,7 +126,7 @@ def _cells(rows: Sequence[Row]) -> list[str]:
         reached,
         f"{compress:.1f}",
         *map(_time, rows),
-        "-" if one.method == "dense" else _number(one.pays_below_gbps, "never"),
+        "-" if one.method == "dense" or one.faster is None else _number(one.pays_below_gbps, "never"),
     ]
 
 
