@@ -30,7 +30,7 @@ def accuracy(
     compressor: Annotated[
         str,
         typer.Option(
-            help="Methods, separated by commas: NAME[:PARAMETER][/no-feedback][/momentum][/bucket]."
+            help="Methods by commas: NAME or NAME:PARAMETER, then /no-feedback, /momentum or /bucket."
         ),
     ] = _METHODS,
     workers: Annotated[int, typer.Option(help="Workers that share the data.")] = 4,
