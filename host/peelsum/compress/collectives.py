@@ -14,23 +14,8 @@ Bytes = NDArray[np.uint8]
 _NOTHING = np.zeros(0, np.uint32)
 
 
-class Collectives(Protocol):
-    """What a `Summation` has, and a broadcast and a gather."""
-
-    @property
-    def lanes(self) -> int:
-        """See `Summation.lanes`."""
-
-    @property
-    def workers(self) -> int:
-        """See `Summation.workers`."""
-
-    @property
-    def worker_id(self) -> int:
-        """See `Summation.worker_id`."""
-
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum_words`."""
+class Collectives(Summation, Protocol):
+    """A `Summation` that also has a broadcast and a gather."""
 
     def broadcast(
         self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
