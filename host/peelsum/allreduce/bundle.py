@@ -22,7 +22,7 @@ from peelsum.codec import cpu_bundle_loops as loops
 from peelsum.codec.cpu import frozen, occupied
 from peelsum.summation import Words
 
-#: Elements of the largest tensor in a bundle. A larger one costs more to copy than its rounds cost.
+#: Elements of the largest tensor in a bundle. Larger ones gain little: their time goes into their elements.
 LARGEST = 2**13
 #: Elements in a block of scales, of a dense tensor.
 _BLOCK = 32

@@ -294,8 +294,8 @@ class TensorExchange:
     def occupied(self) -> tuple[int, ...]:
         """Count the blocks of 2**b elements that hold a non-zero of the union, for each b.
 
-        If the union is not known (a dense tensor, or false positives among the candidates), the non-zeros of
-        the sum are counted instead, unless most of the candidates are values that were rounded to 0.
+        The union is not known of a dense tensor, nor if there are false positives among the candidates. Then
+        the sum's non-zeros are counted, unless most of the candidates were rounded to 0.
         """
         positions = self.positions
         if positions is None:

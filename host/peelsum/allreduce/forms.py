@@ -35,8 +35,8 @@ class FormChooser:
     `forms` is one form for all tensors, or a dict of forms by name; names that it lacks get `auto`. `index`
     is the form of every first index, or `auto`. `auto` takes the least time over `network`, by formula. In a
     tensor's first step `auto` is dense, or, if its name is in `sparse`, compact. With `predict`, dense values
-    and sketches are sent with the index, at a scale and size predicted from past steps; `auto` does so only
-    while past steps took so few words that one sent in vain leaves the total within bounds. Raises
+    and sketches are sent with the index, at a scale and size predicted from past steps. `auto` does so only
+    while a prediction that fails would leave the words of all steps within their bound. Raises
     InvalidRequestError for an unknown form and for names that are not strings.
     """
 

@@ -111,8 +111,8 @@ def largest_exponent_field(words: NDArray[np.uint32]) -> int | None:
 def scale_for(exponent_field: int, fan_in: int) -> int:
     """Return the largest s for which the sum of `fan_in` values of this exponent, times 2**s, fits an int32.
 
-    A float32 of exponent E is at most 2**(E + 1) * (1 - 2**-24). So its integer is at most 2**h - 2**(h -
-    24), with h = E + 1 + s, or 2**h if h is below 24, as rounding can then carry. Subnormals count as E =
+    A float32 of exponent E is at most 2**(E + 1) * (1 - 2**-24). With h = E + 1 + s, its integer is at most
+    2**h - 2**(h - 24). If h is below 24, rounding can carry, and it is at most 2**h. Subnormals count as E =
     -127. Raises CodecError for a fan-in below 1 or above 2**31 - 1, and for an exponent field that is not 0
     to 254.
     """

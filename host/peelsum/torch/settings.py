@@ -111,7 +111,7 @@ class Settings:
 
     @property
     def needs_group(self) -> bool:
-        """Whether a process group is needed beside a backend that is none."""
+        """Whether a process group is needed as well, if the backend is a switch."""
         if self.strategy is not None:
             return any(carrier_of(one) == "group" for one in self.strategy.methods or METHODS)
         return self.makes_backend and self.method is not None and self.method.kind == "gather"
