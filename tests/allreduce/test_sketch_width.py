@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from peelsum.allreduce import Choice, Settings
 from peelsum.allreduce.costs import Seen, block_width
+from peelsum.allreduce.exchange import Setting, TensorExchange
+from peelsum.allreduce.indexes import BitmapIndex
+from peelsum.allreduce.staging import Sums
 from peelsum.codec import SketchLayout, kernels
 
 N, SEEDS = 1 << 20, 100
@@ -47,3 +51,30 @@ def test_one_in_a_hundred_sketches_may_have_left_over(count: int) -> None:
             out = np.empty(where.size, np.int32)
             failed[kind] += len(ops.sketch_decode(layout, np.zeros(layout.cells, np.uint32), where, out)) > 0
     assert sum(failed.values()) <= 0.01 * SEEDS * len(KINDS), failed
+
+
+@pytest.mark.parametrize("kind", ["uniform", "rows of 1024", "one segment of full rows"])
+@pytest.mark.parametrize("seed", range(3))
+def test_segments_of_default_size_peel_to_the_end(kind: str, seed: int) -> None:
+    rng, n = np.random.default_rng(seed), 2**22
+    chosen = rng.random(n) < 0.05
+    if kind == "rows of 1024":
+        chosen = np.repeat(rng.random(n // 1024) < 0.05, 1024)
+    elif kind == "one segment of full rows":
+        chosen[: 2**17] = np.repeat(rng.random(2**7) < 0.6, 1024)
+    values = np.where(chosen, rng.standard_normal(n), 0).astype(np.float32)
+    setting = Setting(kernels(), 1, 256, Settings(), seed)
+    exchange = TensorExchange(Choice("sketch", BitmapIndex()), values, setting)
+    rounds = exchange.rounds()
+    asked, sent = next(rounds), []
+    while True:
+        ored, added = np.zeros(asked.or_words, np.uint32), np.zeros(asked.add_words, np.uint32)
+        asked.write(ored, added)
+        sent.append(added.size)
+        try:
+            asked = rounds.send(Sums(ored, added))
+        except StopIteration:
+            break
+    assert len(sent) == 2  # index and sketch, without a round for left-over
+    np.testing.assert_array_equal(exchange.total, exchange.quantized)
+    assert sent[1] < 1.42 * exchange.positions.size

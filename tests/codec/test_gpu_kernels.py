@@ -276,6 +276,14 @@ def test_sketch_of_any_layout(where: set[int], lanes: int, rows: int, seed: int)
     peeled(SketchLayout(lanes, rows, seed), positions, positions.astype(np.int32))
 
 
+@pytest.mark.parametrize(("share", "segments"), [(1, 173), (29, 6), (173, 1), (100, 2)])
+def test_sketch_in_segments(share: int, segments: int) -> None:
+    rng = np.random.default_rng(share)
+    where = np.sort(rng.choice(3000, 173, replace=False)).astype(np.int64) + FAR
+    numbers = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
+    peeled(SketchLayout(8, 4, 11, segments, share), where, numbers)
+
+
 def test_peeling_that_takes_more_rounds_than_one_launch() -> None:
     layout = SketchLayout(1, 200, 3)
     where = chain(layout, 6 * gpu_launch.ROUNDS)

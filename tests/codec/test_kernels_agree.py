@@ -99,6 +99,34 @@ def test_sketch(n: int, lanes: int, cells_per_candidate: float) -> None:
         np.testing.assert_array_equal(pair[0], pair[1])
 
 
+@pytest.mark.parametrize("cores", [1, 3])
+@pytest.mark.parametrize(("share", "segments"), [(1, 389), (37, 11), (389, 1), (390, 2), (200, 2)])
+def test_segments(share: int, segments: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_CORES", cores)
+    monkeypatch.setattr(threads, "PER_CORE", 1)
+    rng = np.random.default_rng(share)
+    where = np.sort(rng.choice(5000, 389, replace=False)).astype(np.int64)
+    numbers = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
+    layout = SketchLayout(8, 6, 9, segments, share)
+    sketches = [np.full(layout.cells, 7, np.uint32) for _ in range(3)]
+    decoded = [np.full(where.size, 7, np.int32) for _ in range(3)]
+    left = []
+    for i, ops in enumerate((CPU, REFERENCE)):
+        ops.sketch_encode(layout, where, numbers, sketches[i])
+        left.append(ops.sketch_decode(layout, sketches[i], where, decoded[i]))
+    # Independently: every segment is a sketch of its own.
+    alone, parts = SketchLayout(8, 6, 9), []
+    for s in range(segments):
+        part = slice(s * share, (s + 1) * share)
+        cells = sketches[2][s * alone.cells : (s + 1) * alone.cells]
+        REFERENCE.sketch_encode(alone, where[part], numbers[part], cells)
+        parts.append(s * share + REFERENCE.sketch_decode(alone, cells, where[part], decoded[2][part]))
+    left.append(np.concatenate(parts))
+    for results in (sketches, decoded, left):
+        np.testing.assert_array_equal(results[0], results[2])
+        np.testing.assert_array_equal(results[1], results[2])
+
+
 def test_read_only_and_foreign_memory_is_read() -> None:
     sample = np.frombuffer(values(97).tobytes(), np.float32)
     assert not sample.flags.writeable

@@ -180,6 +180,19 @@ def test_default_size_peels_a_bucket_to_the_end(seed: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("candidates", "segments", "share"),
+    [(0, 1, 1), (1, 1, 1), (65536, 1, 65536), (65537, 2, 32769), (131072, 2, 65536), (10**6, 16, 62500)],
+)
+def test_a_known_union_is_cut_into_even_segments(candidates: int, segments: int, share: int) -> None:
+    layout = SketchLayout.segmented(candidates, 32, 5, 1.3)
+    assert (layout.segments, layout.share) == (segments, share)
+    assert layout.rows == SketchLayout.sized(share if segments > 1 else candidates, 32, 5, 1.3).rows
+    slices = layout.slices(candidates)
+    assert [i for a, b in slices for i in range(a, b)] == list(range(candidates))
+    assert len(slices) == segments
+
+
+@pytest.mark.parametrize(
     ("lanes", "rows", "seed", "field"),
     [(0, 1, 0, "lanes"), (1, 0, 0, "rows"), (1, 2**31, 0, "rows"), (1, 1, -1, "seed"), (1, 1, 2**64, "seed")],
 )

@@ -203,7 +203,8 @@ def _with_one_scale(
         for index in indexes(elements, seen, limbs * per_candidate):
             _, passed = expected(index, elements, seen)
             sized_for = math.ceil(_with_margin(passed) if predict else passed)
-            layout = SketchLayout.sized(sized_for, lanes, 0, per_candidate)
+            sized = SketchLayout.sized if predict else SketchLayout.segmented
+            layout = sized(sized_for, lanes, 0, per_candidate)
             guess = seen.prediction(passed) if predict else None
             choice = Choice("sketch", index, guess, lanes)
             yield _sparse(choice, elements, seen, limbs * layout.cells, 1 + late)

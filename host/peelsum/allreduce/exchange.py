@@ -248,8 +248,8 @@ class TensorExchange:
         self.total = self._by_limb(sums.added)
 
     def _sketched(self, fixed: FixedPoint, positions: Positions) -> Rounds:
-        union = Seen(0, tuple(self._ops.occupied(positions).tolist()))
-        layout = self._layout(len(positions), block_width(union))
+        per_candidate = self._setting.settings.cells_per_candidate
+        layout = segmented_layout(self._ops, positions, self._setting.seed, per_candidate)
         quantized = self._quantized(fixed, positions)
 
         def write(ored: Words, added: Words) -> None:
@@ -345,3 +345,14 @@ class TensorExchange:
 
     def _by_limb(self, words: Words) -> Limbs:
         return self._memory.by_limb(words, self._limbs)
+
+
+def segmented_layout(
+    ops: Kernels, positions: Positions, seed: int, cells_per_candidate: float
+) -> SketchLayout:
+    """Return the layout of a sketch of a known union; the segment with the narrowest blocks sets `lanes`."""
+    k = len(positions)
+    segments = SketchLayout.segmented(k, 1, seed, cells_per_candidate).slices(k)
+    occupied = (tuple(ops.occupied(positions[a:b]).tolist()) for a, b in segments)
+    lanes = min(block_width(Seen(0, blocks)) for blocks in occupied)
+    return SketchLayout.segmented(k, lanes, seed, cells_per_candidate)

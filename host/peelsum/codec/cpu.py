@@ -23,6 +23,8 @@ from peelsum.codec.threads import each, slices
 
 #: Below this many cells, twice a cell's number plus one bit fits a uint32.
 _NARROW_CELLS = 2**31
+#: Peeling a candidate takes as long as a pass over so many elements, or longer: 18 ns and more.
+_ELEMENTS_OF_A_CANDIDATE = 16
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -217,7 +219,13 @@ def sketch_encode(
 ) -> None:
     """See `Kernels.sketch_encode`."""
     out[:] = 0
-    loops.sketch_encode(*_sketch(layout), frozen(positions), frozen(values.view(np.uint32)), out)
+    where, words, size = frozen(positions), frozen(values.view(np.uint32)), layout.segment_cells
+
+    def work(first: int, last: int) -> None:
+        for s, (a, b) in list(enumerate(layout.slices(where.size)))[first:last]:
+            loops.sketch_encode(*_sketch(layout), where[a:b], words[a:b], out[s * size : (s + 1) * size])
+
+    each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * where.size)
 
 
 def index_sketch(
@@ -252,14 +260,42 @@ def sketch_decode(
     out: NDArray[np.int32],
 ) -> NDArray[np.int64]:
     """See `Kernels.sketch_decode`."""
-    size = SUB_TABLES * positions.size
-    places = np.empty(size, np.uint32) if layout.cells < _NARROW_CELLS else np.empty(size, np.uint64)
-    cells = np.empty(layout.cells, np.uint64)
-    peel_loops.load(*_sketch(layout), frozen(positions), frozen(sketch), places, cells)
-    left, before, count = np.arange(positions.size), -1, positions.size
-    while count != before:
-        before, count = count, peel_loops.sweep(places, cells, left, count, out.view(np.uint32))
-    return left[:count]
+    where, numbers, size = frozen(positions), out.view(np.uint32), layout.segment_cells
+
+    def work(first: int, last: int) -> list[NDArray[np.int64]]:
+        room, left = None, []
+        for s, (a, b) in list(enumerate(layout.slices(where.size)))[first:last]:
+            room = room or _Peeling(layout, b - a)
+            cells = frozen(sketch[s * size : (s + 1) * size])
+            left.append(a + room.peeled(layout, cells, where[a:b], numbers[a:b]))
+        return left
+
+    parts = each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * where.size)
+    return np.concatenate([left for part in parts for left in part])
+
+
+class _Peeling:
+    """Memory for peeling segments of up to `candidates` candidates, one after the other."""
+
+    def __init__(self, layout: SketchLayout, candidates: int) -> None:
+        narrow, size = layout.segment_cells < _NARROW_CELLS, SUB_TABLES * candidates
+        self._places = np.empty(size, np.uint32) if narrow else np.empty(size, np.uint64)
+        self._cells = np.empty(layout.segment_cells, np.uint64)
+
+    def peeled(
+        self,
+        layout: SketchLayout,
+        sketch: NDArray[np.uint32],
+        positions: NDArray[np.int64],
+        out: NDArray[np.uint32],
+    ) -> NDArray[np.int64]:
+        """Peel one segment; return the left-over among its candidates."""
+        places, cells = self._places[: SUB_TABLES * positions.size], self._cells
+        peel_loops.load(*_sketch(layout), positions, sketch, places, cells)
+        left, before, count = np.arange(positions.size), -1, positions.size
+        while count != before:
+            before, count = count, peel_loops.sweep(places, cells, left, count, out)
+        return left[:count]
 
 
 def _words(bitmap: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.uint32]:

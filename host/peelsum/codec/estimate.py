@@ -30,6 +30,6 @@ def estimate_left_over(
     """
     peeled = np.empty_like(sketch)
     ops.sketch_encode(layout, positions, values, peeled)
-    cells, signs = places(layout, positions[left])
+    cells, signs = places(layout, positions[left], left)
     seen = ((sketch - peeled)[cells] * signs).view(np.int32)
     values[left] = np.rint(seen.astype(np.float64).mean(axis=1)).astype(np.int32)

@@ -281,7 +281,7 @@ def sketch_encode(
     _stride(
         sketches.sketch_encode_kernel, candidates,
         candidates.positions, candidates.count, values, out, seed,
-        candidates.capacity, layout.rows, layout.lanes, _CANDIDATES,
+        candidates.capacity, layout.rows, layout.share, layout.lanes, layout.segments > 1, _CANDIDATES,
     )  # fmt: skip
 
 
@@ -321,13 +321,14 @@ def peel(
     _stride(
         peeling.load_kernel, candidates,
         candidates.positions, candidates.count, room.state, room.waiting, out, seed,
-        candidates.capacity, layout.rows, layout.lanes, _CANDIDATES,
+        candidates.capacity, layout.rows, layout.share, layout.lanes, layout.segments > 1, _CANDIDATES,
     )  # fmt: skip
     if not candidates.capacity:
         return
     _run(
         peeling.first_round_kernel, -(-layout.cells // _BLOCK),
-        room.state, room.queue, room.grown, room.waiting, layout.cells, layout.cells // SUB_TABLES, _BLOCK,
+        room.state, room.queue, room.grown, room.waiting,
+        layout.cells, layout.segment_cells // SUB_TABLES, _BLOCK,
     )  # fmt: skip
     peel_on(layout, seed, candidates, room, out, 0)
 
@@ -340,7 +341,8 @@ def peel_on(
         _stride(
             peeling.round_kernel, candidates,
             candidates.positions, room.state, room.sums, room.queue, room.grown, room.waiting, out, seed,
-            done, round_, layout.rows, layout.lanes, room.rounds, _CANDIDATES,
+            done, round_, layout.rows, layout.share, layout.lanes, layout.segments > 1, room.rounds,
+            _CANDIDATES,
         )  # fmt: skip
 
 

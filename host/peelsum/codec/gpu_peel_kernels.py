@@ -15,7 +15,7 @@ import triton.language as tl
 
 from peelsum.codec import layout
 from peelsum.codec.gpu_index_kernels import singly, wide
-from peelsum.codec.gpu_sketch_kernels import cells_of
+from peelsum.codec.gpu_sketch_kernels import cells_of, segment_of
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _ONE = tl.constexpr(2**32)
@@ -25,8 +25,9 @@ _ITEM = tl.constexpr(4)
 
 @triton.jit
 def load_kernel(
-    positions, count, state, waiting, out, seed, capacity, rows, LANES: tl.constexpr, BLOCK: tl.constexpr
-):
+    positions, count, state, waiting, out, seed, capacity, rows, share,
+    LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Add candidates to their cells' state, which must be zero; mark all as waiting and zero their values."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
@@ -35,9 +36,10 @@ def load_kernel(
         position = tl.load(positions + t, mask=inside, other=0)
         tl.store(waiting + t, tl.full((BLOCK,), 1, tl.int32), mask=inside)
         tl.store(out + t, tl.zeros((BLOCK,), tl.int32), mask=inside)
+        segment = segment_of(t, share, rows, LANES, SEGMENTED)
         for j in tl.static_range(_SUB_TABLES):
             cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
-            tl.atomic_add(state + cell, t + _ONE, mask=inside, sem="relaxed")
+            tl.atomic_add(state + segment + cell, t + _ONE, mask=inside, sem="relaxed")
 
 
 @triton.jit
@@ -54,16 +56,16 @@ def _queue(queue, end, grown, waiting, state, sub_table, inside):
 
 @triton.jit
 def first_round_kernel(state, queue, grown, waiting, cells, table_cells, BLOCK: tl.constexpr):
-    """Queue the candidates of all initially pure cells; a sub-table has `table_cells` of `cells` cells."""
+    """Queue the candidates of all initially pure cells; a segment's sub-table has `table_cells` of `cells`."""
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     held = tl.load(state + cell, mask=cell < cells, other=0)
-    _queue(queue, wide(0), grown, waiting, held, cell // table_cells, cell < cells)
+    _queue(queue, wide(0), grown, waiting, held, cell // table_cells % _SUB_TABLES, cell < cells)
 
 
 @triton.jit(do_not_specialize=["done", "round_"])
 def round_kernel(
-    positions, state, sums, queue, grown, waiting, out, seed, done, round_, rows,
-    LANES: tl.constexpr, ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
+    positions, state, sums, queue, grown, waiting, out, seed, done, round_, rows, share,
+    LANES: tl.constexpr, SEGMENTED: tl.constexpr, ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel the candidates that the previous round queued; queue those whose cells become pure.
 
@@ -78,16 +80,19 @@ def round_kernel(
         item = tl.load(queue + at, mask=inside, other=0)
         candidate, alone_in = item // _ITEM, item % _ITEM
         position = tl.load(positions + candidate, mask=inside, other=0)
+        segment = segment_of(candidate, share, rows, LANES, SEGMENTED)
         value = tl.zeros((BLOCK,), tl.int32)
         for j in tl.static_range(_SUB_TABLES):
             cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
-            own = tl.load(sums + cell, mask=inside & (alone_in == j), other=0)
+            own = tl.load(sums + segment + cell, mask=inside & (alone_in == j), other=0)
             value += tl.where(negative, 0 - own, own)
         tl.store(out + candidate, value, mask=inside)
         for j in tl.static_range(_SUB_TABLES):
             cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
             shared = inside & (alone_in != j)
-            tl.atomic_add(sums + cell, tl.where(negative, value, 0 - value), mask=shared, sem="relaxed")
+            tl.atomic_add(
+                sums + segment + cell, tl.where(negative, value, 0 - value), mask=shared, sem="relaxed"
+            )
             gone = candidate + _ONE
-            before = tl.atomic_add(state + cell, 0 - gone, mask=shared, sem="relaxed")
+            before = tl.atomic_add(state + segment + cell, 0 - gone, mask=shared, sem="relaxed")
             _queue(queue, end, grown + round_ + 1, waiting, before - gone, j, shared)

@@ -52,6 +52,14 @@ def cells_of(position, seed, j, rows, LANES: tl.constexpr):
 
 
 @triton.jit
+def segment_of(rank, share, rows, LANES: tl.constexpr, SEGMENTED: tl.constexpr):
+    """Return the first cell, int64, of the segment of candidates of these ranks."""
+    if SEGMENTED:
+        return rank // share * (_SUB_TABLES * wide(rows) * LANES)
+    return rank * 0
+
+
+@triton.jit
 def _power_of_two(exponent):
     """Return 2.0**exponent as a normal float64, built from bits: Triton passes float arguments as float32."""
     return ((exponent.to(tl.int64) + _EXPONENT_BIAS) << _MANTISSA_BITS).to(tl.float64, bitcast=True)
@@ -150,17 +158,21 @@ def dequantize_at_kernel(
 
 @triton.jit
 def sketch_encode_kernel(
-    positions, count, values, out, seed, capacity, rows, LANES: tl.constexpr, BLOCK: tl.constexpr
-):
+    positions, count, values, out, seed, capacity, rows, share,
+    LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Add values[count] at positions[count] to the sketch `out`, which must be zero."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         value = tl.load(values + t, mask=t < candidates, other=0)
+        segment = segment_of(t, share, rows, LANES, SEGMENTED)
         for j in tl.static_range(_SUB_TABLES):
             cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
-            tl.atomic_add(out + cell, tl.where(negative, 0 - value, value), mask=value != 0, sem="relaxed")
+            tl.atomic_add(
+                out + segment + cell, tl.where(negative, 0 - value, value), mask=value != 0, sem="relaxed"
+            )
 
 
 @triton.jit

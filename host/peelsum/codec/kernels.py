@@ -171,6 +171,7 @@ class Kernels(Protocol):
     ) -> None:
         """Write the sketch of values[k] at positions[k] into out[layout.cells].
 
+        If the layout has several segments, the positions must be those of all candidates, ascending.
         A cell is a sum modulo 2**32, so the sketch is linear in the values.
         """
 
@@ -186,8 +187,8 @@ class Kernels(Protocol):
         """Write the bitmap and the sketch of the quantized non-zeros in one pass; return the `magnitude`.
 
         The outputs are those of `index` and of `sketch_encode` on each limb: sketch[limbs, layout.cells].
-        `fixed` has no `octaves`. If
-        a value does not fit `fixed`, as the magnitude shows, the sketch is undefined.
+        `fixed` has no `octaves`, and the layout one segment. If a value does not fit `fixed`, as the
+        magnitude shows, the sketch is undefined.
         """
 
     def sketch_decode(

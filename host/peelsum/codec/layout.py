@@ -7,12 +7,14 @@ docs/reference/codec.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from peelsum.codec.errors import CodecError
 
 #: Every element lies in one cell of each sub-table.
 SUB_TABLES = 3
+#: The most candidates of a segment of a known union. Its cells stay in a core's second-level cache.
+SEGMENT = 2**16
 #: Cells per candidate with which peeling finishes in practice; below about 1.25 it does not.
 CELLS_PER_CANDIDATE = 1.4
 _WORD = 2**64 - 1
@@ -25,10 +27,11 @@ MIX_SECOND = 0x94D049BB133111EB
 
 @dataclass(frozen=True)
 class SketchLayout:
-    """A sketch of SUB_TABLES sub-tables, each of `rows` rows of `lanes` cells.
+    """A sketch of `segments` segments, each of SUB_TABLES sub-tables of `rows` rows of `lanes` cells.
 
     Element i is lane i % lanes of block i // lanes. In sub-table j it is added to lane
-    (lane + r_j(block)) % lanes of row h_j(block), with sign g_j(block).
+    (lane + r_j(block)) % lanes of row h_j(block), with sign g_j(block). If there are several segments, this
+    is in segment k // `share`, where k is the element's rank among the candidates.
     Raises CodecError for a field that is out of range.
     """
 
@@ -38,9 +41,14 @@ class SketchLayout:
     """Rows per sub-table."""
     seed: int
     """Seed of the hashes, 0 to 2**64 - 1."""
+    segments: int = 1
+    """Number of segments. A sketch that is encoded before its candidates are known has one."""
+    share: int = SEGMENT
+    """Candidates of each segment but the last, which may have fewer; it does not matter to a single one."""
 
     def __post_init__(self) -> None:
-        for name, value in (("lanes", self.lanes), ("rows", self.rows)):
+        for name in ("lanes", "rows", "segments", "share"):
+            value = getattr(self, name)
             if not 1 <= value < 2**31:
                 raise CodecError(f"{name}: {value} is out of range; use 1 to 2**31 - 1")
         if not 0 <= self.seed <= _WORD:
@@ -48,8 +56,20 @@ class SketchLayout:
 
     @property
     def cells(self) -> int:
-        """Cells of all sub-tables: the sketch is uint32[cells], sub-table by sub-table, row by row."""
+        """Cells in all: the sketch is uint32[cells], by segment, sub-table and row."""
+        return self.segments * self.segment_cells
+
+    @property
+    def segment_cells(self) -> int:
+        """Cells of a segment."""
         return SUB_TABLES * self.rows * self.lanes
+
+    def slices(self, candidates: int) -> list[tuple[int, int]]:
+        """Return the range of candidates, begin and end, of every segment."""
+        if self.segments == 1:
+            return [(0, candidates)]
+        begins = range(0, self.segments * self.share, self.share)
+        return [(min(begin, candidates), min(begin + self.share, candidates)) for begin in begins]
 
     @classmethod
     def sized(
@@ -65,6 +85,16 @@ class SketchLayout:
             )
         rows = math.ceil(candidates * cells_per_candidate / (SUB_TABLES * lanes))
         return cls(lanes, max(rows, 1), seed)
+
+    @classmethod
+    def segmented(
+        cls, candidates: int, lanes: int, seed: int, cells_per_candidate: float = CELLS_PER_CANDIDATE
+    ) -> SketchLayout:
+        """Return a layout like `sized`, in segments of at most SEGMENT candidates, for a known union."""
+        segments = max(-(-candidates // SEGMENT), 1)
+        share = max(-(-candidates // segments), 1)
+        one = cls.sized(share if segments > 1 else candidates, lanes, seed, cells_per_candidate)
+        return replace(one, segments=segments, share=share)
 
 
 def mix(value: int) -> int:

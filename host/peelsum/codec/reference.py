@@ -200,9 +200,12 @@ def sketch_decode(
 
 
 def places(
-    layout: SketchLayout, positions: NDArray[np.int64]
+    layout: SketchLayout, positions: NDArray[np.int64], ranks: NDArray[np.int64] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """Return the elements' cells int64[k, SUB_TABLES] and signs uint32[k, SUB_TABLES] (1 or 2**32 - 1)."""
+    """Return cells int64[k, SUB_TABLES] and signs uint32[k, SUB_TABLES] (1 or 2**32 - 1).
+
+    ranks[k] are the places of positions[k] among all candidates, from 0; None if these are all candidates.
+    """
     sub_table = np.arange(SUB_TABLES)
     block, lane = np.divmod(positions[:, np.newaxis], layout.lanes)
     drawn = mixed((SUB_TABLES * block + sub_table).astype(np.uint64), layout.seed)
@@ -210,6 +213,9 @@ def places(
     rotation = (drawn & np.uint64(0x7FFFFFFF)) * np.uint64(layout.lanes) >> np.uint64(31)
     rotated = (lane + rotation.astype(np.int64)) % layout.lanes
     cells = (sub_table * layout.rows + row.astype(np.int64)) * layout.lanes + rotated
+    if layout.segments > 1:
+        ranks = np.arange(positions.size) if ranks is None else ranks
+        cells += (ranks // layout.share * layout.segment_cells)[:, np.newaxis]
     negative = (drawn >> np.uint64(31) & np.uint64(1)).astype(np.bool_)
     return cells, np.where(negative, np.uint32(0xFFFFFFFF), np.uint32(1))
 

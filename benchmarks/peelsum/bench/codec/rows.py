@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import BitmapIndex, Choice, Prediction, Settings
 from peelsum.allreduce.costs import Seen, candidates, expected, lower_bound_bits, with_scales
+from peelsum.allreduce.exchange import segmented_layout
 from peelsum.bench.codec import (
     Device,
     LhcLayout,
@@ -33,13 +34,14 @@ from peelsum.bench.codec import (
 from peelsum.bench.codec.lhc_best import best_lhc, lhc_variants, published_lhc, timed_lhc
 from peelsum.codec import CELLS_PER_CANDIDATE, SketchLayout, fixed_point, kernels
 
-Form = Literal["auto", "compact", "sketch", "lhc"]
+Form = Literal["auto", "compact", "sketch", "sketch_after", "lhc"]
 #: The forms to measure, each with its index. LHC's are LHC_FORMS, and `auto` chooses its own.
 WAYS: tuple[tuple[Form, str], ...] = (
     ("lhc", ""),
     ("auto", ""),
     ("compact", "bitmap"),
     ("sketch", "bitmap"),
+    ("sketch_after", "bitmap"),
     ("sketch", "bloom"),
 )
 #: The rows of LHC's layout: of the published size, the smallest that recovers everything, and the fastest.
@@ -63,9 +65,10 @@ class Row:
     """Expected share of non-zeros."""
     support: str
     form: str
-    """"auto", "compact", "sketch", or one of LHC_FORMS.
+    """"auto", "compact", "sketch", "sketch_after", or one of LHC_FORMS.
 
-    "auto" is the planner's choice for the fewest words.
+    "auto" is the planner's choice for the fewest words. "sketch" is sent with its index, at a prediction;
+    "sketch_after" is sent after it, in segments.
     """
     index: str
     device: str
@@ -209,10 +212,13 @@ def _ours(drawn: _Tensor, form: Form, index: str, cells_per_candidate: float) ->
     choice = fewest_words(form, index, drawn.point.elements, seen, settings)
     measured = fastest(lambda n: one_step(drawn.device, choice, drawn.values, settings, _LANES, seed=n))
     rounds = None
-    if choice.prediction and measured.candidates is not None:
-        lanes = choice.lanes or _LANES
-        sized = SketchLayout.sized(choice.prediction.candidates, lanes, 0, cells_per_candidate)
-        rounds = peel_sketch(sized, measured.candidates).rounds
+    if choice.form == "sketch" and measured.candidates is not None:
+        if choice.prediction:
+            lanes = choice.lanes or _LANES
+            layout = SketchLayout.sized(choice.prediction.candidates, lanes, 0, cells_per_candidate)
+        else:
+            layout = segmented_layout(kernels(), measured.candidates, 0, cells_per_candidate)
+        rounds = peel_sketch(layout, measured.candidates).rounds
     return _row(drawn, form, choice.index.form if choice.index else "none", measured, rounds)
 
 
@@ -221,6 +227,9 @@ def fewest_words(form: Form, index: str, elements: int, seen: Seen, settings: Se
     if form == "compact":
         words = BitmapIndex().words(elements) + seen.candidates
         return with_scales(Choice("compact", BitmapIndex()), elements, words, settings)
+    if form == "sketch_after":
+        words = BitmapIndex().words(elements) + settings.cells_per_candidate * seen.candidates
+        return with_scales(Choice("sketch", BitmapIndex()), elements, words, settings)
     found = candidates(elements, seen, settings, predict=False)
     if form == "auto":
         return min(found, key=lambda one: one.words).choice
