@@ -56,7 +56,7 @@ def _queue(queue, end, grown, waiting, state, sub_table, inside):
 
 @triton.jit
 def first_round_kernel(state, queue, grown, waiting, cells, table_cells, BLOCK: tl.constexpr):
-    """Queue the candidates of all initially pure cells; a segment's sub-table has `table_cells` of `cells`."""
+    """Queue the candidates of all initially pure cells; a sub-table of a segment has `table_cells`."""
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     held = tl.load(state + cell, mask=cell < cells, other=0)
     _queue(queue, wide(0), grown, waiting, held, cell // table_cells % _SUB_TABLES, cell < cells)
