@@ -9,7 +9,7 @@ INPUTS := pyproject.toml constraints.txt
 # A file of tests at a time to each process, the dear ones first (tests/support/suite_order.py).
 PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-system test-slow test-all mutants check docs format bench clean
+.PHONY: setup demo test test-system test-slow test-all gpu mutants check docs format bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -34,6 +34,12 @@ test-all: $(VENV)/.installed
 # How many small changes to the program the tests notice (docs/reference/testing.md): make mutants MUTANTS="--area wire"
 mutants: $(VENV)/.installed
 	$(BIN)/python tests/mutation/run.py $(MUTANTS)
+
+# On a machine with a GPU: the tests that need one, the benchmarks, and the page docs/results/gpu.md.
+gpu: $(VENV)/.installed
+	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("gpu: torch " + torch.__version__ + " finds none; install its CUDA build on a machine with an NVIDIA GPU")'
+	$(BIN)/pytest -q tests/codec/test_gpu_kernels.py tests/codec/test_gpu_allreduce.py tests/torch/test_hook_on_gpu.py tests/torch/test_hook_training.py tests/bench/test_lhc_gpu.py
+	$(BIN)/peelsum bench gpu --page docs/results/gpu.md --rows benchmarks/results/gpu.json
 
 # What must hold besides the tests: format, lint, types, layers.
 check: $(VENV)/.installed

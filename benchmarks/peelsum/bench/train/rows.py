@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from peelsum.bench.train.links import ShapedLan
 from peelsum.bench.train.report import Row, compared
 from peelsum.bench.train.worker import FORMS, FP16, HOOK_OVER_GLOO, Job, Measurement
@@ -53,6 +55,13 @@ class Request:
     """Share of elements that `switch` sends; None for all."""
     cpu: bool = False
     """Whether to compare CPU time: no rates, and the hook over gloo and torch's fp16 hook in addition."""
+    device: str = "cpu"
+    """"cpu", or "cuda" for a GPU that all workers share: the model trains there, and gradients are encoded
+    there."""
+
+
+class NoGpuError(ValueError):
+    """Training on a GPU was requested where there is none. The message names the option."""
 
 
 class Watch:
@@ -71,7 +80,7 @@ class Watch:
 def bench_train(request: Request, watch: Watch | None = None) -> list[Row]:
     """Measure each rate in turn; return the rows, compared with each other.
 
-    Raises ProcessError if a process fails.
+    Raises ProcessError if a process fails, and NoGpuError without the requested device.
     """
     return compared(list(_rows(request, watch or Watch())))
 
@@ -87,6 +96,8 @@ def measure_densities(request: Request) -> tuple[str, list[Density]]:
 
 
 def _rows(request: Request, watch: Watch) -> Iterator[Row]:
+    if request.device == "cuda" and not torch.cuda.is_available():
+        raise NoGpuError("--device: 'cuda' is not available, as torch finds no GPU; use cpu")
     with ExitStack() as stack:
         # Namespaces must exist before this process starts threads.
         lan, no_rate = (None, None) if request.cpu else _lan(stack, request.workers)

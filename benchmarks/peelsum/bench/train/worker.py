@@ -61,6 +61,8 @@ class Job:
     warm_ups: int
     seed: int
     top_k: float | None
+    device: str
+    """"cpu" or "cuda"."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,8 @@ class Trainer:
         """watched: ids of the switch's processes."""
         torch.manual_seed(job.seed + job.rank)  # for dropout; DDP copies rank 0's parameters to all
         self._job, self._path, self._watched = job, path, watched
-        self._model = DistributedDataParallel(copy.deepcopy(task.model))
+        self._device = torch.device(job.device)
+        self._model = DistributedDataParallel(copy.deepcopy(task.model).to(self._device))
         self._optimizer = task.optimizer(self._model.parameters())
         self._batches = task.batches(job.rank, job.workers, job.seed)
         self._state: SwitchAllreduceState | None = None
@@ -173,8 +176,13 @@ class Trainer:
         if sums is not None or path == HOOK_OVER_GLOO:
             names = self._model.module.named_parameters()
             sparsifier = TopK(job.top_k) if self._sparse and job.top_k else None
+            on_gpu = job.device == "cuda" and sparsifier is None
             self._state = SwitchAllreduceState(
-                over=sums or "gloo", names=names, forms=FORMS.get(path, "auto"), sparsifier=sparsifier
+                over=sums or "gloo",
+                names=names,
+                forms=FORMS.get(path, "auto"),
+                sparsifier=sparsifier,
+                implementation="gpu" if on_gpu else "cpu",
             )
         self._recorder = Recorder(self._sum)
         # DDP reads a hook's annotations, which an object lacks.
@@ -277,7 +285,8 @@ class Trainer:
 
     def _iterations(self, steps: int, *, summed: bool = True) -> list[Iteration]:
         """Run and measure `steps` iterations; all workers begin together."""
-        batches: Iterator[Batch] = islice(self._batches, steps)
+        batches = [tuple(one.to(self._device) for one in batch) for batch in islice(self._batches, steps)]
+        self._settle()
         dist.barrier()
         return [self._iteration(batch, summed) for batch in batches]
 
@@ -287,9 +296,11 @@ class Trainer:
         self._optimizer.zero_grad()
         with nullcontext() if summed else self._model.no_sync():
             self._model(*batch).backward()
+        self._settle()
         computed, computed_cpu = time.perf_counter(), time.thread_time()
         if summed:
             self._optimizer.step()
+        self._settle()
         ended, ended_cpu = time.perf_counter(), time.thread_time()
         after = self._stats()
         return Iteration(
@@ -305,6 +316,7 @@ class Trainer:
         """Sum all recorded buckets at once, `steps` times; yield the seconds of each."""
         for _ in range(steps):
             buckets = [(buffer.clone(), parameters) for buffer, parameters in self._recorder.buckets]
+            self._settle()
             dist.barrier()
             started = time.perf_counter()
             sums = [
@@ -312,9 +324,15 @@ class Trainer:
                 for buffer, parameters in buckets
             ]
             torch.futures.wait_all(sums)
+            self._settle()
             yield time.perf_counter() - started
             if self._state is not None:
                 self._state.end_step()
+
+    def _settle(self) -> None:
+        """Wait for the GPU, so that times include its work."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     @property
     def _network_s(self) -> float:

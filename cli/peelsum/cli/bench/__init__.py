@@ -10,6 +10,7 @@ from peelsum.cli.bench import (
     codec,
     endpoint,
     fairness,
+    gpu,
     loss,
     plan,
     soak,
@@ -28,6 +29,7 @@ app.command("codec")(codec.codec)
 app.command("plan")(plan.plan)
 app.command("train")(train.train)
 app.command("accuracy")(accuracy.accuracy)
+app.command("gpu")(gpu.gpu)
 app.command("profile")(switch.profile)
 app.command("port-rate")(fairness.port_rate)
 app.command("recovery")(codec.recovery)

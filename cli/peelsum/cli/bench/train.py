@@ -46,6 +46,7 @@ def train(
     cpu: Annotated[
         bool, typer.Option(help="Compare CPU time, without rates; also the hook over gloo, and fp16.")
     ] = False,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: one GPU that all workers share.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of the model and its batches.")] = 0,
     json: Json = False,
 ) -> None:
@@ -65,9 +66,11 @@ def train(
     chosen = next((known for known in MODELS if known == model), None)
     if chosen is None:
         raise typer.BadParameter(f"--model: {model!r} is unknown; use one of {', '.join(MODELS)}")
+    if device not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"--device: {device!r} is unknown; use one of cpu, cuda")
     rates = tuple(_rate(text) for text in gbps.split(","))
-    request = bench.Request(chosen, workers, rates, small, data, steps, warm_ups, seed, top_k, cpu)
-    with measuring(TopologyError, TrainingDataError, json=json):
+    request = bench.Request(chosen, workers, rates, small, data, steps, warm_ups, seed, top_k, cpu, device)
+    with measuring(TopologyError, TrainingDataError, bench.NoGpuError, json=json):
         if densities:
             _show_densities(request, json=json)
         else:

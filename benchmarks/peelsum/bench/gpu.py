@@ -1,0 +1,178 @@
+"""`peelsum bench gpu`: measure the codec and training on this machine's GPU, and write a page of it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from peelsum.bench.codec.rows import Row as CodecRow
+from peelsum.bench.codec.rows import bench_codec, points_of
+from peelsum.bench.train.report import Row as TrainRow
+from peelsum.bench.train.rows import NoGpuError, Request, bench_train
+from peelsum.training import MODELS, ModelName
+
+ELEMENTS, QUICK_ELEMENTS = (2**17, 2**20, 2**24, 2**26), (2**20,)
+DENSITIES, QUICK_DENSITIES = (0.001, 0.01, 0.05, 0.2), (0.01, 0.2)
+#: Bytes of the copy to whose speed the codec's is compared, and how often it is repeated.
+_COPY_BYTES, _COPIES = 2**28, 20
+_UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the figures were measured on."""
+
+    date: str
+    device: str
+    """The GPU's name and memory."""
+    driver: str
+    versions: str
+    """Versions of Python, torch, its CUDA, and Triton."""
+    commit: str
+    """The project's commit, with "+" if files differ from it."""
+    copy_gbytes: float
+    """Gigabytes of a tensor that the device copies per second in its own memory."""
+
+
+@dataclass(frozen=True)
+class GpuResults:
+    """The measurements of one GPU."""
+
+    machine: Machine
+    codec: list[CodecRow]
+    train: list[TrainRow]
+
+
+def bench_gpu(*, quick: bool = False, tell: Callable[[str], None]) -> GpuResults:
+    """Measure codec and training; `tell` is called with what is measured next.
+
+    Raises NoGpuError if torch finds no GPU, and what `bench_codec` and `bench_train` raise.
+    """
+    if not torch.cuda.is_available():
+        raise NoGpuError(
+            f"gpu: torch {torch.__version__} finds none; on a machine with an NVIDIA GPU, install torch's "
+            "CUDA build"
+        )
+    tell("the device's copy")
+    machine = _machine(_copy_gbytes())
+    points = points_of(
+        QUICK_ELEMENTS if quick else ELEMENTS, QUICK_DENSITIES if quick else DENSITIES, ["uniform"]
+    )
+    codec = []
+    with closing(bench_codec(points, device="cuda")) as rows:
+        tell(f"codec: {len(points)} tensors")
+        for row in rows:
+            codec.append(row)
+            tell(f"codec: {row.elements:,} elements, {row.density:g}, {row.form}")
+    train: list[TrainRow] = []
+    models: Sequence[ModelName] = ("lstm",) if quick else MODELS
+    for model in models:
+        tell(f"training {model}")
+        train += bench_train(Request(model, workers=2 if quick else 4, cpu=True, device="cuda"))
+    return GpuResults(machine, codec, train)
+
+
+def write(results: GpuResults, page: Path, rows: Path) -> None:
+    """Write the results as a page in Markdown, and as JSON."""
+    rows.parent.mkdir(parents=True, exist_ok=True)
+    rows.write_text(json.dumps(asdict(results), indent=2) + "\n")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n".join(_page(results)) + "\n")
+
+
+def _copy_gbytes() -> float:
+    source = torch.ones(_COPY_BYTES, dtype=torch.uint8, device="cuda")
+    target, seconds = torch.empty_like(source), []
+    for _ in range(_COPIES):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        target.copy_(source)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return round(_COPY_BYTES / median(seconds) / 1e9, 1)
+
+
+def _machine(copy_gbytes: float) -> Machine:
+    import triton
+
+    properties = torch.cuda.get_device_properties(0)
+    versions = (
+        f"Python {platform.python_version()}, torch {torch.__version__}, CUDA {torch.version.cuda}, "
+        f"Triton {triton.__version__}"
+    )
+    changed = _printed("git", "status", "--porcelain", "--untracked-files=no") not in ("", _UNKNOWN)
+    return Machine(
+        date=datetime.now(UTC).date().isoformat(),
+        device=f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB",
+        driver=_printed("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),
+        versions=versions,
+        commit=_printed("git", "rev-parse", "--short", "HEAD") + ("+" if changed else ""),
+        copy_gbytes=copy_gbytes,
+    )
+
+
+def _printed(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    except (OSError, subprocess.CalledProcessError):
+        return _UNKNOWN
+    return done.stdout.strip()
+
+
+def _page(results: GpuResults) -> Iterator[str]:
+    machine = results.machine
+    yield from (
+        "# On a GPU",
+        "",
+        "`make gpu` ran the tests that need a GPU, measured what follows, and wrote this page. The rows are",
+        "in `benchmarks/results/gpu.json`.",
+        "",
+        f"- {machine.date}, commit {machine.commit}",
+        f"- {machine.device}, driver {machine.driver}",
+        f"- {machine.versions}",
+        f"- The device copies {machine.copy_gbytes:g} GB/s within its memory.",
+        "",
+        "## Codec",
+        "",
+        "`peelsum bench codec --device cuda`, uniform support. The shares compare gradient bytes encoded or",
+        "decoded per second with the device's copy. LHC is measured by our own kernels of its layout.",
+        "",
+        "| elements | non-zeros | form | index | bits per element | ms | encode, share | decode, share "
+        "| LHC's best over it |",
+        "|---|---|---|---|---|---|---|---|---|",
+    )
+    for row in results.codec:
+        encode, decode = (gbps / 8 / machine.copy_gbytes for gbps in (row.encode_gbps, row.decode_gbps))
+        ratio = f"{1 / row.time_ratio_to_best:.2f}" if row.time_ratio_to_best else "-"
+        yield (
+            f"| {row.elements:,} | {row.density:.1%} | {row.form} | {row.index} | {row.bits_per_element:.3g} "
+            f"| {row.codec_ms:.3g} | {encode:.1%} | {decode:.1%} | {ratio} |"
+        )
+    yield from (
+        "",
+        "## Training",
+        "",
+        "`peelsum bench train --cpu --device cuda`: all workers share the GPU; switch, server and links are",
+        "this machine's, without a rate.",
+        "",
+        "| model | workers | sums by | iteration, ms | compute | encode / network / decode | MB a step "
+        "| CPU ms a step | of gloo's |",
+        "|---|---|---|---|---|---|---|---|---|",
+    )
+    for one in results.train:
+        of_gloo = "-" if one.cpu_of_gloo is None else f"{one.cpu_of_gloo:.2f}"
+        yield (
+            f"| {one.model} | {one.workers} | {one.path} | {one.iteration_ms:.3g} | {one.compute_ms:.3g} "
+            f"| {one.encode_ms:.2g} / {one.network_ms:.2g} / {one.decode_ms:.2g} "
+            f"| {one.bytes_per_step / 1e6:.2f} | {one.cpu_ms:.3g} | {of_gloo} |"
+        )
