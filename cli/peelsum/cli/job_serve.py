@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, address
+from peelsum.cli.options import ChildOf, Json, Tls, address, identity
 from peelsum.topology import Child, ProcessError, Signalled, end_with_parent, say
 from peelsum.topology.parts import Part
 from peelsum.topology.progress import taking_time
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from peelsum.cli.job_requests import Requests
     from peelsum.control import Fabric, JobDescription, RacksDescription, Watch
     from peelsum.pipelines import Pipeline
+    from peelsum.tls import Identity
 
 _LOOK_EVERY_S = 1.0
 #: How long to wait while another controller is primary, e.g. to admit or restore a job.
@@ -52,6 +53,10 @@ def serve(
     listen: Annotated[
         str, typer.Option(help="Where rank 0 requests the job, host:port (TCP).")
     ] = "127.0.0.1:9560",
+    tls: Tls = None,
+    token: Annotated[
+        Path | None, typer.Option(help="The job's token, which requests must contain; needed with --tls.")
+    ] = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
@@ -59,24 +64,34 @@ def serve(
     from peelsum.cli.job_requests import Requests
     from peelsum.control import ControlError, Fabric, read_description
     from peelsum.pipelines import PipelineError, pipeline
+    from peelsum.tls import TlsError, read_token, require_tls
 
     if child:
         end_with_parent()
     tell = told(json=json, child=child)
     bases, place = [address(one, "the switch") for one in udp], address(listen, "the address to listen at")
-    with reported(ControlError, PipelineError, ServeError), ExitStack() as stack:
+    with reported(ControlError, PipelineError, ServeError, TlsError), ExitStack() as stack:
+        certificate, secret = identity(tls), "" if token is None else read_token(token)
+        require_tls("--listen", place[0], certificate)
+        if certificate is not None and not secret:
+            raise ServeError(
+                "token: is missing; give --token FILE (peelsum certificates token FILE makes it)"
+            )
         job = read_description(description)
         if len(bases) != len(job.plans()):
             raise ServeError(f"udp: {len(bases)} for {len(job.plans())} switches; give --udp once for each")
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
         with (
             taking_time("loading the pipeline, which a switch that has not run it before compiles", tell),
-            Fabric.connect(job, patience_s=_PATIENCE_S) as fabric,  # report errors before the first request
+            # Report errors before the first request.
+            Fabric.connect(job, patience_s=_PATIENCE_S, identity=certificate) as fabric,
         ):
             fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
         listening = stack.enter_context(_listening(place))
-        requests = stack.enter_context(Requests(listening, f"job {job.job.id}"))
-        runs = stack.enter_context(_Runs(job, compiled, bases, _say_event if json else _print))
+        requests = stack.enter_context(
+            Requests(listening, f"job {job.job.id}", identity=certificate, token=secret)
+        )
+        runs = stack.enter_context(_Runs(job, compiled, bases, _say_event if json else _print, certificate))
         outlives_terminal = getsignal(SIGHUP) is SIG_IGN  # as with nohup
         ended = Signalled(SIGINT, SIGTERM, *(() if outlives_terminal else (SIGHUP,)))
         host, port = listening.getsockname()[:2]
@@ -104,9 +119,10 @@ class _Runs:
         compiled: Pipeline,
         bases: list[tuple[str, int]],
         tell: Callable[[object], None],
+        certificate: Identity | None,
     ) -> None:
         """tell: called with every event and error."""
-        self._job, self._bases, self.tell = job, bases, tell
+        self._job, self._bases, self.tell, self._certificate = job, bases, tell, certificate
         self._files = (compiled.json_path, compiled.p4info_path)
         self._run = ExitStack()
         self._watch: Watch | None = None
@@ -128,7 +144,9 @@ class _Runs:
         self.end()
         with ExitStack() as run:
             # Connect again for each run: switches may have been restarted since the last.
-            fabric = run.enter_context(Fabric.connect(self._job, patience_s=_PATIENCE_S))
+            fabric = run.enter_context(
+                Fabric.connect(self._job, patience_s=_PATIENCE_S, identity=self._certificate)
+            )
             fabric.load_pipeline(*self._files)
             admitted = fabric.admit()
             run.callback(self._evict, fabric, admitted.generation)

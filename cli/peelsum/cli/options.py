@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from peelsum.tls import Identity
 from peelsum.wire import COMPILED_LANES
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ChildOf = Annotated[bool, typer.Option("--child", hidden=True, help="End when standard input closes.")]
+
+Tls = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Use TLS, with the identity there: see `peelsum certificates make`."),
+]
+
+
+def identity(folder: Path | None) -> Identity | None:
+    """Return the identity in the folder given, if one is. Raises TlsError."""
+    return None if folder is None else Identity.read(folder)
 
 
 def within(option: str, value: float, least: float, most: float) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, address, require_device_id, within
+from peelsum.cli.options import ChildOf, Json, Tls, address, identity, require_device_id, within
 from peelsum.topology import end_with_parent, say
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
@@ -79,6 +79,7 @@ def run(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write pcap files of every port there, one for each direction."),
     ] = None,
+    tls: Tls = None,
     device_id: Annotated[int, typer.Option(help="P4Runtime's device_id.")] = 1,
     json: Json = False,
     child: ChildOf = False,
@@ -89,6 +90,7 @@ def run(
     from peelsum.softswitch.process import Listening
     from peelsum.softswitch.process import run as run_switch
     from peelsum.softswitch.runtime.queues import QUEUE_LIMIT
+    from peelsum.tls import TlsError
 
     def announce(listening: Listening) -> None:
         if json:
@@ -111,7 +113,7 @@ def run(
     if child:
         end_with_parent()
     told_of_compiling(json=json, child=child)
-    with reported(SoftswitchError):
+    with reported(SoftswitchError, TlsError):
         counts = run_switch(
             ports,
             grpc_address=p4runtime,
@@ -126,6 +128,7 @@ def run(
             delays=_numbers("port-delay", "ms", port_delay or [], interfaces or range(1, ports + 1)),
             schedule=None if schedule is None else load_schedule(schedule),
             capture=capture,
+            identity=identity(tls),
             device_id=device_id,
             announce=announce,
         )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+from peelsum.tls import Identity, TlsError, read_token
+from peelsum.tls.identity import tls_reason
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.held_seats import only_here
 from peelsum.transport import JobConfig, SwitchSummation, job_config
@@ -18,8 +21,11 @@ from peelsum.transport.seats import SEAT
 
 #: The job for all ranks of a machine, in the form that follows `switch:`.
 JOB = "PEELSUM_JOB"
+#: For a controller on another machine: the folder of this worker's identity, and the file of the job's token.
+TLS, TOKEN = "PEELSUM_TLS", "PEELSUM_TOKEN"
 #: How long a controller may take to admit a job, in seconds.
 _ADMISSION_S = 60.0
+_CHECK_TLS = f"check that {TLS} is of the controller's CA and valid today, and that the controller has TLS"
 #: A controller's address in forms other than //HOST:PORT, to suggest the right one.
 _CONTROLLER = re.compile(r"(?:\w+:/*|/)?((?:[^/@:\[\]]+|\[[\da-fA-F:.]+\]):\d+)(?:/.*)?")
 #: Counts the jobs that this process has requested, the same on every rank.
@@ -138,10 +144,14 @@ def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict
     if rank == 0:
         try:
             held.enter_context(only_here(f"rank 0 of the job of controller {controller}"))
-            lease = held.enter_context(closing(Lease(address, _ADMISSION_S)))
+            lease = held.enter_context(closing(_lease(address)))
             answer = lease.response
         except HookConfigError as error:
             answer = json.dumps({"error": f"rank 0: {str(error).removeprefix('over: ')}"})
+        except TlsError as error:
+            answer = json.dumps({"error": f"rank 0: {error}"})
+        except ssl.SSLError as error:
+            answer = json.dumps({"error": f"rank 0: TLS failed ({tls_reason(error)}); {_CHECK_TLS}"})
         except OSError as error:
             reason = f"rank 0: {error.strerror or error}; check that `peelsum job serve` runs"
             answer = json.dumps({"error": reason})
@@ -150,6 +160,17 @@ def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict
     if "error" in values:
         raise HookConfigError(f"over: controller {controller}: {values['error']}")
     return values
+
+
+def _lease(controller: tuple[str, int]) -> Lease:
+    """Request the job, with the identity and the token that the environment names."""
+    folder, token = os.environ.get(TLS), os.environ.get(TOKEN)
+    return Lease(
+        controller,
+        _ADMISSION_S,
+        identity=Identity.read(Path(folder)) if folder else None,
+        token=read_token(Path(token)) if token else "",
+    )
 
 
 def _place(addresses: str | list[str], rank: int) -> dict[str, Any]:

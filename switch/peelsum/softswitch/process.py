@@ -29,6 +29,7 @@ from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts
 from peelsum.softswitch.runtime.switch import Switch
+from peelsum.tls import Identity
 from peelsum.wire import CPU_PORT, lanes_in, packet_bytes
 from peelsum.wire.datagrams import Address
 
@@ -217,6 +218,7 @@ def run(
     delays: Mapping[int, float] | None = None,
     schedule: LinkSchedule | None = None,
     capture: Path | None = None,
+    identity: Identity | None = None,
     device_id: int = 1,
     mode: Literal["numba", "python"] = "numba",
     announce: Callable[[Listening], None] = lambda listening: None,
@@ -233,6 +235,7 @@ def run(
     delays: milliseconds by switch port that a frame is under way after it was sent.
     schedule: changes of rates and delays, from the first frame that arrives at a port.
     capture: a folder for pcap files of each port's frames, see `CapturedPorts`.
+    identity: P4Runtime's certificate, without which it listens on loopback only.
     announce: called when all addresses listen.
     Raises StartError naming the value that is out of range or in use.
     """
@@ -252,7 +255,7 @@ def run(
             queues = links.queues
             device = Device(device_id, mode=mode, queues=queues, ports={*opened.ports, CPU_PORT})
             stack.callback(device.close)
-            server = serve(device, grpc_address)
+            server = serve(device, grpc_address, identity)
             stack.callback(server.stop)
         except (OSError, SoftswitchError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error

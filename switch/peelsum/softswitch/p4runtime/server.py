@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from finsy.proto import p4r_grpc
 
+from peelsum.softswitch.p4runtime.access import Access
 from peelsum.softswitch.p4runtime.service import MAX_CONFIGURING, MAX_STREAMS, MAX_WAITING, P4RuntimeService
 from peelsum.softswitch.runtime.device import Device
+from peelsum.tls import Identity, require_tls
 
 #: Streams hold a thread each, and so do calls that wait for their turn; the rest answer and refuse.
 _THREADS = MAX_STREAMS + MAX_WAITING + MAX_CONFIGURING + 12
@@ -43,19 +45,27 @@ class RunningServer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def serve(device: Device, address: str = "127.0.0.1:9559") -> RunningServer:
+def serve(device: Device, address: str = "127.0.0.1:9559", identity: Identity | None = None) -> RunningServer:
     """Serve P4Runtime for a device at `address` (host:port; port 0 takes a free one).
 
-    Raises ValueError if the address is malformed, OSError if the server cannot listen on it.
+    identity: with one, clients need TLS and a certificate, whose role says what they may do.
+    Raises ValueError if the address is malformed, or beyond loopback without an identity; OSError if the
+    server cannot listen on it.
     """
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 0xFFFF:
         raise ValueError(f"grpc address: {address!r} is not host:port; try 127.0.0.1:9559")
+    require_tls("grpc address", host, identity)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
     server = grpc.server(threads, options=_OPTIONS)
-    p4r_grpc.add_P4RuntimeServicer_to_server(P4RuntimeService(device), server)
+    service = P4RuntimeService(device, Access(secured=identity is not None))
+    p4r_grpc.add_P4RuntimeServicer_to_server(service, server)
     try:
-        bound = server.add_insecure_port(address)
+        bound = (
+            server.add_insecure_port(address)
+            if identity is None
+            else server.add_secure_port(address, _credentials(identity))
+        )
     except RuntimeError:
         bound = 0
     if not bound:
@@ -63,3 +73,8 @@ def serve(device: Device, address: str = "127.0.0.1:9559") -> RunningServer:
         raise OSError(errno.EADDRINUSE, reason)
     server.start()
     return RunningServer(device, server, threads, host, bound)
+
+
+def _credentials(identity: Identity) -> grpc.ServerCredentials:
+    pair = (identity.key, identity.certificate)
+    return grpc.ssl_server_credentials([pair], root_certificates=identity.ca, require_client_auth=True)

@@ -16,6 +16,7 @@ import grpc
 from finsy.proto import p4r, p4r_grpc
 
 from peelsum.softswitch.errors import SoftswitchError
+from peelsum.softswitch.p4runtime.access import READERS, WRITERS, Access
 from peelsum.softswitch.p4runtime.arbitration import Arbiter
 from peelsum.softswitch.p4runtime.packets import to_frame, to_packet_in
 from peelsum.softswitch.p4runtime.pipeline import Pipeline, verify
@@ -50,8 +51,8 @@ _NO_PIPELINE = "No forwarding pipeline config set for this device; send SetForwa
 class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     """All RPCs. A request that fails gets an error status and never ends the server."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, access: Access) -> None:
+        self._device, self._access = device, access
         self._arbiter = Arbiter(device.device_id)
         self._turns = Turns(MAX_WAITING)
         self._configuring = Turns(MAX_CONFIGURING)
@@ -66,6 +67,10 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request: p4r.CapabilitiesRequest, context: grpc.ServicerContext
     ) -> p4r.CapabilitiesResponse:
         """Return the version of the P4Runtime API."""
+        try:
+            self._access.require(context, READERS, "capabilities")
+        except RequestError as error:
+            _abort(context, error)
         return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
 
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:  # noqa: N802
@@ -77,6 +82,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         return p4r.WriteResponse()
 
     def _write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> None:
+        self._access.require(context, WRITERS, "write")
         self._check_device(request.device_id)
         self._arbiter.require_primary(request.election_id, request.role)
         if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
@@ -91,6 +97,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> Iterator[p4r.ReadResponse]:
         """Yield all entities that the request selects, several hundred per message."""
         try:
+            self._access.require(context, READERS, "read")
             self._check_device(request.device_id)
             if request.role:
                 raise unimplemented(f"role {request.role}")
@@ -115,6 +122,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def _set_pipeline(
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> None:
+        self._access.require(context, WRITERS, "pipeline")
         self._check_device(request.device_id)
         self._arbiter.require_primary(request.election_id, request.role)
         if request.HasField("config") == (request.action == _Set.COMMIT):
@@ -170,6 +178,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> p4r.GetForwardingPipelineConfigResponse:
         """Return the configuration that reads and writes refer to."""
         try:
+            self._access.require(context, READERS, "read")
             self._check_device(request.device_id)
             config = self._pipeline().described(request.response_type)
         except Exception as error:
@@ -195,6 +204,11 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request_iterator: Iterator[p4r.StreamMessageRequest], context: grpc.ServicerContext
     ) -> Iterator[p4r.StreamMessageResponse]:
         """Serve arbitration and packets until the client or an arbitration error ends the stream."""
+        try:
+            # A viewer's stream could bid for primary, and so keep operators from writing.
+            self._access.require(context, WRITERS, "stream")
+        except RequestError as error:
+            _abort(context, error)
         if not self._free_streams.acquire(blocking=False):
             _abort(context, RequestError(Code.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} streams are open already"))
         stream = ControllerStream()
