@@ -33,6 +33,9 @@ class Context:
     def add_callback(self, callback):
         return True
 
+    def cancel(self):
+        self.ended = True
+
     def set_trailing_metadata(self, metadata):
         pass
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore, Thread, Timer
 from typing import NoReturn
 
 import grpc
@@ -42,6 +42,9 @@ MAX_STREAMS = 16
 #: Most Writes and Reads that wait for their turn, and most pipelines that wait to be built; likewise.
 MAX_WAITING = 32
 MAX_CONFIGURING = 4
+#: Most Reads that are answered at once, and seconds that a client has to take its answer.
+MAX_READS = 16
+READ_S = 30.0
 _ENTITIES_PER_RESPONSE = 256
 _LONGEST_MESSAGE = 1000
 _Set = p4r.SetForwardingPipelineConfigRequest
@@ -59,6 +62,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self._committed: Pipeline | None = None
         self._saved: Pipeline | None = None
         self._free_streams = BoundedSemaphore(MAX_STREAMS)
+        self._free_reads = BoundedSemaphore(MAX_READS)
         device.on_packet_in(self._packet_in)
 
     # Unary RPCs
@@ -104,10 +108,26 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             with self._turns.turn(context):
                 entities = self._pipeline().entities
                 found = chain.from_iterable([entities.read(wanted) for wanted in request.entities])
-            while chunk := list(islice(found, _ENTITIES_PER_RESPONSE)):
-                yield p4r.ReadResponse(entities=chunk)
+            yield from self._sent(found, context)
         except Exception as error:
             _abort(context, error)
+
+    def _sent(self, found: Iterator[p4r.Entity], context: grpc.ServicerContext) -> Iterator[p4r.ReadResponse]:
+        """Yield what was read, in parts. Cut off a client that takes too long: it holds a thread."""
+        if not self._free_reads.acquire(blocking=False):
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED, f"{MAX_READS} Reads are being answered; await answers before you ask"
+            )
+        late = Timer(READ_S, context.cancel)
+        late.daemon = True
+        try:
+            while chunk := list(islice(found, _ENTITIES_PER_RESPONSE)):
+                if len(chunk) == _ENTITIES_PER_RESPONSE and not late.is_alive():
+                    late.start()
+                yield p4r.ReadResponse(entities=chunk)
+        finally:
+            late.cancel()
+            self._free_reads.release()
 
     def SetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
@@ -211,7 +231,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             _abort(context, error)
         if not self._free_streams.acquire(blocking=False):
             _abort(context, RequestError(Code.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} streams are open already"))
-        stream = ControllerStream()
+        stream = ControllerStream(context.cancel)
         self._arbiter.enter(stream)
         try:
             if not context.add_callback(stream.end):
