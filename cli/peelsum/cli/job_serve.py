@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, Tls, address, identity
+from peelsum.cli.options import ChildOf, Json, Metrics, Tls, address, identity, serving_metrics
 from peelsum.topology import Child, ProcessError, Signalled, end_with_parent, say
 from peelsum.topology.parts import Part
 from peelsum.topology.progress import taking_time
@@ -27,6 +27,7 @@ from peelsum.topology.telling import told
 from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
+    from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.cli.job_requests import Requests
     from peelsum.control import Fabric, JobDescription, RacksDescription, Watch
     from peelsum.pipelines import Pipeline
@@ -57,12 +58,15 @@ def serve(
     token: Annotated[
         Path | None, typer.Option(help="The job's token, which requests must contain; needed with --tls.")
     ] = None,
+    metrics: Metrics = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
     """Admit a job again, with a new aggregation server, whenever its workers start; until Ctrl-C."""
+    from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.cli.job_requests import Requests
     from peelsum.control import ControlError, Fabric, read_description
+    from peelsum.metrics import MetricsError
     from peelsum.pipelines import PipelineError, pipeline
     from peelsum.tls import TlsError, read_token, require_tls
 
@@ -70,7 +74,10 @@ def serve(
         end_with_parent()
     tell = told(json=json, child=child)
     bases, place = [address(one, "the switch") for one in udp], address(listen, "the address to listen at")
-    with reported(ControlError, PipelineError, ServeError, TlsError), ExitStack() as stack:
+    with (
+        reported(ControlError, PipelineError, ServeError, TlsError, MetricsError),
+        ExitStack() as stack,
+    ):
         certificate, secret = identity(tls), "" if token is None else read_token(token)
         require_tls("--listen", place[0], certificate)
         if certificate is not None and not secret:
@@ -87,16 +94,21 @@ def serve(
             Fabric.connect(job, patience_s=_PATIENCE_S, identity=certificate) as fabric,
         ):
             fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
-        listening = stack.enter_context(_listening(place))
+        listening, counts = stack.enter_context(_listening(place)), ControllerCounts(job.job.id)
         requests = stack.enter_context(
             Requests(listening, f"job {job.job.id}", identity=certificate, token=secret)
         )
-        runs = stack.enter_context(_Runs(job, compiled, bases, _say_event if json else _print, certificate))
+        tell_event = _say_event if json else _print
+        runs = stack.enter_context(_Runs(job, compiled, bases, tell_event, certificate, counts))
+        url = {}
+        if metrics is not None:
+            served = stack.enter_context(serving_metrics(metrics, "controller", counts.values, tls, json))
+            url["metrics"] = served.url
         outlives_terminal = getsignal(SIGHUP) is SIG_IGN  # as with nohup
         ended = Signalled(SIGINT, SIGTERM, *(() if outlives_terminal else (SIGHUP,)))
         host, port = listening.getsockname()[:2]
         if json:
-            say(host=host, port=port)
+            say(host=host, port=port, **url)
         else:
             print(f"job {job.job.id}: asked for at {host}:{port}", flush=True)
         _answer(requests, runs, ended)
@@ -120,9 +132,11 @@ class _Runs:
         bases: list[tuple[str, int]],
         tell: Callable[[object], None],
         certificate: Identity | None,
+        counts: ControllerCounts,
     ) -> None:
         """tell: called with every event and error."""
-        self._job, self._bases, self.tell, self._certificate = job, bases, tell, certificate
+        self._job, self._bases, self._certificate = job, bases, certificate
+        self._tell, self._counts = tell, counts
         self._files = (compiled.json_path, compiled.p4info_path)
         self._run = ExitStack()
         self._watch: Watch | None = None
@@ -133,6 +147,11 @@ class _Runs:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+    def tell(self, news: object) -> None:
+        """Print and count an event or error."""
+        self._counts.note(news)
+        self._tell(news)
 
     def start(self) -> dict[str, Any]:
         """End the previous run and start another; return what its workers must know.
@@ -156,11 +175,13 @@ class _Runs:
             run.callback(server.stop)
             self._watch, self._server = Watch(fabric, admitted.generation, *self._files), server
             self._run = run.pop_all()
+            self._counts.admitted(admitted.generation)
         return {"admission": admission, "switch": self._seats()}
 
     def end(self) -> None:
         """End the run, if there is one: its server, then its admission."""
         self._watch = self._server = None
+        self._counts.ended()
         self._run.close()
 
     def look(self) -> None:
