@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from peelsum.cli import bench, certificates, dashboard, demo, job, network, plan, server, switch
+from peelsum.cli import bench, certificates, dashboard, demo, doctor, job, network, plan, server, switch, top
 from peelsum.cli.caches import keep_compiled
 from peelsum.topology.user_errors import INTERRUPTED, USER_ERROR, delivered
 
@@ -27,7 +27,9 @@ app.add_typer(bench.app, name="bench")
 app.command("demo")(demo.command)
 app.command("demo-worker", hidden=True)(demo.worker_command)
 app.command("status")(job.status)
+app.command("top")(top.command)
 app.command("dashboard")(dashboard.command)
+app.command("doctor")(doctor.command)
 app.command("plan")(plan.plan)
 app.command("up")(network.up)
 app.command("exec", context_settings={"allow_interspersed_args": False})(network.exec_)
