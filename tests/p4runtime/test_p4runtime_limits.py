@@ -177,6 +177,28 @@ def test_connections_that_say_nothing_are_closed(device, monkeypatch):
     server.stop()
 
 
+def test_connections_beyond_the_limit_are_closed_and_open_ones_go_on(device, monkeypatch):
+    monkeypatch.setattr(server_module, "MOST_CONNECTIONS", 10)
+    server = serve(device, "127.0.0.1:0")
+    host, _, port = server.address.rpartition(":")
+    client = Client(server.address)
+    client.become_primary()
+    strangers = [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(20)]
+
+    def closed(one):
+        try:
+            return not one.recv(4096)
+        except ConnectionError:
+            return True
+
+    assert sum(closed(one) for one in strangers) == 11
+    assert client.stub.Capabilities(p4r.CapabilitiesRequest(), timeout=WAIT_S).p4runtime_api_version
+    for one in strangers:
+        one.close()
+    client.channel.close()
+    server.stop()
+
+
 def test_a_flood_of_errors_is_a_few_lines():
     now = 0.0
     seldom, logger = Seldom(lambda: now), logging.Logger("here")

@@ -23,6 +23,8 @@ _PIPELINE_TIMEOUT_S = 600.0
 _BATCH = 256
 #: Pause between two bids of a controller that waits for the primary to leave.
 _BID_EVERY_S = 0.1
+#: Pause before a Write that found no room is sent again.
+_AGAIN_S = 0.05
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_metadata_size", 64 << 10),
@@ -193,10 +195,20 @@ class Session:
             request = p4r.WriteRequest(
                 device_id=self._device_id, election_id=U128.encode(self._election_id), updates=batch
             )
+            self._send(request, batch)
+
+    def _send(self, request: p4r.WriteRequest, updates: Sequence[Any]) -> None:
+        """Send a Write, and again while the switch has no room for the call: it has done nothing then."""
+        deadline = monotonic() + self._timeout_s
+        while True:
             try:
                 self._stub.Write(request, timeout=self._timeout_s)
+                return
             except grpc.RpcError as error:
-                self._raise(error, "writing", batch)
+                full = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and not error.trailing_metadata()
+                if not full or monotonic() >= deadline:
+                    self._raise(error, "writing", updates)
+                sleep(_AGAIN_S)
 
     def read(self, *wanted: P4Entity) -> Iterator[p4r.Entity]:
         """Yield the entities that `wanted` selects. Raises SwitchError."""

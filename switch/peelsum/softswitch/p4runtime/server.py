@@ -25,6 +25,8 @@ from peelsum.tls import Identity, require_tls
 _THREADS = MAX_STREAMS + MAX_WAITING + MAX_CONFIGURING + MAX_READS + 12
 #: Milliseconds that a client has for TLS and HTTP/2's first frames.
 HANDSHAKE_MS = 5000
+#: Most connections; further ones are closed, before they use up the process's descriptors.
+MOST_CONNECTIONS = 512
 _OPTIONS = (
     # Otherwise a second server would share the port silently and receive half of the connections.
     ("grpc.so_reuseport", 0),
@@ -75,7 +77,11 @@ def serve(device: Device, address: str = "127.0.0.1:9559", identity: Identity | 
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
     logging.getLogger("grpc._server").addFilter(Seldom())
     # Calls beyond the threads are refused; otherwise they would wait in memory, without limit.
-    options = (*_OPTIONS, ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS))
+    options = (
+        *_OPTIONS,
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.max_allowed_incoming_connections", MOST_CONNECTIONS),
+    )
     server = grpc.server(threads, options=options, maximum_concurrent_rpcs=_THREADS)
     service = P4RuntimeService(device, Access(secured=identity is not None))
     p4r_grpc.add_P4RuntimeServicer_to_server(service, server)
