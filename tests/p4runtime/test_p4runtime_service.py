@@ -8,6 +8,7 @@ import pytest
 from finsy.proto import U128, p4r
 from p4runtime_client import update
 
+from peelsum.softswitch.p4runtime.access import Access
 from peelsum.softswitch.p4runtime.pipeline import Pipeline
 from peelsum.softswitch.p4runtime.service import P4RuntimeService
 from peelsum.softswitch.p4runtime.stream import ControllerStream
@@ -32,6 +33,9 @@ class Context:
     def add_callback(self, callback):
         return True
 
+    def cancel(self):
+        self.ended = True
+
     def set_trailing_metadata(self, metadata):
         pass
 
@@ -43,7 +47,7 @@ class Context:
 @pytest.fixture
 def service(device, schema):
     """Return a service with the test program committed, whose primary has election id 1."""
-    service = P4RuntimeService(device)
+    service = P4RuntimeService(device, Access(secured=False))
     bid(service, 1)
     request = configuration(schema, Set.VERIFY_AND_COMMIT)
     service.SetForwardingPipelineConfig(request, Context())

@@ -167,15 +167,28 @@ def test_who_has_gone_before_the_answer_holds_nothing(requests, link):
         assert json.loads(said.readline()) == {"for": "process 2 of 127.0.0.1"}
 
 
-def test_no_more_than_so_many_are_let_in(requests, link, place):
+def test_of_too_many_the_longest_silent_one_is_closed(requests, link):
     first = link(ask(1))
     await_start(requests)
     requests.tell({})
     guests = [link() for _ in range(MOST)]
     for _ in range(MOST):
         requests.next(0.0, PATIENCE_S)
-    assert guests[-1].recv(1) == b""
-    guests[0].setblocking(False)
+    assert guests[0].recv(1) == b""
+    guests[-1].setblocking(False)
     with pytest.raises(BlockingIOError):
-        guests[0].recv(1)
+        guests[-1].recv(1)
+    assert requests.holder == "process 1 of 127.0.0.1"
     assert first.fileno() > 0
+
+
+def test_beyond_the_most_that_wait_the_newest_is_closed(requests, link):
+    waiting = [link(ask(number)) for number in range(MOST)]
+    await_start(requests)
+    for _ in range(2 * MOST):
+        requests.next(0.0, 0.0)
+    late = link()
+    requests.next(0.0, PATIENCE_S)
+    assert late.recv(1) == b""
+    assert requests.holder is not None
+    assert len(waiting) == MOST

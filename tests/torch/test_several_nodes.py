@@ -62,7 +62,7 @@ def folder(tmp_path):
 @pytest.mark.skipif(shutil.which("ip") is None, reason="ip is not on PATH; it is in iproute2")
 def test_the_guide(machines, folder):
     """Four ranks on two nodes; node 1 starts before node 0."""
-    switch, serve, first, second = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
+    make, switch, serve, first, second = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
     few = "--steps 2 --every 1"
     with ExitStack() as stack:
 
@@ -72,6 +72,7 @@ def test_the_guide(machines, folder):
             stack.callback(opened.close)
             return opened
 
+        assert "worker/token: copy it" in terminal("switch", make).rest()
         running = terminal("switch", switch)
         running.wait_for("port 5 at 10.0.0.254:41005 (UDP)")
         serving = terminal("switch", serve)

@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.torch import HookConfigError, held_seats, switch_seat
 from peelsum.transport import SwitchUnreachableError
-from peelsum.transport.lease import requesting_process
+from peelsum.transport.lease import parsed_request
 
 ADMISSION = {"job_id": 1, "generation": 1, "workers": 2, "lanes": 32, "timeout_s": 5.0}
 
@@ -235,7 +235,7 @@ class Controller:
     def _answer(self, answer):
         link, _ = self._socket.accept()
         with link, link.makefile("rb") as said:
-            self.process = requesting_process(said.readline().strip())
+            self.process = parsed_request(said.readline().strip()).process
             link.sendall(json.dumps(answer).encode() + b"\n")
             said.read()
             self.ended.set()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from peelsum.cli import bench, demo, job, network, plan, server, switch
+from peelsum.cli import bench, certificates, dashboard, demo, doctor, job, network, plan, server, switch, top
 from peelsum.cli.caches import keep_compiled
 from peelsum.topology.user_errors import INTERRUPTED, USER_ERROR, delivered
 
@@ -22,10 +22,14 @@ app = typer.Typer(
 app.add_typer(switch.app, name="switch")
 app.add_typer(job.app, name="job")
 app.add_typer(server.app, name="server")
+app.add_typer(certificates.app, name="certificates")
 app.add_typer(bench.app, name="bench")
 app.command("demo")(demo.command)
 app.command("demo-worker", hidden=True)(demo.worker_command)
 app.command("status")(job.status)
+app.command("top")(top.command)
+app.command("dashboard")(dashboard.command)
+app.command("doctor")(doctor.command)
 app.command("plan")(plan.plan)
 app.command("up")(network.up)
 app.command("exec", context_settings={"allow_interspersed_args": False})(network.exec_)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from signal import SIGINT, SIGTERM
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peelsum.cli.job_serve import serve
-from peelsum.cli.options import ChildOf, Json, require_device_id
+from peelsum.cli.options import ChildOf, Json, Metrics, Tls, identity, require_device_id, serving_metrics
 from peelsum.topology import Signalled, end_with_parent, say
 from peelsum.topology.progress import taking_time
 from peelsum.topology.telling import told
 from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
+    from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.control import AdmittedJob, Fabric, SwitchStatus, Watch
     from peelsum.wire import Verdict
 
@@ -41,20 +43,27 @@ def admit(
         bool,
         typer.Option(help="Stay until Ctrl-C, restore the tables of restarted switches, then evict the job."),
     ] = False,
+    tls: Tls = None,
+    metrics: Metrics = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
     """Load the pipeline into switches that do not run it yet, and admit a job in a new generation."""
+    from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.control import ControlError, Fabric, Watch, read_description
+    from peelsum.metrics import MetricsError
     from peelsum.pipelines import PipelineError, pipeline
+    from peelsum.tls import TlsError
 
+    if metrics is not None and not hold:
+        raise typer.BadParameter(f"metrics: {metrics}: applies to --hold only; give that too")
     if child:
         end_with_parent()
     tell = told(json=json, child=child)
-    with reported(ControlError, PipelineError):
+    with reported(ControlError, PipelineError, TlsError, MetricsError), ExitStack() as stack:
         job = read_description(description)
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
-        with Fabric.connect(job, patience_s=_PATIENCE_S) as fabric:
+        with Fabric.connect(job, patience_s=_PATIENCE_S, identity=identity(tls)) as fabric:
             with taking_time(_LOADING, tell):
                 fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
             with taking_time("freeing the job's slots, filling tables", tell):
@@ -66,16 +75,21 @@ def admit(
             else:
                 print("\n".join(f"{name} = {value}" for name, value in values.items()), flush=True)
             if hold:
+                counts = ControllerCounts(job.job.id)
+                counts.admitted(admission.generation)
+                if metrics is not None:
+                    stack.enter_context(serving_metrics(metrics, "controller", counts.values, tls, json))
                 watch = Watch(fabric, admission.generation, compiled.json_path, compiled.p4info_path)
-                _look_after(watch, json)
+                _look_after(watch, counts, json)
                 _leave(fabric, json)
 
 
-def _look_after(watch: Watch, json: bool) -> None:
+def _look_after(watch: Watch, counts: ControllerCounts, json: bool) -> None:
     """Keep the job on its switches until a signal comes, and print what had to be restored."""
     ended = Signalled(SIGINT, SIGTERM)
     while not ended.wait(_LOOK_EVERY_S):
         for event in watch.look():
+            counts.note(event)
             if json:
                 say(event=str(event))
             else:
@@ -96,24 +110,34 @@ def evict(
     job_id: Annotated[int, typer.Argument(help="The job's number.")],
     p4runtime: P4Runtime = "127.0.0.1:9559",
     device_id: DeviceId = 1,
+    tls: Tls = None,
 ) -> None:
     """Evict a job: its switch drops the job's packets from now on."""
     from peelsum.control import ControlError, Controller
+    from peelsum.tls import TlsError
 
     require_device_id(device_id)
     with (
-        reported(ControlError),
-        Controller.connect(p4runtime, device_id, patience_s=_PATIENCE_S) as controller,
+        reported(ControlError, TlsError),
+        Controller.connect(
+            p4runtime, device_id, patience_s=_PATIENCE_S, identity=identity(tls)
+        ) as controller,
     ):
         controller.evict(job_id)
 
 
-def status(p4runtime: P4Runtime = "127.0.0.1:9559", device_id: DeviceId = 1, json: Json = False) -> None:
+def status(
+    p4runtime: P4Runtime = "127.0.0.1:9559", device_id: DeviceId = 1, tls: Tls = None, json: Json = False
+) -> None:
     """Show a switch's jobs, and its packets by verdict."""
     from peelsum.control import ControlError, Controller
+    from peelsum.tls import TlsError
 
     require_device_id(device_id)
-    with reported(ControlError), Controller.observe(p4runtime, device_id) as controller:
+    with (
+        reported(ControlError, TlsError),
+        Controller.observe(p4runtime, device_id, identity=identity(tls)) as controller,
+    ):
         seen = controller.status()
     if json:
         say(**{**asdict(seen), "verdicts": _named(seen.verdicts)})

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import selectors
 import socket
+import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from peelsum.transport.lease import LONGEST_REQUEST, requesting_process
+from peelsum.tls import Identity, Role, role_of, same_token
+from peelsum.transport.lease import LONGEST_REQUEST, parsed_request
 
 #: How long a client may take to send its request, and to receive the response, in seconds.
 SPEAK_S = 5.0
@@ -30,6 +32,8 @@ class _Guest:
     until: float
     heard: bytes = b""
     process: int | None = None
+    secured: bool = True
+    """Whether the TLS handshake, if there is one, is done."""
 
     @property
     def name(self) -> str:
@@ -46,6 +50,8 @@ class Requests:
     |---------------|-------------------------------|-----------------------------------------------|
     | new           | a request, one line           | it waits for the lease                        |
     | new           | anything else; SPEAK_S passes | it gets an error and is closed                |
+    | new           | wrong certificate or token    | likewise                                      |
+    | new           | MOST others are open          | the longest silent one is closed              |
     | waiting       | the lease is free             | the longest waiting gets it; its run starts   |
     | waiting       | WAIT_S passes                 | it gets an error with the holder, and closes  |
     | any           | the client closes             | it is closed, and its lease, if any, is freed |
@@ -54,9 +60,16 @@ class Requests:
     The kernel closes the connection of a killed process, and keep-alives find lost machines.
     """
 
-    def __init__(self, listening: socket.socket, job: str) -> None:
-        """job: the job's name in responses."""
-        self._listening, self._job = listening, job
+    def __init__(
+        self, listening: socket.socket, job: str, *, identity: Identity | None = None, token: str = ""
+    ) -> None:
+        """job: the job's name in responses.
+
+        identity: with one, clients need TLS and a certificate of role worker or operator.
+        token: if not empty, what requests must contain.
+        """
+        self._listening, self._job, self._token = listening, job, token
+        self._tls = None if identity is None else identity.context(server=True)
         self._selector = selectors.DefaultSelector()
         listening.setblocking(False)
         self._selector.register(listening, selectors.EVENT_READ)
@@ -101,19 +114,51 @@ class Requests:
             link, (host, *_) = self._listening.accept()
         except OSError:  # the client has already gone
             return
-        if len(self._guests) == MOST:
+        if len(self._guests) == MOST and not self._make_room():
             link.close()
             return
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEP_ALIVE:
             link.setsockopt(socket.IPPROTO_TCP, option, value)
         link.setblocking(False)
+        if self._tls is not None:
+            link = self._tls.wrap_socket(link, server_side=True, do_handshake_on_connect=False)
         self._selector.register(link, selectors.EVENT_READ)
-        self._guests[link] = _Guest(link, host, now + SPEAK_S)
+        self._guests[link] = _Guest(link, host, now + SPEAK_S, secured=self._tls is None)
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been silent longest, so that strangers cannot keep workers out."""
+        silent = [guest for guest in self._guests.values() if guest.process is None]
+        if silent:
+            self._close(min(silent, key=lambda guest: guest.until))
+        return bool(silent)
+
+    def _shake_hands(self, guest: _Guest) -> None:
+        """Continue the TLS handshake; afterwards, turn away a certificate of another role."""
+        assert isinstance(guest.link, ssl.SSLSocket)
+        try:
+            guest.link.do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        except OSError:
+            self._close(guest)
+            return
+        guest.secured = True
+        names: Any = (guest.link.getpeercert() or {}).get("subjectAltName", ())
+        role = role_of(name for _, name in names)
+        if role not in (Role.WORKER, Role.OPERATOR):
+            self._refuse(guest, f"takes requests of role worker; this certificate's is {role}")
 
     def _hear(self, guest: _Guest, now: float) -> None:
+        if not guest.secured:
+            self._shake_hands(guest)
+            if not guest.secured or guest.link not in self._guests:
+                return
         try:
-            said = guest.link.recv(4096)  # read all: closing with unread data would reset the response
+            # Read all: closing with unread data would reset the response. A TLS record has up to 16 KiB.
+            said = guest.link.recv(1 << 14)
+        except ssl.SSLWantReadError:
+            return
         except OSError:
             said = b""
         if not said:
@@ -121,9 +166,11 @@ class Requests:
         elif guest.process is None:
             guest.heard += said
             line, end, _ = guest.heard.partition(b"\n")
-            guest.process = requesting_process(line) if end else None
-            if guest.process is not None:
-                guest.until = now + WAIT_S
+            request = parsed_request(line) if end else None
+            if request is not None and self._token and not same_token(request.token, self._token):
+                self._refuse(guest, "the token is not this job's; set PEELSUM_TOKEN to a file with the job's")
+            elif request is not None:
+                guest.process, guest.until = request.process, now + WAIT_S
             elif end or len(guest.heard) >= LONGEST_REQUEST:
                 self._turn_away(guest)
 
@@ -138,11 +185,16 @@ class Requests:
             why = "takes requests of a training's rank 0, by 'switch://HOST:PORT'; this was not a request"
         else:
             why = f"is in use by {self.holder}; end that training, or wait for its end"
+        self._refuse(guest, why)
+
+    def _refuse(self, guest: _Guest, why: str) -> None:
         self._say(guest, {"error": f"{self._job}: {why}"})
         self._close(guest)
 
     def _say(self, guest: _Guest, answer: dict[str, Any]) -> bool:
         """Send a response; return whether that succeeded."""
+        if not guest.secured:
+            return False
         try:
             guest.link.settimeout(SPEAK_S)
             guest.link.sendall(json.dumps(answer).encode() + b"\n")

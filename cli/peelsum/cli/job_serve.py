@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, address
+from peelsum.cli.options import ChildOf, Json, Metrics, Tls, address, identity, serving_metrics
 from peelsum.topology import Child, ProcessError, Signalled, end_with_parent, say
 from peelsum.topology.parts import Part
 from peelsum.topology.progress import taking_time
@@ -27,9 +27,11 @@ from peelsum.topology.telling import told
 from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
+    from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.cli.job_requests import Requests
     from peelsum.control import Fabric, JobDescription, RacksDescription, Watch
     from peelsum.pipelines import Pipeline
+    from peelsum.tls import Identity
 
 _LOOK_EVERY_S = 1.0
 #: How long to wait while another controller is primary, e.g. to admit or restore a job.
@@ -52,36 +54,61 @@ def serve(
     listen: Annotated[
         str, typer.Option(help="Where rank 0 requests the job, host:port (TCP).")
     ] = "127.0.0.1:9560",
+    tls: Tls = None,
+    token: Annotated[
+        Path | None, typer.Option(help="The job's token, which requests must contain; needed with --tls.")
+    ] = None,
+    metrics: Metrics = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
     """Admit a job again, with a new aggregation server, whenever its workers start; until Ctrl-C."""
+    from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.cli.job_requests import Requests
     from peelsum.control import ControlError, Fabric, read_description
+    from peelsum.metrics import MetricsError
     from peelsum.pipelines import PipelineError, pipeline
+    from peelsum.tls import TlsError, read_token, require_tls
 
     if child:
         end_with_parent()
     tell = told(json=json, child=child)
     bases, place = [address(one, "the switch") for one in udp], address(listen, "the address to listen at")
-    with reported(ControlError, PipelineError, ServeError), ExitStack() as stack:
+    with (
+        reported(ControlError, PipelineError, ServeError, TlsError, MetricsError),
+        ExitStack() as stack,
+    ):
+        certificate, secret = identity(tls), "" if token is None else read_token(token)
+        require_tls("--listen", place[0], certificate)
+        if certificate is not None and not secret:
+            raise ServeError(
+                "token: is missing; give --token FILE (peelsum certificates token FILE makes it)"
+            )
         job = read_description(description)
         if len(bases) != len(job.plans()):
             raise ServeError(f"udp: {len(bases)} for {len(job.plans())} switches; give --udp once for each")
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
         with (
             taking_time("loading the pipeline, which a switch that has not run it before compiles", tell),
-            Fabric.connect(job, patience_s=_PATIENCE_S) as fabric,  # report errors before the first request
+            # Report errors before the first request.
+            Fabric.connect(job, patience_s=_PATIENCE_S, identity=certificate) as fabric,
         ):
             fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
-        listening = stack.enter_context(_listening(place))
-        requests = stack.enter_context(Requests(listening, f"job {job.job.id}"))
-        runs = stack.enter_context(_Runs(job, compiled, bases, _say_event if json else _print))
+        listening, counts = stack.enter_context(_listening(place)), ControllerCounts(job.job.id)
+        requests = stack.enter_context(
+            Requests(listening, f"job {job.job.id}", identity=certificate, token=secret)
+        )
+        tell_event = _say_event if json else _print
+        runs = stack.enter_context(_Runs(job, compiled, bases, tell_event, certificate, counts))
+        url = {}
+        if metrics is not None:
+            served = stack.enter_context(serving_metrics(metrics, "controller", counts.values, tls, json))
+            url["metrics"] = served.url
         outlives_terminal = getsignal(SIGHUP) is SIG_IGN  # as with nohup
         ended = Signalled(SIGINT, SIGTERM, *(() if outlives_terminal else (SIGHUP,)))
         host, port = listening.getsockname()[:2]
         if json:
-            say(host=host, port=port)
+            say(host=host, port=port, **url)
         else:
             print(f"job {job.job.id}: asked for at {host}:{port}", flush=True)
         _answer(requests, runs, ended)
@@ -104,9 +131,12 @@ class _Runs:
         compiled: Pipeline,
         bases: list[tuple[str, int]],
         tell: Callable[[object], None],
+        certificate: Identity | None,
+        counts: ControllerCounts,
     ) -> None:
         """tell: called with every event and error."""
-        self._job, self._bases, self.tell = job, bases, tell
+        self._job, self._bases, self._certificate = job, bases, certificate
+        self._tell, self._counts = tell, counts
         self._files = (compiled.json_path, compiled.p4info_path)
         self._run = ExitStack()
         self._watch: Watch | None = None
@@ -118,6 +148,11 @@ class _Runs:
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    def tell(self, news: object) -> None:
+        """Print and count an event or error."""
+        self._counts.note(news)
+        self._tell(news)
+
     def start(self) -> dict[str, Any]:
         """End the previous run and start another; return what its workers must know.
 
@@ -128,7 +163,9 @@ class _Runs:
         self.end()
         with ExitStack() as run:
             # Connect again for each run: switches may have been restarted since the last.
-            fabric = run.enter_context(Fabric.connect(self._job, patience_s=_PATIENCE_S))
+            fabric = run.enter_context(
+                Fabric.connect(self._job, patience_s=_PATIENCE_S, identity=self._certificate)
+            )
             fabric.load_pipeline(*self._files)
             admitted = fabric.admit()
             run.callback(self._evict, fabric, admitted.generation)
@@ -138,11 +175,13 @@ class _Runs:
             run.callback(server.stop)
             self._watch, self._server = Watch(fabric, admitted.generation, *self._files), server
             self._run = run.pop_all()
+            self._counts.admitted(admitted.generation)
         return {"admission": admission, "switch": self._seats()}
 
     def end(self) -> None:
         """End the run, if there is one: its server, then its admission."""
         self._watch = self._server = None
+        self._counts.ended()
         self._run.close()
 
     def look(self) -> None:

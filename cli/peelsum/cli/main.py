@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 
-#: The import names of what the extra `cli` installs.
-_EXTRA = ("finsy", "google", "grpc", "pydantic", "rich", "typer")
+#: The extra that installs each package, by import name.
+_EXTRAS = dict.fromkeys(("finsy", "google", "grpc", "pydantic", "rich", "typer"), "cli")
+_EXTRAS |= dict.fromkeys(("cryptography", "prometheus_client"), "ops")
 
 
 def main() -> None:
@@ -15,9 +16,10 @@ def main() -> None:
         _main()
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        if package not in _EXTRA:
+        if package not in _EXTRAS:
             raise
-        print(f"peelsum: {package}: is not installed; run: pip install 'peelsum[cli]'", file=sys.stderr)
+        remedy = f"pip install 'peelsum[{_EXTRAS[package]}]'"
+        print(f"peelsum: {package}: is not installed; run: {remedy}", file=sys.stderr)
         sys.exit(2)
 
 

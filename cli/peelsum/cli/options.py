@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from peelsum.metrics import PARTS, MetricsServer, Values, metrics_address
+from peelsum.tls import Identity
 from peelsum.wire import COMPILED_LANES
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ChildOf = Annotated[bool, typer.Option("--child", hidden=True, help="End when standard input closes.")]
+
+Tls = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Use TLS, with the identity there: see `peelsum certificates make`."),
+]
+
+Metrics = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there; port 0 chooses a free one."),
+]
+
+
+def serving_metrics(
+    where: str, part: str, read: Callable[[], Values], tls: Path | None, json: bool
+) -> MetricsServer:
+    """Serve a part's metrics at `where`, and print the address. Raises MetricsError or TlsError."""
+    server = MetricsServer(metrics_address(where), PARTS[part], read, identity(tls))
+    if not json:
+        print(f"metrics at {server.url}", flush=True)
+    return server
+
+
+def identity(folder: Path | None) -> Identity | None:
+    """Return the identity in the folder given, if one is. Raises TlsError."""
+    return None if folder is None else Identity.read(folder)
 
 
 def within(option: str, value: float, least: float, most: float) -> None:

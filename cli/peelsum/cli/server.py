@@ -5,13 +5,14 @@ from __future__ import annotations
 import json as json_
 import signal
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, address
+from peelsum.cli.options import ChildOf, Json, Metrics, Tls, address, serving_metrics
 from peelsum.topology import end_with_parent, say
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
@@ -33,10 +34,14 @@ def run(
     seats: Annotated[
         Path | None, typer.Option(hidden=True, help="A file to remove when all workers have finished.")
     ] = None,
+    metrics: Metrics = None,
+    tls: Tls = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
     """Serve a job until Ctrl-C, or until all its workers have finished."""
+    from peelsum.metrics import MetricsError, Values, server_values
+    from peelsum.tls import TlsError
     from peelsum.transport import AggregationService, Event, JobFinished, TransportError, job_config
 
     if child:
@@ -51,18 +56,25 @@ def run(
         if not json:
             print(event, file=sys.stderr, flush=True)
 
-    with reported(TransportError, AdmissionError):
+    with reported(TransportError, AdmissionError, MetricsError, TlsError), ExitStack() as stack:
         config = job_config(_admission(admission))
-        with AggregationService(
-            [config], host_and_port, wire="ethernet" if ethernet else "udp-port"
-        ) as service:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: service.stop())
-            if json:
-                say(job_id=config.job_id, switch=switch)
-            else:
-                print(f"job {config.job_id}: serving at {switch}", flush=True)
-            (stats,) = service.run(report).values()
+        service = stack.enter_context(
+            AggregationService([config], host_and_port, wire="ethernet" if ethernet else "udp-port")
+        )
+
+        def read() -> Values:
+            return server_values({job: asdict(stats) for job, stats in service.stats().items()})
+
+        url = {}
+        if metrics is not None:
+            url["metrics"] = stack.enter_context(serving_metrics(metrics, "server", read, tls, json)).url
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: service.stop())
+        if json:
+            say(job_id=config.job_id, switch=switch, **url)
+        else:
+            print(f"job {config.job_id}: serving at {switch}", flush=True)
+        (stats,) = service.run(report).values()
     values = asdict(stats)
     if json:
         say(**values)

@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, address, require_device_id, within
+from peelsum.cli.options import (
+    ChildOf,
+    Json,
+    Metrics,
+    Tls,
+    address,
+    identity,
+    require_device_id,
+    serving_metrics,
+    within,
+)
 from peelsum.topology import end_with_parent, say
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
@@ -79,20 +90,37 @@ def run(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write pcap files of every port there, one for each direction."),
     ] = None,
+    tls: Tls = None,
+    metrics: Metrics = None,
     device_id: Annotated[int, typer.Option(help="P4Runtime's device_id.")] = 1,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
     """Run the softswitch until Ctrl-C. A controller loads its pipeline: see `peelsum job admit`."""
+    from peelsum.metrics import MetricsError, MetricsServer, Values, switch_values
     from peelsum.softswitch import SoftswitchError
     from peelsum.softswitch.ports.schedule import load_schedule
-    from peelsum.softswitch.process import Listening
+    from peelsum.softswitch.process import Listening, SwitchCounts
     from peelsum.softswitch.process import run as run_switch
     from peelsum.softswitch.runtime.queues import QUEUE_LIMIT
+    from peelsum.tls import TlsError
+
+    served: list[MetricsServer] = []
+
+    def observe(count: Callable[[], SwitchCounts]) -> AbstractContextManager[object]:
+        if metrics is None:
+            return nullcontext()
+
+        def read() -> Values:
+            now = asdict(count())
+            return switch_values(now["lanes"], now["verdicts"], now["ports"], now["queues"])
+
+        served.append(serving_metrics(metrics, "switch", read, tls, json))
+        return served[0]
 
     def announce(listening: Listening) -> None:
         if json:
-            say(**asdict(listening))
+            say(**asdict(listening), **({"metrics": served[0].url} if served else {}))
             return
         print(f"P4Runtime at {p4runtime.rpartition(':')[0]}:{listening.grpc_port}")
         for port, udp in listening.udp_ports.items():
@@ -111,7 +139,7 @@ def run(
     if child:
         end_with_parent()
     told_of_compiling(json=json, child=child)
-    with reported(SoftswitchError):
+    with reported(SoftswitchError, TlsError, MetricsError):
         counts = run_switch(
             ports,
             grpc_address=p4runtime,
@@ -126,7 +154,9 @@ def run(
             delays=_numbers("port-delay", "ms", port_delay or [], interfaces or range(1, ports + 1)),
             schedule=None if schedule is None else load_schedule(schedule),
             capture=capture,
+            identity=identity(tls),
             device_id=device_id,
+            observe=observe,
             announce=announce,
         )
     if json:

@@ -10,6 +10,7 @@ from peelsum.control import admission, capacity, status, switch_tables
 from peelsum.control.description import JobDescription
 from peelsum.control.responses import Admission, AdmittedJob, SwitchStatus
 from peelsum.control.session import Session, pipeline_schema
+from peelsum.tls import Identity
 from peelsum.wire import Verdict
 
 
@@ -30,12 +31,13 @@ class Controller:
         election_id: int = 1,
         timeout_s: float = 4.0,
         patience_s: float = 0.0,
+        identity: Identity | None = None,
     ) -> Controller:
-        """Connect to a switch as its primary.
+        """Connect to a switch as its primary; `identity` is as for `Session`.
 
         Raises SwitchError if it cannot be reached, NotPrimaryError as `become_primary`.
         """
-        controller = cls.observe(address, device_id, timeout_s=timeout_s)
+        controller = cls.observe(address, device_id, timeout_s=timeout_s, identity=identity)
         try:
             controller.become_primary(election_id, patience_s=patience_s)
         except BaseException:
@@ -44,9 +46,16 @@ class Controller:
         return controller
 
     @classmethod
-    def observe(cls, address: str, device_id: int = 1, *, timeout_s: float = 4.0) -> Controller:
+    def observe(
+        cls,
+        address: str,
+        device_id: int = 1,
+        *,
+        timeout_s: float = 4.0,
+        identity: Identity | None = None,
+    ) -> Controller:
         """Connect to a switch as a backup, which may read. Raises SwitchError if it cannot be reached."""
-        return cls(Session(address, device_id, timeout_s=timeout_s))
+        return cls(Session(address, device_id, timeout_s=timeout_s, identity=identity))
 
     def __enter__(self) -> Controller:
         return self

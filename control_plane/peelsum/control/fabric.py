@@ -17,6 +17,7 @@ from peelsum.control.job_tables import known_generation
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.racks import AnyDescription
 from peelsum.control.responses import Admission, SwitchStatus
+from peelsum.tls import Identity
 from peelsum.wire import Verdict
 
 #: How long to wait for another controller, which admits a job or puts one back.
@@ -36,10 +37,12 @@ class Fabric:
         controllers: list[Controller],
         election_id: int,
         clock: Callable[[], float] = time.time,
+        identity: Identity | None = None,
     ) -> None:
         self._description = description
         self._election_id = election_id
         self._clock = clock
+        self._certificate = identity
         self._placed = list(zip(controllers, description.plans(), strict=True))
 
     @classmethod
@@ -49,15 +52,18 @@ class Fabric:
         *,
         election_id: int = 1,
         timeout_s: float = 4.0,
+        identity: Identity | None = None,
     ) -> Self:
         """Connect to all switches as a backup. Raises SwitchError if one cannot be reached.
 
-        election_id: what to bid for primary later.
+        election_id: what to bid for primary later. identity: as for `Session`.
         """
         with ExitStack() as stack:
-            controllers = [stack.enter_context(_observed(plan, timeout_s)) for plan in description.plans()]
+            controllers = [
+                stack.enter_context(_observed(plan, timeout_s, identity)) for plan in description.plans()
+            ]
             stack.pop_all()
-        return cls(description, controllers, election_id)
+        return cls(description, controllers, election_id, identity=identity)
 
     @classmethod
     def connect(
@@ -67,13 +73,14 @@ class Fabric:
         election_id: int = 1,
         timeout_s: float = 4.0,
         patience_s: float = 0.0,
+        identity: Identity | None = None,
     ) -> Self:
         """Connect to all switches as their primary, until `become_backup`.
 
         Raises SwitchError if one cannot be reached, NotPrimaryError if one has another primary for longer
         than `patience_s`. After an error, this controller is the primary of none.
         """
-        fabric = cls.observe(description, election_id=election_id, timeout_s=timeout_s)
+        fabric = cls.observe(description, election_id=election_id, timeout_s=timeout_s, identity=identity)
         try:
             fabric._become_primaries(range(len(fabric._placed)), patience_s)
         except BaseException:
@@ -123,12 +130,12 @@ class Fabric:
     def reconnect(self, switch: int, *, timeout_s: float = 4.0) -> None:
         """Replace the connection to one switch, as a backup. Raises SwitchError, and keeps the old one."""
         controller, plan = self._placed[switch]
-        self._placed[switch] = (_observed(plan, timeout_s), plan)
+        self._placed[switch] = (_observed(plan, timeout_s, self._certificate), plan)
         controller.close()
 
     def _become_primaries(self, switches: Iterable[int], patience_s: float) -> None:
         # All controllers take switches in the same order, so that no two wait for each other.
-        for switch in sorted(switches, key=lambda one: _identity(self._placed[one][1])):
+        for switch in sorted(switches, key=lambda one: _address(self._placed[one][1])):
             self._placed[switch][0].become_primary(self._election_id, patience_s=patience_s)
 
     # Pipelines
@@ -230,12 +237,12 @@ class Fabric:
         return tuple(controller.verdicts() for controller, _ in self._placed)
 
 
-def _identity(plan: SwitchPlan) -> tuple[str, int]:
+def _address(plan: SwitchPlan) -> tuple[str, int]:
     return plan.switch.p4runtime, plan.switch.device_id
 
 
-def _observed(plan: SwitchPlan, timeout_s: float) -> Controller:
-    return Controller.observe(*_identity(plan), timeout_s=timeout_s)
+def _observed(plan: SwitchPlan, timeout_s: float, identity: Identity | None) -> Controller:
+    return Controller.observe(*_address(plan), timeout_s=timeout_s, identity=identity)
 
 
 def _check_idle(controller: Controller, plan: SwitchPlan) -> None:

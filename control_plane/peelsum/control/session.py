@@ -16,12 +16,15 @@ from google.protobuf import text_format
 from peelsum.control.errors import ControlError, NotPrimaryError, SwitchError
 from peelsum.control.rpc_errors import translated
 from peelsum.control.stream import Stream
+from peelsum.tls import Identity, TlsError, require_tls
 
 #: A switch may compile a pipeline for minutes, on a slow machine, before it responds.
 _PIPELINE_TIMEOUT_S = 600.0
 _BATCH = 256
 #: Pause between two bids of a controller that waits for the primary to leave.
 _BID_EVERY_S = 0.1
+#: Pause before a Write that found no room is sent again.
+_AGAIN_S = 0.05
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_metadata_size", 64 << 10),
@@ -35,10 +38,13 @@ _Set = p4r.SetForwardingPipelineConfigRequest
 class Session:
     """A connection to one switch, as a context manager. It starts as a backup."""
 
-    def __init__(self, address: str, device_id: int = 1, *, timeout_s: float) -> None:
-        """Connect as a backup. Raises SwitchError if nothing answers.
+    def __init__(
+        self, address: str, device_id: int = 1, *, timeout_s: float, identity: Identity | None = None
+    ) -> None:
+        """Connect as a backup. Raises SwitchError if nothing answers, or one end refuses the other.
 
         timeout_s: seconds that the switch has for each response, except to a new pipeline.
+        identity: this controller's certificate, without which only switches on loopback are talked to.
         """
         #: The P4Runtime server, host:port.
         self.address = address
@@ -48,10 +54,10 @@ class Session:
         self._timeout_s = timeout_s
         self._cookie = 0
         self._stream: Stream | None = None
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._channel = _channel(address, identity, timeout_s)
         self._stub = p4r_grpc.P4RuntimeStub(self._channel)
         try:
-            self._await_channel()
+            self._await_channel(" (with TLS there, give --tls here)" if identity is None else "")
             self._learn_schema()
         except BaseException:
             self.close()
@@ -123,12 +129,13 @@ class Session:
             raise
         return stream
 
-    def _await_channel(self) -> None:
+    def _await_channel(self, hint: str) -> None:
         try:
             grpc.channel_ready_future(self._channel).result(timeout=self._timeout_s)
         except grpc.FutureTimeoutError:
             raise SwitchError(
-                f"switch: nothing answers P4Runtime at {self.address}; is `peelsum switch run` running there?"
+                f"switch: nothing answers P4Runtime at {self.address}; is `peelsum switch run` running "
+                f"there?{hint}"
             ) from None
 
     # Pipeline
@@ -188,10 +195,20 @@ class Session:
             request = p4r.WriteRequest(
                 device_id=self._device_id, election_id=U128.encode(self._election_id), updates=batch
             )
+            self._send(request, batch)
+
+    def _send(self, request: p4r.WriteRequest, updates: Sequence[Any]) -> None:
+        """Send a Write, and again while the switch has no room for the call: it has done nothing then."""
+        deadline = monotonic() + self._timeout_s
+        while True:
             try:
                 self._stub.Write(request, timeout=self._timeout_s)
+                return
             except grpc.RpcError as error:
-                self._raise(error, "writing", batch)
+                full = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and not error.trailing_metadata()
+                if not full or monotonic() >= deadline:
+                    self._raise(error, "writing", updates)
+                sleep(_AGAIN_S)
 
     def read(self, *wanted: P4Entity) -> Iterator[p4r.Entity]:
         """Yield the entities that `wanted` selects. Raises SwitchError."""
@@ -215,6 +232,24 @@ class Session:
 
     def _raise(self, error: grpc.RpcError, doing: str, updates: Sequence[Any] = ()) -> NoReturn:
         raise translated(error, self.address, doing, election_id=self._election_id, updates=updates) from None
+
+
+def _channel(address: str, identity: Identity | None, timeout_s: float) -> grpc.Channel:
+    """Return a channel to a switch. Raises SwitchError if TLS is needed, or fails."""
+    try:
+        require_tls("switch", address.rpartition(":")[0], identity)
+        if identity is None:
+            return grpc.insecure_channel(address, options=_OPTIONS)
+        refusal = identity.refusal(address, timeout_s)
+        credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+    except TlsError as error:
+        raise SwitchError(str(error)) from None
+    if refusal is not None:
+        raise SwitchError(
+            f"switch: {address}: TLS failed ({refusal}); check that both ends' certificates are of one CA, "
+            "valid today, and the switch's for this host"
+        )
+    return grpc.secure_channel(address, credentials, options=_OPTIONS)
 
 
 def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+import ssl
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+from peelsum.metrics import PARTS, MetricsError, MetricsServer, metrics_address, worker_values
+from peelsum.tls import Identity, TlsError, read_token
+from peelsum.tls.identity import tls_reason
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.held_seats import only_here
 from peelsum.transport import JobConfig, SwitchSummation, job_config
@@ -18,8 +24,14 @@ from peelsum.transport.seats import SEAT
 
 #: The job for all ranks of a machine, in the form that follows `switch:`.
 JOB = "PEELSUM_JOB"
+#: For a controller on another machine: the folder of this worker's identity, and the file of the job's token.
+TLS, TOKEN = "PEELSUM_TLS", "PEELSUM_TOKEN"
+#: HOST:PORT of rank 0's metrics; rank r serves its own at PORT + r.
+METRICS = "PEELSUM_METRICS"
+_log = logging.getLogger("peelsum")
 #: How long a controller may take to admit a job, in seconds.
 _ADMISSION_S = 60.0
+_CHECK_TLS = f"check that {TLS} is of the controller's CA and valid today, and that the controller has TLS"
 #: A controller's address in forms other than //HOST:PORT, to suggest the right one.
 _CONTROLLER = re.compile(r"(?:\w+:/*|/)?((?:[^/@:\[\]]+|\[[\da-fA-F:.]+\]):\d+)(?:/.*)?")
 #: Counts the jobs that this process has requested, the same on every rank.
@@ -74,7 +86,7 @@ def _connected(
     host, port = _field(seat, "switch_host"), _field(seat, "switch_port")
     worker_id = seat.get("worker_id", job.worker_ids[rank])
     held.enter_context(only_here(f"worker {worker_id} of job {job.job_id} at {host}:{port}"))
-    return SwitchSummation(
+    summation = SwitchSummation(
         job,
         worker_id,
         (host, port),
@@ -82,6 +94,31 @@ def _connected(
         wire=seat.get("wire", "udp-port"),
         held=held,
     )
+    if where := os.environ.get(METRICS):
+        held.enter_context(_metrics(where, rank, summation))
+    return summation
+
+
+def _metrics(where: str, rank: int, summation: SwitchSummation) -> MetricsServer:
+    """Serve a worker's metrics at HOST:PORT for rank 0, and at PORT + r for rank r."""
+    job, folder = summation.config, os.environ.get(TLS)
+    worker_id = job.worker_ids[summation.worker_id]
+    try:
+        host, port = metrics_address(where)
+        server = MetricsServer(
+            (host, port + rank if port else 0),
+            PARTS["worker"],
+            lambda: worker_values(job.job_id, worker_id, asdict(summation.stats())),
+            Identity.read(Path(folder)) if folder else None,
+        )
+    except (MetricsError, TlsError) as error:
+        raise HookConfigError(f"over: {METRICS}: {error}") from None
+    except ModuleNotFoundError as error:
+        raise HookConfigError(
+            f"over: {METRICS}: {error.name} is not installed; run: pip install 'peelsum[ops]'"
+        ) from None
+    _log.info("metrics at %s", server.url)
+    return server
 
 
 def _field(values: dict[str, Any], name: str) -> Any:
@@ -138,10 +175,14 @@ def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict
     if rank == 0:
         try:
             held.enter_context(only_here(f"rank 0 of the job of controller {controller}"))
-            lease = held.enter_context(closing(Lease(address, _ADMISSION_S)))
+            lease = held.enter_context(closing(_lease(address)))
             answer = lease.response
         except HookConfigError as error:
             answer = json.dumps({"error": f"rank 0: {str(error).removeprefix('over: ')}"})
+        except TlsError as error:
+            answer = json.dumps({"error": f"rank 0: {error}"})
+        except ssl.SSLError as error:
+            answer = json.dumps({"error": f"rank 0: TLS failed ({tls_reason(error)}); {_CHECK_TLS}"})
         except OSError as error:
             reason = f"rank 0: {error.strerror or error}; check that `peelsum job serve` runs"
             answer = json.dumps({"error": reason})
@@ -150,6 +191,17 @@ def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict
     if "error" in values:
         raise HookConfigError(f"over: controller {controller}: {values['error']}")
     return values
+
+
+def _lease(controller: tuple[str, int]) -> Lease:
+    """Request the job, with the identity and the token that the environment names."""
+    folder, token = os.environ.get(TLS), os.environ.get(TOKEN)
+    return Lease(
+        controller,
+        _ADMISSION_S,
+        identity=Identity.read(Path(folder)) if folder else None,
+        token=read_token(Path(token)) if token else "",
+    )
 
 
 def _place(addresses: str | list[str], rank: int) -> dict[str, Any]:

@@ -9,33 +9,69 @@ import logging
 import os
 import re
 import socket
+import ssl
 import threading
 from contextlib import suppress
+from typing import NamedTuple
 
+from peelsum.tls import Identity, require_tls
+from peelsum.tls.tokens import LONGEST_TOKEN
 from peelsum.wire.datagrams import Address
 
-#: The longest request, in bytes.
-LONGEST_REQUEST = 64
+#: The longest request, in bytes, with its line end.
+LONGEST_REQUEST = 32 + LONGEST_TOKEN
 #: Seconds without a response after which the wait is logged.
 _TELL_AFTER_S = 2.0
 _log = logging.getLogger("peelsum")
-_REQUEST = re.compile(rb"peelsum start ([0-9]{1,10})")
+_REQUEST = re.compile(rb"peelsum start ([0-9]{1,10})(?: ([\w-]{16,%d}))?" % LONGEST_TOKEN, re.ASCII)
+
+
+class Request(NamedTuple):
+    """What a client asks a controller for: to start the job."""
+
+    process: int
+    """The client's process id."""
+    token: str
+    """The job's token; empty if the client has none."""
 
 
 class Lease:
     """A lease on a job: until `close`, no other process may start the job. `response` is the controller's."""
 
-    def __init__(self, controller: Address, patience_s: float) -> None:
-        """Request a start. Raises OSError if the controller does not respond within `patience_s` seconds."""
+    def __init__(
+        self, controller: Address, patience_s: float, *, identity: Identity | None = None, token: str = ""
+    ) -> None:
+        """Request a start.
+
+        identity: this worker's certificate, without which only controllers on loopback are asked.
+        token: the job's. Raises OSError if the controller does not respond within `patience_s` seconds or
+        one end refuses the other's certificate, TlsError if an identity is missing.
+        """
+        host = controller[0]
+        require_tls("controller", host, identity, "set PEELSUM_TLS to a folder")
         self._link = socket.create_connection(controller, patience_s)
+        if identity is not None:
+            try:
+                self._link = identity.context(server=False).wrap_socket(self._link, server_hostname=host)
+            except BaseException:
+                self._link.close()
+                raise
         waiting = "controller %s:%d: admits the job; waiting up to %g s"
         told = threading.Timer(_TELL_AFTER_S, _log.warning, (waiting, *controller, patience_s))
         told.daemon = True
         told.start()
         try:
-            self._link.sendall(f"peelsum start {os.getpid()}\n".encode())
+            self._link.sendall(f"peelsum start {os.getpid()} {token}".rstrip().encode() + b"\n")
             with self._link.makefile(encoding="utf-8") as lines:
                 self.response = lines.readline()
+            if identity is not None and not self.response:
+                raise ssl.SSLZeroReturnError
+        except ConnectionError:
+            self.close()
+            if identity is None:
+                raise
+            # A refused certificate ends the connection, perhaps by a reset that overtakes the alert.
+            raise ssl.SSLZeroReturnError from None
         except BaseException:
             self.close()
             raise
@@ -49,7 +85,7 @@ class Lease:
         self._link.close()
 
 
-def requesting_process(line: bytes) -> int | None:
-    """Return the process id in a request line (without its line end), or None if it is not a request."""
+def parsed_request(line: bytes) -> Request | None:
+    """Return the request in a line (without its line end), or None if it is not one."""
     request = _REQUEST.fullmatch(line)
-    return int(request[1]) if request else None
+    return Request(int(request[1]), (request[2] or b"").decode()) if request else None

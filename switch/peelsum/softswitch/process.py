@@ -12,8 +12,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -27,9 +28,10 @@ from peelsum.softswitch.ports.schedule import LinkSchedule
 from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.frames import Frames
-from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts
+from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
 from peelsum.softswitch.runtime.switch import Switch
-from peelsum.wire import CPU_PORT, lanes_in, packet_bytes
+from peelsum.tls import Identity
+from peelsum.wire import CPU_PORT, Verdict, lanes_in, packet_bytes
 from peelsum.wire.datagrams import Address
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 _CLOCK_MASK = (1 << 48) - 1
 _LAST_UDP_PORT = 0xFFFF
+#: The counter of peelsum's program.
+_VERDICTS = "PeelsumIngress.verdicts"
 
 
 class StartError(SoftswitchError):
@@ -59,12 +63,16 @@ class Listening:
 
 @dataclass(frozen=True)
 class SwitchCounts:
-    """Counts of a switch's ports and queues, by switch port."""
+    """Counts of a switch: of its ports and queues, by switch port, and of its program."""
 
     ports: Mapping[int, PortCounts | InterfaceCounts]
     """Counts of each port."""
     queues: Mapping[int, QueueCounts]
     """Counts of the queue of each port that has a rate."""
+    lanes: int = 0
+    """32-bit values per packet of the running pipeline; 0 without one, or if it is not peelsum's."""
+    verdicts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Packets and bytes by the verdict of peelsum's program."""
 
 
 class DataPlane:
@@ -217,8 +225,10 @@ def run(
     delays: Mapping[int, float] | None = None,
     schedule: LinkSchedule | None = None,
     capture: Path | None = None,
+    identity: Identity | None = None,
     device_id: int = 1,
     mode: Literal["numba", "python"] = "numba",
+    observe: Callable[[Callable[[], SwitchCounts]], AbstractContextManager[object]] | None = None,
     announce: Callable[[Listening], None] = lambda listening: None,
 ) -> SwitchCounts:
     """Run a switch with ports 1 to `ports` until SIGINT (`Ctrl-C`) or SIGTERM; return its counts.
@@ -233,6 +243,8 @@ def run(
     delays: milliseconds by switch port that a frame is under way after it was sent.
     schedule: changes of rates and delays, from the first frame that arrives at a port.
     capture: a folder for pcap files of each port's frames, see `CapturedPorts`.
+    identity: P4Runtime's certificate, without which it listens on loopback only.
+    observe: entered before `announce`, with a function that returns the counts now, from any thread.
     announce: called when all addresses listen.
     Raises StartError naming the value that is out of range or in use.
     """
@@ -252,16 +264,28 @@ def run(
             queues = links.queues
             device = Device(device_id, mode=mode, queues=queues, ports={*opened.ports, CPU_PORT})
             stack.callback(device.close)
-            server = serve(device, grpc_address)
+            server = serve(device, grpc_address, identity)
             stack.callback(server.stop)
         except (OSError, SoftswitchError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
         plane = stack.enter_context(DataPlane(device, opened, links=links))
-        with _stopped_by_signals(plane):
+        count = partial(_counts, device, opened, queues)
+        with observe(count) if observe else nullcontext(), _stopped_by_signals(plane):
             announce(Listening(udp_host, server.port, opened.listening, interfaces or {}))
             plane.run()
-        counts = {number: port.counts for number, port in opened.ports.items()}
-        return SwitchCounts(counts, queues.counts() if queues else {})
+        return count()
+
+
+def _counts(device: Device, opened: Ports, queues: Queues | None) -> SwitchCounts:
+    """Return what a switch has counted so far."""
+    ports = {number: port.counts for number, port in opened.ports.items()}
+    switch, verdicts = device.switch, {}
+    lanes = lanes_in(switch.registers) if switch is not None else 0
+    cells = switch.counters.get(_VERDICTS) if switch is not None and lanes else None
+    if cells is not None:
+        counted = zip(Verdict, cells.values().tolist(), strict=False)
+        verdicts = {verdict.name.lower(): (int(packets), int(size)) for verdict, (packets, size) in counted}
+    return SwitchCounts(ports, queues.counts() if queues else {}, lanes, verdicts)
 
 
 def _udp_ports(

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore, Thread, Timer
 from typing import NoReturn
 
 import grpc
 from finsy.proto import p4r, p4r_grpc
 
 from peelsum.softswitch.errors import SoftswitchError
+from peelsum.softswitch.p4runtime.access import READERS, WRITERS, Access
 from peelsum.softswitch.p4runtime.arbitration import Arbiter
 from peelsum.softswitch.p4runtime.packets import to_frame, to_packet_in
 from peelsum.softswitch.p4runtime.pipeline import Pipeline, verify
@@ -41,6 +42,9 @@ MAX_STREAMS = 16
 #: Most Writes and Reads that wait for their turn, and most pipelines that wait to be built; likewise.
 MAX_WAITING = 32
 MAX_CONFIGURING = 4
+#: Most Reads that are answered at once, and seconds that a client has to take its answer.
+MAX_READS = 16
+READ_S = 30.0
 _ENTITIES_PER_RESPONSE = 256
 _LONGEST_MESSAGE = 1000
 _Set = p4r.SetForwardingPipelineConfigRequest
@@ -50,14 +54,15 @@ _NO_PIPELINE = "No forwarding pipeline config set for this device; send SetForwa
 class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     """All RPCs. A request that fails gets an error status and never ends the server."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, access: Access) -> None:
+        self._device, self._access = device, access
         self._arbiter = Arbiter(device.device_id)
         self._turns = Turns(MAX_WAITING)
         self._configuring = Turns(MAX_CONFIGURING)
         self._committed: Pipeline | None = None
         self._saved: Pipeline | None = None
         self._free_streams = BoundedSemaphore(MAX_STREAMS)
+        self._free_reads = BoundedSemaphore(MAX_READS)
         device.on_packet_in(self._packet_in)
 
     # Unary RPCs
@@ -66,6 +71,10 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request: p4r.CapabilitiesRequest, context: grpc.ServicerContext
     ) -> p4r.CapabilitiesResponse:
         """Return the version of the P4Runtime API."""
+        try:
+            self._access.require(context, READERS, "capabilities")
+        except RequestError as error:
+            _abort(context, error)
         return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
 
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:  # noqa: N802
@@ -77,6 +86,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         return p4r.WriteResponse()
 
     def _write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> None:
+        self._access.require(context, WRITERS, "write")
         self._check_device(request.device_id)
         self._arbiter.require_primary(request.election_id, request.role)
         if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
@@ -91,16 +101,33 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> Iterator[p4r.ReadResponse]:
         """Yield all entities that the request selects, several hundred per message."""
         try:
+            self._access.require(context, READERS, "read")
             self._check_device(request.device_id)
             if request.role:
                 raise unimplemented(f"role {request.role}")
             with self._turns.turn(context):
                 entities = self._pipeline().entities
                 found = chain.from_iterable([entities.read(wanted) for wanted in request.entities])
-            while chunk := list(islice(found, _ENTITIES_PER_RESPONSE)):
-                yield p4r.ReadResponse(entities=chunk)
+            yield from self._sent(found, context)
         except Exception as error:
             _abort(context, error)
+
+    def _sent(self, found: Iterator[p4r.Entity], context: grpc.ServicerContext) -> Iterator[p4r.ReadResponse]:
+        """Yield what was read, in parts. Cut off a client that takes too long: it holds a thread."""
+        if not self._free_reads.acquire(blocking=False):
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED, f"{MAX_READS} Reads are being answered; await answers before you ask"
+            )
+        late = Timer(READ_S, context.cancel)
+        late.daemon = True
+        try:
+            while chunk := list(islice(found, _ENTITIES_PER_RESPONSE)):
+                if len(chunk) == _ENTITIES_PER_RESPONSE and not late.is_alive():
+                    late.start()
+                yield p4r.ReadResponse(entities=chunk)
+        finally:
+            late.cancel()
+            self._free_reads.release()
 
     def SetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
@@ -115,6 +142,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def _set_pipeline(
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> None:
+        self._access.require(context, WRITERS, "pipeline")
         self._check_device(request.device_id)
         self._arbiter.require_primary(request.election_id, request.role)
         if request.HasField("config") == (request.action == _Set.COMMIT):
@@ -170,6 +198,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     ) -> p4r.GetForwardingPipelineConfigResponse:
         """Return the configuration that reads and writes refer to."""
         try:
+            self._access.require(context, READERS, "read")
             self._check_device(request.device_id)
             config = self._pipeline().described(request.response_type)
         except Exception as error:
@@ -195,9 +224,14 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request_iterator: Iterator[p4r.StreamMessageRequest], context: grpc.ServicerContext
     ) -> Iterator[p4r.StreamMessageResponse]:
         """Serve arbitration and packets until the client or an arbitration error ends the stream."""
+        try:
+            # A viewer's stream could bid for primary, and so keep operators from writing.
+            self._access.require(context, WRITERS, "stream")
+        except RequestError as error:
+            _abort(context, error)
         if not self._free_streams.acquire(blocking=False):
             _abort(context, RequestError(Code.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} streams are open already"))
-        stream = ControllerStream()
+        stream = ControllerStream(context.cancel)
         self._arbiter.enter(stream)
         try:
             if not context.add_callback(stream.end):

@@ -9,9 +9,11 @@ import grpc
 from finsy.proto import p4r, rpc_status
 
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, SoftswitchError, TableFull
+from peelsum.softswitch.p4runtime.seldom import Seldom
 
 Code = grpc.StatusCode
 _LOG = logging.getLogger(__name__)
+_LOG.addFilter(Seldom())
 #: Trailing metadata that carries a serialised google.rpc.Status, by gRPC's convention.
 DETAILS_KEY = "grpc-status-details-bin"
 #: Clients refuse trailing metadata beyond 8 KiB by default.

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
+from threading import Lock
 
 from finsy.proto import p4r
 
 from peelsum.softswitch.p4runtime.status import RequestError
 
-#: Most messages that may wait for a slow client; further PacketIns are dropped.
-_WAITING_PACKETS = 8192
+#: Most messages, and bytes, that may wait for a slow client before PacketIns are dropped. Twice as many, and
+#: the stream is cut.
+MOST_WAITING = 8192
+MOST_BYTES = 16 << 20
 
 
 class ControllerStream:
-    """The server's end of a stream. Any thread may send; one thread iterates over `responses`."""
+    """The server's end of a stream. Any thread may send; one thread iterates over `responses`.
 
-    def __init__(self) -> None:
+    What a client does not read waits here, up to a limit. Beyond it, PacketIns are dropped, as by a port's
+    queue. Other messages are answers that the client needs: they have as much room again, then the stream is
+    cut.
+    """
+
+    def __init__(self, cut: Callable[[], object] = lambda: None) -> None:
+        """cut: ends the call at once, even while a message is being sent."""
         self._waiting: SimpleQueue[p4r.StreamMessageResponse | RequestError | None] = SimpleQueue()
+        self._cut = cut
+        self._lock = Lock()
+        self._bytes = 0
 
     def send(self, response: p4r.StreamMessageResponse) -> None:
-        """Queue a message."""
-        self._waiting.put(response)
+        """Queue a message, or cut the stream if too much waits."""
+        if not self._queue(response, 2):
+            self.end()
+            self._cut()
 
     def send_packet(self, packet: p4r.PacketIn) -> bool:
-        """Queue a PacketIn; return False if too many messages wait and the PacketIn is dropped."""
-        if self._waiting.qsize() >= _WAITING_PACKETS:
-            return False
-        self._waiting.put(p4r.StreamMessageResponse(packet=packet))
-        return True
+        """Queue a PacketIn; return False if too much waits and the PacketIn is dropped."""
+        return self._queue(p4r.StreamMessageResponse(packet=packet), 1)
 
     def end(self, error: RequestError | None = None) -> None:
         """End the stream after the queued messages, with an error if one is given."""
@@ -42,4 +53,15 @@ class ControllerStream:
                 return
             if isinstance(item, RequestError):
                 raise item
+            with self._lock:
+                self._bytes -= item.ByteSize()
             yield item
+
+    def _queue(self, response: p4r.StreamMessageResponse, rooms: int) -> bool:
+        size = response.ByteSize()
+        with self._lock:
+            if self._waiting.qsize() >= rooms * MOST_WAITING or self._bytes + size > rooms * MOST_BYTES:
+                return False
+            self._bytes += size
+            self._waiting.put(response)
+        return True

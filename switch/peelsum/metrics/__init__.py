@@ -1,0 +1,18 @@
+"""Prometheus metrics of switch, server, controller and workers: their list, their values, their server."""
+
+from peelsum.metrics.catalogue import PARTS, Metric
+from peelsum.metrics.serve import MetricsError, MetricsServer, metrics_address
+from peelsum.metrics.values import Values, controller_values, server_values, switch_values, worker_values
+
+__all__ = [
+    "PARTS",
+    "Metric",
+    "MetricsError",
+    "MetricsServer",
+    "Values",
+    "controller_values",
+    "metrics_address",
+    "server_values",
+    "switch_values",
+    "worker_values",
+]

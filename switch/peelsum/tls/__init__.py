@@ -1,0 +1,18 @@
+"""Mutual TLS for everything that listens by TCP: identities, roles, tokens, and where plain is allowed."""
+
+from peelsum.tls.errors import TlsError
+from peelsum.tls.identity import Identity, is_loopback, require_tls
+from peelsum.tls.roles import Role, role_of
+from peelsum.tls.tokens import make_token, read_token, same_token
+
+__all__ = [
+    "Identity",
+    "Role",
+    "TlsError",
+    "is_loopback",
+    "make_token",
+    "read_token",
+    "require_tls",
+    "role_of",
+    "same_token",
+]

@@ -1,0 +1,156 @@
+"""Makes a CA and the certificates that it signs. It needs the library `cryptography`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from peelsum.tls.errors import TlsError
+from peelsum.tls.identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from peelsum.tls.roles import Role
+from peelsum.tls.tokens import write_new
+
+CA_KEY_FILE = "ca-key.pem"
+#: Days that a CA and a certificate are valid.
+CA_DAYS, DAYS = 3650, 365
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+#: Clocks of machines differ; a new certificate is valid from a little earlier.
+_EARLIER = timedelta(minutes=5)
+
+
+def make(certs: Path, role: Role, *, name: str, hosts: Sequence[str] = (), days: int = DAYS) -> Path:
+    """Make the folder `certs/name` of an identity, and the CA in `certs` if there is none.
+
+    hosts: addresses and names by which clients reach it, besides loopback's; only for roles that answer.
+    Raises TlsError; nothing is overwritten.
+    """
+    if not _NAME.fullmatch(name):
+        raise TlsError(f"name: {name!r}: use up to 63 letters, digits, dots, dashes and underlines")
+    if hosts and not role.answers:
+        raise TlsError(f"host: {hosts[0]}: a {role} does not listen; leave --host out")
+    folder = certs / name
+    if folder.exists():
+        raise TlsError(f"{folder}: exists and is not overwritten; remove it, or choose another --name")
+    if not 1 <= days <= CA_DAYS:
+        raise TlsError(f"days: {days} is out of range; use 1 to {CA_DAYS}")
+    names = [_general_name(host) for host in hosts]
+    certs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ca_key, ca = _authority(certs)
+    ends = datetime.now(UTC) + timedelta(days=days)
+    if ends > ca.not_valid_after_utc:
+        left = (ca.not_valid_after_utc - datetime.now(UTC)).days
+        raise TlsError(f"days: {days} is beyond the CA's end; use up to {left}, or another --certs")
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = _leaf(role, name, names, ends, key, ca, ca_key)
+    folder.mkdir(mode=0o700)
+    write_new(folder / KEY_FILE, _pem(key), 0o600)
+    write_new(folder / CERTIFICATE_FILE, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    write_new(folder / CA_FILE, ca.public_bytes(serialization.Encoding.PEM), 0o644)
+    return folder
+
+
+def _leaf(
+    role: Role,
+    name: str,
+    hosts: Sequence[x509.GeneralName],
+    ends: datetime,
+    key: ec.EllipticCurvePrivateKey,
+    ca: x509.Certificate,
+    ca_key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    """Return a certificate of a role, signed by the CA."""
+    loopback = [_general_name(host) for host in _LOOPBACK] if role.answers else []
+    names = [x509.UniformResourceIdentifier(role.uri), *loopback, *hosts]
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH] * role.answers + [
+        ExtendedKeyUsageOID.CLIENT_AUTH
+    ] * role.asks
+    usage = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
+    return (
+        _builder(name, key, ends, issuer=ca.subject)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(dict.fromkeys(names)), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(usage), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+
+
+def _authority(certs: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """Return the CA in `certs`, made if neither of its files exists. Raises TlsError."""
+    key_path, path = certs / CA_KEY_FILE, certs / CA_FILE
+    if not key_path.exists() and not path.exists():
+        key = ec.generate_private_key(ec.SECP256R1())
+        ends = datetime.now(UTC) + timedelta(days=CA_DAYS, hours=1)
+        subject = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        ca = (
+            _builder("peelsum CA", key, ends)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_CA_USAGE, critical=True)
+            .add_extension(subject, critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        write_new(key_path, _pem(key), 0o600)
+        write_new(path, ca.public_bytes(serialization.Encoding.PEM), 0o644)
+        return key, ca
+    try:
+        found = serialization.load_pem_private_key(key_path.read_bytes(), None)
+        ca = x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not PEM without a password"
+        raise TlsError(f"{certs}: {CA_FILE} or {CA_KEY_FILE}: {reason}; give another --certs") from None
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        raise TlsError(f"{key_path}: is not an elliptic curve's key; give another --certs")
+    return found, ca
+
+
+def _builder(
+    name: str, key: ec.EllipticCurvePrivateKey, ends: datetime, issuer: x509.Name | None = None
+) -> x509.CertificateBuilder:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer or subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.now(UTC) - _EARLIER)
+        .not_valid_after(ends)
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        pass
+    if not all(_NAME.fullmatch(part) for part in host.split(".")):
+        raise TlsError(f"host: {host!r}: give an address or a name without port, as 10.0.0.254 or s1.lab")
+    return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+_CA_USAGE = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)

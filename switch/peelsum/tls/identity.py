@@ -1,0 +1,125 @@
+"""Who a process is to others: a folder with its certificate, its key, and the CA that signed both ends'.
+
+Plain connections are for loopback only; `require_tls` keeps to that.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from contextlib import closing
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Self
+
+from peelsum.tls.errors import TlsError
+
+#: Names of the files in an identity's folder.
+CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A certificate with its key, and the CA whose certificates are trusted."""
+
+    folder: Path
+    """Where its files are."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return the identity in a folder. Raises TlsError naming the file that cannot be used."""
+        identity = cls(folder)
+        for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE):
+            identity._bytes(name)
+        identity.context(server=False)
+        return identity
+
+    @property
+    def ca(self) -> bytes:
+        """The CA's certificate, PEM."""
+        return self._bytes(CA_FILE)
+
+    @property
+    def certificate(self) -> bytes:
+        """The certificate, PEM."""
+        return self._bytes(CERTIFICATE_FILE)
+
+    @property
+    def key(self) -> bytes:
+        """The certificate's private key, PEM."""
+        return self._bytes(KEY_FILE)
+
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """Return a TLS 1.3 context, for a server or a client, that demands the other's certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(self.folder / CA_FILE)
+            context.load_cert_chain(self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE)
+        except OSError as error:  # ssl's errors are OSErrors
+            reason = getattr(error, "reason", None) or error.strerror
+            raise TlsError(
+                f"tls: {self.folder}: {reason}; take {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE} "
+                "as they were made together"
+            ) from None
+        return context
+
+    def refusal(self, address: str, timeout_s: float) -> str | None:
+        """Try TLS with a gRPC server at `address`; return why either end refuses the other, or None."""
+        host, _, port = address.rpartition(":")
+        context = self.context(server=False)
+        context.set_alpn_protocols(["h2"])
+        try:
+            with (
+                closing(socket.create_connection((host.strip("[]"), int(port)), timeout_s)) as plain,
+                closing(context.wrap_socket(plain, server_hostname=host.strip("[]"))) as link,
+            ):
+                # In TLS 1.3 the server's refusal follows the handshake; gRPC's closes without an alert.
+                return None if _speaks(link) else "the switch refuses this certificate"
+        except ssl.SSLError as error:
+            return tls_reason(error)
+        except OSError:
+            return None
+
+    def _bytes(self, name: str) -> bytes:
+        try:
+            return (self.folder / name).read_bytes()
+        except OSError as error:
+            raise TlsError(
+                f"tls: {self.folder / name}: {error.strerror}; make it: peelsum certificates make ROLE"
+            ) from None
+
+
+def _speaks(link: ssl.SSLSocket) -> bool:
+    """Return whether the other end sends anything before it closes the connection."""
+    try:
+        return bool(link.recv(1))
+    except ConnectionError:
+        return False
+
+
+def tls_reason(error: ssl.SSLError) -> str:
+    """Return an SSL error in words: what is wrong with the certificate, or what the other end says."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    reason = (error.reason or "the other end closed the connection").replace("_", " ").lower()
+    return "no TLS there" if reason == "wrong version number" else reason
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host` is an address of this machine that no other machine can reach."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def require_tls(what: str, host: str, identity: Identity | None, remedy: str = "give --tls FOLDER") -> None:
+    """Raise TlsError naming `what` unless `host` is on loopback or there is an identity."""
+    if identity is None and not is_loopback(host):
+        raise TlsError(
+            f"{what}: {host} is beyond loopback, where only TLS is allowed; "
+            f"{remedy} (`peelsum certificates make` makes it)"
+        )

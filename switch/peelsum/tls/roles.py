@@ -1,0 +1,43 @@
+"""Roles of certificates: who may change a switch, who may look, and who may ask for a seat in a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+#: A certificate's role is a URI among its subject alternative names.
+_URI = "urn:peelsum:role:"
+
+
+class Role(StrEnum):
+    """What the holder of a certificate may do."""
+
+    SWITCH = "switch"
+    """Answer as a switch."""
+    OPERATOR = "operator"
+    """Write to switches, and answer workers as `peelsum job serve`."""
+    VIEWER = "viewer"
+    """Read from switches."""
+    WORKER = "worker"
+    """Ask `peelsum job serve` for a seat."""
+
+    @property
+    def uri(self) -> str:
+        """The URI in certificates of this role."""
+        return _URI + self.value
+
+    @property
+    def answers(self) -> bool:
+        """Whether holders listen, and so need names by which clients know them."""
+        return self in (Role.SWITCH, Role.OPERATOR)
+
+    @property
+    def asks(self) -> bool:
+        """Whether holders connect to others."""
+        return self is not Role.SWITCH
+
+
+def role_of(names: Iterable[str]) -> Role | None:
+    """Return the role among a certificate's alternative names; None unless there is exactly one."""
+    found = [Role(name.removeprefix(_URI)) for name in names if name in {role.uri for role in Role}]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,76 @@
+"""A switch that has no room for a call: a controller's Write waits for room, and not for ever."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from peelsum.control import Controller, SwitchError, parse_description
+from peelsum.pipelines import pipeline
+from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.runtime.device import Device
+
+JOB = """
+[job]
+id = 7
+workers = 2
+[switch]
+pipeline_lanes = 32
+[ports]
+workers = [1, 2]
+server = 3
+"""
+
+
+class Full(grpc.RpcError):
+    """How gRPC refuses a call beyond the most that run at once."""
+
+    def code(self):
+        return grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def details(self):
+        return "Concurrent RPC limit exceeded!"
+
+    def trailing_metadata(self):
+        return ()
+
+
+@pytest.fixture
+def controller():
+    device = Device(mode="python")
+    server = serve(device, "127.0.0.1:0")
+    files = pipeline(32)
+    with Controller.connect(server.address) as controller:
+        controller.load_pipeline(files.json_path, files.p4info_path)
+        yield controller
+    server.stop()
+    device.close()
+
+
+def refuse(controller, monkeypatch, times):
+    """Let the next Writes fail, so many; return a list that grows by each one that came."""
+    came, send = [], controller.session._stub.Write
+
+    def write(request, timeout):
+        came.append(request)
+        if len(came) <= times:
+            raise Full
+        return send(request, timeout=timeout)
+
+    monkeypatch.setattr(controller.session._stub, "Write", write)
+    return came
+
+
+def test_a_write_that_finds_no_room_is_sent_again(controller, monkeypatch):
+    came = refuse(controller, monkeypatch, 3)
+    controller.admit(parse_description(JOB), free_slots=False)
+    assert came[0] == came[3]
+    assert [job.job_id for job in controller.jobs()] == [7]
+
+
+def test_a_switch_that_stays_full_is_an_error(controller, monkeypatch):
+    controller.session._timeout_s = 0.2
+    came = refuse(controller, monkeypatch, 10_000)
+    with pytest.raises(SwitchError, match="refused writing: Concurrent RPC limit exceeded!"):
+        controller.admit(parse_description(JOB), free_slots=False)
+    assert len(came) > 1

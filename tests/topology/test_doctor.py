@@ -1,0 +1,127 @@
+"""`peelsum doctor`: what it finds here, what it says of what is missing, and of a job's switches."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+from command_line import peelsum
+
+from peelsum.control import Controller, parse_description
+from peelsum.pipelines import pipeline
+from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.runtime.device import Device
+from peelsum.topology import doctor
+
+JOB = """
+[job]
+id = 7
+workers = 2
+[switch]
+p4runtime = "{}"
+pipeline_lanes = {}
+[ports]
+workers = [1, 2]
+server = 3
+"""
+
+
+def found(findings):
+    return {one.what: one for one in findings}
+
+
+def test_this_machine_has_what_is_needed():
+    """The tests run here, so nothing that is needed is missing; offloads are tried."""
+    seen = found(doctor.examine())
+    assert not [one for one in seen.values() if one.state == "failed"]
+    assert seen["numpy"].state == "ok"
+    assert {"UDP_SEGMENT on loopback", "UDP_GRO on loopback", "socket buffers", "clock"} <= seen.keys()
+    for one in seen.values():
+        assert bool(one.remedy) == (one.state != "ok"), one
+        assert "\n" not in one.remedy
+
+
+def test_what_is_missing_is_named_with_a_remedy(monkeypatch):
+    def missing(name):
+        raise doctor.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", missing)
+    monkeypatch.setattr(doctor, "_UDP_SEGMENT", 250)
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setenv("PATH", "")
+    seen = found(doctor.examine(window=1 << 30))
+    assert (seen["numpy"].state, seen["numpy"].remedy) == ("failed", "pip install 'peelsum[cli]'")
+    assert (seen["cryptography"].state, seen["cryptography"].remedy) == ("note", "pip install 'peelsum[ops]'")
+    assert seen["UDP_SEGMENT on loopback"].found == "Protocol not available"
+    assert "Linux 5.0" in seen["UDP_SEGMENT on loopback"].remedy
+    assert "net.core.rmem_max=" in seen["socket buffers"].remedy
+    assert seen["processor cores"].state == seen["ip"].state == "note"
+
+
+def test_a_port_in_use_is_found(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert doctor._port(port, "me").found == "address already in use"
+    assert doctor._port(port, "me").found == "free"
+
+
+@pytest.fixture
+def switch():
+    device = Device(mode="python")
+    server = serve(device, "127.0.0.1:0")
+    yield server.address
+    server.stop()
+    device.close()
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Return a function that runs `peelsum doctor job.toml --json`; it returns status and findings."""
+
+    def ask(text):
+        path = tmp_path / "job.toml"
+        path.write_text(text)
+        done = peelsum("doctor", str(path), "--json")
+        findings = {one["what"]: one for one in json.loads(done.stdout)["findings"]}
+        return done.returncode, {
+            what.partition(": ")[2]: one for what, one in findings.items() if "switch" in what
+        }
+
+    return ask
+
+
+def test_the_switches_of_a_job(switch, asked):
+    text = JOB.format(switch, 32)
+    status, seen = asked(text)
+    assert status == 1
+    assert seen["pipeline"]["found"] == "0 lanes"
+    files = pipeline(32)
+    with Controller.connect(switch) as controller:
+        controller.load_pipeline(files.json_path, files.p4info_path)
+        status, seen = asked(text)
+        assert (status, seen["job 7"]["state"], seen["pipeline"]["state"]) == (1, "failed", "ok")
+        assert seen["job 7"]["remedy"].startswith("run: peelsum job admit")
+        controller.admit(parse_description(text), free_slots=False)
+        before = controller.status()
+        status, seen = asked(text)
+        assert controller.status() == before, "nothing is disturbed"
+    assert status == 0
+    assert seen["job 7"]["found"].endswith("ports 1, 2, server at 3")
+    assert seen["refused packets"]["found"] == "none"
+
+
+def test_a_switch_that_is_not_there(asked):
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    status, seen = asked(JOB.format(address, 32))
+    assert status == 1
+    assert f"nothing answers P4Runtime at {address}" in next(iter(seen.values()))["found"]
+
+
+def test_for_people_it_is_a_table_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    done = peelsum("doctor")
+    assert done.returncode == 0
+    assert "nft: only tests of firewalls need it: apt-get install nftables" in done.stdout
+    assert done.stdout.endswith("nothing that is needed is missing\n")

@@ -1,0 +1,269 @@
+"""Examines this machine, and the switches of a job: what is found, what is wanted, and what to do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import shutil
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from peelsum.control import AdmittedJob, ControlError, Controller, JobDescription, RacksDescription
+from peelsum.tls import Identity
+from peelsum.wire import packet_bytes
+from peelsum.wire.datagrams import BatchSocket
+
+State = Literal["ok", "note", "failed"]
+_UDP_SEGMENT, _UDP_GRO = 103, 104
+#: Datagrams in one segmented send, and their size.
+_SEGMENTS, _SIZE = 4, 1000
+_WAIT_S = 1.0
+_NEEDED = ("numpy", "numba", "grpcio", "finsy", "pydantic")
+_OPTIONAL = {
+    "torch": "torch",
+    "cryptography": "ops",
+    "prometheus_client": "ops",
+    "pyroute2": "netns",
+}
+_PROGRAMS = {
+    "p4c-bm2-ss": "only `peelsum switch compile` needs p4c",
+    "simple_switch_grpc": "only BMv2 as a switch needs it",
+    "ip": "only networks of namespaces need it: apt-get install iproute2",
+    "nft": "only tests of firewalls need it: apt-get install nftables",
+}
+#: Ports that `peelsum switch run` and `peelsum job serve` take by default.
+_PORTS = {9559: "switch run --p4runtime", 9560: "job serve --listen"}
+_SYSTEM = Path("/proc/sys")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    what: str
+    """What was looked at."""
+    found: str
+    """What was found."""
+    wanted: str
+    """What is wanted."""
+    remedy: str
+    """What to do; empty if nothing."""
+    state: State
+    """`failed` if something that is needed is missing, `note` if something is slower or cannot be used."""
+
+
+def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
+    """Yield what is found on this machine, for packets of `lanes` and a window of `window` chunks."""
+    yield _python()
+    for name in _NEEDED:
+        yield _package(name, None)
+    for name, extra in _OPTIONAL.items():
+        yield _package(name, extra)
+    yield _cores()
+    yield from _offloads()
+    yield _buffers(lanes, window)
+    yield from _mtu(lanes)
+    yield _namespaces()
+    for port, who in _PORTS.items():
+        yield _port(port, who)
+    yield _clock()
+    for name, why in _PROGRAMS.items():
+        found = shutil.which(name)
+        yield _finding(name, found or "not on PATH", "on PATH", why, found is not None, "note")
+
+
+def examine_job(
+    job: JobDescription | RacksDescription, identity: Identity | None = None
+) -> Iterator[Finding]:
+    """Yield what the switches of a job say over P4Runtime. Sends no packet, and changes nothing.
+
+    A hello would make this process the host behind a worker's port, so none is sent.
+    """
+    for plan in job.plans():
+        address, wanted = plan.switch.p4runtime, plan.switch.pipeline_lanes
+        switch = f"switch {address}"
+        try:
+            with Controller.observe(
+                address, plan.switch.device_id, timeout_s=_WAIT_S, identity=identity
+            ) as controller:
+                running = controller.session.schema is not None
+                seen = controller.status() if running else None
+        except ControlError as error:
+            reason, _, remedy = str(error).partition("; ")
+            yield Finding(switch, reason, "answers P4Runtime", remedy, "failed")
+            continue
+        yield _finding(switch, "answers P4Runtime", "answers P4Runtime", "", True)
+        lanes = 0 if seen is None else seen.lanes
+        admit = "run: peelsum job admit, or start the training if `job serve` runs"
+        yield _finding(f"{switch}: pipeline", f"{lanes} lanes", f"{wanted} lanes", admit, lanes == wanted)
+        if seen is None:
+            continue
+        admitted = next((one for one in seen.jobs if one.job_id == job.job.id), None)
+        what = f"{switch}: job {job.job.id}"
+        yield _finding(what, _described(admitted), "admitted", admit, admitted is not None)
+        strange = {name.name.lower(): n for name, n in seen.verdicts.items() if n and name.name in _REFUSED}
+        said = ", ".join(f"{n} {name}" for name, n in strange.items()) or "none"
+        hint = "packets of another job, generation or port: compare ports and admission"
+        yield _finding(f"{switch}: refused packets", said, "none", hint, not strange, "note")
+
+
+_REFUSED = (
+    "UNKNOWN_JOB",
+    "WRONG_GENERATION",
+    "FOREIGN_PORT",
+    "WRONG_SENDER",
+    "BAD_LENGTH",
+    "BAD_VERSION",
+    "NO_RETURN_PATH",
+)
+
+
+def _described(job: AdmittedJob | None) -> str:
+    if job is None:
+        return "not admitted"
+    below = job.worker_ports or job.rack_ports
+    ports = ", ".join(map(str, below.values()))
+    return f"generation {job.generation}, ports {ports}, server at {job.server_port}"
+
+
+def _finding(
+    what: str, found: str, wanted: str, remedy: str, good: bool, otherwise: State = "failed"
+) -> Finding:
+    return Finding(what, found, wanted, "" if good else remedy, "ok" if good else otherwise)
+
+
+def _python() -> Finding:
+    good = sys.version_info >= (3, 11)
+    return _finding("Python", platform.python_version(), "3.11 or later", "install Python 3.11", good)
+
+
+def _package(name: str, extra: str | None) -> Finding:
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        remedy = f"pip install 'peelsum[{extra or 'cli'}]'"
+        return Finding(name, "not installed", "installed", remedy, "note" if extra else "failed")
+    return _finding(name, found, "installed", "", True)
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    remedy = "a switch, a server and workers share one core: expect a fraction of the figures in the docs"
+    return _finding("processor cores", str(cores), "2 or more", remedy, cores >= 2, "note")
+
+
+def _offloads() -> Iterator[Finding]:
+    """Try both offloads between two sockets of loopback."""
+    remedy = "needs Linux 5.0 or later; without it, peelsum sends and receives packets one by one"
+    for name, attempt in (("UDP_SEGMENT", _segmented), ("UDP_GRO", _merged)):
+        try:
+            found = attempt()
+        except OSError as error:
+            found = error.strerror or str(error)
+        yield _finding(f"{name} on loopback", found, "works", remedy, found == "works", "note")
+
+
+def _segmented() -> str:
+    with _pair() as (sender, receiver):
+        sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SIZE)
+        sender.send(bytes(_SEGMENTS * _SIZE))
+        sizes = [len(_received(receiver)[0]) for _ in range(_SEGMENTS)]
+        return "works" if sizes == [_SIZE] * _SEGMENTS else f"arrived as {sizes}"
+
+
+def _merged() -> str:
+    with _pair() as (sender, receiver):
+        receiver.setsockopt(socket.SOL_UDP, _UDP_GRO, 1)
+        sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SIZE)
+        sender.send(bytes(_SEGMENTS * _SIZE))
+        data, ancillary = _received(receiver)
+        sizes = [struct.unpack("i", value[:4])[0] for _, kind, value in ancillary if kind == _UDP_GRO]
+        return "works" if len(data) == _SEGMENTS * _SIZE and sizes == [_SIZE] else "packets are not merged"
+
+
+@contextmanager
+def _pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield a UDP socket of loopback, connected to a second one."""
+    sender, receiver = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+    with sender, receiver:
+        receiver.bind(("127.0.0.1", 0))
+        sender.connect(receiver.getsockname())
+        yield sender, receiver
+
+
+def _received(receiver: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    if not select.select([receiver], [], [], _WAIT_S)[0]:
+        raise OSError(f"nothing arrived within {_WAIT_S:g} s")
+    data, ancillary, _, _ = receiver.recvmsg(1 << 16, socket.CMSG_SPACE(4))
+    return data, ancillary
+
+
+def _buffers(lanes: int, window: int) -> Finding:
+    """Compare what the kernel grants a worker's socket with a whole window of packets."""
+    with closing(BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes))) as opened:
+        room = opened.room
+    limit = _read("net/core/rmem_max") or "unknown"
+    remedy = "as root: sysctl -w net.core.rmem_max=16777216 net.core.wmem_max=16777216; else windows shrink"
+    found = f"room for {room} packets (rmem_max {limit})"
+    return _finding("socket buffers", found, f"a window of {window}", remedy, room >= window, "note")
+
+
+def _mtu(lanes: int) -> Iterator[Finding]:
+    needed = packet_bytes(lanes) + 28  # IPv4 and UDP; the packet in it has headers of its own
+    for path in sorted(Path("/sys/class/net").glob("*/mtu")):
+        name, mtu = path.parent.name, 0
+        with suppress(OSError, ValueError):
+            if (path.parent / "operstate").read_text().strip() == "down":
+                continue
+            mtu = int(path.read_text())
+        remedy = f"ip link set {name} mtu 1500, if peelsum's packets go there; or a pipeline of fewer lanes"
+        yield _finding(f"MTU of {name}", str(mtu), f"{needed} or more", remedy, mtu >= needed, "note")
+
+
+def _namespaces() -> Finding:
+    root, allowed = os.geteuid() == 0, int(_read("user/max_net_namespaces") or 0) > 0
+    found = f"{'root' if root else 'not root'}, {'' if allowed else 'not '}allowed"
+    remedy = "only --links veth needs it: run as root, with user.max_net_namespaces above 0"
+    return _finding("network namespaces", found, "root, allowed", remedy, root and allowed, "note")
+
+
+def _port(port: int, who: str) -> Finding:
+    """Try to listen as the command would."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+        found = "free"
+    except OSError as error:
+        found = (error.strerror or "").partition(" (")[0].lower()
+    remedy = f"fine if that is peelsum; otherwise give `{who}` another port"
+    return _finding(f"TCP port {port}", found, "free", remedy, found == "free", "note")
+
+
+def _clock() -> Finding:
+    """Certificates need the date, and switches a clock that is cheap to read."""
+    reads = 1000
+    began = time.perf_counter_ns()
+    for _ in range(reads):
+        time.monotonic_ns()
+    each = (time.perf_counter_ns() - began) / reads
+    source = "unknown"
+    with suppress(OSError):
+        source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+    found = f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, {source}, {each:.0f} ns a reading"
+    remedy = "choose another clock source (tsc, kvm-clock): this one is slow to read"
+    return _finding("clock", found, "under 1,000 ns a reading", remedy, each < 1000, "note")
+
+
+def _read(name: str) -> str | None:
+    try:
+        return (_SYSTEM / name).read_text().strip()
+    except OSError:
+        return None
