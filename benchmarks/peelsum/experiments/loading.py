@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import tomllib
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from peelsum.experiments.experiment import Experiment, ExperimentError
+from peelsum.experiments.experiment import Experiment, ExperimentError, Sentences
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 
@@ -74,7 +75,15 @@ def load(source: Source) -> Experiment:
     experiment = vars(module).get("EXPERIMENT")
     if not isinstance(experiment, Experiment):
         raise ExperimentError(f"{source.file}: EXPERIMENT: is {experiment!r}; set it to an Experiment")
-    return experiment
+    taught = _sentences().get(experiment.name)
+    return experiment if experiment.sentences or not taught else replace(experiment, sentences=taught)
+
+
+@cache
+def _sentences() -> dict[str, Sentences]:
+    """Return what runs of the catalogue's experiments taught, by name."""
+    found = tomllib.loads((CATALOGUE / "sentences.toml").read_text(encoding="utf-8"))
+    return {name: Sentences(**said) for name, said in found.items()}
 
 
 def _where(error: Exception, file: str) -> str:

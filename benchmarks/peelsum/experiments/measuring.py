@@ -39,7 +39,7 @@ def measure(source: Source, task: Task, care: Care, *, commit: str, size: str) -
         others = seen.others or 0.0
         row = _row(experiment, task, figures, seen) | {
             "started": started.isoformat(timespec="seconds"),
-            "attempt": text(attempt),
+            "attempt": f"{attempt} of {attempts}",
             "disturbed": text(experiment.timed and others > care.calm),
             "commit": commit,
             "size": size,

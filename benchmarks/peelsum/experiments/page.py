@@ -32,7 +32,7 @@ def page(
 
 def table(experiment: Experiment, groups: Sequence[Group]) -> Iterator[str]:
     """Yield the lines of a table of all points. Parameters that never vary stand above it."""
-    varying = [name for name in experiment.parameters if len({group.point[name] for group in groups}) > 1]
+    varying = _varying(experiment, groups)
     fixed = [name for name in experiment.parameters if name not in varying]
     if fixed:
         yield ", ".join(f"{name} {groups[0].point[name]}" for name in fixed) + "."
@@ -51,9 +51,8 @@ def shown(figure: Summary | str | None) -> str:
     """Return a figure as text: a median with its interval in brackets, unless all values are the same."""
     if not isinstance(figure, Summary):
         return figure or "-"
-    if figure.low == figure.high:
-        return plain(figure.median)
-    return f"{plain(figure.median)} [{plain(figure.low)}, {plain(figure.high)}]"
+    middle, low, high = map(plain, (figure.median, figure.low, figure.high))
+    return middle if low == high else f"{middle} [{low}, {high}]"
 
 
 def plain(value: float) -> str:
@@ -61,6 +60,10 @@ def plain(value: float) -> str:
     if value == int(value):
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{float(f'{value:.4g}'):.10f}".rstrip("0").rstrip(".")
+
+
+def _varying(experiment: Experiment, groups: Sequence[Group]) -> list[str]:
+    return [name for name in experiment.parameters if len({group.point[name] for group in groups}) > 1]
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -85,7 +88,8 @@ def _published(experiment: Experiment, groups: Sequence[Group]) -> list[str]:
         beside = "-" if found is None else shown(found[1])
         where = "no row" if found is None else _kind(experiment.columns[one.column], found[0])
         if found is not None:
-            where += " at " + ", ".join(f"{name} {value}" for name, value in found[0].point.items() if value)
+            varying = _varying(experiment, groups)
+            where += " at " + ", ".join(f"{name} {found[0].point[name]}" for name in varying)
         lines.append(_line([f"{one.what} ({one.source})", plain(one.value), beside, where]))
     return lines
 
@@ -137,7 +141,8 @@ def _measured(rows: Sequence[Row], command: str) -> Iterator[str]:
     if others:
         yield (
             f"- Other programs used {median(others):.0%} of the processors (median of rows; at most "
-            f"{max(others):.0%}). {disturbed} rows stayed disturbed after all attempts."
+            f"{max(others):.0%}). {disturbed} rows were disturbed in all their attempts, of which there were "
+            f"at most {max(int(row['attempt'].split()[-1]) for row in rows)}."
         )
 
 

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from peelsum.allreduce import Form
@@ -78,15 +78,19 @@ def bench_allreduce(
     densities: Sequence[float] = (0.01, 0.1),
     forms: Sequence[Form] = ("compact",),
     lanes: int = COMPILED_LANES[-1],
+    rate_mbit: float | None = None,
+    seed: int = 0,
 ) -> Generator[Row, None, None]:
     """Measure sizes from `begin` to `end` bytes of float32: dense first, then every density in every form.
 
+    rate_mbit: the rate of every port of the switch; None is as fast as it can. seed: that of the tensors.
     Raises BenchError for an invalid option at once. Rows are measured as they are taken; this raises
     ProcessError if a process fails. Close the generator to stop the processes early.
     """
-    cases = _cases(_sizes(begin, end, factor), densities, forms)
+    cases = [replace(one, seed=seed) for one in _cases(_sizes(begin, end, factor), densities, forms)]
     _require_counts(iterations, warmups, workers)
-    return _rows(cases, workers, lanes, {"iterations": iterations, "warmups": warmups, "check": check})
+    settings = {"iterations": iterations, "warmups": warmups, "check": check}
+    return _rows(cases, Star(workers, lanes=lanes, rate_mbit=rate_mbit), lanes, settings)
 
 
 def parse_size(text: str, option: str) -> int:
@@ -141,10 +145,10 @@ def _require_counts(iterations: int, warmups: int, workers: int) -> None:
 
 
 def _rows(
-    cases: Sequence[Case], workers: int, lanes: int, settings: dict[str, Any]
+    cases: Sequence[Case], network: Star, lanes: int, settings: dict[str, Any]
 ) -> Generator[Row, None, None]:
     with ExitStack() as stack:
-        star = stack.enter_context(Star(workers, lanes=lanes))
+        star = stack.enter_context(network)
         children = [_worker(seat, cases, settings) for seat in star.seats]
         for child in children:
             stack.callback(child.stop)
