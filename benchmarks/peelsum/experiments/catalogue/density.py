@@ -134,7 +134,7 @@ model.
     plots=[Plot("speedup", x="density", y="speedup", lines="way", log="xy")],
     published=[
         Published(
-            "aggregation throughput at most, over dense, GPUs and a Tofino",
+            "aggregation throughput at most",
             6.33,
             "LHC, arXiv 2402.07529",
             "speedup",
