@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from peelsum.cli import bench, demo, experiment, job, network, plan, server, switch, trace
+from peelsum.cli import bench, demo, experiment, job, network, plan, server, switch, topo, trace
 from peelsum.cli.caches import keep_compiled
 from peelsum.topology.user_errors import INTERRUPTED, USER_ERROR, delivered
 
@@ -24,6 +24,7 @@ app.add_typer(job.app, name="job")
 app.add_typer(server.app, name="server")
 app.add_typer(bench.app, name="bench")
 app.add_typer(experiment.app, name="experiment")
+app.add_typer(topo.app, name="topo")
 app.add_typer(trace.app, name="trace")
 app.command("demo")(demo.command)
 app.command("demo-worker", hidden=True)(demo.worker_command)
