@@ -134,7 +134,8 @@ def _measured(rows: Sequence[Row], command: str) -> Iterator[str]:
     seconds = sum(float(row["wall_s"]) for row in rows)
     yield f"- Date: {times[0]} to {times[-1]}; {seconds:,.0f} s in all rows."
     yield f"- Machine: {_each(rows, 'machine')}."
-    yield f"- Commit {_each(rows, 'commit')}; {_each(rows, 'versions')}."
+    yield f"- Commit {_each(rows, 'commit')}, experiment's file {_each(rows, 'source')}."
+    yield f"- {_each(rows, 'versions')}."
     yield f"- [Rows](rows.csv): {len(rows)}, in random order; seeds {_each(rows, 'seed')}."
     yield f"- {_confidence(len(repetitions))}"
     yield f"- Load average: median {median(loads):.1f}, at most {max(loads):.1f}."

@@ -102,9 +102,9 @@ def run(what: Run, path: Path, execute: Execute = one_after_the_other, watch: Wa
 
 
 def rows_of(what: Run, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of a plan among others, in its order; those of the file's last commit."""
+    """Return the rows of a plan among others, in its order: the last of each, of whatever commit and file."""
     experiment = load(what.source)
-    last = {tuple(key(experiment, row)[:-2]): row for row in rows if row["source"] == what.source.digest}
+    last = {key(experiment, row)[:-2]: row for row in rows}
     wanted = (_key(what, task)[:-2] for task in plan(experiment, what.size, what.seed))
     return [last[one] for one in wanted if one in last]
 

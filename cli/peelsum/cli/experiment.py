@@ -105,7 +105,7 @@ def run(
 def show(
     name: Name, quick: Quick = False, full: Full = False, out: Out = _OUT, seed: Seed = 0, json: Json = False
 ) -> None:
-    """Print the page of the rows that were measured, those of other commits included."""
+    """Print the page of the rows that were measured last, by whatever commit and version of the file."""
     from peelsum.experiments import ExperimentError
     from peelsum.experiments.loading import load
     from peelsum.experiments.measuring import Care

@@ -9,11 +9,14 @@ def measure(seed: int, lanes: int, density: float, support: str, elements: int) 
     """Encode and decode one tensor with blocks of `lanes` elements."""
     import time
 
-    from peelsum.allreduce import BitmapIndex, Choice, Settings
+    from peelsum.allreduce import BitmapIndex, Choice, Prediction, Settings
     from peelsum.bench.codec import Device, one_step, tensor
+    from peelsum.codec import kernels
 
     values, positions = tensor(support, elements, density, seed)  # type: ignore[arg-type]
-    choice, device = Choice("sketch", BitmapIndex(), lanes=lanes), Device.of("cpu")
+    # A choice has a width only if its sketch is sent with the index, by a prediction: here a right one.
+    prediction = Prediction(kernels().magnitude(values) >> 23, positions.size)
+    choice, device = Choice("sketch", BitmapIndex(), prediction, lanes=lanes), Device.of("cpu")
     one_step(device, choice, values, Settings(), 256, seed)
     spent = time.process_time()
     runs = [one_step(device, choice, values, Settings(), 256, seed) for _ in range(3)]
@@ -48,12 +51,12 @@ of all threads, with the check of every decoded value. The codec chooses the wid
     },
     sizes={
         "quick": Size(
-            [{"lanes": (16, 256), "density": (0.01,), "support": ("uniform",), "elements": (2**20,)}], 3
+            [{"lanes": (4, 256), "density": (0.01,), "support": ("uniform",), "elements": (2**20,)}], 3
         ),
         "usual": Size(
             [
                 {
-                    "lanes": (16, 64, 256, 1024),
+                    "lanes": (4, 16, 64, 256, 1024),
                     "density": (0.01, 0.1),
                     "support": ("uniform", "rows"),
                     "elements": (2**22,),
