@@ -57,7 +57,7 @@ def _fill(axes: Any, experiment: Experiment, plot: Plot, groups: Sequence[Group]
     axes.set(xlabel=plot.x, ylabel=experiment.columns[plot.y].meaning)
     axes.yaxis.label.set_wrap(True)
     if named:
-        axes.set_xticks(range(len(ticks)), ticks)
+        axes.set_xticks(range(len(ticks)), ticks, rotation=20, ha="right")
     elif "x" in plot.log:
         axes.set_xscale(**_logarithmic(ticks))
     if "y" in plot.log:

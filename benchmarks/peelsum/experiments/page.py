@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
+from textwrap import wrap
 
 from peelsum.experiments.experiment import Column, Experiment
 from peelsum.experiments.running import Failed
 from peelsum.experiments.statistics import CONFIDENCE, Summary
 from peelsum.experiments.store import Row
 from peelsum.experiments.summaries import Group, grouped, ours
+
+#: The longest line of text.
+_COLUMNS = 110
 
 
 def page(
@@ -27,7 +31,8 @@ def page(
         _columns(experiment),
         list(_measured(rows, command)) if rows else [],
     ]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    lines = "\n\n".join("\n".join(part) for part in parts if part).splitlines()
+    return "\n".join(wrapped for line in lines for wrapped in _wrapped(line)) + "\n"
 
 
 def table(experiment: Experiment, groups: Sequence[Group]) -> Iterator[str]:
@@ -60,6 +65,14 @@ def plain(value: float) -> str:
     if value == int(value):
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{float(f'{value:.4g}'):.10f}".rstrip("0").rstrip(".")
+
+
+def _wrapped(line: str) -> list[str]:
+    """Return the lines of a paragraph or of an item of a list; tables and commands keep their lines."""
+    if len(line) <= _COLUMNS or line.startswith(("|", "#", "!", "- Command")):
+        return [line]
+    indent = "  " if line.startswith("- ") else ""
+    return wrap(line, _COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _varying(experiment: Experiment, groups: Sequence[Group]) -> list[str]:

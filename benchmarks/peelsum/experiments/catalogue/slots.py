@@ -39,11 +39,13 @@ as in training. Since time is virtual, nothing here depends on the machine.
 """,
     measure=measure,
     columns={
-        "at_server": Column("share of chunks that the servers summed, because the switch had no slot"),
-        "packets_to_servers": Column("packets that reached a server, for each chunk"),
-        "fairness": Column("Jain's index of the jobs' chunks per second"),
-        "chunks_per_ms": Column("chunks summed per millisecond of virtual time, all jobs"),
-        "slowest_over_fastest": Column("rate of the slowest job over that of the fastest"),
+        "at_server": Column(
+            "share of chunks that the servers summed, because the switch had no slot", modelled=True
+        ),
+        "packets_to_servers": Column("packets that reached a server, for each chunk", modelled=True),
+        "fairness": Column("Jain's index of the jobs' chunks per second", modelled=True),
+        "chunks_per_ms": Column("chunks summed per millisecond of virtual time, all jobs", modelled=True),
+        "slowest_over_fastest": Column("rate of the slowest job over that of the fastest", modelled=True),
         "wrong": Column("words that differ from an independent sum"),
     },
     sizes={

@@ -70,7 +70,7 @@ dense sums.
         "gain": Column("assumed gain of a step", modelled=True),
         "ms_for_gain": Column("milliseconds for a gain of 1", modelled=True),
         "over_best_fixed": Column(
-            "the same, over that of the best fixed method on this network", modelled=True
+            "milliseconds for a gain of 1, over those of the best fixed method", modelled=True
         ),
         "changes": Column("how often the strategy chose another method or ratio", modelled=True),
     },
