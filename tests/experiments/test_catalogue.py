@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from command_line import peelsum
+from patience import PATIENCE_S
 
 from peelsum.bench.levels import Scene as Levels
 from peelsum.bench.levels import topology_of
@@ -61,6 +66,25 @@ def test_sentences_are_of_experiments_and_name_their_run() -> None:
         sentences = load(find(name)).sentences
         assert sentences is not None
         assert "peelsum experiment run" in sentences.run
+
+
+@pytest.mark.system
+def test_a_killed_experiment_leaves_no_process(tmp_path: Path) -> None:
+    command = ["experiment", "run", "loss", "--quick", "--out", str(tmp_path)]
+    child = subprocess.Popen([sys.executable, "-m", "peelsum.cli", *command], stderr=subprocess.DEVNULL)
+    try:
+        family: set[psutil.Process] = set()
+        began = time.monotonic()
+        while sum("bench.loss.worker" in " ".join(one.cmdline()) for one in family) < 4:
+            assert child.poll() is None
+            assert time.monotonic() < began + PATIENCE_S
+            family = set(psutil.Process(child.pid).children(recursive=True))
+            time.sleep(0.1)
+    finally:
+        child.kill()
+        child.wait()
+    _, left = psutil.wait_procs(list(family), timeout=30)
+    assert left == []
 
 
 @pytest.mark.system

@@ -104,7 +104,8 @@ def _trunk(link: Link) -> bool:
 def _worker(seat: dict[str, Any], scene: Scene) -> Child:
     arguments = {"seat": seat, "elements": scene.elements, "seed": scene.seed}
     command = [sys.executable, "-m", "peelsum.bench.loss.worker", json.dumps(arguments)]
-    return Child(f"worker {seat['worker_id']}", command)
+    # In a sum it does not read its input, and would outlive a killed parent until the sum stalls.
+    return Child(f"worker {seat['worker_id']}", command, foreign=True)
 
 
 def _sum(workers: Sequence[Child], late_ms: float) -> tuple[float, int]:

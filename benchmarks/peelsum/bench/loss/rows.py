@@ -125,7 +125,8 @@ def _sums(children: Sequence[Child], seconds: float) -> Iterator[list[dict[str, 
 def _worker(seat: Seat, elements: int, seed: int) -> Child:
     arguments = json.dumps({"seat": asdict(seat), "elements": elements, "seed": seed})
     command = [sys.executable, "-m", "peelsum.bench.loss.worker", arguments]
-    return Child(f"worker {seat.worker_id}", command)
+    # In a sum it does not read its input, and would outlive a killed parent until the sum stalls.
+    return Child(f"worker {seat.worker_id}", command, foreign=True)
 
 
 def _line(child: Child) -> dict[str, Any]:
