@@ -84,6 +84,7 @@ def test_buckets_and_times_follow_each_other(ncf: Path) -> None:
         assert trace.names[-1] == "perceptron_users.weight"  # DDP sums the model's first parameters last
 
 
+@pytest.mark.system
 def test_any_script_with_the_hook_is_recorded(tmp_path: Path) -> None:
     script, out = tmp_path / "hooked.py", tmp_path / "trace"
     script.write_text(HOOKED)
