@@ -9,7 +9,7 @@ from typing import Any
 
 from peelsum.experiments.experiment import ExperimentError
 from peelsum.experiments.plan import Task
-from peelsum.experiments.running import Execute, Measured, outcome
+from peelsum.experiments.running import Execute, Failed, Measured, outcome
 from peelsum.experiments.store import Row
 
 #: Seconds to wait for the scheduler.
@@ -30,7 +30,10 @@ def on_cluster(address: str) -> Execute:
 
 
 def _execute(address: str, tasks: Sequence[Task], measure_one: Callable[[Task], Row]) -> Iterator[Measured]:
-    """Yield outcomes as they come in. Cancels what has not begun if the caller stops."""
+    """Yield outcomes as they come in; a row whose worker was lost has failed.
+
+    Cancels what has not begun if the caller stops.
+    """
     distributed: Any = importlib.import_module("distributed")
     try:
         client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
@@ -39,7 +42,15 @@ def _execute(address: str, tasks: Sequence[Task], measure_one: Callable[[Task], 
     with client:
         of = {client.submit(outcome, task, measure_one, pure=False): task for task in tasks}
         try:
-            for future, done in distributed.as_completed(of, loop=client.loop, with_results=True):
-                yield of[future], done
+            for future in distributed.as_completed(of, loop=client.loop):
+                yield of[future], _done(of[future], future)
         finally:
             client.cancel(list(of))
+
+
+def _done(task: Task, future: Any) -> Row | Failed:
+    error = future.exception()
+    if error is not None:
+        return Failed(task, f"{type(error).__name__}: {' '.join(str(error).split())}")
+    done: Row | Failed = future.result()
+    return done
