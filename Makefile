@@ -1,4 +1,4 @@
-# make setup | demo | test | test-system | test-all | mutants | check | docs | bench — everything happens in .venv, from this folder's own files.
+# make setup | demo | test | test-system | test-all | mutants | check | docs | bench | experiments — everything happens in .venv, from this folder's own files.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ INPUTS := pyproject.toml constraints.txt
 # A file of tests at a time to each process, the dear ones first (tests/support/suite_order.py).
 PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-system test-slow test-all gpu mutants check docs format bench clean
+.PHONY: setup demo test test-system test-slow test-all gpu mutants check docs format bench experiments clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -62,6 +62,10 @@ bench: $(VENV)/.installed
 	$(BIN)/peelsum bench endpoint
 	$(BIN)/peelsum bench codec --quick
 	$(BIN)/peelsum bench allreduce
+
+# All experiments, in about 30 minutes on two cores; goes on where an interrupted run ended.
+experiments: $(VENV)/.installed
+	$(BIN)/peelsum experiment run --all
 
 $(VENV)/.installed: $(INPUTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "python: $$($(PYTHON) -V) is too old; peelsum needs 3.11 or later: make PYTHON=python3.11" >&2; exit 2; }

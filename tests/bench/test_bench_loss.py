@@ -36,7 +36,7 @@ def test_rows_count_wrong_elements_and_take_the_median(
         report = bench.StarReport({}, {"chunks_in_switch": 1, "chunks_at_server": 1}, {})
         return bench.Run([0.5, 0.1, 0.2], int(loss > 0), [{"resends": 1, "window_cuts": 2}], report)
 
-    monkeypatch.setattr(bench, "_run", ran)
+    monkeypatch.setattr(bench, "run", ran)
     rows = bench_loss(losses=(0.5,), elements=1000)
     assert [(row.loss, row.wrong, row.step_ms) for row in rows] == [(0.0, 0, 200.0), (0.5, 1, 200.0)]
     assert capsys.readouterr() == ("", "")

@@ -11,8 +11,13 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.gl
 #: Tests of their own run these: one is a session, the other needs several machines.
 APART = (ROOT / "docs/tutorial/one-chunk.md", ROOT / "docs/how-to/train-on-several-nodes.md")
 RUN = [page for page in PAGES if page not in APART and blocks(page.read_text(encoding="utf-8"))]
-#: Trainings, several of them.
-LONG = ("docs/reference/torch.md", "examples/README.md")
+#: Trainings and networks, several of them.
+LONG = (
+    "docs/reference/torch.md",
+    "docs/reference/traces.md",
+    "docs/tutorial/from-a-network-to-a-plot.md",
+    "examples/README.md",
+)
 
 
 def _named(page: Path) -> object:

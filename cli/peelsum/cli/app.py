@@ -9,7 +9,22 @@ from typing import Annotated
 
 import typer
 
-from peelsum.cli import bench, certificates, dashboard, demo, doctor, job, network, plan, server, switch, top
+from peelsum.cli import (
+    bench,
+    certificates,
+    dashboard,
+    demo,
+    doctor,
+    experiment,
+    job,
+    network,
+    plan,
+    server,
+    switch,
+    top,
+    topo,
+    trace,
+)
 from peelsum.cli.caches import keep_compiled
 from peelsum.topology.user_errors import INTERRUPTED, USER_ERROR, delivered
 
@@ -24,6 +39,9 @@ app.add_typer(job.app, name="job")
 app.add_typer(server.app, name="server")
 app.add_typer(certificates.app, name="certificates")
 app.add_typer(bench.app, name="bench")
+app.add_typer(experiment.app, name="experiment")
+app.add_typer(topo.app, name="topo")
+app.add_typer(trace.app, name="trace")
 app.command("demo")(demo.command)
 app.command("demo-worker", hidden=True)(demo.worker_command)
 app.command("status")(job.status)

@@ -30,6 +30,7 @@ from peelsum.torch.parameter_names import ParameterNames
 from peelsum.torch.running_stats import RunningStats
 from peelsum.torch.settings import Settings
 from peelsum.torch.stats import HookStats
+from peelsum.torch.tracing import Tracing
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class SwitchAllreduceState:
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
       takes the job's timeout, or 30 s.
     - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
+
+    Under `peelsum trace record`, a state also records the gradients that it gets, before they are summed.
 
     All settings must be the same on every rank, except the address in `over`, `implementation` and
     `log_every`. If they differ, every rank raises PlanMismatchError in its first step. Ranks do not learn of
@@ -135,6 +138,8 @@ class SwitchAllreduceState:
         An unreferenced state leaves by itself, and so does every state at exit unless sums are running.
         """
         self._sums.close()
+        if self._tracing is not None:
+            self._tracing.close()
 
     def name(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """Name parameters for `forms`, `stats` and checkpoints, e.g. after a restore.
@@ -172,7 +177,11 @@ class SwitchAllreduceState:
         bucket = Bucket(buffer, [parameter.shape for parameter in parameters])
         done = bucket.future()
         names, step = self._names.of(parameters), self._steps - self._passes.counted
+        if self._tracing is not None:
+            self._tracing.record(names, bucket, self.process_group)
         work = self._sums.submit(bucket, names, step, self.process_group)
+        if self._tracing is not None:
+            work.add_done_callback(self._tracing.note_sum)
         if in_pass():
             # DDP must end its pass normally to be able to begin another; failed gradients become NaN.
             told = pass_on(work, done, lambda: buffer, after_error=lambda: buffer.fill_(math.nan))
@@ -200,6 +209,8 @@ class SwitchAllreduceState:
         if not self._passes.count():
             return
         self._steps += 1
+        if self._tracing is not None:
+            self._tracing.end_step()
         if not self._stats.count_step():
             return
         if in_pass():  # log after the pass has waited for all sums, those of other modules included
@@ -231,6 +242,7 @@ class SwitchAllreduceState:
         """Set up what is neither pickled nor restored. `decided`: what earlier decisions are saved as."""
         self._names = ParameterNames()
         self._passes = PassCounter()
+        self._tracing = Tracing.of_environment()
         self._stats = RunningStats(self._settings.log_every)
         strategy = self._settings.strategy
         self._decisions = None if strategy is None else Decisions(strategy)

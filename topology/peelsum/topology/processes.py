@@ -45,7 +45,7 @@ class Child:
     on_work: Callable[[str], None] = staticmethod(lambda text: None)
 
     def __init__(self, name: str, command: Sequence[str], *, foreign: bool = False) -> None:
-        """foreign: whether the command is not a `peelsum` command."""
+        """foreign: whether the command does not always read its input, as programs of others do not."""
         self.name = name
         #: When the child last printed something, by `time.monotonic`.
         self.heard_at = time.monotonic()

@@ -11,13 +11,17 @@ import re
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from peelsum.allreduce import Form
 from peelsum.allreduce.plan import FORMS
 from peelsum.bench.allreduce.worker import Case, Measurement
 from peelsum.topology import Child, Seat, Star
+from peelsum.traces import read_folder
 from peelsum.wire import COMPILED_LANES, MAX_WORKERS
 
 _WORD_BYTES = 4
@@ -78,15 +82,25 @@ def bench_allreduce(
     densities: Sequence[float] = (0.01, 0.1),
     forms: Sequence[Form] = ("compact",),
     lanes: int = COMPILED_LANES[-1],
+    rate_mbit: float | None = None,
+    seed: int = 0,
+    trace: Path | None = None,
 ) -> Generator[Row, None, None]:
     """Measure sizes from `begin` to `end` bytes of float32: dense first, then every density in every form.
 
-    Raises BenchError for an invalid option at once. Rows are measured as they are taken; this raises
-    ProcessError if a process fails. Close the generator to stop the processes early.
+    rate_mbit: the rate of every port of the switch; None is as fast as it can. seed: that of the tensors.
+    trace: a trace's folder; its workers sum its last step, dense and in every form, instead of drawn tensors.
+    Raises BenchError for an invalid option and TraceError for a trace that cannot be read, at once. Rows are
+    measured as they are taken; this raises ProcessError if a process fails. Close the generator to stop the
+    processes early.
     """
     cases = _cases(_sizes(begin, end, factor), densities, forms)
+    if trace is not None:
+        workers, cases = _traced(trace, forms)
+    cases = [replace(one, seed=seed) for one in cases]
     _require_counts(iterations, warmups, workers)
-    return _rows(cases, workers, lanes, {"iterations": iterations, "warmups": warmups, "check": check})
+    settings = {"iterations": iterations, "warmups": warmups, "check": check}
+    return _rows(cases, Star(workers, lanes=lanes, rate_mbit=rate_mbit), lanes, settings)
 
 
 def parse_size(text: str, option: str) -> int:
@@ -131,6 +145,21 @@ def _cases(sizes: Sequence[int], densities: Sequence[float], forms: Sequence[For
     ]
 
 
+def _traced(folder: Path, forms: Sequence[Form]) -> tuple[int, list[Case]]:
+    """Return the number of a trace's workers, and the cases of its last step."""
+    traces = read_folder(folder)
+    if not traces[0].steps:
+        raise BenchError(f"--trace: {folder} has no steps; record at least one")
+    elements = sum(traces[0].elements)
+    union = np.zeros(elements, bool)
+    for trace in traces:
+        union |= trace.gradient(-1) != 0
+    density = float(union.mean())
+    at = str(folder.resolve())
+    sparse = (Case(elements, density, form, trace=at) for form in forms)
+    return len(traces), [Case(elements, 1.0, "dense", trace=at), *sparse]
+
+
 def _require_counts(iterations: int, warmups: int, workers: int) -> None:
     if iterations < 1:
         raise BenchError(f"-n: {iterations} iterations measure nothing; use 1 or more")
@@ -141,10 +170,10 @@ def _require_counts(iterations: int, warmups: int, workers: int) -> None:
 
 
 def _rows(
-    cases: Sequence[Case], workers: int, lanes: int, settings: dict[str, Any]
+    cases: Sequence[Case], network: Star, lanes: int, settings: dict[str, Any]
 ) -> Generator[Row, None, None]:
     with ExitStack() as stack:
-        star = stack.enter_context(Star(workers, lanes=lanes))
+        star = stack.enter_context(network)
         children = [_worker(seat, cases, settings) for seat in star.seats]
         for child in children:
             stack.callback(child.stop)

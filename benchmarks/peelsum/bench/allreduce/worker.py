@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from peelsum.codec import warm_up
 from peelsum.topology import end_with_parent, say
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
+from peelsum.traces import SUFFIX, TraceError, read
 from peelsum.transport import TransportError
 
 #: Share of the union's positions that a worker holds, besides those assigned to it.
@@ -37,6 +39,8 @@ class Case:
     """Share of elements that are non-zero on some worker."""
     form: Form
     seed: int = 0
+    trace: str | None = None
+    """Folder of a trace, whose last step is the tensor; None draws one from `density` and `seed`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,12 @@ class Measurement:
 
 
 def tensor_of(case: Case, worker_id: int, workers: int) -> NDArray[np.float32]:
-    """Return worker `worker_id`'s tensor float32[elements]; every process computes the same one."""
+    """Return worker `worker_id`'s tensor float32[elements]; every process computes the same one.
+
+    Raises TraceError.
+    """
+    if case.trace is not None:
+        return read(Path(case.trace) / f"worker-{worker_id}{SUFFIX}").gradient(-1, seed=case.seed)
     shared = np.random.default_rng([case.seed, case.elements])
     own = np.random.default_rng([case.seed, case.elements, 1 + worker_id])
     tensor = own.standard_normal(case.elements, np.float32)
@@ -153,7 +162,7 @@ def main() -> None:
     cases = [Case(**case) for case in arguments.pop("cases")]
     told_of_compiling(child=True)
     warm_up()
-    with reported(AllreduceError, TransportError):
+    with reported(AllreduceError, TraceError, TransportError):
         run(arguments.pop("seat"), cases, **arguments)
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from peelsum.bench.codec import (
 )
 from peelsum.bench.codec.lhc_best import best_lhc, lhc_variants, published_lhc, timed_lhc
 from peelsum.codec import CELLS_PER_CANDIDATE, SketchLayout, fixed_point, kernels
+from peelsum.traces import read_folder
 
 Form = Literal["auto", "compact", "sketch", "sketch_after", "lhc"]
 #: The forms to measure, each with its index. LHC's are LHC_FORMS, and `auto` chooses its own.
@@ -102,7 +104,7 @@ class Point(NamedTuple):
 
     elements: int
     density: float
-    support: Support
+    support: Support | Literal["trace"]
 
 
 #: A tensor to warm up with: small, and so sparse that LHC's layout recovers everything and its loops run.
@@ -140,6 +142,27 @@ def bench_codec(
     return (row for point in points for row in _rows(point, ways, there, cells_per_candidate, seed))
 
 
+def bench_trace(
+    folder: Path, *, ways: Sequence[tuple[Form, str]] = WAYS, seed: int = 0, device: str = "cpu"
+) -> Generator[Row, None, None]:
+    """Measure the sum of all workers' gradients in a trace's last step, one tensor, in every form.
+
+    Raises as `bench_codec` does, and TraceError.
+    """
+    traces = read_folder(folder)
+    if not traces[0].steps:
+        raise CodecBenchError(f"--trace: {folder} has no steps; record at least one")
+    there = Device.of(device)
+    for _ in _rows(WARM_UP, ways, there, CELLS_PER_CANDIDATE, 0):
+        pass
+    total = np.zeros(sum(traces[0].elements), np.float32)
+    for trace in traces:
+        total += trace.gradient(-1, seed=seed)
+    positions = np.flatnonzero(total)
+    point = Point(total.size, positions.size / max(total.size, 1), "trace")
+    return _measured(there, point, total, positions, ways, CELLS_PER_CANDIDATE, seed)
+
+
 def points_of(
     elements: Sequence[int], densities: Sequence[float], supports: Sequence[Support]
 ) -> list[Point]:
@@ -158,7 +181,20 @@ def points_of(
 def _rows(
     point: Point, ways: Sequence[tuple[Form, str]], device: Device, cells_per_candidate: float, seed: int
 ) -> Iterator[Row]:
+    assert point.support != "trace"
     values, positions = tensor(point.support, point.elements, point.density, seed)
+    yield from _measured(device, point, values, positions, ways, cells_per_candidate, seed)
+
+
+def _measured(
+    device: Device,
+    point: Point,
+    values: NDArray[np.float32],
+    positions: NDArray[np.int64],
+    ways: Sequence[tuple[Form, str]],
+    cells_per_candidate: float,
+    seed: int,
+) -> Generator[Row, None, None]:
     if not positions.size:
         raise CodecBenchError(
             f"--density: {point.density:g} of {point.elements:,} elements gives no non-zeros; increase either"

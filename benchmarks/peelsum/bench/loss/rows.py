@@ -85,14 +85,17 @@ def bench_loss(
     Sums are repeated for `seconds` at each share, but at least once. `seed` determines words and losses.
     Raises ProcessError if a process fails.
     """
-    runs = {loss: _run(loss, workers, lanes, elements, seconds, seed) for loss in (0.0, *losses)}
+    runs = {loss: run(loss, workers, lanes, elements, seconds, seed) for loss in (0.0, *losses)}
     base = median(runs[0.0].seconds)
     shape = {"workers": workers, "lanes": lanes, "elements": elements, "seed": seed}
-    return [_row(loss, run, base, shape) for loss, run in runs.items()]
+    return [row(loss, one, base, shape) for loss, one in runs.items()]
 
 
-def _run(loss: float, workers: int, lanes: int, elements: int, seconds: float, seed: int) -> Run:
-    """Start a network and sum for `seconds`; tell all workers at once to begin each sum."""
+def run(loss: float, workers: int, lanes: int, elements: int, seconds: float, seed: int) -> Run:
+    """Start a network and sum for `seconds`; tell all workers at once to begin each sum.
+
+    Raises ProcessError if a process fails.
+    """
     with Star(workers, lanes=lanes, loss=loss, seed=seed) as star, ExitStack() as stack:
         children = [_worker(seat, elements, seed) for seat in star.seats]
         for child in children:
@@ -122,7 +125,8 @@ def _sums(children: Sequence[Child], seconds: float) -> Iterator[list[dict[str, 
 def _worker(seat: Seat, elements: int, seed: int) -> Child:
     arguments = json.dumps({"seat": asdict(seat), "elements": elements, "seed": seed})
     command = [sys.executable, "-m", "peelsum.bench.loss.worker", arguments]
-    return Child(f"worker {seat.worker_id}", command)
+    # In a sum it does not read its input, and would outlive a killed parent until the sum stalls.
+    return Child(f"worker {seat.worker_id}", command, foreign=True)
 
 
 def _line(child: Child) -> dict[str, Any]:
@@ -132,7 +136,8 @@ def _line(child: Child) -> dict[str, Any]:
     return line
 
 
-def _row(loss: float, run: Run, base_s: float, shape: dict[str, Any]) -> Row:
+def row(loss: float, run: Run, base_s: float, shape: dict[str, Any]) -> Row:
+    """Return the row of a run; `base_s` is the median of a sum without loss, in seconds."""
     step_s, server = median(run.seconds), run.star.server
     in_switch = server["chunks_in_switch"]
     return Row(

@@ -85,11 +85,11 @@ def _rows(lanes: int, workers: Sequence[int], seconds: float) -> list[Row]:
 
 def _compared(lanes: int, workers: int, seconds: float) -> list[Row]:
     """Return a row for every switch, compared with BMv2, or with the reason why BMv2 is missing."""
-    rows = [_row(ports, lanes, workers, seconds) for ports in ("memory", "udp")]
+    rows = [measured(ports, lanes, workers, seconds) for ports in ("memory", "udp")]
     if not bmv2.available():
         return [replace(row, bmv2="not on PATH") for row in rows]
     try:
-        base = _row("veth", lanes, workers, seconds)
+        base = measured("veth", lanes, workers, seconds)
     except TopologyError as error:
         return [replace(row, bmv2=str(error)) for row in rows]
     return [
@@ -102,13 +102,16 @@ def _compared(lanes: int, workers: int, seconds: float) -> list[Row]:
     ]
 
 
-def _row(ports: str, lanes: int, workers: int, seconds: float) -> Row:
-    """Measure in a separate process, which takes its set-up with it when it ends."""
+def measured(ports: str, lanes: int, workers: int, seconds: float) -> Row:
+    """Measure one switch in a separate process, which takes its set-up with it when it ends.
+
+    ports: "memory" and "udp" for the softswitch, "veth" for BMv2. Raises TopologyError.
+    """
     measure = {"memory": rates.in_memory, "udp": rates.over_udp, "veth": rates.bmv2_over_veth}[ports]
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         with _deaf_children():
-            measured = process.submit(measure, lanes, workers, seconds)
-        rate = measured.result()
+            running = process.submit(measure, lanes, workers, seconds)
+        rate = running.result()
     return Row(
         target="bmv2" if ports == "veth" else "embedded",
         ports=ports,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
@@ -36,16 +37,21 @@ def allreduce(
         list[str] | None, typer.Option(help="compact, sketch or dense; default: compact.")
     ] = None,
     lanes: Annotated[int, typer.Option(help="Lanes of the pipeline.")] = 256,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Sum the last step of a trace, with its workers, instead of drawn tensors."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure sums over the softswitch by size and density, beside the same elements sent dense."""
     from peelsum.allreduce import AllreduceError, Form
     from peelsum.bench.allreduce.rows import BenchError, bench_allreduce
+    from peelsum.traces import TraceError
     from peelsum.transport import TransportError
 
     require_lanes(lanes)
     chosen: list[Form] = [known for name in form or ["compact"] for known in get_args(Form) if known == name]
-    with measuring(BenchError, TopologyError, AllreduceError, TransportError, json=json):
+    with measuring(BenchError, TopologyError, AllreduceError, TraceError, TransportError, json=json):
         if len(chosen) != len(form or ["compact"]):
             raise BenchError(f"--form: {form} is not among {', '.join(get_args(Form))}")
         measured = bench_allreduce(
@@ -59,9 +65,10 @@ def allreduce(
             densities=density or (0.01, 0.1),
             forms=chosen,
             lanes=lanes,
+            trace=trace,
         )
         if not json:
-            print(_header(workers, lanes, iterations, warmups), flush=True)
+            print(_header(None if trace else workers, lanes, iterations, warmups), flush=True)
         with closing(measured):
             rows = list(printed(measured, _line, json=json))
         if json:
@@ -69,10 +76,11 @@ def allreduce(
     exit_if(any(row.wrong for row in rows))
 
 
-def _header(workers: int, lanes: int, iterations: int, warmups: int) -> str:
+def _header(workers: int | None, lanes: int, iterations: int, warmups: int) -> str:
+    who = f"{workers} workers" if workers else "all workers of the trace"
     return "\n".join(
         [
-            f"# {workers} workers over the softswitch, {lanes} lanes; {iterations} iterations after "
+            f"# {who} over the softswitch, {lanes} lanes; {iterations} iterations after "
             f"{warmups} warm-ups; time is the slowest worker's",
             "#" + aligned(_HEADINGS, _WIDTHS)[1:],
             "#" + aligned(_UNITS, _WIDTHS)[1:],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -63,6 +64,10 @@ def codec(
     precision: Annotated[
         bool, typer.Option(help="Measure errors of sums of real gradients instead; takes minutes.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Measure the sum of the last step of a trace instead of drawn tensors."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the non-zeros' positions and values.")] = 0,
     json: Json = False,
 ) -> None:
@@ -87,6 +92,9 @@ def codec(
         return
     if small:
         _small(seed=seed, json=json)
+        return
+    if trace is not None:
+        _trace(trace, seed=seed, device=device, json=json)
         return
     if rivals:
         _rivals(elements, density, quick=quick, seed=seed, json=json)
@@ -121,6 +129,20 @@ def _sequences(elements: list[int] | None, *, quick: bool, seed: int, json: bool
         else:
             print("#" + aligned(_SEQUENCE_HEADINGS, _SEQUENCE_WIDTHS)[1:], flush=True)
             list(printed(rows, _sequence_line, json=False))
+
+
+def _trace(folder: Path, *, seed: int, device: str, json: bool) -> None:
+    from peelsum.bench.codec import NoDeviceError, NotExactError
+    from peelsum.bench.codec import rows as bench
+    from peelsum.traces import TraceError
+
+    with measuring(bench.CodecBenchError, NoDeviceError, NotExactError, TraceError, json=json):
+        rows = bench.bench_trace(folder, seed=seed, device=device)
+        if json:
+            _print_list(rows)
+        else:
+            print("#" + aligned((*_HEADINGS, *_SPEEDS), _WIDTHS)[1:], flush=True)
+            list(printed(rows, _line, json=False))
 
 
 def _rivals(

@@ -1,0 +1,77 @@
+"""Loss: goodput, and how much the switch still sums, when every port loses packets."""
+
+from __future__ import annotations
+
+from peelsum.experiments import Column, Experiment, Plot, Size, Value
+
+
+def measure(
+    seed: int, loss: float, workers: int, lanes: int, elements: int, seconds: float
+) -> dict[str, Value]:
+    """Sum words repeatedly over a star whose ports lose packets."""
+    from peelsum.bench.loss.rows import run
+    from peelsum.wire import packet_bytes
+
+    done = run(loss, workers, lanes, elements, seconds, seed)
+    step_s = sum(done.seconds) / len(done.seconds)
+    server = done.star.server
+    chunks = server["chunks_in_switch"] + server["chunks_at_server"]
+    sent = sum(worker["contributions"] + worker["resends"] for worker in done.workers)
+    return {
+        "goodput_gbit_s": 32 * elements / step_s / 1e9,
+        "in_switch": server["chunks_in_switch"] / max(1, chunks),
+        "packets_over_least": sent / max(1, workers * chunks),
+        "bytes_a_sum": packet_bytes(lanes) * sent / workers / max(1, len(done.seconds) + 2),
+        "window_cuts": sum(worker["window_cuts"] for worker in done.workers),
+        "wrong": done.wrong,
+    }
+
+
+EXPERIMENT = Experiment(
+    name="loss",
+    title="Lost packets",
+    about="""
+Workers sum the same seeded words again and again over a star of processes. Every switch port loses a seeded
+share of the packets in each direction; a chunk of four workers crosses ten such places. Two sums to warm up
+are not timed, but their packets count. All sums are compared with an independent one.
+""",
+    measure=measure,
+    columns={
+        "goodput_gbit_s": Column("gigabits of words that a worker had summed per second"),
+        "in_switch": Column("share of chunks that the switch summed; the server summed the others"),
+        "packets_over_least": Column("packets that workers sent, over one for each chunk"),
+        "bytes_a_sum": Column("bytes that a worker sent for a sum"),
+        "window_cuts": Column("times that a worker cut its window, all workers"),
+        "wrong": Column("words that differ from an independent sum"),
+    },
+    sizes={
+        "quick": Size(
+            [
+                {
+                    "loss": (0.0, 0.01, 0.05),
+                    "workers": (4,),
+                    "lanes": (256,),
+                    "elements": (2**18,),
+                    "seconds": (1.0,),
+                }
+            ],
+            2,
+        ),
+        "usual": Size(
+            [
+                {
+                    "loss": (0.0, 0.001, 0.005, 0.01, 0.02, 0.05),
+                    "workers": (4,),
+                    "lanes": (256,),
+                    "elements": (2**20,),
+                    "seconds": (3.0,),
+                }
+            ],
+            5,
+        ),
+    },
+    plots=[
+        Plot("goodput", x="loss", y="goodput_gbit_s", log="x"),
+        Plot("in_switch", x="loss", y="in_switch", log="x"),
+    ],
+)

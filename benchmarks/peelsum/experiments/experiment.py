@@ -1,0 +1,199 @@
+"""What an experiment is: parameters, a function that measures one row, plots, and what was published."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+#: A parameter, or a figure of a row; None where a figure is not available.
+Value = str | int | float | bool | None
+Point = Mapping[str, Value]
+
+SIZES = ("quick", "usual", "full")
+#: Names of the columns that the harness itself writes.
+RESERVED = (
+    *("repetition", "seed", "size", "commit", "source", "started", "wall_s", "cpu_s", "load", "others"),
+    *("attempt", "disturbed", "machine", "versions", "modelled", "note"),
+)
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class ExperimentError(ValueError):
+    """An experiment, or a file of rows, that cannot be used. The message is one line and names the field."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure of a row."""
+
+    meaning: str
+    """What it is, with its unit."""
+    modelled: bool = False
+    """Whether it is computed from a model in every row, instead of measured."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The points of an experiment, and how often each is measured."""
+
+    grid: Sequence[Mapping[str, Sequence[Value]]]
+    """For each part, the values of every parameter; a part's points are all combinations of these."""
+    repetitions: int = 5
+    """How often each point is measured, each time with another seed."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure: a line for each value of `lines`, medians with their intervals."""
+
+    name: str
+    """The file's name without its ending."""
+    x: str
+    """A parameter."""
+    y: str
+    """A column."""
+    lines: str = ""
+    """A parameter whose values are the lines; "" draws one line."""
+    where: Point = field(default_factory=dict)
+    """Parameters whose values are fixed."""
+    log: Literal["", "x", "y", "xy"] = ""
+    """The logarithmic axes."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published figure, to be shown beside ours."""
+
+    what: str
+    """What was measured, on what."""
+    value: float
+    """The figure."""
+    source: str
+    """Where it was published."""
+    column: str
+    """The column in which ours is."""
+    where: Point = field(default_factory=dict)
+    """The points among which ours is."""
+    take: Literal["most", "least"] = "most"
+    """Which of these points' medians is ours."""
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """What a run taught, in three sentences."""
+
+    shows: str
+    """What it shows."""
+    does_not_show: str
+    """What it does not show."""
+    surprised: str
+    """What surprised."""
+    run: str
+    """The run about which they were written: its date and command."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment. Raises ExperimentError, which names the field, where fields do not fit each other."""
+
+    name: str
+    """Lower-case letters, digits and underscores."""
+    title: str
+    """One line."""
+    about: str
+    """What is measured and how, in Markdown."""
+    measure: Callable[..., Mapping[str, Value]]
+    """measure(seed=..., **parameters) returns one row: a value for each column.
+
+    It may add `note`, which says why a figure is not available.
+    """
+    columns: Mapping[str, Column]
+    """The figures of a row."""
+    sizes: Mapping[str, Size]
+    """By name: "quick", "usual" and "full". "usual" is needed; the others default to it."""
+    plots: Sequence[Plot] = ()
+    """The figures that are drawn."""
+    published: Sequence[Published] = ()
+    """Published figures."""
+    modelled: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    """Parameters' values at which a whole row is computed from a model, or simulated, not measured."""
+    timed: bool = True
+    """Whether other programs change its figures, so that disturbed rows are repeated."""
+    sentences: Sentences | None = None
+    """What it taught."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of all parameters, in order."""
+        parts = [part for size in self.sizes.values() for part in size.grid]
+        return list(dict.fromkeys(name for part in parts for name in part))
+
+    def size(self, name: str) -> Size:
+        """Return a size by name."""
+        return self.sizes.get(name, self.sizes["usual"])
+
+    def is_modelled(self, point: Point) -> bool:
+        """Return whether the rows of a point are modelled."""
+        return any(point.get(name) in values for name, values in self.modelled.items())
+
+
+def check(one: Experiment) -> None:
+    """Raise ExperimentError for the first field that is wrong."""
+    _require(isinstance(one.name, str) and bool(_NAME.fullmatch(one.name)), "name", one.name, "use a-z0-9_")
+    _require(callable(one.measure), "measure", one.measure, "give a function")
+    _check_columns(one)
+    _check_sizes(one)
+    for plot in one.plots:
+        _require(bool(_NAME.fullmatch(plot.name)), "plots.name", plot.name, "use a-z0-9_")
+        _require(plot.x in one.parameters, "plots.x", plot.x, _known(one.parameters))
+        _require(plot.y in one.columns, "plots.y", plot.y, _known(one.columns))
+        for name in (*filter(None, [plot.lines]), *plot.where):
+            _require(name in one.parameters, "plots.lines and plots.where", name, _known(one.parameters))
+    for published in one.published:
+        _require(published.column in one.columns, "published.column", published.column, _known(one.columns))
+        for name in published.where:
+            _require(name in one.parameters, "published.where", name, _known(one.parameters))
+    for name in one.modelled:
+        _require(name in one.parameters, "modelled", name, _known(one.parameters))
+
+
+def _check_columns(one: Experiment) -> None:
+    _require(bool(one.columns), "columns", "{}", "name at least one figure")
+    for name, column in one.columns.items():
+        _require(bool(_NAME.fullmatch(name)) and name not in RESERVED, "columns", name, "use another name")
+        _require(isinstance(column, Column), f"columns.{name}", column, "give a Column")
+
+
+def _check_sizes(one: Experiment) -> None:
+    _require("usual" in one.sizes, "sizes", list(one.sizes), "add 'usual'")
+    for name, size in one.sizes.items():
+        _require(name in SIZES, "sizes", name, _known(SIZES))
+        _require(isinstance(size, Size), f"sizes.{name}", size, "give a Size")
+        count = size.repetitions
+        _require(isinstance(count, int) and count >= 1, f"sizes.{name}.repetitions", count, "use 1 or more")
+        _require(bool(size.grid), f"sizes.{name}.grid", size.grid, "give at least one part")
+        for part in size.grid:
+            for parameter, values in part.items():
+                where = f"sizes.{name}.grid.{parameter}"
+                new = parameter not in RESERVED and parameter not in one.columns
+                _require(bool(_NAME.fullmatch(parameter)) and new, where, parameter, "use another name")
+                _require(
+                    isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0,
+                    where,
+                    values,
+                    "give a sequence of values",
+                )
+
+
+def _require(right: bool, where: str, value: Any, remedy: str) -> None:
+    if not right:
+        raise ExperimentError(f"{where}: {value!r} cannot be used; {remedy}")
+
+
+def _known(names: Sequence[str] | Mapping[str, Any]) -> str:
+    return f"use one of {', '.join(names)}"

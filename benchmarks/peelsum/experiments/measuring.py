@@ -1,0 +1,83 @@
+"""Measures one row: calls an experiment's function, watches the machine, and repeats disturbed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from peelsum.experiments.experiment import Experiment, ExperimentError, Value
+from peelsum.experiments.loading import Source, load
+from peelsum.experiments.machine import machine, versions
+from peelsum.experiments.plan import Task
+from peelsum.experiments.store import Row, text, texts
+from peelsum.experiments.watching import Load, Watched
+
+
+@dataclass(frozen=True)
+class Care:
+    """How disturbed rows are treated."""
+
+    calm: float = 0.25
+    """The largest share of the processors that others may use while a row is measured."""
+    attempts: int = 3
+    """How often a row is measured at most; if all were disturbed, the least disturbed counts."""
+
+
+def measure(source: Source, task: Task, care: Care, *, commit: str, size: str) -> Row:
+    """Measure a task's row; return it as it is written. `commit` and `size` are the run's.
+
+    Raises ExperimentError if `measure` returned other columns, and whatever `measure` raises.
+    """
+    experiment = load(source)
+    attempts = care.attempts if experiment.timed and not experiment.is_modelled(task.point) else 1
+    best: tuple[float, Row] | None = None
+    for attempt in range(1, attempts + 1):
+        started, watched = datetime.now(UTC), Watched()
+        figures = checked(experiment, experiment.measure(seed=task.seed, **task.point))
+        seen = watched.load()
+        others = seen.others or 0.0
+        row = _row(experiment, task, figures, seen) | {
+            "started": started.isoformat(timespec="seconds"),
+            "attempt": f"{attempt} of {attempts}",
+            "disturbed": text(experiment.timed and others > care.calm),
+            "commit": commit,
+            "size": size,
+            "source": source.digest,
+        }
+        if best is None or others < best[0]:
+            best = others, row
+        if others <= care.calm:
+            break
+    assert best is not None
+    return best[1]
+
+
+def checked(experiment: Experiment, figures: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Return what `measure` returned. Raises ExperimentError, which names the column, if one is wrong."""
+    if not isinstance(figures, Mapping):
+        raise ExperimentError(f"measure: returned {type(figures).__name__}; return a dict of all columns")
+    for name in experiment.columns:
+        if name not in figures:
+            raise ExperimentError(f"measure: {name}: is missing from what it returned; add it")
+    for name in figures:
+        if name not in experiment.columns and name != "note":
+            raise ExperimentError(f"measure: {name}: is not among `columns`; add it there, or leave it out")
+    return figures
+
+
+def _row(experiment: Experiment, task: Task, figures: Mapping[str, Value], seen: Load) -> Row:
+    return {
+        **texts(experiment, task.point),
+        **{name: text(figures[name]) for name in experiment.columns},
+        "note": text(figures.get("note")),
+        "repetition": text(task.repetition),
+        "seed": text(task.seed),
+        "wall_s": f"{seen.wall_s:.3f}",
+        "cpu_s": f"{seen.cpu_s:.3f}",
+        "load": f"{seen.load:.2f}",
+        "others": "" if seen.others is None else f"{seen.others:.3f}",
+        "modelled": text(experiment.is_modelled(task.point)),
+        "machine": machine(),
+        "versions": versions(),
+    }

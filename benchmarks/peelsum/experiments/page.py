@@ -1,0 +1,176 @@
+"""The page of an experiment: Markdown, made of its rows alone, so that equal rows make equal pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from textwrap import wrap
+
+from peelsum.experiments.experiment import Column, Experiment
+from peelsum.experiments.running import Failed
+from peelsum.experiments.statistics import CONFIDENCE, Summary
+from peelsum.experiments.store import Row
+from peelsum.experiments.summaries import Group, grouped, ours
+
+#: The longest line of text.
+_COLUMNS = 110
+
+
+def page(
+    experiment: Experiment, rows: Sequence[Row], *, command: str, expected: int, failed: Sequence[Failed] = ()
+) -> str:
+    """Return the page of these rows; `expected` is the number of rows that the run has when complete."""
+    groups = grouped(experiment, rows)
+    parts = [
+        [f"# {experiment.title}", "", experiment.about.strip()],
+        _missing(len(rows), expected, failed),
+        _published(experiment, groups),
+        [f"![{plot.name}]({plot.name}.svg)" for plot in experiment.plots if rows],
+        list(table(experiment, groups)) if rows else [],
+        _sentences(experiment),
+        _columns(experiment),
+        list(_measured(rows, command)) if rows else [],
+    ]
+    lines = "\n\n".join("\n".join(part) for part in parts if part).splitlines()
+    return "\n".join(wrapped for line in lines for wrapped in _wrapped(line)) + "\n"
+
+
+def table(experiment: Experiment, groups: Sequence[Group]) -> Iterator[str]:
+    """Yield the lines of a table of all points. Parameters that never vary stand above it."""
+    varying = _varying(experiment, groups)
+    fixed = [name for name in experiment.parameters if name not in varying]
+    if fixed:
+        yield ", ".join(f"{name} {groups[0].point[name]}" for name in fixed) + "."
+        yield ""
+    yield _line([*varying, *experiment.columns])
+    yield "|---" * (len(varying) + len(experiment.columns)) + "|"
+    for group in groups:
+        yield _line([*(group.point[name] or "-" for name in varying), *map(shown, group.figures.values())])
+    notes = dict.fromkeys(note for group in groups for note in group.notes)
+    if notes:
+        yield ""
+        yield "Missing figures: " + "; ".join(notes) + "."
+
+
+def shown(figure: Summary | str | None) -> str:
+    """Return a figure as text: a median with its interval in brackets, unless all values are the same."""
+    if not isinstance(figure, Summary):
+        return figure or "-"
+    middle, low, high = map(plain, (figure.median, figure.low, figure.high))
+    return middle if low == high else f"{middle} [{low}, {high}]"
+
+
+def plain(value: float) -> str:
+    """Return a number with four significant digits, or all digits of a whole number, and no exponent."""
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{float(f'{value:.4g}'):.10f}".rstrip("0").rstrip(".")
+
+
+def _wrapped(line: str) -> list[str]:
+    """Return the lines of a paragraph or of an item of a list; tables and commands keep their lines."""
+    if len(line) <= _COLUMNS or line.startswith(("|", "#", "!", "- Command")):
+        return [line]
+    indent = "  " if line.startswith("- ") else ""
+    return wrap(line, _COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _varying(experiment: Experiment, groups: Sequence[Group]) -> list[str]:
+    return [name for name in experiment.parameters if len({group.point[name] for group in groups}) > 1]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _missing(there: int, expected: int, failed: Sequence[Failed]) -> list[str]:
+    if there == expected:
+        return []
+    said = f" The first that failed: {failed[0].error}." if failed else ""
+    return [
+        f"**{expected - there} of {expected} rows are missing.**{said} Run the command again to add them."
+    ]
+
+
+def _published(experiment: Experiment, groups: Sequence[Group]) -> list[str]:
+    if not experiment.published or not groups:
+        return []
+    lines = ["| | published | ours | ours is |", "|---|---|---|---|"]
+    for one in experiment.published:
+        found = ours(groups, one)
+        beside = "-" if found is None else shown(found[1])
+        where = "no row" if found is None else _kind(experiment.columns[one.column], found[0])
+        if found is not None:
+            varying = _varying(experiment, groups)
+            where += " at " + ", ".join(f"{name} {found[0].point[name]}" for name in varying)
+        lines.append(_line([f"{one.what} ({one.source})", plain(one.value), beside, where]))
+    return lines
+
+
+def _kind(column: Column, group: Group) -> str:
+    return "modelled" if column.modelled or group.modelled else "measured"
+
+
+def _sentences(experiment: Experiment) -> list[str]:
+    one = experiment.sentences
+    if one is None:
+        return []
+    return [
+        f"**What it shows.** {one.shows}",
+        "",
+        f"**What it does not show.** {one.does_not_show}",
+        "",
+        f"**What surprised.** {one.surprised}",
+        "",
+        f"(Written about the run of {one.run}.)",
+    ]
+
+
+def _columns(experiment: Experiment) -> list[str]:
+    lines = ["## Columns", ""]
+    for name, column in experiment.columns.items():
+        lines.append(f"- `{name}`, {'modelled' if column.modelled else 'measured'}: {column.meaning}.")
+    for name, values in experiment.modelled.items():
+        chosen = ", ".join(f"`{value}`" for value in values)
+        lines.append(f"- In rows with `{name}` {chosen}, all columns are modelled.")
+    return lines
+
+
+def _measured(rows: Sequence[Row], command: str) -> Iterator[str]:
+    times, repetitions = sorted(row["started"] for row in rows), {row["repetition"] for row in rows}
+    loads = [float(row["load"]) for row in rows]
+    others = [float(row["others"]) for row in rows if row["others"]]
+    disturbed = sum(row["disturbed"] == "True" for row in rows)
+    yield "## How it was measured"
+    yield ""
+    yield f"- Command: `{command}`"
+    seconds = sum(float(row["wall_s"]) for row in rows)
+    yield f"- Date: {times[0]} to {times[-1]}; {seconds:,.0f} s in all rows."
+    yield f"- Machine: {_each(rows, 'machine')}."
+    yield f"- Commit {_each(rows, 'commit')}, experiment's file {_each(rows, 'source')}."
+    yield f"- {_each(rows, 'versions')}."
+    yield f"- [Rows](rows.csv): {len(rows)}, in random order; seeds {_each(rows, 'seed')}."
+    yield f"- {_confidence(len(repetitions))}"
+    yield f"- Load average: median {median(loads):.1f}, at most {max(loads):.1f}."
+    if others:
+        yield (
+            f"- Other programs used {median(others):.0%} of the processors (median of rows; at most "
+            f"{max(others):.0%}). {disturbed} rows were disturbed in all their attempts, of which there were "
+            f"at most {max(int(row['attempt'].split()[-1]) for row in rows)}."
+        )
+
+
+def _confidence(count: int) -> str:
+    if count == 1:
+        return "Each point was measured once, so there are no intervals."
+    reached = 1 - 2 / 2**count
+    if reached >= CONFIDENCE:
+        return f"Medians of {count} repetitions; in brackets, {CONFIDENCE:.0%} intervals by order statistics."
+    return (
+        f"Medians of {count} repetitions; in brackets, least and most, which hold the true median with a "
+        f"confidence of {reached:.0%}: {CONFIDENCE:.0%} takes six repetitions."
+    )
+
+
+def _each(rows: Sequence[Row], name: str) -> str:
+    return "; ".join(sorted({row[name] for row in rows}))

@@ -1,0 +1,49 @@
+"""The files of a run: rows, page and figures, in one folder."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from peelsum.experiments.drawing import draw
+from peelsum.experiments.experiment import ExperimentError
+from peelsum.experiments.loading import load
+from peelsum.experiments.page import page
+from peelsum.experiments.plan import plan
+from peelsum.experiments.running import Failed, Report, Run
+from peelsum.experiments.store import Row
+
+ROWS, PAGE = "rows.csv", "page.md"
+
+
+def folder(out: Path, what: Run) -> Path:
+    """Return the folder of an experiment's files."""
+    return out / load(what.source).name
+
+
+def rendered(what: Run, rows: Sequence[Row], name: str, failed: Sequence[Failed] = ()) -> str:
+    """Return the page of a run's rows; `name` is how the experiment was named on the command line."""
+    experiment = load(what.source)
+    expected = len(plan(experiment, what.size, what.seed))
+    return page(experiment, rows, command=command(what, name), expected=expected, failed=failed)
+
+
+def command(what: Run, name: str) -> str:
+    """Return the command that repeats a run."""
+    size = [] if what.size == "usual" else [f"--{what.size}"]
+    seed = [] if what.seed == 0 else ["--seed", str(what.seed)]
+    return shlex.join(["peelsum", "experiment", "run", name, *size, *seed])
+
+
+def write(what: Run, report: Report, name: str, out: Path) -> Path:
+    """Write page and figures beside the rows; return the page's path. Raises ExperimentError."""
+    where = folder(out, what)
+    try:
+        if report.rows:
+            list(draw(load(what.source), report.rows, where))
+        path = where / PAGE
+        path.write_text(rendered(what, report.rows, name, report.failed), encoding="utf-8")
+    except OSError as error:
+        raise ExperimentError(f"{where}: {error.strerror}; pass another --out") from None
+    return path

@@ -1,0 +1,163 @@
+"""`peelsum trace`: record the gradients of a training run, and show what a trace holds."""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import subprocess
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from peelsum.cli.bench.output import measuring, print_json, table_of
+from peelsum.cli.options import Json, within, without_torch
+
+if TYPE_CHECKING:
+    from peelsum.topology.progress import Tell
+    from peelsum.traces import Trace
+
+app = typer.Typer(help="Record gradients, and replay them without torch.", no_args_is_help=True)
+
+
+@app.command("record", context_settings={"allow_interspersed_args": False})
+def record(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="A command whose ranks use SwitchAllreduceState.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for a file of each worker.")] = Path("trace"),
+    model: Annotated[
+        str | None, typer.Option(help="Instead of a command: ncf, lstm, vgg19 or bert, the small ones.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Workers of --model.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps to record.")] = 50,
+    values: Annotated[bool, typer.Option("--values", help="Record values too, 4 bytes each.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of --model's parameters and batches.")] = 0,
+) -> None:
+    """Record the gradients of a training run as they are summed: supports, scales, buckets, times.
+
+    Options stand before the command.
+    """
+    from peelsum.traces import TraceError
+
+    within("--workers", workers, 1, 1024)
+    within("--steps", steps, 1, 1_000_000)
+    within("--seed", seed, 0, 2**31)
+    if (model is None) == (not command):
+        raise typer.BadParameter("COMMAND: give a command or --model, and not both")
+    with measuring(TraceError, json=False) as tell:
+        if model is None:
+            _run(command or [], out, steps, values)
+        else:
+            _train(model, out, workers, steps, values, seed, tell)
+        found = _read(out)
+        print(_line(found[0], out), flush=True)
+
+
+@app.command("show")
+def show(folder: Annotated[Path, typer.Argument(help="A trace's folder.")], json: Json = False) -> None:
+    """Show the tensors of a trace: elements, densities, buckets, and seconds of computing."""
+    from rich.console import Console
+
+    from peelsum.traces import TraceError
+
+    with measuring(TraceError, json=json):
+        traces = _read(folder)
+        rows = _rows(traces)
+        if json:
+            print_json({"name": traces[0].name, "workers": len(traces), "tensors": rows})
+            return
+        headings = ("tensor", "shape", "bucket", "non-zero, a worker", "on any")
+        table = table_of(headings, left=("tensor", "shape"), caption=_line(traces[0], folder))
+        for row in rows:
+            shares = (f"{row['worker']:.3%}", f"{row['union']:.3%}")
+            table.add_row(row["tensor"], str(row["shape"]), str(row["bucket"]), *shares)
+        Console().print(table)
+
+
+def _read(folder: Path) -> list[Trace]:
+    from peelsum.traces import read_folder
+
+    return read_folder(folder)
+
+
+def _run(command: Sequence[str], out: Path, steps: int, values: bool) -> None:
+    """Run a command whose hooks record. Raises typer.BadParameter if it recorded nothing."""
+    from peelsum.torch.tracing import TRACE
+    from peelsum.traces import SUFFIX
+
+    for path in out.glob(f"*{SUFFIX}"):
+        path.unlink()
+    settings = {
+        "folder": str(out.resolve()),
+        "name": Path(command[-1]).name,
+        "steps": steps,
+        "values": values,
+    }
+    environment = {**os.environ, TRACE: json_format.dumps(settings)}
+    try:
+        status = subprocess.run(command, env=environment, check=False).returncode
+    except OSError as error:
+        raise typer.BadParameter(f"{command[0]}: {error.strerror}; give a command that can be run") from None
+    if status:
+        raise typer.Exit(status if status > 0 else 128 - status)
+    if not list(out.glob(f"*{SUFFIX}")):
+        raise typer.BadParameter(f"{command[0]}: recorded nothing; its ranks must use SwitchAllreduceState")
+
+
+def _train(model: str, out: Path, workers: int, steps: int, values: bool, seed: int, tell: Tell) -> None:
+    if find_spec("torch") is None:
+        raise typer.BadParameter(without_torch("training"))
+    from peelsum.traces import SUFFIX, write
+    from peelsum.training import MODELS, make_task
+    from peelsum.training.recording import record as record_model
+
+    if model not in MODELS:
+        raise typer.BadParameter(f"--model: {model!r} is unknown; use {', '.join(MODELS)}")
+    task = make_task(model, seed=seed)
+    traces = record_model(
+        task,
+        workers,
+        steps,
+        seed=seed,
+        values=values,
+        tell=lambda step: tell(f"{model}: step {step} of {steps}"),
+    )
+    for path in out.glob(f"*{SUFFIX}"):
+        path.unlink()
+    for trace in traces:
+        write(trace, out / f"worker-{trace.worker}{SUFFIX}")
+
+
+def _line(trace: Trace, folder: Path) -> str:
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    return (
+        f"{trace.name}: {trace.workers} workers, {trace.steps} steps, {sum(trace.elements):,} elements, "
+        f"{size / 1e6:.2f} MB in {folder}"
+    )
+
+
+def _rows(traces: Sequence[Trace]) -> list[dict[str, Any]]:
+    """Return a row for each tensor, with shares of non-zeros that are means over steps."""
+    import numpy as np
+
+    first, rows = traces[0], []
+    for tensor, (name, shape) in enumerate(zip(first.names, first.shapes, strict=True)):
+        elements = max(first.elements[tensor], 1)
+        alone = [trace.count[:, tensor].mean() / elements if trace.steps else 0.0 for trace in traces]
+        unions = [
+            np.unique(np.concatenate([trace.positions(step, tensor) for trace in traces])).size / elements
+            for step in range(first.steps)
+        ]
+        rows.append(
+            {
+                "tensor": name,
+                "shape": list(shape),
+                "bucket": int(first.bucket[-1, tensor]) if first.steps else -1,
+                "worker": float(np.mean(alone)),
+                "union": float(np.mean(unions)) if unions else 0.0,
+            }
+        )
+    return rows

@@ -1,0 +1,73 @@
+"""Records the gradients of a hook's buckets, where `peelsum trace record` asks for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import torch.distributed as dist
+
+from peelsum.torch.host_memory import Bucket
+from peelsum.traces import SUFFIX, Recorder, write
+
+#: The environment variable with the settings, as JSON: folder, name, steps, values.
+TRACE = "PEELSUM_TRACE"
+
+
+class Tracing:
+    """The trace of one rank. The file is written after `steps` steps, or by `close`."""
+
+    def __init__(self, folder: str, name: str, steps: int, values: bool) -> None:
+        self._folder, self._name, self._most, self._values = Path(folder), name, steps, values
+        self._recorder: Recorder | None = None
+        self._path = self._folder
+        self._written = False
+        self._lock = threading.Lock()
+        self._begun_at = time.perf_counter()
+
+    @classmethod
+    def of_environment(cls) -> Self | None:
+        """Return a trace with the settings of the environment; None if it has none."""
+        settings = os.environ.get(TRACE)
+        return None if settings is None else cls(**json.loads(settings))
+
+    def record(self, names: Sequence[str], bucket: Bucket, group: dist.ProcessGroup | None) -> None:
+        """Record a bucket that is about to be summed. Its own time is not counted as computing."""
+        if self._written:
+            return
+        now = time.perf_counter()
+        with self._lock:
+            ready_s = now - self._begun_at
+        if self._recorder is None:
+            rank, workers = dist.get_rank(group), dist.get_world_size(group)
+            self._recorder = Recorder(self._name, rank, workers, values=self._values)
+            self._path = self._folder / f"worker-{rank}{SUFFIX}"
+        with bucket.gradients(on_host=True) as gradients:
+            flat = [gradient.detach().float().cpu().numpy() for gradient in gradients]
+        self._recorder.add(names, [tuple(shape) for shape in bucket.shapes], flat, max(ready_s, 0.0))
+        with self._lock:
+            self._begun_at += time.perf_counter() - now
+
+    def note_sum(self, done: object) -> None:
+        """Note that a sum is complete: a step's computing begins with the last one of the step before."""
+        with self._lock:
+            self._begun_at = time.perf_counter()
+
+    def end_step(self) -> None:
+        """End a step; write the trace if it was the last one."""
+        if self._written or self._recorder is None:
+            return
+        self._recorder.end_step()
+        if self._recorder.steps >= self._most:
+            self.close()
+
+    def close(self) -> None:
+        """Write the trace of the steps that there are, unless that was done. Raises TraceError."""
+        if not self._written and self._recorder is not None:
+            write(self._recorder.trace(), self._path)
+        self._written = True

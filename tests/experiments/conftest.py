@@ -1,0 +1,50 @@
+"""A small experiment, as a user's own file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+MINE = '''\
+"""Squares; each call leaves a line in a file beside this one's rows."""
+
+import time
+
+from peelsum.experiments import Column, Experiment, Plot, Published, Size
+
+
+def measure(seed, width, way):
+    time.sleep(PAUSE_S)
+    figures = {"area": width * width + seed, "label": way, "lost": None if way == "b" else 0.5}
+    return figures | ({"note": "b, has no loss"} if way == "b" else {})
+
+
+PAUSE_S = 0.0
+EXPERIMENT = Experiment(
+    name="squares",
+    title="Squares",
+    about="Areas of squares.",
+    measure=measure,
+    columns={
+        "area": Column("cells, more with a larger seed"),
+        "label": Column("what it is called"),
+        "lost": Column("share that is lost", modelled=True),
+    },
+    sizes={
+        "quick": Size([{"width": (1, 2), "way": ("a",)}], 2),
+        "usual": Size([{"width": (1, 2, 4), "way": ("a", "b")}, {"width": (8,), "way": ("a",)}], 3),
+    },
+    plots=[Plot("areas", x="width", y="area", lines="way", log="xy")],
+    published=[Published("the largest square", 60.0, "Euclid", "area", {"way": "a"})],
+    modelled={"way": ("b",)},
+)
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """The path of the file of an experiment with 21 rows."""
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path

@@ -1,0 +1,98 @@
+"""What the catalogue's experiments measure that no other bench does; all quick ones, and their sentences."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import peelsum
+from patience import PATIENCE_S
+
+from peelsum.bench.levels import Scene as Levels
+from peelsum.bench.levels import topology_of
+from peelsum.bench.methods.changing import NETWORKS, fixed, flexible
+from peelsum.bench.slots import Scene, share_slots
+from peelsum.experiments.loading import CATALOGUE, find, known, load
+from peelsum.experiments.store import read
+
+SIZE = {"steps": 300, "elements": 1_000_000, "workers": 4}
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_with_enough_slots_the_switch_sums_everything_in_least_packets(jobs: int, workers: int) -> None:
+    found = share_slots(Scene(slots=2**14, jobs=jobs, outstanding=512, workers=workers))
+    assert (found.at_server, found.packets_to_servers, found.wrong) == (0.0, 1.0, 0)
+    assert found.fairness == pytest.approx(1.0, abs=0.01)
+
+
+def test_with_few_slots_the_servers_sum_what_the_switch_cannot_exactly() -> None:
+    scene = Scene(slots=256, jobs=4, outstanding=2048, seed=5)
+    found = share_slots(scene)
+    assert found == share_slots(scene)
+    assert found != share_slots(replace(scene, seed=6))
+    assert found.wrong == 0
+    assert 0.2 < found.at_server < 1
+    # Both contributions of a chunk that the server sums reach it, instead of one sum.
+    assert found.packets_to_servers == pytest.approx(1 + found.at_server, rel=0.05)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_strategy_is_near_the_best_fixed_method(network: str) -> None:
+    ways = (("dense_switch", 1.0), ("dense_ring", 1.0), ("ar_top_k_ring", 0.01), ("top_k_switch", 0.01))
+    runs = [fixed(network, way, ratio, **SIZE) for way, ratio in ways]
+    one = flexible(network, seed=1, **SIZE)
+    assert one == flexible(network, seed=1, **SIZE)
+    assert one.seconds / one.gain < 1.5 * min(run.seconds / run.gain for run in runs)
+
+
+def test_trunks_have_rates_of_their_own() -> None:
+    links = topology_of(Levels(levels=2, workers=4, mbit=100.0, trunk_mbit=50.0)).links
+    assert sorted(link.rate_mbit or 0 for link in links) == [50.0, 50.0, *[100.0] * 5]
+    assert len(topology_of(Levels(levels=1)).links) == 5
+
+
+def test_sentences_are_of_experiments_and_name_their_run() -> None:
+    said = tomllib.loads((CATALOGUE / "sentences.toml").read_text())
+    assert set(said) <= set(known())
+    for name in said:
+        sentences = load(find(name)).sentences
+        assert sentences is not None
+        assert "peelsum experiment run" in sentences.run
+
+
+@pytest.mark.system
+def test_a_killed_experiment_leaves_no_process(tmp_path: Path) -> None:
+    command = ["experiment", "run", "loss", "--quick", "--out", str(tmp_path)]
+    child = subprocess.Popen([sys.executable, "-m", "peelsum.cli", *command], stderr=subprocess.DEVNULL)
+    try:
+        family: set[psutil.Process] = set()
+        began = time.monotonic()
+        while sum("bench.loss.worker" in " ".join(one.cmdline()) for one in family) < 4:
+            assert child.poll() is None
+            assert time.monotonic() < began + PATIENCE_S
+            family = set(psutil.Process(child.pid).children(recursive=True))
+            time.sleep(0.1)
+    finally:
+        child.kill()
+        child.wait()
+    _, left = psutil.wait_procs(list(family), timeout=30)
+    assert left == []
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", known())
+def test_quick_experiments_run(name: str, tmp_path: Path) -> None:
+    done = peelsum("experiment", "run", name, "--quick", "--attempts", "1", "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = read(tmp_path / name / "rows.csv")
+    assert json.loads(done.stdout)[0]["rows"] == len(rows)
+    assert {row.get("wrong", "0") for row in rows} <= {"0", ""}
+    assert {path.suffix for path in (tmp_path / name).iterdir()} == {".csv", ".md", ".svg", ".png"}

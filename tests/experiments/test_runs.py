@@ -1,0 +1,200 @@
+"""A run's plan, its rows, and what becomes of them when it is disturbed, interrupted or killed."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_line import peelsum
+from patience import PATIENCE_S
+
+from peelsum.experiments import measuring, running
+from peelsum.experiments.loading import find, load
+from peelsum.experiments.measuring import Care, measure
+from peelsum.experiments.plan import plan
+from peelsum.experiments.running import Run
+from peelsum.experiments.store import RESERVED, read
+from peelsum.experiments.watching import Load
+
+FIGURES = ("width", "way", "repetition", "seed", "size", "modelled", "note", "area", "label", "lost")
+
+
+def figures(path: Path) -> list[dict[str, str]]:
+    """The rows' cells that do not depend on time and machine, ordered."""
+    rows = [{name: row[name] for name in FIGURES} for row in read(path)]
+    return sorted(rows, key=lambda row: [row[name] for name in ("width", "way", "repetition")])
+
+
+def figures_of_page(path: Path) -> str:
+    """A page without the section on how it was measured."""
+    return path.read_text().partition("## How it was measured")[0]
+
+
+def test_the_same_seed_gives_the_same_plan(mine: Path) -> None:
+    experiment = load(find(str(mine)))
+    tasks = plan(experiment, "usual", 3)
+    assert tasks == plan(experiment, "usual", 3) != plan(experiment, "usual", 4)
+    for repetition in range(3):
+        block = tasks[7 * repetition :][:7]
+        assert {(task.repetition, task.seed) for task in block} == {(repetition, 3 + repetition)}
+        assert len({(task.point["width"], task.point["way"]) for task in block}) == 7
+    assert [task.point for task in tasks[:7]] != [task.point for task in tasks[7:14]]
+
+
+def test_a_file_cut_at_any_byte_is_completed_to_the_same_rows(mine: Path, tmp_path: Path) -> None:
+    what, whole = Run(find(str(mine)), "quick"), tmp_path / "whole.csv"
+    report = running.run(what, whole)
+    content, cut = whole.read_bytes(), tmp_path / "cut.csv"
+    for length in range(0, len(content) + 1, 7):
+        cut.write_bytes(content[:length])
+        again = running.run(what, cut)
+        assert again.kept == max(content[:length].count(b"\n") - 2, 0)
+        assert figures(cut) == figures(whole)
+        assert [row["area"] for row in again.rows] == [row["area"] for row in report.rows]
+
+
+def test_a_killed_run_is_completed_to_the_same_page(mine: Path, tmp_path: Path) -> None:
+    done = peelsum("experiment", "run", str(mine), "--out", str(tmp_path / "whole"))
+    assert done.returncode == 0, done.stderr
+    slow = tmp_path / "slow.py"
+    slow.write_text(mine.read_text().replace("PAUSE_S = 0.0", "PAUSE_S = 0.05"))
+    rows = tmp_path / "killed/squares/rows.csv"
+    command = ["experiment", "run", str(slow), "--out", str(tmp_path / "killed")]
+    child = subprocess.Popen([sys.executable, "-m", "peelsum.cli", *command], stderr=subprocess.DEVNULL)
+    try:
+        began = time.monotonic()
+        while not rows.exists() or rows.read_bytes().count(b"\n") < 8:
+            assert child.poll() is None
+            assert time.monotonic() < began + PATIENCE_S
+            time.sleep(0.01)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    done = peelsum(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    (told,) = json.loads(done.stdout)
+    assert (told["rows"], told["failed"]) == (21, [])
+    assert 6 <= told["kept"] < 21
+    assert figures(rows) == figures(tmp_path / "whole/squares/rows.csv")
+    pages = [figures_of_page(tmp_path / name / "squares/page.md") for name in ("whole", "killed")]
+    assert pages[0] == pages[1]
+    drawn = [(tmp_path / name / "squares/areas.svg").read_bytes() for name in ("whole", "killed")]
+    assert drawn[0] == drawn[1]
+
+
+def test_an_interrupt_keeps_the_rows_and_leaves_nothing_else(mine: Path, tmp_path: Path) -> None:
+    stopped = tmp_path / "stopped.py"
+    stopped.write_text(
+        mine.read_text().replace(
+            "    time.sleep(PAUSE_S)\n",
+            "    if width == 4:\n        import os, signal\n        os.kill(os.getpid(), signal.SIGINT)\n",
+        )
+    )
+    done = peelsum("experiment", "run", str(stopped), "--out", str(tmp_path / "out"), "--json")
+    assert (done.returncode, done.stdout) == (128 + signal.SIGINT, "")
+    assert [path.name for path in (tmp_path / "out/squares").iterdir()] == ["rows.csv"]
+    order = [task.point["width"] for task in plan(load(find(str(stopped))), "usual", 0)]
+    assert len(read(tmp_path / "out/squares/rows.csv")) == order.index(4)
+
+
+def test_another_commit_measures_all_rows_again(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what, path = Run(find(str(mine)), "quick"), tmp_path / "rows.csv"
+    assert [running.run(what, path).kept for _ in range(2)] == [0, 4]
+    monkeypatch.setattr(running, "commit", lambda: "another")
+    assert running.run(what, path).kept == 0
+    assert [row["commit"] for row in running.rows_of(what, read(path))] == ["another"] * 4
+    changed = Run(find(str(mine.with_name("mine.py"))), "quick", seed=5)
+    assert running.run(changed, path).kept == 0
+
+
+@pytest.mark.parametrize(
+    ("others", "attempt", "disturbed", "wall_s"),
+    [((0.1,), 1, "False", 1), ((0.9, 0.2), 2, "False", 2), ((0.9, 0.5, 0.7), 2, "True", 2)],
+)
+def test_disturbed_rows_are_repeated_and_the_calmest_counts(
+    mine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    others: tuple[float, ...],
+    attempt: int,
+    disturbed: str,
+    wall_s: int,
+) -> None:
+    loads = iter([Load(float(number), 0.0, 1.0, share) for number, share in enumerate(others, 1)])
+
+    class Watched:
+        def load(self) -> Load:
+            return next(loads)
+
+    monkeypatch.setattr(measuring, "Watched", Watched)
+    source = find(str(mine))
+    task = next(task for task in plan(load(source), "quick", 0) if task.point["way"] == "a")
+    row = measure(source, task, Care(calm=0.25, attempts=3), commit="c", size="quick")
+    assert (row["attempt"], row["disturbed"], float(row["wall_s"])) == (f"{attempt} of 3", disturbed, wall_s)
+    assert list(loads) == []
+
+
+def test_what_others_do_is_seen() -> None:
+    from peelsum.experiments.watching import Watched
+
+    watched = Watched()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        time.sleep(0.5)
+        seen = watched.load()
+        busy.kill()
+    assert seen.wall_s >= 0.5
+    assert seen.others is None or seen.others > 0.1
+
+
+def test_rows_that_fail_are_reported_and_measured_by_the_next_run(mine: Path, tmp_path: Path) -> None:
+    failing = tmp_path / "failing.py"
+    failing.write_text(mine.read_text().replace("time.sleep(PAUSE_S)", "1 / (width - 2)"))
+    command = ("experiment", "run", str(failing), "--quick", "--out", str(tmp_path))
+    done = peelsum(*command, "--json")
+    assert done.returncode == 1
+    (told,) = json.loads(done.stdout)
+    assert told["rows"] == 2
+    assert [one["error"] for one in told["failed"]] == ["ZeroDivisionError: division by zero"] * 2
+    page = (tmp_path / "squares/page.md").read_text()
+    assert "**2 of 4 rows are missing.** The first that failed: ZeroDivisionError: division by zero." in page
+
+
+def test_two_runs_do_not_write_to_one_file(mine: Path, tmp_path: Path) -> None:
+    from peelsum.experiments import ExperimentError
+    from peelsum.experiments.store import Store
+
+    experiment = load(find(str(mine)))
+    with (
+        Store(tmp_path / "rows.csv", experiment),
+        pytest.raises(ExperimentError, match="another run writes to it"),
+    ):
+        Store(tmp_path / "rows.csv", experiment)
+
+
+def test_a_dask_cluster_measures_the_same_rows(mine: Path, tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed", reason="distributed is not installed")
+    whole = running.run(Run(find(str(mine))), tmp_path / "whole.csv")
+    options = {"processes": False, "protocol": "tcp", "host": "127.0.0.1", "dashboard_address": None}
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster:
+        done = peelsum(
+            *("experiment", "run", str(mine), "--out", str(tmp_path)),
+            *("--scheduler", cluster.scheduler_address, "--json"),
+        )
+    assert done.returncode == 0, done.stderr
+    assert figures(tmp_path / "squares/rows.csv") == figures(tmp_path / "whole.csv")
+    assert json.loads(done.stdout)[0]["rows"] == len(whole.rows)
+
+
+def test_every_row_says_where_and_when_it_was_measured(mine: Path, tmp_path: Path) -> None:
+    (row, *_) = running.run(Run(find(str(mine)), "quick"), tmp_path / "rows.csv").rows
+    assert {name for name in RESERVED if not row[name]} <= {"note", "others"}
+    assert re.fullmatch(r"[0-9a-f]{10}(\+[0-9a-f]{8})?", row["commit"])
+    assert "cores of" in row["machine"]
+    assert "numpy" in row["versions"]
