@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from peelsum.cli import bench, demo, job, network, plan, server, switch
+from peelsum.cli import bench, demo, job, network, plan, server, simulate, switch
 from peelsum.cli.caches import keep_compiled
 from peelsum.topology.user_errors import INTERRUPTED, USER_ERROR, delivered
 
@@ -27,6 +27,7 @@ app.command("demo")(demo.command)
 app.command("demo-worker", hidden=True)(demo.worker_command)
 app.command("status")(job.status)
 app.command("plan")(plan.plan)
+app.command("simulate")(simulate.simulate)
 app.command("up")(network.up)
 app.command("exec", context_settings={"allow_interspersed_args": False})(network.exec_)
 app.command("readmit")(network.readmit)

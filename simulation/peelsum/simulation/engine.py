@@ -70,20 +70,25 @@ class Engine:
         self.steps = self.packets = 0
         self._seed, self._step, self._limit = seed, NEVER, step_ps or NEVER
         self._placed: dict[int, _Placed] = {}
-        self._links: dict[str, Link] = {}
+        #: Every direction of a link, by name.
+        self.links: dict[str, Link] = {}
 
     def add(self, node: Node) -> None:
         """Add a node. Nodes of one step are processed in the order in which they were added."""
         self._placed[id(node)] = _Placed(node)
 
-    def connect(self, source: Node, port: int, target: Node, target_port: int, spec: LinkSpec, name: str) -> None:
+    def connect(
+        self, source: Node, port: int, target: Node, target_port: int, spec: LinkSpec, name: str
+    ) -> None:
         """Connect a port of one node to a port of another, in this direction. `name` is for the counts."""
-        link = Link(spec, self._seed, len(self._links))
-        self._links[name] = link
+        link = Link(spec, self._seed, len(self.links))
+        self.links[name] = link
         self._placed[id(source)].links[port] = link, self._placed[id(target)], target_port
         self._step = min(self._step, link.lookahead, self._limit)
 
-    def run(self, done: Callable[[], bool], until_s: float, on_step: Callable[[], None] | None = None) -> None:
+    def run(
+        self, done: Callable[[], bool], until_s: float, on_step: Callable[[], None] | None = None
+    ) -> None:
         """Advance time until `done()`. Raises SimulationError if it is not by `until_s`, or never will be."""
         limit = round(until_s * PS_PER_S)
         while not done():
@@ -106,7 +111,7 @@ class Engine:
 
     def counts(self) -> dict[str, LinkCounts]:
         """Return the counts of every link by name."""
-        return {name: link.counts() for name, link in self._links.items()}
+        return {name: link.counts() for name, link in self.links.items()}
 
     def total(self) -> LinkCounts:
         """Return the counts of all links together."""

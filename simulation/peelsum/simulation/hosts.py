@@ -45,7 +45,7 @@ class _Output:
 
 
 class WorkerHost:
-    """A worker behind a port. It submits `words` at `start_s`, and what `on_sum` returns when a sum is there."""
+    """A worker behind a port. It submits `words` at `start_s`, and what `on_sum` returns for each sum."""
 
     def __init__(
         self,
@@ -111,12 +111,12 @@ class ServerHost:
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
         """Process sums, contributions and timers before `until`."""
-        job_ids = None if arrivals is None else fields_of(arrivals.train.data, self._lanes)["job_id"]
         sent: list[Train] = []
         for job_id, server in self.servers.items():
             rows, times = self._none, np.zeros(0, np.int64)
             if arrivals is not None:
-                mine = arrivals.train.rows(job_ids == job_id)
+                fields = fields_of(arrivals.train.data, self._lanes)
+                mine = arrivals.train.rows(np.flatnonzero(fields["job_id"] == job_id))
                 rows, times = rows_of(mine.data), mine.times
             sent += self._run(server, self._outs[job_id], rows, times, until)
         if not sent:

@@ -132,6 +132,12 @@ class Link:
             return Train(arrive, train.sizes, train.data)
         return Train(arrive[kept], train.sizes[kept], train.data[kept])
 
+    def waiting(self, now: int) -> int:
+        """Return how many packets wait at a picosecond, from that of the last train on."""
+        first, count = self._numbers[State.HEAD], self._numbers[State.WAITING]
+        ring = self._ring[(first + np.arange(count)) % len(self._ring)]
+        return int(np.count_nonzero(ring > now))
+
     def counts(self) -> LinkCounts:
         """Return the counts since the start."""
         n = [int(value) for value in self._numbers]
@@ -196,7 +202,7 @@ def _leave(n: Times, ring: Times, time: int, size: int, rate_at: Times, byte_ps:
     n[State.FREE_AT] = end
     n[State.WAITING] += 1
     n[State.BUSY_PS] += took
-    return end
+    return int(end)
 
 
 @njit(cache=True)

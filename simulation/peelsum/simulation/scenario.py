@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -20,6 +21,15 @@ COMPILED_SLOTS = 4096
 #: Ports of a switch that lead to workers.
 MAX_PORTS = 254
 Seconds = Annotated[float, Field(ge=0, le=3600)]
+
+
+class RateChange(Section):
+    """`[[network.schedule]]`: from a time on, hosts' links have another rate."""
+
+    at_s: float = Field(gt=0, le=1e6)
+    """Seconds from the start."""
+    gbps: float = Field(ge=1e-3, le=1600)
+    """Rate in Gbit/s."""
 
 
 class Network(Section):
@@ -43,14 +53,12 @@ class Network(Section):
     """Probability that a packet is lost, on each link."""
     cross: float = Field(default=0.0, ge=0, lt=1)
     """Share of the rate that cross traffic offers: between switches, or from the one switch to each host."""
-    schedule: tuple[tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(ge=1e-3, le=1600)]], ...] = (
-        Field(default=(), strict=False)
-    )
-    """Later rates of hosts' links: seconds from the start, Gbit/s. Links between switches change alike."""
+    schedule: tuple[RateChange, ...] = Field(default=(), strict=False)
+    """Later rates. Links between switches change alike."""
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
-        times = [at for at, _ in self.schedule]
+        times = [change.at_s for change in self.schedule]
         if times != sorted(set(times)):
             raise ValueError("schedule: times must ascend; put the earliest first, each once")
         return self
@@ -197,11 +205,48 @@ def parse_scenario(text: str, source: str = "scenario") -> Scenario:
     400.0
     """
     try:
-        return Scenario.model_validate(parsed_toml(text, source))
-    except ValidationError as error:
-        raise SimulationError(f"{source}: {first_validation_error(error, 'a scenario', Scenario)}") from None
+        return _validated(parsed_toml(text, source), source)
     except ControlError as error:
         raise SimulationError(str(error)) from None
+
+
+def with_options(
+    path: Path | None,
+    top: Mapping[str, Any],
+    network: Mapping[str, Any],
+    job: Mapping[str, Any],
+    jobs: int | None = None,
+) -> Scenario:
+    """Return the scenario of a file, or the default one, with other values; values of None change nothing.
+
+    job: values of every job. jobs: repeat the first job so often. Without `racks`, there are as many as the
+    workers need. Raises SimulationError as `parse_scenario`.
+    """
+    source = "scenario" if path is None else str(path)
+    try:
+        values = {} if path is None else parsed_toml(file_text(path), source)
+    except ControlError as error:
+        raise SimulationError(str(error)) from None
+    values |= _given(top)
+    values["network"] = {**values.get("network", {}), **_given(network)}
+    each = [{**one, **_given(job)} for one in values.get("jobs", [{}])]
+    values["jobs"] = each if jobs is None else each[:1] * jobs
+    if "racks" not in values["network"]:
+        workers = [one.get("workers", 1) for one in each]
+        most = max(one if isinstance(one, int) else 1 for one in workers)
+        values["network"]["racks"] = max(-(-most // MAX_WORKERS), 1)
+    return _validated(values, source)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _validated(values: Mapping[str, Any], source: str) -> Scenario:
+    try:
+        return Scenario.model_validate(values)
+    except ValidationError as error:
+        raise SimulationError(f"{source}: {first_validation_error(error, 'a scenario', Scenario)}") from None
 
 
 def read_scenario(path: Path) -> Scenario:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from peelsum.simulation.engine import Engine, Node
 from peelsum.simulation.hosts import PORT, OnSum, ServerHost, WorkerHost
 from peelsum.simulation.links import LinkSpec
-from peelsum.simulation.scenario import Job, Network, Scenario
+from peelsum.simulation.scenario import Job, Scenario
 from peelsum.simulation.switches import (
     Admission,
     CompiledSwitch,
@@ -21,14 +21,13 @@ from peelsum.simulation.switches import (
     SummingSwitch,
     refused,
 )
+from peelsum.simulation.topologies import host_links, switch_link
 from peelsum.simulation.trains import PS_PER_S
 from peelsum.transport import AggregationServer, JobConfig, WorkerEndpoint
 from peelsum.wire import FRAME_HEADER_BYTES, MAX_WORKERS, Level, Verdict, packet_bytes
 
 #: The first port of a switch that leads to a server, or to a spine.
 UP_PORT = 256
-#: Packets that may wait in a host before its link: as many as it likes.
-_HOST_QUEUE = 1 << 17
 _SALT_FACTOR = 0x9E3779B1
 _GENERATION = 1
 
@@ -71,12 +70,12 @@ class JobRow:
 
 @dataclass(frozen=True)
 class Report:
-    """What a simulation did. Two runs of one scenario give equal reports, but for `wall_s`."""
+    """What a simulation did. Two runs of one scenario compare equal."""
 
     jobs: tuple[JobRow, ...]
     """One row for each job."""
     seconds: float
-    """Simulated seconds."""
+    """Simulated seconds until the last sum."""
     packets: dict[str, int]
     """Packets that switches processed, by the program's verdict, over all switches."""
     offered: int
@@ -93,7 +92,7 @@ class Report:
     """Bytes on all links."""
     deepest: int
     """Most packets that waited at one port of a switch."""
-    steps: int
+    steps: int = field(compare=False, default=0)
     """Batches of time."""
     wall_s: float = field(compare=False, default=0.0)
     """Seconds that the simulation took."""
@@ -159,7 +158,7 @@ class Simulation:
             self._two_levels()
 
     def run(self, on_step: Callable[[Simulation], None] | None = None) -> Report:
-        """Run until every worker has every sum. Raises SimulationError if that takes longer than `limit_s`."""
+        """Run until every worker has every sum. Raises SimulationError if it has not by `limit_s`."""
         started = time.perf_counter()
         tell = None if on_step is None else (lambda: on_step(self))
         self.engine.run(lambda: all(job.finished for job in self.jobs), self.scenario.limit_s, tell)
@@ -179,7 +178,7 @@ class Simulation:
         at_switches = [c for name, c in self.engine.counts().items() if not name.startswith("host")]
         return Report(
             jobs=tuple(_row(job) for job in self.jobs),
-            seconds=self.engine.now / PS_PER_S,
+            seconds=max(max(job.ended) for job in self.jobs) / PS_PER_S,
             packets={verdict.name.lower(): count for verdict, count in sorted(verdicts.items())},
             offered=links.offered,
             delivered=links.delivered,
@@ -215,7 +214,7 @@ class Simulation:
         places = _places(self.scenario)
         for rack, leaf in enumerate(leaves):
             hosts = sum(len(job[rack]) for job in places)
-            spec = self._between_switches(hosts)
+            spec = switch_link(network, hosts)
             for n, spine in enumerate(spines):
                 self._wire(leaf, UP_PORT + n, spine, 1 + rack, spec, f"uplink {rack}.{n}")
         free_port = [1] * network.racks
@@ -228,9 +227,7 @@ class Simulation:
                 workers = {first + k: rack * MAX_WORKERS + k for k in range(len(racks[rack]))}
                 returns |= dict.fromkeys(workers.values(), 1 + rack)
                 back = {w: p for p, w in workers.items()}
-                leaf.admit(
-                    _admission(job, UP_PORT + n, workers=workers, return_ports=back, level=Level.LEAF)
-                )
+                leaf.admit(_admission(job, UP_PORT + n, workers=workers, return_ports=back, level=Level.LEAF))
                 for k, worker in enumerate(racks[rack]):
                     self._attach_worker(job, worker, leaf, first + k)
             up_port = UP_PORT + (0 if self.scenario.shared_server else job.number)
@@ -270,23 +267,18 @@ class Simulation:
             job.server = ServerHost([AggregationServer(job.config)])
             self._attach(job.server, switch, UP_PORT + job.number, f"server {job.number}")
 
-    def _attach(self, host: Node, switch: SummingSwitch, port: int, name: str, gbps: float | None = None) -> None:
+    def _attach(
+        self, host: Node, switch: SummingSwitch, port: int, name: str, gbps: float | None = None
+    ) -> None:
         """Connect a host to a switch's port, both ways."""
-        network = self.scenario.network
         self.engine.add(host)
-        down = _link(network, gbps, cross=network.cross if network.racks == 1 else 0.0)
-        up = replace(_link(network, gbps), queue=_HOST_QUEUE, mark_from=_HOST_QUEUE)
+        up, down = host_links(self.scenario.network, gbps)
         self.engine.connect(host, PORT, switch, port, up, f"host {name}")
         self.engine.connect(switch, port, host, PORT, down, f"to {name}")
 
-    def _between_switches(self, hosts: int) -> LinkSpec:
-        network = self.scenario.network
-        factor = hosts / (network.oversubscription * network.spines)
-        base = _link(network, None, cross=network.cross)
-        changes = tuple((at, gbps * factor) for at, gbps in base.changes)
-        return replace(base, gbps=base.gbps * factor, changes=changes)
-
-    def _wire(self, a: SummingSwitch, port: int, b: SummingSwitch, b_port: int, spec: LinkSpec, name: str) -> None:
+    def _wire(
+        self, a: SummingSwitch, port: int, b: SummingSwitch, b_port: int, spec: LinkSpec, name: str
+    ) -> None:
         self.engine.connect(a, port, b, b_port, spec, f"{name} up")
         self.engine.connect(b, b_port, a, port, spec, f"{name} down")
 
@@ -299,14 +291,6 @@ def simulate(scenario: Scenario, on_step: Callable[[Simulation], None] | None = 
 def frame_bytes(lanes: int) -> int:
     """Return the bytes of a chunk's frame, from Ethernet header to last lane."""
     return FRAME_HEADER_BYTES + packet_bytes(lanes)
-
-
-def _link(network: Network, gbps: float | None, cross: float = 0.0) -> LinkSpec:
-    own = gbps or network.gbps
-    changes = tuple((at, rate * own / network.gbps) for at, rate in network.schedule)
-    return LinkSpec(
-        own, network.delay_us * 1e-6, network.queue, network.mark_from, network.loss, cross, changes
-    )
 
 
 def _places(scenario: Scenario) -> list[list[range]]:

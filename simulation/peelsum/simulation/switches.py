@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -121,7 +122,7 @@ class CompiledSwitch:
         if arrivals is not None:
             ticks = arrivals.train.times // _TICK_PS
             edges = [0, *(np.flatnonzero(np.diff(ticks)) + 1).tolist(), len(arrivals)]
-            for first, stop in zip(edges, edges[1:], strict=False):
+            for first, stop in pairwise(edges):
                 self._process(arrivals, slice(first, stop), sent)
         return together(sent)
 
@@ -177,7 +178,9 @@ class SpecifiedSwitch:
 
     def verdicts(self) -> dict[Verdict, int]:
         """Return the packets by verdict."""
-        return {verdict: self._switch.verdicts[verdict] for verdict in Verdict if self._switch.verdicts[verdict]}
+        return {
+            verdict: self._switch.verdicts[verdict] for verdict in Verdict if self._switch.verdicts[verdict]
+        }
 
     def next_time(self) -> int:
         """Return NEVER: a switch has no timers."""
@@ -190,7 +193,9 @@ class SpecifiedSwitch:
             train = arrivals.train
             for i in range(len(arrivals)):
                 now_us = int(train.times[i]) // _TICK_PS * TICK_US
-                for port, payload in self._switch.process(int(arrivals.ports[i]), train.data[i].tobytes(), now_us):
+                for port, payload in self._switch.process(
+                    int(arrivals.ports[i]), train.data[i].tobytes(), now_us
+                ):
                     rows.setdefault(port, []).append((int(train.times[i]), int(train.sizes[i]), payload))
         return [(port, _train(rows[port])) for port in sorted(rows)]
 
@@ -204,4 +209,3 @@ def _train(rows: list[tuple[int, int, bytes]]) -> Train:
 def refused(verdicts: Mapping[Verdict, int]) -> dict[str, int]:
     """Return the packets that a switch dropped, by reason; absorbed ones are in a sum."""
     return {v.name.lower(): count for v, count in verdicts.items() if v.value in REFUSALS}
-
