@@ -119,7 +119,8 @@ def halving_doubling(workers: int, words: int) -> Transfers:
             for part in range(kept, kept + (1 << level)):
                 after = got.get(worker, ())
                 now.setdefault(other, []).append(found.add(worker, other, sizes[part], after, part, adds))
-        got = {worker: tuple(sent) for worker, sent in now.items()}
+        # A worker goes on once everything of this round and of earlier ones is there.
+        got = {worker: got.get(worker, ()) + tuple(sent) for worker, sent in now.items()}
     return found
 
 
@@ -153,8 +154,8 @@ def binomial(workers: int, words: int) -> Transfers:
 def parameter_server(workers: int, words: int) -> Transfers:
     """Return one server that adds up what all workers send, and sends each the sum, in 16 pieces.
 
-    Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (OSDI'14), synchronous,
-    with one server, as ATP compares with. Left out: several servers, see `sharded_server`.
+    Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (OSDI'14), in its
+    synchronous form with one server, as ATP compares with. Left out: several servers, see `sharded_server`.
     """
     return _served(workers, words, [workers] * 16, servers=1)
 
@@ -170,11 +171,15 @@ def sharded_server(workers: int, words: int) -> Transfers:
 
 def _served(workers: int, words: int, server_of: list[int], servers: int) -> Transfers:
     found = Transfers(workers, len(server_of), servers, rounds=2)
-    for part, (server, size) in enumerate(zip(server_of, shares(words, len(server_of)), strict=True)):
+    sizes = list(shares(words, len(server_of)))
+    sent: list[tuple[int, ...]] = []
+    for part, server in enumerate(server_of):
         others = [worker for worker in range(workers) if worker != server]
-        sent = tuple(found.add(worker, server, size, (), part, True) for worker in others)
-        for worker in others:
-            found.add(server, worker, size, sent, part, False)
+        sent.append(tuple(found.add(worker, server, sizes[part], (), part, True) for worker in others))
+    for part, server in enumerate(server_of):
+        for worker in range(workers):
+            if worker != server:
+                found.add(server, worker, sizes[part], sent[part], part, False)
     return found
 
 

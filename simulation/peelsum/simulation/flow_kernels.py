@@ -1,7 +1,7 @@
 """The compiled loop of hosts that send streams to each other: windows, acknowledgements, retransmission.
 
 Theory of operation. A connection carries transfers in order, as numbered packets. A packet may be sent once
-its transfer is released, and the window has room.
+its transfer is released, the window has room, and so has the host's link; connections take turns.
 
 | event | action |
 |---|---|
@@ -34,6 +34,8 @@ MOST_ACKS, ACK_BYTES = 4, 64
 ROW_WORDS = 8
 _CE = int(Flag.CE) << 16
 _REORDERED = 3
+#: Packets that one arrival may cause, and room for them in the output.
+ROOM = 1024
 _NEVER = (1 << 63) - 1
 _S = 1e-12
 
@@ -59,6 +61,17 @@ class Column(IntEnum):
     PENDING = 15  # packets not yet acknowledged by the receiver
     PENDING_CE = 16
     RESENDS = 17
+
+
+class Host(IntEnum):
+    """A host's numbers."""
+
+    NEXT = 0  # the next arrival
+    NOW = 1
+    FREE_AT = 2  # when its link has sent everything
+    TURN = 3
+    DUE = 4  # the next timer
+    FRAME_PS = 5  # picoseconds that its longest packet takes
 
 
 class FlowState(NamedTuple):
@@ -115,19 +128,31 @@ def _send(state: FlowState, out: Out, c: int, seq: int, now: int) -> None:
 
 
 @njit(cache=True)
-def pump(state: FlowState, out: Out, c: int, now: int) -> bool:
-    """Send what a connection may send; return whether there was room for all."""
-    conn = state.connections[c]
-    most = congestion.size(state.windows[c])
-    while conn[Column.NEXT] < conn[Column.RELEASED] and conn[Column.OUTSTANDING] < most:
-        if out.count[0] + 8 >= out.times.shape[0]:
-            return False
-        if not conn[Column.OUTSTANDING]:
-            conn[Column.MOVED_AT] = now
-        _send(state, out, c, conn[Column.NEXT], now)
-        conn[Column.NEXT] += 1
-        conn[Column.OUTSTANDING] += 1
-    return True
+def _fill(state: FlowState, out: Out, mine: Ints, host: Ints, byte_ps: float, frame_ps: int) -> bool:
+    """Send what may be sent, a packet of each connection in turn, while the host's link has room.
+
+    Return whether there is more to send. The link has room for one packet behind the one that it sends.
+    """
+    idle, now = 0, host[Host.NOW]
+    while idle < mine.shape[0]:
+        c = mine[host[Host.TURN] % mine.shape[0]]
+        conn = state.connections[c]
+        more = conn[Column.NEXT] < conn[Column.RELEASED]
+        if more and conn[Column.OUTSTANDING] < congestion.size(state.windows[c]):
+            size = state.sizes[conn[Column.FIRST] + conn[Column.NEXT]]
+            if host[Host.FREE_AT] > now + frame_ps or out.count[0] + ROOM > out.times.shape[0]:
+                return True
+            if not conn[Column.OUTSTANDING]:
+                conn[Column.MOVED_AT] = now
+            _send(state, out, c, conn[Column.NEXT], now)
+            host[Host.FREE_AT] = max(host[Host.FREE_AT], now) + int(size * byte_ps)
+            conn[Column.NEXT] += 1
+            conn[Column.OUTSTANDING] += 1
+            idle = 0
+        else:
+            idle += 1
+        host[Host.TURN] += 1
+    return False
 
 
 @njit(cache=True)
@@ -140,8 +165,8 @@ def release(state: FlowState, c: int) -> None:
 
 
 @njit(cache=True)
-def _arrived(state: FlowState, owner: Ints, out: Out, c: int, seq: int, marked: bool, now: int) -> bool:
-    """Note a packet of a stream and acknowledge it; return whether its transfer is complete with it."""
+def _arrived(state: FlowState, owner: Ints, out: Out, c: int, seq: int, marked: bool, now: int) -> None:
+    """Note a packet of a stream and acknowledge it; release what waited for its transfer."""
     conn = state.connections[c]
     at = conn[Column.FIRST] + seq
     t = state.transfer[at]
@@ -167,7 +192,6 @@ def _arrived(state: FlowState, owner: Ints, out: Out, c: int, seq: int, marked: 
             state.waits[later] -= 1
             if not state.waits[later]:
                 release(state, owner[later])
-    return complete
 
 
 @njit(cache=True)
@@ -200,7 +224,7 @@ def _acknowledged(state: FlowState, out: Out, row: NDArray[np.uint32], now: int)
     if base < end and state.number[conn[Column.FIRST] + base] + _REORDERED <= conn[Column.HEARD]:
         for seq in range(base, end):
             at = conn[Column.FIRST] + seq
-            if out.count[0] + 8 >= out.times.shape[0]:
+            if lost + 2 >= ROOM:
                 break
             if not state.acked[at] and state.number[at] + _REORDERED <= conn[Column.HEARD]:
                 _send(state, out, c, seq, now)
@@ -221,12 +245,31 @@ def _due(state: FlowState, c: int, least: int) -> int:
 
 
 @njit(cache=True)
-def next_due(state: FlowState, mine: Ints, least: int) -> int:
-    """Return a host's next timer, or the largest int64."""
-    due = _NEVER
+def _next_due(state: FlowState, mine: Ints, host: Ints, more: bool, frame_ps: int, least: int) -> int:
+    """Return a host's next timer, which is also when its link has room for more."""
+    due = max(host[Host.FREE_AT] - frame_ps, host[Host.NOW]) if more else _NEVER
     for c in mine:
         due = min(due, _due(state, c, least))
-    return due
+    return int(due)
+
+
+@njit(cache=True)
+def _expire(state: FlowState, out: Out, mine: Ints, now: int, least: int) -> None:
+    """Send the oldest packet of each connection again whose timer has run out."""
+    for c in mine:
+        if _due(state, c, least) <= now:
+            conn = state.connections[c]
+            _send(state, out, c, conn[Column.BASE], now)
+            conn[Column.RESENDS] += 1
+            conn[Column.MOVED_AT] = now
+            conn[Column.BACKOFF] += 1
+
+
+@njit(cache=True)
+def start(state: FlowState, mine: Ints) -> None:
+    """Release what waits for nothing."""
+    for c in mine:
+        release(state, c)
 
 
 @njit(cache=True)
@@ -238,42 +281,36 @@ def run_host(
     times: Ints,
     until: int,
     least: int,
-    cursor: Ints,
+    byte_ps: float,
+    host: Ints,
     out: Out,
 ) -> bool:
     """Process arrivals and timers before `until`; return False if the output is full: call again.
 
-    mine: connections on which this host sends. owner: connection of each transfer. cursor: next arrival, time.
+    mine: connections on which this host sends. owner: connection of each transfer. host: int64[Host].
     """
-    room = True
-    for c in mine:
-        release(state, c)
-        room = pump(state, out, c, cursor[1]) and room
-    while room:
-        due = next_due(state, mine, least)
-        i = cursor[0]
+    frame_ps = host[Host.FRAME_PS]
+    while out.count[0] + ROOM + mine.shape[0] <= out.times.shape[0]:
+        more = _fill(state, out, mine, host, byte_ps, frame_ps)
+        if out.count[0] + ROOM + mine.shape[0] > out.times.shape[0]:
+            return False
+        due = _next_due(state, mine, host, more, frame_ps, least)
+        i = host[Host.NEXT]
         arrives = times[i] if i < times.shape[0] else _NEVER
+        host[Host.DUE] = due
         if min(due, arrives) >= until:
             return True
-        now = max(min(due, arrives), cursor[1])
-        cursor[1] = now
+        sent = out.count[0]
+        now = host[Host.NOW] = max(min(due, arrives), host[Host.NOW])
         if arrives > due:
-            for c in mine:
-                if _due(state, c, least) <= now:
-                    conn = state.connections[c]
-                    _send(state, out, c, conn[Column.BASE], now)
-                    conn[Column.RESENDS] += 1
-                    conn[Column.MOVED_AT] = now
-                    conn[Column.BACKOFF] += 1
-            room = out.count[0] + 8 + mine.shape[0] < out.times.shape[0]
-            continue
-        cursor[0] += 1
-        c = int(rows[i, 2])
-        if (rows[i, 0] >> 8) & 0xFF == ACK:
-            _acknowledged(state, out, rows[i], now)
-            room = pump(state, out, c, now)
-        elif _arrived(state, owner, out, c, int(rows[i, 4]), (rows[i, 0] & np.uint32(_CE)) != 0, now):
-            for c in mine:
-                room = pump(state, out, c, now) and room
-        room = room and out.count[0] + 8 + mine.shape[0] < out.times.shape[0]
+            _expire(state, out, mine, now, least)
+        else:
+            host[Host.NEXT] += 1
+            marked = (rows[i, 0] & np.uint32(_CE)) != 0
+            if (rows[i, 0] >> 8) & 0xFF == ACK:
+                _acknowledged(state, out, rows[i], now)
+            else:
+                _arrived(state, owner, out, int(rows[i, 2]), int(rows[i, 4]), marked, now)
+        for k in range(sent, out.count[0]):
+            host[Host.FREE_AT] = max(host[Host.FREE_AT], now) + int(out.sizes[k] * byte_ps)
     return False

@@ -13,7 +13,7 @@ from peelsum.simulation import flow_kernels as kernels
 from peelsum.simulation.collectives import COLLECTIVES, Transfers
 from peelsum.simulation.engine import Engine, Outputs
 from peelsum.simulation.errors import SimulationError
-from peelsum.simulation.flow_kernels import ROW_WORDS, Column, FlowState, Ints, Out
+from peelsum.simulation.flow_kernels import ROW_WORDS, Column, FlowState, Host, Ints, Out
 from peelsum.simulation.hosts import PORT
 from peelsum.simulation.scenario import Job, Scenario
 from peelsum.simulation.topologies import Attach, build
@@ -87,10 +87,15 @@ class Forwarder:
 class FlowHost:
     """A host that sends its part of a collective's transfers."""
 
-    def __init__(self, state: FlowState, owner: Ints, host: int, start: int, least: int) -> None:
+    def __init__(
+        self, state: FlowState, owner: Ints, host: int, *, start: int, least: int, gbps: float
+    ) -> None:
         self._state, self._owner, self._least, self._start = state, owner, least, start
+        self._byte_ps = 8000 / gbps
         self._mine = np.flatnonzero(state.connections[:, Column.SOURCE] == host)
-        self._cursor = np.zeros(2, np.int64)
+        self._host = np.zeros(len(Host), np.int64)
+        self._host[Host.DUE] = NEVER
+        self._host[Host.FRAME_PS] = int(state.sizes.max() * self._byte_ps)
         self._out = Out(
             np.zeros((_ROOM, ROW_WORDS), np.uint32),
             np.zeros(_ROOM, np.int64),
@@ -100,9 +105,7 @@ class FlowHost:
 
     def next_time(self) -> int:
         """Return when the host starts, or its next timer."""
-        if self._start != NEVER:
-            return self._start
-        return int(kernels.next_due(self._state, self._mine, self._least))
+        return min(self._start, int(self._host[Host.DUE]))
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
         """Process packets and timers before `until`."""
@@ -110,13 +113,24 @@ class FlowHost:
         times = np.zeros(0, np.int64)
         if arrivals is not None:
             rows, times = arrivals.train.data.view(np.uint32), arrivals.train.times
-        first = self._start if arrivals is None else int(times[0])
         if self._start < until:
-            first, self._start = self._start, NEVER
-        self._cursor[:] = 0, max(int(self._cursor[1]), min(first, until))
+            # What arrives before a host has started waits for it.
+            times = np.maximum(times, self._start)
+            self._host[Host.NOW], self._start = self._start, NEVER
+            kernels.start(self._state, self._mine)
+        self._host[Host.NEXT] = 0
         sent: list[Train] = []
         while not kernels.run_host(
-            self._state, self._owner, self._mine, rows, times, until, self._least, self._cursor, self._out
+            self._state,
+            self._owner,
+            self._mine,
+            rows,
+            times,
+            until,
+            self._least,
+            self._byte_ps,
+            self._host,
+            self._out,
         ):
             sent += self._taken()
         sent += self._taken()
@@ -152,10 +166,15 @@ def run_collective(
     engine = Engine(scenario.seed)
     hosts = transfers.workers + transfers.servers
     starts = [ps(job.start_s)] * hosts
+    rates = [scenario.network.gbps] * hosts
     for straggler in job.stragglers:
         starts[straggler.worker] += ps(straggler.late_s)
+        rates[straggler.worker] = straggler.gbps or scenario.network.gbps
     least = ps(job.timers.resend_least)
-    nodes = [FlowHost(state, owner, host, starts[host], least) for host in range(hosts)]
+    nodes = [
+        FlowHost(state, owner, host, start=starts[host], least=least, gbps=rates[host])
+        for host in range(hosts)
+    ]
     attach = [Attach(node, host < job.workers, host) for host, node in enumerate(nodes)]
     build(engine, scenario, attach, lambda: Forwarder(hosts), _route)
     tell = None if on_step is None else (lambda: on_step(engine))
