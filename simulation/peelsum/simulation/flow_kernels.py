@@ -100,13 +100,13 @@ class Out(NamedTuple):
     rows: Rows
     times: Ints
     sizes: NDArray[np.int32]
-    count: Ints  # [1]
+    filled: Ints  # [1]: packets
 
 
 @njit(cache=True)
 def _emit(out: Out, now: int, kind: int, flags: int, target: int, connection: int, size: int) -> int:
-    i = out.count[0]
-    out.count[0] += 1
+    i = out.filled[0]
+    out.filled[0] += 1
     out.times[i] = now
     out.sizes[i] = size
     out.rows[i, 0] = np.uint32(kind << 8 | flags)
@@ -140,7 +140,7 @@ def _fill(state: FlowState, out: Out, mine: Ints, host: Ints, byte_ps: float, fr
         more = conn[Column.NEXT] < conn[Column.RELEASED]
         if more and conn[Column.OUTSTANDING] < congestion.size(state.windows[c]):
             size = state.sizes[conn[Column.FIRST] + conn[Column.NEXT]]
-            if host[Host.FREE_AT] > now + frame_ps or out.count[0] + ROOM > out.times.shape[0]:
+            if host[Host.FREE_AT] > now + frame_ps or out.filled[0] + ROOM > out.times.shape[0]:
                 return True
             if not conn[Column.OUTSTANDING]:
                 conn[Column.MOVED_AT] = now
@@ -290,9 +290,9 @@ def run_host(
     mine: connections on which this host sends. owner: connection of each transfer. host: int64[Host].
     """
     frame_ps = host[Host.FRAME_PS]
-    while out.count[0] + ROOM + mine.shape[0] <= out.times.shape[0]:
+    while out.filled[0] + ROOM + mine.shape[0] <= out.times.shape[0]:
         more = _fill(state, out, mine, host, byte_ps, frame_ps)
-        if out.count[0] + ROOM + mine.shape[0] > out.times.shape[0]:
+        if out.filled[0] + ROOM + mine.shape[0] > out.times.shape[0]:
             return False
         due = _next_due(state, mine, host, more, frame_ps, least)
         i = host[Host.NEXT]
@@ -300,7 +300,7 @@ def run_host(
         host[Host.DUE] = due
         if min(due, arrives) >= until:
             return True
-        sent = out.count[0]
+        sent = out.filled[0]
         now = host[Host.NOW] = max(min(due, arrives), host[Host.NOW])
         if arrives > due:
             _expire(state, out, mine, now, least)
@@ -311,6 +311,6 @@ def run_host(
                 _acknowledged(state, out, rows[i], now)
             else:
                 _arrived(state, owner, out, int(rows[i, 2]), int(rows[i, 4]), marked, now)
-        for k in range(sent, out.count[0]):
+        for k in range(sent, out.filled[0]):
             host[Host.FREE_AT] = max(host[Host.FREE_AT], now) + int(out.sizes[k] * byte_ps)
     return False

@@ -137,10 +137,10 @@ class FlowHost:
         return [(PORT, joined(sent))] if sent else []
 
     def _taken(self) -> list[Train]:
-        count, out = int(self._out.count[0]), self._out
+        count, out = int(self._out.filled[0]), self._out
         if not count:
             return []
-        out.count[0] = 0
+        out.filled[0] = 0
         data = out.rows[:count].copy().view(np.uint8)
         return [Train(out.times[:count].copy(), out.sizes[:count].copy(), data)]
 
