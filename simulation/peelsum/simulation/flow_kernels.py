@@ -88,7 +88,7 @@ class FlowState(NamedTuple):
     pending: NDArray[np.uint32]  # [connections, MOST_ACKS]
     ends: Ints  # [transfers]: past the last packet, on the connection
     missing: Ints  # [transfers]: packets that have not arrived
-    waits: Ints  # [transfers]: transfers that have to be complete before
+    waits: Ints  # [transfers]: transfers that have to be complete before, and the sender's start
     followers: Ints  # [transfers + 1]: where each one's dependents begin
     follower: Ints  # dependents
     done_at: Ints  # [transfers]
@@ -267,8 +267,11 @@ def _expire(state: FlowState, out: Out, mine: Ints, now: int, least: int) -> Non
 
 @njit(cache=True)
 def start(state: FlowState, mine: Ints) -> None:
-    """Release what waits for nothing."""
+    """Release what waits for nothing but this host's start."""
     for c in mine:
+        conn = state.connections[c]
+        for t in range(conn[Column.TRANSFER], conn[Column.LAST_TRANSFER]):
+            state.waits[t] -= 1
         release(state, c)
 
 

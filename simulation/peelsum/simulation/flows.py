@@ -114,9 +114,9 @@ class FlowHost:
         if arrivals is not None:
             rows, times = arrivals.train.data.view(np.uint32), arrivals.train.times
         if self._start < until:
-            # What arrives before a host has started waits for it.
-            times = np.maximum(times, self._start)
-            self._host[Host.NOW], self._start = self._start, NEVER
+            # What arrives in the same step, but before, is taken at the start.
+            self._host[Host.NOW] = max(int(self._host[Host.NOW]), self._start)
+            self._start = NEVER
             kernels.start(self._state, self._mine)
         self._host[Host.NEXT] = 0
         sent: list[Train] = []
@@ -227,7 +227,7 @@ def flow_state(transfers: Transfers, lanes: int, job: Job) -> tuple[FlowState, I
         pending=np.zeros((len(pairs), kernels.MOST_ACKS), np.uint32),
         ends=ends,
         missing=missing,
-        waits=np.array([len(transfers.each[t].after) for t in order], np.int64),
+        waits=np.array([len(transfers.each[t].after) + 1 for t in order], np.int64),
         followers=np.cumsum([0, *map(len, followers)], dtype=np.int64),
         follower=np.array([one for each in followers for one in each], np.int64),
         done_at=np.zeros(count, np.int64),
