@@ -234,7 +234,7 @@ def with_options(
     if "racks" not in values["network"]:
         workers = [one.get("workers", 1) for one in each]
         most = max(one if isinstance(one, int) else 1 for one in workers)
-        values["network"]["racks"] = max(-(-most // MAX_WORKERS), 1)
+        values["network"]["racks"] = min(max(-(-most // MAX_WORKERS), 1), MAX_WORKERS)
     return _validated(values, source)
 
 

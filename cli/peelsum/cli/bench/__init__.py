@@ -12,6 +12,7 @@ from peelsum.cli.bench import (
     fairness,
     loss,
     plan,
+    simulation,
     soak,
     switch,
     tofino,
@@ -26,6 +27,7 @@ app.command("fairness")(fairness.fairness)
 app.command("allreduce")(allreduce.allreduce)
 app.command("codec")(codec.codec)
 app.command("plan")(plan.plan)
+app.command("simulation")(simulation.simulation)
 app.command("train")(train.train)
 app.command("accuracy")(accuracy.accuracy)
 app.command("profile")(switch.profile)
