@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from peelsum.allreduce import Settings
+from peelsum.allreduce.costs import Seen, candidates
+from peelsum.bench.codec.lhc import smallest_lhc
 from peelsum.simulation import Job, Network, Scenario, TimersSection, simulate
 from peelsum.simulation.collectives import COLLECTIVES
 from peelsum.simulation.cost_model import (
@@ -65,6 +71,10 @@ class Row:
     """Wrong sums."""
     timers: str = "default"
     """Either "default" or "quick", see `QUICK`."""
+    density: float = 1.0
+    """Share of elements that are non-zero at one worker, anywhere."""
+    words: int = 0
+    """Words that the network sums; of "omnireduce" and "all_gather", what a worker sends. 0: `elements`."""
     wall_s: float = field(compare=False, default=0.0)
     """Seconds that it took."""
 
@@ -127,7 +137,7 @@ def _peelsum(scenario: Scenario) -> Row:
     share = sum(row.in_switch for row in report.jobs) / len(report.jobs)
     row = _row(scenario, "peelsum", slowest.seconds, share, sum(one.resends for one in report.jobs), report)
     wrong, wall_s = sum(one.wrong for one in report.jobs), round(time.perf_counter() - started, 2)
-    return Row(**{**row.__dict__, "wrong": wrong, "wall_s": wall_s})
+    return replace(row, wrong=wrong, wall_s=wall_s)
 
 
 def scale_rows(
@@ -154,7 +164,7 @@ def by_formula(workers: int, algorithm: str, elements: int = 1 << 20) -> Row:
     scenario = Scenario.model_construct(network=Network(racks=racks), jobs=(job,))
     seconds = estimate(scenario, algorithm)
     row = _row(scenario, algorithm, seconds, None, 0, None)
-    return Row(**{**row.__dict__, "level": "formula"})
+    return replace(row, level="formula")
 
 
 def loss_rows(
@@ -167,6 +177,56 @@ def loss_rows(
         for algorithm in algorithms:
             yield measured(scenario_of(workers, loss=loss), algorithm)
         yield measured(scenario_of(workers, loss=loss, quick=False), "peelsum")
+
+
+def density_rows(
+    densities: Sequence[float] = (0.0001, 0.001, 0.01, 0.1), workers: int = 8, elements: int = 1 << 20
+) -> Iterator[Row]:
+    """Yield the network's time of sparse sums by encoding; no time of encoding or decoding is in it.
+
+    peelsum's words are those of its planner's smallest form, LHC's those of the smallest layout that recovers
+    everything. OmniReduce sends blocks of 256 elements. all_gather sends indices and values.
+    """
+    shortest = measured(scenario_of(workers, elements=1), "peelsum")
+    for density in densities:
+        random = np.random.default_rng(round(density * 1e6))
+        supports = random.random((workers, elements), np.float32) < density
+        union = np.flatnonzero(supports.any(0))
+        seen = Seen.uniform(elements, len(union) / elements)
+        best = min(candidates(elements, seen, Settings(), predict=False), key=lambda one: one.words)
+        lhc = smallest_lhc(union, elements)
+        mine = int(supports.sum(1).max())
+        for algorithm, runs, words in (
+            ("peelsum", "peelsum", math.ceil(best.words)),
+            ("lhc", "peelsum", lhc.words(elements) if lhc else elements),
+            ("dense", "peelsum", elements),
+            ("ring", "ring", elements),
+            ("all_gather", "all_gather", 2 * mine),
+        ):
+            row = measured(scenario_of(workers, elements=words), runs)
+            if algorithm == "peelsum":
+                # Each exchange before the last waits for its own results.
+                row = replace(row, seconds=row.seconds + (best.exchanges - 1) * shortest.seconds)
+            yield _sparse(row, algorithm, elements, density, words)
+        blocks = supports.reshape(workers, -1, 256).any(2)
+        found = run_protocol(
+            scenario_of(workers, elements=elements), "omnireduce", PROTOCOLS["omnireduce"], blocks
+        )
+        row = _row(
+            scenario_of(workers, elements=elements), "omnireduce", found.seconds, found.in_switch, 0, found
+        )
+        yield _sparse(row, "omnireduce", elements, density, int(blocks.sum(1).max()) * 256)
+
+
+def _sparse(row: Row, algorithm: str, elements: int, density: float, words: int) -> Row:
+    return replace(
+        row,
+        algorithm=algorithm,
+        elements=elements,
+        goodput_gbps=32 * elements / row.seconds / 1e9,
+        density=density,
+        words=words,
+    )
 
 
 def slots_rows(

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
     from peelsum.bench.simulation.rows import Check, Row
 
-_SETTING = ("algorithm", "level", "workers", "loss", "slots", "jobs")
+_SETTING = ("algorithm", "level", "workers", "loss", "slots", "jobs", "density")
 _HEADINGS = (*_SETTING, "us", "Gbit/s", "in switch", "resends", "wrong")
 
 
 def simulation(
     what: Annotated[
-        Literal["scale", "loss", "slots", "check", "calibrate", "emulated"],
+        Literal["scale", "loss", "slots", "density", "check", "calibrate", "emulated"],
         typer.Argument(
-            help="Time by workers; goodput by loss; share by slots; formulas beside packets; the formulas' "
-            "factors; simulated beside emulated."
+            help="Time by workers, loss, slots or density; formulas beside packets; "
+            "the formulas' factors; simulated beside emulated."
         ),
     ],
     json: Json = False,
@@ -44,7 +44,12 @@ def simulation(
         elif what == "check":
             show(list(_told(rows.check_rows(), tell)), _check_table, json=json)
         else:
-            each = {"scale": rows.scale_rows, "loss": rows.loss_rows, "slots": rows.slots_rows}[what]
+            each = {
+                "scale": rows.scale_rows,
+                "loss": rows.loss_rows,
+                "slots": rows.slots_rows,
+                "density": rows.density_rows,
+            }[what]
             done: list[Row] = list(_told(each(), tell))
             show(done, _table, json=json)
             exit_if(any(row.wrong for row in done))
@@ -66,6 +71,7 @@ def _table(rows: Sequence[Row]) -> Table:
             f"{row.loss:.1%}",
             f"{row.slots:,}",
             str(row.jobs),
+            f"{row.density:.2%}",
             f"{row.seconds * 1e6:,.1f}",
             f"{row.goodput_gbps:.2f}",
             "" if row.in_switch is None else f"{row.in_switch:.1%}",
