@@ -230,11 +230,11 @@ def _sparse(row: Row, algorithm: str, elements: int, density: float, words: int)
 
 
 def slots_rows(
-    slots: Sequence[int] = (65536, 32768, 16384, 8192, 4096, 1024, 256), jobs: Sequence[int] = (1, 2)
+    slots: Sequence[int] = (16384, 8192, 4096, 2048, 1024, 512, 256), jobs: Sequence[int] = (1, 2)
 ) -> Iterator[Row]:
-    """Yield the share summed in the switch against its slots, for a window of 26,000 chunks.
+    """Yield the share summed in the switch against its slots, for a window of 8,192 chunks.
 
-    The links are long (50 us each) and chunks short (8 lanes), so that many chunks are under way. The models
+    The links are long (15 us each) and chunks short (8 lanes), so that many chunks are under way. The models
     have one job.
     """
     for count in jobs:
@@ -247,9 +247,9 @@ def slots_rows(
 
 
 def _long_links(slots: int, jobs: int) -> Scenario:
-    window = 26_000
+    window = 8192
     job = Job(workers=2, elements=8 * 3 * window, window=window, initial_window=window, timers=QUICK)
-    network = Network(delay_us=50.0, queue=1 << 17, mark_from=1 << 17)
+    network = Network(delay_us=15.0, queue=1 << 17, mark_from=1 << 17)
     return Scenario(lanes=8, slots=slots, network=network, jobs=(job,) * jobs)
 
 
