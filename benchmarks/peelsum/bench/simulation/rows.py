@@ -208,7 +208,7 @@ def density_rows(
                 # Each exchange before the last waits for its own results.
                 row = replace(row, seconds=row.seconds + (best.exchanges - 1) * shortest.seconds)
             yield _sparse(row, algorithm, elements, density, words)
-        blocks = supports.reshape(workers, -1, 256).any(2)
+        blocks = np.logical_or.reduce(supports.reshape(workers, -1, 256), axis=2)
         found = run_protocol(
             scenario_of(workers, elements=elements), "omnireduce", PROTOCOLS["omnireduce"], blocks
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -44,13 +44,13 @@ def simulation(
         elif what == "check":
             show(list(_told(rows.check_rows(), tell)), _check_table, json=json)
         else:
-            each = {
+            each: dict[str, Callable[[], Iterator[Row]]] = {
                 "scale": rows.scale_rows,
                 "loss": rows.loss_rows,
                 "slots": rows.slots_rows,
                 "density": rows.density_rows,
-            }[what]
-            done: list[Row] = list(_told(each(), tell))
+            }
+            done: list[Row] = list(_told(each[what](), tell))
             show(done, _table, json=json)
             exit_if(any(row.wrong for row in done))
 
