@@ -44,7 +44,18 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize(
-    "folder", ["switch", "host", "control_plane", "topology", "training", "benchmarks", "cli", "examples"]
+    "folder",
+    [
+        "switch",
+        "host",
+        "control_plane",
+        "topology",
+        "simulation",
+        "training",
+        "benchmarks",
+        "cli",
+        "examples",
+    ],
 )
 def test_every_folder_has_a_page_of_its_own(folder):
     assert (ROOT / folder / "README.md").read_text().startswith("# ")

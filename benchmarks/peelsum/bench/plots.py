@@ -190,6 +190,75 @@ def bytes_and_accuracy(figure: Any) -> None:
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False, ncols=2)
 
 
+_LINES = {
+    "peelsum": "C0",
+    "switchml": "C1",
+    "atp": "C2",
+    "ring": "C3",
+    "binomial": "C4",
+    "parameter_server": "C5",
+    "sharded_server": "C6",
+}
+
+
+def simulated_scale(figure: Any) -> None:
+    """Plot the time of a sum by workers: marks from packets, lines by formula."""
+    axes, rows = figure.subplots(), _read("simulation_scale")
+    for name, color in _LINES.items():
+        for level, style in (("formula", "-"), ("packet", "o")):
+            mine = [
+                (row["workers"], row["seconds"] * 1e3)
+                for row in rows
+                if (row["algorithm"], row["level"]) == (name, level)
+            ]
+            if mine:
+                axes.plot(*zip(*mine, strict=True), style, color=color, label=name if style == "-" else None)
+    axes.set(xscale="log", yscale="log", xlabel="workers", ylabel="ms a sum of 4 MiB at 100 Gbit/s")
+    axes.set_xticks([4, 16, 64, 256, 1024, 10_000], ["4", "16", "64", "256", "1,024", "10,000"])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+
+
+def simulated_slots_and_loss(figure: Any) -> None:
+    """Plot the share summed in the switch by slots, and goodput by loss."""
+    left, right = figure.subplots(1, 2)
+    rows = _read("simulation_slots")
+    for name in ("peelsum", "atp"):
+        for jobs, style in ((1, "o-"), (2, "s--")):
+            mine = [
+                (row["slots"], row["in_switch"])
+                for row in rows
+                if (row["algorithm"], row["jobs"]) == (name, jobs)
+            ]
+            if mine:
+                label = name + (", 2 jobs" if jobs == 2 else "")
+                left.plot(*zip(*mine, strict=True), style, color=_LINES[name], label=label)
+    left.set(xscale="log", xlabel="slots", ylabel="share summed in the switch", ylim=(0, 1.05))
+    for name in ("peelsum", "switchml", "atp", "ring"):
+        for timers, style in (("quick", "o-"), ("default", "o:")):
+            mine = [
+                (100 * row["loss"], row["goodput_gbps"])
+                for row in _read("simulation_loss")
+                if (row["algorithm"], row["timers"]) == (name, timers)
+            ]
+            if mine:
+                label = name + (", default timers" if timers == "default" else "")
+                right.plot(*zip(*mine, strict=True), style, color=_LINES[name], label=label)
+    right.set(xlabel="% of packets lost on each link", ylabel="Gbit/s summed", ylim=(0, 100))
+    for axes in (left, right):
+        axes.legend(frameon=False)
+
+
+def simulated_density(figure: Any) -> None:
+    """Plot the network's time of a sparse sum by density and encoding."""
+    axes, rows = figure.subplots(), _read("simulation_density")
+    for number, name in enumerate(dict.fromkeys(row["algorithm"] for row in rows)):
+        mine = [(100 * row["density"], row["seconds"] * 1e6) for row in rows if row["algorithm"] == name]
+        axes.plot(*zip(*mine, strict=True), "o-", color=f"C{number}", label=name)
+    axes.set(xscale="log", yscale="log", xlabel="% non-zero at a worker", ylabel="us on the network")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
+
+
 def _by_model(runs: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of each command that measures rates, by a short name of its model."""
     named = {}
@@ -223,6 +292,9 @@ def draw_all() -> Iterator[Path]:
         ("training", training, 11),
         ("codec-size", size_of_forms, 9),
         ("codec-recovery", recovery, 6),
+        ("simulation-scale", simulated_scale, 6),
+        ("simulation-slots-loss", simulated_slots_and_loss, 9),
+        ("simulation-density", simulated_density, 6),
     ):
         yield draw(name, content, width)
     yield draw("accuracy", accuracy, width=10, height=5.5)

@@ -20,6 +20,7 @@ from peelsum.cli import (
     network,
     plan,
     server,
+    simulate,
     switch,
     top,
     topo,
@@ -49,6 +50,7 @@ app.command("top")(top.command)
 app.command("dashboard")(dashboard.command)
 app.command("doctor")(doctor.command)
 app.command("plan")(plan.plan)
+app.command("simulate")(simulate.simulate)
 app.command("up")(network.up)
 app.command("exec", context_settings={"allow_interspersed_args": False})(network.exec_)
 app.command("readmit")(network.readmit)

@@ -13,6 +13,7 @@ from peelsum.cli.bench import (
     gpu,
     loss,
     plan,
+    simulation,
     soak,
     switch,
     tofino,
@@ -27,6 +28,7 @@ app.command("fairness")(fairness.fairness)
 app.command("allreduce")(allreduce.allreduce)
 app.command("codec")(codec.codec)
 app.command("plan")(plan.plan)
+app.command("simulation")(simulation.simulation)
 app.command("train")(train.train)
 app.command("accuracy")(accuracy.accuracy)
 app.command("gpu")(gpu.gpu)

@@ -1,0 +1,1 @@
+"""Simulated allreduces: scale, slots, loss, and what the formulas are calibrated with."""

@@ -1,0 +1,98 @@
+"""`peelsum simulate`: an allreduce in virtual time, on links of any rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from peelsum.cli.bench.output import exit_if, measuring, print_json, table_of
+from peelsum.cli.options import Json
+
+if TYPE_CHECKING:
+    from peelsum.simulation import Report, Simulation
+
+_HEADINGS = ("job", "workers", "sums", "us", "Gbit/s", "in switch", "resends", "marked", "rtt us", "wrong")
+
+
+def simulate(
+    scenario: Annotated[
+        Path | None, typer.Argument(help="TOML file with what has no option; options go before it.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers of each job.")] = None,
+    gbps: Annotated[float | None, typer.Option(help="Rate of a host's link in Gbit/s.")] = None,
+    delay: Annotated[float | None, typer.Option(help="Propagation delay of a link in microseconds.")] = None,
+    loss: Annotated[float | None, typer.Option(help="Probability that a link loses a packet.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Jobs, all alike.", min=1, max=128)] = None,
+    racks: Annotated[
+        int | None, typer.Option(help="Racks below a spine; by default as few as the workers need.")
+    ] = None,
+    oversubscription: Annotated[
+        float | None, typer.Option(help="Rate of a rack's hosts over that of its links to the spines.")
+    ] = None,
+    elements: Annotated[int | None, typer.Option(help="32-bit words of a sum.")] = None,
+    lanes: Annotated[int | None, typer.Option(help="Words of a chunk.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Slots of a switch.")] = None,
+    window: Annotated[int | None, typer.Option(help="Most outstanding chunks of a worker.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides words, losses and cross traffic.")] = None,
+    json: Json = False,
+) -> None:
+    """Simulate sums through switches: the real endpoint, server and switch program over modelled links.
+
+    Two runs with one seed print the same figures. Every sum is compared with one computed apart.
+    """
+    from peelsum.simulation import SimulationError
+    from peelsum.simulation import simulate as run
+    from peelsum.simulation.scenario import with_options
+
+    network = {"gbps": gbps, "delay_us": delay, "loss": loss, "racks": racks}
+    network["oversubscription"] = oversubscription
+    job = {"workers": workers, "elements": elements, "window": window}
+    top = {"lanes": lanes, "slots": slots, "seed": seed}
+    with measuring(SimulationError, json=json) as tell:
+        found = with_options(scenario, top, network, job, jobs)
+        report = run(found, _progress(tell))
+        if json:
+            print_json(report)
+        else:
+            _print(report)
+    exit_if(any(row.wrong for row in report.jobs))
+
+
+def _progress(tell: Callable[[str], None]) -> Callable[[Simulation], None]:
+    """Return what tells the progress at every 64th step."""
+
+    def show(simulation: Simulation) -> None:
+        if simulation.engine.steps % 64 == 0:
+            tell(f"simulating: {simulation.progress():.0%}, {simulation.engine.now / 1e9:.3f} ms")
+
+    return show
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+
+    kinds = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in report.packets.items())
+    drops = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in report.drops.items() if count)
+    caption = (
+        f"packets at switches: {kinds}\ndropped: {drops or 'none'}; {report.marked:,} marked, at most "
+        f"{report.deepest:,} in a queue; {report.octets / 1e6:,.1f} MB on all links; "
+        f"simulated {report.seconds * 1e3:.3f} ms in {report.wall_s:.1f} s"
+    )
+    table: Any = table_of(_HEADINGS, caption=caption, caption_justify="left")
+    for row in report.jobs:
+        table.add_row(
+            str(row.job),
+            str(row.workers),
+            str(row.sums),
+            f"{row.seconds * 1e6:,.1f}",
+            f"{row.goodput_gbps:.2f}",
+            f"{row.in_switch:.1%}",
+            f"{row.resends:,}",
+            f"{row.marked:,}",
+            f"{row.rtt_us:.1f}",
+            str(row.wrong),
+        )
+    Console().print(table)

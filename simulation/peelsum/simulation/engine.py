@@ -1,0 +1,150 @@
+"""The clock and the wires: nodes with ports, links between them, and time that advances in exact steps.
+
+A packet takes at least `lookahead` from one node to the next. So what happens within a step of that length at
+one node cannot reach another in the same step: a node processes all packets of a step in one batch, in order
+of their times, with the same result as one by one (conservative synchronisation; Chandy and Misra, 1979).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from peelsum.simulation.errors import SimulationError
+from peelsum.simulation.links import Link, LinkCounts, LinkSpec, total
+from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, Train, joined, merged
+
+Outputs = list[tuple[int, Train]]
+
+
+class Node(Protocol):
+    """A host or a switch."""
+
+    def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
+        """Process arrivals and timers before `until`; return the packets sent, by port.
+
+        Each port's packets are in one train, in order of time. All arrivals are before `until`.
+        """
+
+    def next_time(self) -> int:
+        """Return the picosecond of the next timer if nothing arrives before, or NEVER."""
+
+
+@dataclass(eq=False)
+class _Placed:
+    """A node, its outgoing links by port, and what is on the way to it."""
+
+    node: Node
+    links: dict[int, tuple[Link, _Placed, int]] = field(default_factory=dict)
+    waiting: dict[int, list[Train]] = field(default_factory=dict)
+
+    def next_time(self) -> int:
+        """Return when the next packet arrives or the next timer runs out."""
+        arrivals = (int(trains[0].times[0]) for trains in self.waiting.values() if trains)
+        return min(arrivals, default=NEVER)
+
+    def take(self, until: int) -> Arrivals | None:
+        """Return what arrives before a time, and keep the rest."""
+        due: list[tuple[int, Train]] = []
+        for port, trains in self.waiting.items():
+            while trains and trains[0].times[0] < until:
+                whole = trains.pop(0)
+                if whole.times[-1] < until:
+                    due.append((port, whole))
+                    continue
+                now, later = whole.split(until)
+                due.append((port, now))
+                trains.insert(0, later)
+        return merged(sorted(due, key=lambda one: one[0])) if due else None
+
+
+class Engine:
+    """A network of nodes. `steps` and `packets` count what it took; `now` is the time in picoseconds.
+
+    step_ps: process at most so much time at once; by default as much as is exact, never more.
+    """
+
+    def __init__(self, seed: int = 0, *, step_ps: int | None = None) -> None:
+        self.now = 0
+        self.steps = self.packets = 0
+        self._seed, self._step, self._limit = seed, NEVER, step_ps or NEVER
+        self._placed: dict[int, _Placed] = {}
+        #: Every direction of a link, by name.
+        self.links: dict[str, Link] = {}
+
+    def add(self, node: Node) -> None:
+        """Add a node. Nodes of one step are processed in the order in which they were added."""
+        self._placed[id(node)] = _Placed(node)
+
+    def connect(
+        self, source: Node, port: int, target: Node, target_port: int, spec: LinkSpec, name: str
+    ) -> None:
+        """Connect a port of one node to a port of another, in this direction. `name` is for the counts."""
+        link = Link(spec, self._seed, len(self.links))
+        self.links[name] = link
+        self._placed[id(source)].links[port] = link, self._placed[id(target)], target_port
+        self._step = min(self._step, link.lookahead, self._limit)
+
+    def run(
+        self, done: Callable[[], bool], until_s: float, on_step: Callable[[], None] | None = None
+    ) -> None:
+        """Advance time until `done()`. Raises SimulationError if it is not by `until_s`, or never will be."""
+        limit = round(until_s * PS_PER_S)
+        while not done():
+            self.now = self._next_time()
+            if self.now == NEVER:
+                raise SimulationError("simulation: nothing more will happen; a packet was lost for good")
+            if self.now >= limit:
+                raise SimulationError(f"limit_s: not done after {until_s:g} s of simulated time; give more")
+            self._advance()
+            if on_step is not None:
+                on_step()
+
+    def run_until(self, seconds: float) -> None:
+        """Advance time up to `seconds`; nothing later is processed."""
+        end = round(seconds * PS_PER_S)
+        while (time := self._next_time()) < end:
+            self.now = time
+            self._advance(end)
+        self.now = end
+
+    def counts(self) -> dict[str, LinkCounts]:
+        """Return the counts of every link by name."""
+        return {name: link.counts() for name, link in self.links.items()}
+
+    def total(self) -> LinkCounts:
+        """Return the counts of all links together."""
+        return total(list(self.counts().values()))
+
+    def on_the_way(self) -> int:
+        """Return how many delivered packets no node has processed yet."""
+        return sum(
+            len(train)
+            for placed in self._placed.values()
+            for trains in placed.waiting.values()
+            for train in trains
+        )
+
+    def _next_time(self) -> int:
+        times = (min(one.next_time(), one.node.next_time()) for one in self._placed.values())
+        return min(times, default=NEVER)
+
+    def _advance(self, end: int = NEVER) -> None:
+        until = min(self.now + self._step, end)
+        self.steps += 1
+        for placed in self._placed.values():
+            arrivals = placed.take(until)
+            if arrivals is None and placed.node.next_time() >= until:
+                continue
+            self.packets += len(arrivals) if arrivals is not None else 0
+            for port, train in placed.node.run(arrivals, until):
+                link, target, target_port = placed.links[port]
+                arrived = link.send(train)
+                if len(arrived):
+                    target.waiting.setdefault(target_port, []).append(arrived)
+
+
+def together(trains: dict[int, list[Train]]) -> Outputs:
+    """Return one train for each port, in order of ports."""
+    return [(port, joined(parts)) for port, parts in sorted(trains.items())]

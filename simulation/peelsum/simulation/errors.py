@@ -1,0 +1,7 @@
+"""What goes wrong in a simulation."""
+
+from __future__ import annotations
+
+
+class SimulationError(Exception):
+    """A scenario that cannot be simulated, or one that does not end. One line names field and remedy."""

@@ -1,0 +1,145 @@
+"""The hosts of a job: the real worker endpoint and the real aggregation server, behind one port each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.simulation import host_kernels as kernels
+from peelsum.simulation.engine import Outputs
+from peelsum.simulation.host_kernels import Cursor
+from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, Train, joined, ps
+from peelsum.transport import AggregationServer, TensorCompleted, WorkerEndpoint
+from peelsum.transport.layout import Words, rows_of
+from peelsum.wire import FRAME_HEADER_BYTES, fields_of, packet_bytes
+
+#: The port of a host.
+PORT = 0
+#: Packets that a compiled loop can send before it returns.
+_ROOM = 512
+
+#: Told the ticket of a sum, its words and the picosecond; returns the words to sum next.
+OnSum = Callable[[int, NDArray[np.uint32], int], Sequence[NDArray[np.uint32]]]
+
+
+class _Output:
+    """What one call of a compiled loop sends, and the loop's numbers."""
+
+    def __init__(self, lanes: int, room: int) -> None:
+        self.rows: Words = np.zeros((room, packet_bytes(lanes) // 4), np.uint32)
+        self.times = np.zeros(room, np.int64)
+        self.cursor = np.zeros(len(Cursor), np.int64)
+        self.cursor[Cursor.DUE] = NEVER
+        self._size = FRAME_HEADER_BYTES + packet_bytes(lanes)
+
+    def taken(self) -> list[Train]:
+        """Return what was sent since the last call."""
+        count = int(self.cursor[Cursor.SENT])
+        if not count:
+            return []
+        self.cursor[Cursor.SENT] = 0
+        data = self.rows[:count].view(np.uint8).copy()
+        return [Train(self.times[:count].copy(), np.full(count, self._size, np.int32), data)]
+
+
+class WorkerHost:
+    """A worker behind a port. It submits `words` at `start_s`, and what `on_sum` returns for each sum."""
+
+    def __init__(
+        self,
+        endpoint: WorkerEndpoint,
+        words: Sequence[NDArray[np.uint32]],
+        on_sum: OnSum,
+        *,
+        start_s: float = 0.0,
+    ) -> None:
+        self.endpoint = endpoint
+        self._words, self._on_sum, self._start = list(words), on_sum, ps(start_s)
+        self._out = _Output(endpoint.config.lanes, _ROOM)
+        self._none = np.zeros((0, self._out.rows.shape[1]), np.uint32)
+
+    def next_time(self) -> int:
+        """Return when the worker starts, or its next timer."""
+        return self._start if self._words else int(self._out.cursor[Cursor.DUE])
+
+    def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
+        """Process results and timers before `until`."""
+        cursor = self._out.cursor
+        if self._words and self._start < until:
+            # No result can be there before the first words are.
+            cursor[Cursor.NOW] = self._start
+            for words in self._words:
+                self.endpoint.submit(words, "add")
+            self._words.clear()
+        rows = self._none if arrivals is None else rows_of(arrivals.train.data)
+        times = np.zeros(0, np.int64) if arrivals is None else arrivals.train.times
+        cursor[Cursor.NEXT] = 0
+        sent: list[Train] = []
+        while not self._advance(rows, times, until):
+            sent += self._out.taken()
+            self._collect(int(cursor[Cursor.NOW]))
+        sent += self._out.taken()
+        return [(PORT, joined(sent))] if sent else []
+
+    def _advance(self, rows: Words, times: NDArray[np.int64], until: int) -> bool:
+        one, out = self.endpoint, self._out
+        return kernels.run_worker(
+            one.state, one.identity, one.limits, rows, times, until, out.cursor, out.rows, out.times
+        )
+
+    def _collect(self, now: int) -> None:
+        for event in self.endpoint.collect(now / PS_PER_S):
+            if isinstance(event, TensorCompleted):
+                for words in self._on_sum(event.ticket, event.words, now):
+                    self.endpoint.submit(words, "add")
+
+
+class ServerHost:
+    """The aggregation servers of some jobs behind one port."""
+
+    def __init__(self, servers: Sequence[AggregationServer]) -> None:
+        self.servers = {server.config.job_id: server for server in servers}
+        self._lanes = servers[0].config.lanes
+        self._outs = {job_id: _Output(self._lanes, _ROOM) for job_id in self.servers}
+        self._none = np.zeros((0, packet_bytes(self._lanes) // 4), np.uint32)
+
+    def next_time(self) -> int:
+        """Return the next timer of any job."""
+        return min(int(out.cursor[Cursor.DUE]) for out in self._outs.values())
+
+    def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
+        """Process sums, contributions and timers before `until`."""
+        sent: list[Train] = []
+        for job_id, server in self.servers.items():
+            rows, times = self._none, np.zeros(0, np.int64)
+            if arrivals is not None:
+                fields = fields_of(arrivals.train.data, self._lanes)
+                mine = arrivals.train.rows(np.flatnonzero(fields["job_id"] == job_id))
+                rows, times = rows_of(mine.data), mine.times
+            sent += self._run(server, self._outs[job_id], rows, times, until)
+        if not sent:
+            return []
+        whole = joined(sent)
+        return [(PORT, whole.rows(np.argsort(whole.times, kind="stable")))]
+
+    def _run(
+        self, server: AggregationServer, out: _Output, rows: Words, times: NDArray[np.int64], until: int
+    ) -> list[Train]:
+        sent: list[Train] = []
+        out.cursor[Cursor.NEXT] = 0
+        while not kernels.run_server(
+            server.state,
+            server.identity,
+            server.waits,
+            server.config.window,
+            rows,
+            times,
+            until,
+            out.cursor,
+            out.rows,
+            out.times,
+        ):
+            sent += out.taken()
+        return sent + out.taken()

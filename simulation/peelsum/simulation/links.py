@@ -1,0 +1,254 @@
+"""One direction of a link: a queue, a rate, a delay, random loss, ECN marks and cross traffic.
+
+A packet that finds the queue full is dropped. The others leave one after the other at the link's rate. A lost
+packet takes its time on the wire and arrives nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from peelsum.simulation.trains import PS_PER_S, Times, Train, ps
+from peelsum.wire import Flag
+
+_FLAGS_BYTE, _CE = 2, int(Flag.CE)
+#: Picoseconds that a bit takes at 1 Gbit/s, for a byte.
+_BYTE_PS = 8_000.0
+#: Bytes of a packet of cross traffic: a full Ethernet frame.
+CROSS_BYTES = 1514
+#: Marks that no queue is long enough for.
+NEVER_MARKED = 1 << 30
+
+
+class State(IntEnum):
+    """Indices of a link's numbers."""
+
+    FREE_AT = 0
+    HEAD = 1
+    WAITING = 2
+    OFFERED = 3
+    QUEUE_FULL = 4
+    LOST = 5
+    DELIVERED = 6
+    MARKED = 7
+    DEEPEST = 8
+    FOUND = 9
+    CROSS_AT = 10
+    CROSS_DRAWN = 11
+    CROSS_SENT = 12
+    CROSS_DROPPED = 13
+    BYTES = 14
+    RATE = 15
+    BUSY_PS = 16
+
+
+@dataclass(frozen=True)
+class LinkSpec:
+    """What one direction of a link is like."""
+
+    gbps: float
+    """Rate in Gbit/s."""
+    delay_s: float = 1e-6
+    """Propagation delay in seconds."""
+    queue: int = 1024
+    """Packets that may wait for the link."""
+    mark_from: int = NEVER_MARKED
+    """Packets in the queue from which on the others are marked (ECN)."""
+    loss: float = 0.0
+    """Probability that a packet is lost on the way."""
+    cross: float = 0.0
+    """Share of the rate that cross traffic offers, as Poisson arrivals of full Ethernet frames."""
+    changes: tuple[tuple[float, float], ...] = ()
+    """Later rates: seconds from the start, and Gbit/s."""
+
+
+@dataclass(frozen=True)
+class LinkCounts:
+    """What became of the packets of one direction of a link. Cross traffic is counted apart."""
+
+    offered: int
+    """Packets that came to the queue."""
+    delivered: int
+    """Packets that arrived, or are on the wire."""
+    queue_full: int
+    """Packets that found the queue full."""
+    lost: int
+    """Packets lost at random."""
+    marked: int
+    """Packets that the queue marked."""
+    deepest: int
+    """Most packets that waited at once."""
+    mean: float
+    """Mean number of packets that a packet found in the queue."""
+    octets: int
+    """Bytes that left, cross traffic excluded."""
+    busy_s: float
+    """Seconds that the wire was busy, cross traffic included."""
+    cross_sent: int
+    """Packets of cross traffic that left."""
+    cross_dropped: int
+    """Packets of cross traffic that found the queue full."""
+
+
+class Link:
+    """One direction of a link. Equal seeds and numbers give equal losses, however packets are batched."""
+
+    def __init__(self, spec: LinkSpec, seed: int, number: int) -> None:
+        self.spec = spec
+        self._numbers = np.zeros(len(State), np.int64)
+        self._ring = np.zeros(spec.queue, np.int64)
+        steps = [(0.0, spec.gbps), *spec.changes]
+        self._rate_at = np.array([ps(at) for at, _ in steps], np.int64)
+        self._byte_ps = np.array([_BYTE_PS / gbps for _, gbps in steps])
+        self._key = np.uint64((seed * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03) % (1 << 64))
+        self._delay = ps(spec.delay_s)
+        if spec.cross:
+            self._numbers[State.CROSS_AT] = 1
+
+    @property
+    def lookahead(self) -> int:
+        """Picoseconds that a packet takes at least."""
+        return self._delay + int(_BYTE_PS * 64 / max([self.spec.gbps, *(g for _, g in self.spec.changes)]))
+
+    def send(self, train: Train) -> Train:
+        """Return what arrives of a train, at its times of arrival. Marks are set in `train.data`."""
+        arrive = np.empty(len(train), np.int64)
+        kept = np.empty(len(train), np.bool_)
+        marked = np.empty(len(train), np.bool_)
+        spec = self.spec
+        _transmit(
+            self._numbers, self._ring, train.times, train.sizes, arrive, kept, marked, self._rate_at,
+            self._byte_ps, self._delay, spec.mark_from, spec.loss, spec.cross, self._key,
+        )  # fmt: skip
+        if marked.any():
+            train.data[marked, _FLAGS_BYTE] |= _CE
+        if kept.all():
+            return Train(arrive, train.sizes, train.data)
+        return Train(arrive[kept], train.sizes[kept], train.data[kept])
+
+    def waiting(self, now: int) -> int:
+        """Return how many packets wait at a picosecond, from that of the last train on."""
+        first, count = self._numbers[State.HEAD], self._numbers[State.WAITING]
+        ring = self._ring[(first + np.arange(count)) % len(self._ring)]
+        return int(np.count_nonzero(ring > now))
+
+    def counts(self) -> LinkCounts:
+        """Return the counts since the start."""
+        n = [int(value) for value in self._numbers]
+        passed = n[State.OFFERED] - n[State.QUEUE_FULL]
+        return LinkCounts(
+            offered=n[State.OFFERED],
+            delivered=n[State.DELIVERED],
+            queue_full=n[State.QUEUE_FULL],
+            lost=n[State.LOST],
+            marked=n[State.MARKED],
+            deepest=n[State.DEEPEST],
+            mean=n[State.FOUND] / passed if passed else 0.0,
+            octets=n[State.BYTES],
+            busy_s=n[State.BUSY_PS] / PS_PER_S,
+            cross_sent=n[State.CROSS_SENT],
+            cross_dropped=n[State.CROSS_DROPPED],
+        )
+
+
+def total(counts: Sequence[LinkCounts]) -> LinkCounts:
+    """Add up the counts of links; `deepest` and `mean` are the largest."""
+    return LinkCounts(
+        offered=sum(one.offered for one in counts),
+        delivered=sum(one.delivered for one in counts),
+        queue_full=sum(one.queue_full for one in counts),
+        lost=sum(one.lost for one in counts),
+        marked=sum(one.marked for one in counts),
+        deepest=max((one.deepest for one in counts), default=0),
+        mean=max((one.mean for one in counts), default=0.0),
+        octets=sum(one.octets for one in counts),
+        busy_s=sum(one.busy_s for one in counts),
+        cross_sent=sum(one.cross_sent for one in counts),
+        cross_dropped=sum(one.cross_dropped for one in counts),
+    )
+
+
+@njit(cache=True)
+def uniform(key: np.uint64, number: int) -> float:
+    """Return a number from 0 to below 1 that depends on key and number only (splitmix64)."""
+    x = np.uint64(key) + np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> np.uint64(31))
+    return float(x >> np.uint64(11)) / 9007199254740992.0
+
+
+@njit(cache=True)
+def _leave(n: Times, ring: Times, time: int, size: int, rate_at: Times, byte_ps: NDArray[np.float64]) -> int:
+    """Return when the last bit of a packet that came at `time` leaves, or -1 if the queue is full."""
+    limit = ring.shape[0]
+    while n[State.WAITING] and ring[n[State.HEAD]] <= time:
+        n[State.HEAD] = (n[State.HEAD] + 1) % limit
+        n[State.WAITING] -= 1
+    if n[State.WAITING] == limit:
+        return -1
+    start = max(time, n[State.FREE_AT])
+    while n[State.RATE] + 1 < rate_at.shape[0] and rate_at[n[State.RATE] + 1] <= start:
+        n[State.RATE] += 1
+    took = int(np.rint(size * byte_ps[n[State.RATE]]))
+    end = start + took
+    ring[(n[State.HEAD] + n[State.WAITING]) % limit] = end
+    n[State.FREE_AT] = end
+    n[State.WAITING] += 1
+    n[State.BUSY_PS] += took
+    return int(end)
+
+
+@njit(cache=True)
+def _transmit(
+    n: Times,
+    ring: Times,
+    times: Times,
+    sizes: NDArray[np.int32],
+    arrive: Times,
+    kept: NDArray[np.bool_],
+    marked: NDArray[np.bool_],
+    rate_at: Times,
+    byte_ps: NDArray[np.float64],
+    delay: int,
+    mark_from: int,
+    loss: float,
+    cross: float,
+    key: np.uint64,
+) -> None:
+    """Pass packets through the queue, and what cross traffic comes before each; `n` is int64[State]."""
+    for i in range(times.shape[0]):
+        while cross > 0 and n[State.CROSS_AT] <= times[i]:
+            if n[State.CROSS_DRAWN]:
+                if _leave(n, ring, n[State.CROSS_AT], CROSS_BYTES, rate_at, byte_ps) < 0:
+                    n[State.CROSS_DROPPED] += 1
+                else:
+                    n[State.CROSS_SENT] += 1
+            n[State.CROSS_DRAWN] += 1
+            gap = -np.log(1.0 - uniform(key ^ np.uint64(0x5DEECE66D), n[State.CROSS_DRAWN]))
+            n[State.CROSS_AT] += 1 + int(gap * CROSS_BYTES * byte_ps[n[State.RATE]] / cross)
+        n[State.OFFERED] += 1
+        end = _leave(n, ring, times[i], sizes[i], rate_at, byte_ps)
+        kept[i], marked[i] = end >= 0, False
+        if end < 0:
+            n[State.QUEUE_FULL] += 1
+            continue
+        found = n[State.WAITING] - 1
+        n[State.FOUND] += found
+        n[State.DEEPEST] = max(n[State.DEEPEST], n[State.WAITING])
+        n[State.BYTES] += sizes[i]
+        if found >= mark_from:
+            marked[i] = True
+            n[State.MARKED] += 1
+        arrive[i] = end + delay
+        if loss > 0 and uniform(key, n[State.OFFERED]) < loss:
+            kept[i] = False
+            n[State.LOST] += 1
+        else:
+            n[State.DELIVERED] += 1

@@ -1,0 +1,370 @@
+"""Build a scenario's network, run it, and report each job and every packet."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.simulation.engine import Engine, Node
+from peelsum.simulation.hosts import PORT, OnSum, ServerHost, WorkerHost
+from peelsum.simulation.links import LinkSpec
+from peelsum.simulation.scenario import Job, Scenario
+from peelsum.simulation.switches import (
+    Admission,
+    CompiledSwitch,
+    SpecifiedSwitch,
+    SummingSwitch,
+    refused,
+)
+from peelsum.simulation.topologies import host_links, switch_link
+from peelsum.simulation.trains import PS_PER_S
+from peelsum.transport import AggregationServer, JobConfig, WorkerEndpoint
+from peelsum.wire import FRAME_HEADER_BYTES, MAX_WORKERS, Level, Verdict, packet_bytes
+
+#: The first port of a switch that leads to a server, or to a spine.
+UP_PORT = 256
+_SALT_FACTOR = 0x9E3779B1
+_GENERATION = 1
+
+Words = NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """What one job did."""
+
+    job: int
+    """Its number, from 1 on."""
+    workers: int
+    """Number of workers."""
+    elements: int
+    """Words of each sum."""
+    sums: int
+    """Sums that every worker has."""
+    seconds: float
+    """Mean simulated seconds of a sum, from the first start to the last result."""
+    goodput_gbps: float
+    """Gigabits of each worker's words summed per second."""
+    in_switch: float
+    """Share of chunks whose sum the switches completed."""
+    contributions: int
+    """Packets sent for the first time by workers."""
+    resends: int
+    """Packets that workers sent again."""
+    results: int
+    """Results that workers took."""
+    marked: int
+    """Results with an ECN mark."""
+    rtt_us: float
+    """Mean round trip of a chunk at worker 0, in microseconds."""
+    window: int
+    """Congestion window of worker 0 at the end, in chunks."""
+    wrong: int
+    """Sums with a wrong bit, over all workers."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a simulation did. Two runs of one scenario compare equal."""
+
+    jobs: tuple[JobRow, ...]
+    """One row for each job."""
+    seconds: float
+    """Simulated seconds until the last sum."""
+    packets: dict[str, int]
+    """Packets that switches processed, by the program's verdict, over all switches."""
+    offered: int
+    """Packets that came to links' queues, over all links."""
+    delivered: int
+    """Packets that arrived."""
+    on_the_way: int
+    """Packets under way at the end, which are among `delivered`."""
+    drops: dict[str, int]
+    """Packets dropped, by reason: `queue_full` and `lost` by links, others by switches."""
+    marked: int
+    """Packets that queues marked."""
+    octets: int
+    """Bytes on all links."""
+    deepest: int
+    """Most packets that waited at one port of a switch."""
+    steps: int = field(compare=False, default=0)
+    """Batches of time."""
+    wall_s: float = field(compare=False, default=0.0)
+    """Seconds that the simulation took."""
+
+
+@dataclass(eq=False)
+class RunningJob:
+    """A job in a simulation: its hosts, and what they have summed."""
+
+    number: int
+    job: Job
+    config: JobConfig
+    words: list[Words]
+    sum: Words
+    workers: list[WorkerHost] = field(default_factory=list)
+    server: ServerHost | None = None
+    done: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    wrong: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether every worker has all sums."""
+        return min(self.done) >= self.job.sums
+
+    def on_sum(self, worker: int) -> OnSum:
+        """Return what checks a worker's sums and begins the next."""
+
+        def check(ticket: int, words: Words, now: int) -> list[Words]:
+            self.wrong += not np.array_equal(words, self.sum)
+            self.done[worker] += 1
+            self.ended[worker] = now
+            begun = ticket + self._ahead
+            return [self.words[worker]] if begun < self.job.sums else []
+
+        return check
+
+    @property
+    def _ahead(self) -> int:
+        """Sums that a worker has submitted at once: a long row of them leaves no gap between two."""
+        return min(2, self.job.sums) if self.job.sums > 1 else 1
+
+    def first_words(self, worker: int) -> list[Words]:
+        """Return what a worker submits at its start."""
+        return [self.words[worker]] * self._ahead
+
+
+class Simulation:
+    """A scenario's network in virtual time. All its randomness comes from the scenario's seed.
+
+    step_ps: batch no more than so much time, for tests; results do not depend on it.
+    """
+
+    def __init__(self, scenario: Scenario, *, step_ps: int | None = None) -> None:
+        self.scenario = scenario
+        self.engine = Engine(scenario.seed, step_ps=step_ps)
+        random = np.random.default_rng(scenario.seed)
+        self.jobs = [_running(scenario, n, job, random) for n, job in enumerate(scenario.jobs, 1)]
+        self.switches: list[SummingSwitch] = []
+        if scenario.network.racks == 1:
+            self._one_switch()
+        else:
+            self._two_levels()
+
+    def run(self, on_step: Callable[[Simulation], None] | None = None) -> Report:
+        """Run until every worker has every sum. Raises SimulationError if it has not by `limit_s`."""
+        started = time.perf_counter()
+        tell = None if on_step is None else (lambda: on_step(self))
+        self.engine.run(lambda: all(job.finished for job in self.jobs), self.scenario.limit_s, tell)
+        return self.report(time.perf_counter() - started)
+
+    def progress(self) -> float:
+        """Return the share of results that workers have."""
+        chunks = [-(-job.job.elements // self.scenario.lanes) * job.job.sums for job in self.jobs]
+        have = [sum(w.endpoint.stats().results for w in job.workers) / len(job.workers) for job in self.jobs]
+        return sum(have) / sum(chunks)
+
+    def report(self, wall_s: float = 0.0) -> Report:
+        """Return what was done up to now."""
+        links, verdicts = self.engine.total(), Counter[Verdict]()
+        for switch in self.switches:
+            verdicts.update(switch.verdicts())
+        at_switches = [c for name, c in self.engine.counts().items() if not name.startswith("host")]
+        return Report(
+            jobs=tuple(_row(job) for job in self.jobs),
+            seconds=max(max(job.ended) for job in self.jobs) / PS_PER_S,
+            packets={verdict.name.lower(): count for verdict, count in sorted(verdicts.items())},
+            offered=links.offered,
+            delivered=links.delivered,
+            on_the_way=self.engine.on_the_way(),
+            drops={"queue_full": links.queue_full, "lost": links.lost, **refused(verdicts)},
+            marked=links.marked,
+            octets=links.octets,
+            deepest=max(one.deepest for one in at_switches),
+            steps=self.engine.steps,
+            wall_s=wall_s,
+        )
+
+    # -- topologies ------------------------------------------------------------------------------------
+
+    def _one_switch(self) -> None:
+        switch = self._switch("switch")
+        port = 1
+        for job in self.jobs:
+            ports = range(port, port + job.job.workers)
+            port += job.job.workers
+            up_port = UP_PORT + (0 if self.scenario.shared_server else job.number)
+            workers = {p: w for w, p in enumerate(ports)}
+            returns = {w: p for p, w in workers.items()}
+            switch.admit(_admission(job, up_port, workers=workers, return_ports=returns))
+            for worker, at in enumerate(ports):
+                self._attach_worker(job, worker, switch, at)
+        self._attach_servers([switch] * len(self.jobs))
+
+    def _two_levels(self) -> None:
+        network = self.scenario.network
+        spines = [self._switch(f"spine {n}") for n in range(network.spines)]
+        leaves = [self._switch(f"rack {n}") for n in range(network.racks)]
+        places = _places(self.scenario)
+        for rack, leaf in enumerate(leaves):
+            hosts = sum(len(job[rack]) for job in places)
+            spec = switch_link(network, hosts)
+            for n, spine in enumerate(spines):
+                self._wire(leaf, UP_PORT + n, spine, 1 + rack, spec, f"uplink {rack}.{n}")
+        free_port = [1] * network.racks
+        for job, racks in zip(self.jobs, places, strict=True):
+            n = (job.number - 1) % network.spines
+            returns: dict[int, int] = {}
+            for rack, leaf in enumerate(leaves):
+                first = free_port[rack]
+                free_port[rack] += len(racks[rack])
+                workers = {first + k: rack * MAX_WORKERS + k for k in range(len(racks[rack]))}
+                returns |= dict.fromkeys(workers.values(), 1 + rack)
+                back = {w: p for p, w in workers.items()}
+                leaf.admit(_admission(job, UP_PORT + n, workers=workers, return_ports=back, level=Level.LEAF))
+                for k, worker in enumerate(racks[rack]):
+                    self._attach_worker(job, worker, leaf, first + k)
+            up_port = UP_PORT + (0 if self.scenario.shared_server else job.number)
+            ports = {1 + rack: rack for rack in range(network.racks)}
+            spines[n].admit(_admission(job, up_port, racks=ports, return_ports=returns, level=Level.SPINE))
+        self._attach_servers([spines[(job.number - 1) % network.spines] for job in self.jobs])
+
+    def _switch(self, name: str) -> SummingSwitch:
+        scenario = self.scenario
+        switch: SummingSwitch = (
+            CompiledSwitch(scenario.lanes)
+            if scenario.compiled
+            else SpecifiedSwitch(scenario.lanes, scenario.slots)
+        )
+        self.engine.add(switch)
+        self.switches.append(switch)
+        return switch
+
+    def _attach_worker(self, job: RunningJob, worker: int, switch: SummingSwitch, port: int) -> None:
+        odd = next((one for one in job.job.stragglers if one.worker == worker), None)
+        start_s = job.job.start_s + (odd.late_s if odd else 0.0)
+        endpoint = WorkerEndpoint(job.config, job.config.worker_ids[worker])
+        host = WorkerHost(endpoint, job.first_words(worker), job.on_sum(worker), start_s=start_s)
+        job.workers.append(host)
+        self._attach(host, switch, port, f"job {job.number} worker {worker}", odd.gbps if odd else None)
+
+    def _attach_servers(self, switches: Sequence[SummingSwitch]) -> None:
+        if self.scenario.shared_server:
+            for switch in dict.fromkeys(switches):
+                mine = [job for job, at in zip(self.jobs, switches, strict=True) if at is switch]
+                host = ServerHost([AggregationServer(job.config) for job in mine])
+                self._attach(host, switch, UP_PORT, "server")
+                for job in mine:
+                    job.server = host
+            return
+        for job, switch in zip(self.jobs, switches, strict=True):
+            job.server = ServerHost([AggregationServer(job.config)])
+            self._attach(job.server, switch, UP_PORT + job.number, f"server {job.number}")
+
+    def _attach(
+        self, host: Node, switch: SummingSwitch, port: int, name: str, gbps: float | None = None
+    ) -> None:
+        """Connect a host to a switch's port, both ways."""
+        self.engine.add(host)
+        up, down = host_links(self.scenario.network, gbps)
+        self.engine.connect(host, PORT, switch, port, up, f"host {name}")
+        self.engine.connect(switch, port, host, PORT, down, f"to {name}")
+
+    def _wire(
+        self, a: SummingSwitch, port: int, b: SummingSwitch, b_port: int, spec: LinkSpec, name: str
+    ) -> None:
+        self.engine.connect(a, port, b, b_port, spec, f"{name} up")
+        self.engine.connect(b, b_port, a, port, spec, f"{name} down")
+
+
+def simulate(scenario: Scenario, on_step: Callable[[Simulation], None] | None = None) -> Report:
+    """Run a scenario to its end and report. Raises SimulationError if it does not end by `limit_s`."""
+    return Simulation(scenario).run(on_step)
+
+
+def frame_bytes(lanes: int) -> int:
+    """Return the bytes of a chunk's frame, from Ethernet header to last lane."""
+    return FRAME_HEADER_BYTES + packet_bytes(lanes)
+
+
+def _places(scenario: Scenario) -> list[list[range]]:
+    """Return each job's workers by rack, numbered over all racks, divided evenly."""
+    racks = scenario.network.racks
+    return [
+        [range(rack * job.workers // racks, (rack + 1) * job.workers // racks) for rack in range(racks)]
+        for job in scenario.jobs
+    ]
+
+
+def _running(scenario: Scenario, number: int, job: Job, random: np.random.Generator) -> RunningJob:
+    racks = scenario.network.racks
+    sizes = tuple(len(rack) for rack in _places(scenario)[number - 1]) if racks > 1 else ()
+    config = JobConfig(
+        job_id=number,
+        generation=_GENERATION,
+        workers=job.workers,
+        lanes=scenario.lanes,
+        window=job.window,
+        initial_window=job.initial_window,
+        racks=sizes,
+        timers=job.timers.timers(),
+    )
+    words = [random.integers(0, 1 << 32, job.elements, np.uint32) for _ in range(job.workers)]
+    # Whole numbers of 64 bits: independent of the wrap that hosts and switches rely on.
+    whole = np.zeros(job.elements, np.uint64)
+    for one in words:
+        whole += one
+    expected = (whole & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    return RunningJob(number, job, config, words, expected, done=[0] * job.workers, ended=[0] * job.workers)
+
+
+def _admission(
+    job: RunningJob,
+    up_port: int,
+    *,
+    workers: dict[int, int] | None = None,
+    racks: dict[int, int] | None = None,
+    return_ports: dict[int, int],
+    level: Level = Level.ONLY,
+) -> Admission:
+    salt = job.config.job_id * _SALT_FACTOR & 0xFFFFFFFF
+    return Admission(
+        job.config.job_id, _GENERATION, salt, up_port, workers or {}, racks or {}, return_ports, level
+    )
+
+
+def _row(job: RunningJob) -> JobRow:
+    stats = [host.endpoint.stats() for host in job.workers]
+    assert job.server is not None
+    served = job.server.servers[job.config.job_id].stats()
+    sums, chunks = min(job.done), served.chunks_in_switch + served.chunks_at_server
+    seconds = max(job.ended) / PS_PER_S - job.job.start_s
+    bits = 32 * job.job.elements * sums
+    return JobRow(
+        job=job.number,
+        workers=job.job.workers,
+        elements=job.job.elements,
+        sums=sums,
+        seconds=seconds / sums if sums else 0.0,
+        goodput_gbps=bits / seconds / 1e9 if sums else 0.0,
+        in_switch=served.chunks_in_switch / chunks if chunks else 0.0,
+        contributions=sum(one.contributions for one in stats),
+        resends=sum(one.resends for one in stats),
+        results=sum(one.results for one in stats),
+        marked=sum(one.marked for one in stats),
+        rtt_us=1e6 * (stats[0].rtt_mean or 0.0),
+        window=stats[0].window,
+        wrong=job.wrong,
+    )
+
+
+def rows(scenarios: Sequence[Scenario]) -> Iterator[Report]:
+    """Yield the report of each scenario: what an experiment repeats."""
+    for scenario in scenarios:
+        yield simulate(scenario)

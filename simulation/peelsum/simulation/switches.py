@@ -1,0 +1,211 @@
+"""The switches of a simulation: peelsum's, compiled or as specified, with the same tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.pipelines import pipeline
+from peelsum.simulation.engine import Outputs, together
+from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, Train
+from peelsum.softswitch import Frames, Switch, load
+from peelsum.spec import SpecSwitch
+from peelsum.wire import FRAME_HEADER_BYTES, Level, Verdict, encapsulation, packet_bytes
+from peelsum.wire.clock import TICK_US
+
+_TICK_PS = TICK_US * PS_PER_S // 1_000_000
+#: The frame's number follows its packet, where the program does not look (an Ethernet trailer).
+_TRAILER = 4
+#: What happened to packets that a switch neither passed on nor added up.
+REFUSALS = range(Verdict.NOT_PEELSUM, Verdict.ABSORBED)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A job's rows in one switch's tables, as the controller writes them."""
+
+    job_id: int
+    """1 to 255."""
+    generation: int
+    """As in the packets."""
+    salt: int
+    """Slot of chunk 0, before reduction."""
+    up_port: int
+    """Port to the server or to the spine."""
+    workers: Mapping[int, int] = field(default_factory=dict)
+    """Worker id behind each port, if the switch has workers."""
+    racks: Mapping[int, int] = field(default_factory=dict)
+    """Rack behind each port, if the switch is a spine."""
+    return_ports: Mapping[int, int] = field(default_factory=dict)
+    """Port towards each worker."""
+    level: Level = Level.ONLY
+    """The switch's place."""
+
+    @property
+    def members(self) -> dict[int, tuple[int, int]]:
+        """Mask and first worker id behind each port."""
+        workers = {port: (1 << worker % 32, worker) for port, worker in self.workers.items()}
+        return workers | {port: (1 << rack, 32 * rack) for port, rack in self.racks.items()}
+
+    @property
+    def expected_mask(self) -> int:
+        """The bitmap of a complete sum."""
+        return sum(mask for mask, _ in self.members.values())
+
+
+class SummingSwitch(Protocol):
+    """A switch that sums: a node of the simulation."""
+
+    def admit(self, job: Admission) -> None:
+        """Write a job's rows."""
+
+    def verdicts(self) -> dict[Verdict, int]:
+        """Return the packets by the program's verdict."""
+
+    def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
+        """Process packets."""
+
+    def next_time(self) -> int:
+        """Return NEVER: a switch has no timers."""
+
+
+class CompiledSwitch:
+    """The committed P4 program in the softswitch, in memory. It has 4,096 slots.
+
+    Raises PipelineError if there is no pipeline of so many lanes.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self._switch = Switch(load(pipeline(lanes).json_path))
+        self._tables = {name.rpartition(".")[2]: table for name, table in self._switch.tables.items()}
+        self._size = packet_bytes(lanes)
+        header = np.frombuffer(encapsulation(self._size), np.uint8)
+        self._frames = np.zeros((0, FRAME_HEADER_BYTES + self._size + _TRAILER), np.uint8)
+        self._header = header
+
+    @property
+    def slots(self) -> int:
+        """Slots of the program."""
+        return next(len(r) for name, r in self._switch.registers.items() if name.endswith("worker_bitmap"))
+
+    def admit(self, job: Admission) -> None:
+        """Write a job's rows."""
+        prefix = "PeelsumIngress.aggregation.admission."
+        members, paths = self._tables["members"], self._tables["return_paths"]
+        members.insert((job.job_id, job.up_port), prefix + "admit_server")
+        role = "admit_rack" if job.racks else "admit_worker"
+        for port, member in job.members.items():
+            members.insert((job.job_id, port), prefix + role, member)
+        for worker, port in job.return_ports.items():
+            paths.insert((job.job_id, worker), "PeelsumIngress.aggregation.delivery.return_to", (port,))
+        self._switch.groups.set(job.job_id, [(port, 0) for port in job.members])
+        row = (job.generation, job.salt, job.expected_mask, job.up_port, job.job_id)
+        self._tables["jobs"].insert((job.job_id,), prefix + job.level.value, row)
+
+    def verdicts(self) -> dict[Verdict, int]:
+        """Return the packets by the program's verdict."""
+        cells = next(c for name, c in self._switch.counters.items() if name.endswith("verdicts")).values()
+        return {verdict: int(cells[verdict, 0]) for verdict in Verdict if cells[verdict, 0]}
+
+    def next_time(self) -> int:
+        """Return NEVER: a switch has no timers."""
+        return NEVER
+
+    def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
+        """Process packets in order of time, all those of one tick of the slots' clock at once."""
+        sent: dict[int, list[Train]] = {}
+        if arrivals is not None:
+            ticks = arrivals.train.times // _TICK_PS
+            edges = [0, *(np.flatnonzero(np.diff(ticks)) + 1).tolist(), len(arrivals)]
+            for first, stop in pairwise(edges):
+                self._process(arrivals, slice(first, stop), sent)
+        return together(sent)
+
+    def _process(self, arrivals: Arrivals, rows: slice, sent: dict[int, list[Train]]) -> None:
+        train = arrivals.train.rows(rows)
+        count = len(train)
+        if count > len(self._frames):
+            self._frames = np.zeros((count, self._frames.shape[1]), np.uint8)
+            self._frames[:, :FRAME_HEADER_BYTES] = self._header
+            self._frames[:, -_TRAILER:] = np.arange(count, dtype=np.uint32).view(np.uint8).reshape(count, -1)
+        frames = self._frames[:count]
+        frames[:, FRAME_HEADER_BYTES:-_TRAILER] = train.data
+        length = np.full(count, frames.shape[1], np.int32)
+        now_us = int(train.times[0]) // _TICK_PS * TICK_US
+        out = self._switch.process(Frames(frames, length, arrivals.ports[rows]), now_us)
+        end = FRAME_HEADER_BYTES + self._size
+        cause = np.ascontiguousarray(out.data[:, end : end + _TRAILER]).view(np.uint32)[:, 0]
+        by_port = np.argsort(out.port, kind="stable")
+        ports = out.port[by_port]
+        for chosen in np.split(by_port, np.flatnonzero(np.diff(ports)) + 1) if len(ports) else ():
+            data = np.ascontiguousarray(out.data[chosen, FRAME_HEADER_BYTES:end])
+            times, sizes = train.times[cause[chosen]], train.sizes[cause[chosen]]
+            sent.setdefault(int(out.port[chosen[0]]), []).append(Train(times, sizes, data))
+
+
+class SpecifiedSwitch:
+    """The executable specification: any lanes, any power of two of slots from 256 on; 10 times slower."""
+
+    def __init__(self, lanes: int, slots: int) -> None:
+        self.slots = slots
+        self._switch = SpecSwitch(lanes, slots)
+
+    def admit(self, job: Admission) -> None:
+        """Write a job's rows."""
+        self._switch.admit_job(
+            job.job_id,
+            generation=job.generation,
+            salt=job.salt,
+            expected_mask=job.expected_mask,
+            up_port=job.up_port,
+            group=job.job_id,
+            level=job.level,
+        )
+        self._switch.admit_server(job.job_id, job.up_port)
+        for port, (mask, first) in job.members.items():
+            if job.racks:
+                self._switch.admit_rack(job.job_id, port, rack_mask=mask, first_worker=first)
+            else:
+                self._switch.admit_worker(job.job_id, port, worker_mask=mask, worker_id=first)
+        for worker, port in job.return_ports.items():
+            self._switch.return_to(job.job_id, worker, port)
+        self._switch.set_group(job.job_id, list(job.members))
+
+    def verdicts(self) -> dict[Verdict, int]:
+        """Return the packets by verdict."""
+        return {
+            verdict: self._switch.verdicts[verdict] for verdict in Verdict if self._switch.verdicts[verdict]
+        }
+
+    def next_time(self) -> int:
+        """Return NEVER: a switch has no timers."""
+        return NEVER
+
+    def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
+        """Process packets in order of time."""
+        rows: dict[int, list[tuple[int, int, bytes]]] = {}
+        if arrivals is not None:
+            train = arrivals.train
+            for i in range(len(arrivals)):
+                now_us = int(train.times[i]) // _TICK_PS * TICK_US
+                for port, payload in self._switch.process(
+                    int(arrivals.ports[i]), train.data[i].tobytes(), now_us
+                ):
+                    rows.setdefault(port, []).append((int(train.times[i]), int(train.sizes[i]), payload))
+        return [(port, _train(rows[port])) for port in sorted(rows)]
+
+
+def _train(rows: list[tuple[int, int, bytes]]) -> Train:
+    times, sizes, payloads = zip(*rows, strict=True)
+    data: NDArray[np.uint8] = np.frombuffer(bytearray(b"".join(payloads)), np.uint8).reshape(len(rows), -1)
+    return Train(np.array(times, np.int64), np.array(sizes, np.int32), data)
+
+
+def refused(verdicts: Mapping[Verdict, int]) -> dict[str, int]:
+    """Return the packets that a switch dropped, by reason; absorbed ones are in a sum."""
+    return {v.name.lower(): count for v, count in verdicts.items() if v.value in REFUSALS}

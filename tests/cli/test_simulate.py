@@ -1,0 +1,49 @@
+"""`peelsum simulate`: options, files, errors of one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import peelsum
+
+QUICK = ("--elements", "4000", "--lanes", "32")
+
+
+def test_options_come_before_the_file_and_the_same_seed_prints_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text("[network]\ngbps = 25.0\nloss = 0.01\n[[jobs]]\nworkers = 3\n")
+    runs = [
+        json.loads(peelsum("simulate", str(path), *QUICK, "--workers", "5", "--json").stdout) for _ in "12"
+    ]
+    for run in runs:
+        del run["wall_s"]
+    assert runs[0] == runs[1]
+    (row,) = runs[0]["jobs"]
+    assert (row["workers"], row["elements"], row["wrong"]) == (5, 4000, 0)
+    assert runs[0]["drops"]["lost"] > 0
+
+
+def test_a_table_for_people() -> None:
+    done = peelsum("simulate", *QUICK, "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    assert "packets at switches" in done.stdout
+    assert "dropped: none" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--loss", "1.5"], "network.loss: 1.5"),
+        (["--slots", "300"], "slots: 300 is not a power of two; use 512"),
+        (["nowhere.toml"], "nowhere.toml: No such file"),
+        (["--workers", "2000"], "jobs.0.workers: 2000"),
+        (["--racks", "1", "--workers", "40"], "network.racks: 1: jobs.0 has 40 workers"),
+    ],
+)
+def test_a_bad_value_gets_one_line_that_names_it(options: list[str], message: str) -> None:
+    done = peelsum("simulate", *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,48 @@
+"""The rows of `peelsum bench simulation`, the formulas' error, and a simulation beside an emulation."""
+
+from __future__ import annotations
+
+import pytest
+
+from peelsum.bench.simulation import rows
+from peelsum.bench.simulation.emulated import compared
+from peelsum.simulation import SimulationError
+from peelsum.simulation.cost_model import ALGORITHMS, Calibration, Parts, fitted, parts
+
+
+def test_formulas_are_within_a_tenth_of_packets_on_a_case_not_fitted() -> None:
+    scenario = rows.scenario_of(6, elements=1 << 17)
+    for algorithm in ("peelsum", "switchml", "ring", "sharded_server"):
+        estimate = rows.CALIBRATION[algorithm].seconds(parts(scenario, algorithm))
+        assert estimate == pytest.approx(rows.measured(scenario, algorithm).seconds, rel=0.1), algorithm
+
+
+def test_a_fit_returns_the_factors_that_made_the_times() -> None:
+    each = [Parts(1e-3, 1e-5), Parts(2e-4, 3e-5), Parts(1e-4, 1e-4)]
+    true = Calibration(1.25, 0.5)
+    assert fitted([(one, true.seconds(one)) for one in each]) == true
+
+
+def test_every_algorithm_has_a_formula_and_peelsum_s_ends_where_two_levels_do() -> None:
+    assert set(rows.CALIBRATION) == set(ALGORITHMS)
+    assert rows.by_formula(1024, "peelsum").seconds < rows.by_formula(1024, "ring").seconds
+    assert rows.by_formula(10_000, "ring").seconds > rows.by_formula(1024, "ring").seconds
+    with pytest.raises(SimulationError, match="two levels of switches take 1024; use that or fewer"):
+        rows.by_formula(10_000, "peelsum")
+
+
+def test_rows_are_plain_and_exact() -> None:
+    found = list(rows.loss_rows(losses=(0.0,), algorithms=("peelsum", "ring"), workers=2))
+    assert [(row.algorithm, row.timers, row.wrong) for row in found] == [
+        ("peelsum", "quick", 0),
+        ("ring", "quick", 0),
+        ("peelsum", "default", 0),
+    ]
+
+
+@pytest.mark.system
+def test_a_simulated_sum_takes_as_long_as_an_emulated_one() -> None:
+    row = compared()
+    assert row.wrong == 0
+    # An emulated sum cannot be much faster than its ports allow; how much slower depends on the machine.
+    assert row.simulated_s == pytest.approx(row.emulated_s, rel=0.25)

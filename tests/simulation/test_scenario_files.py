@@ -1,0 +1,92 @@
+"""Scenario files: read as written, refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peelsum.simulation import SimulationError, parse_scenario, read_scenario
+
+VALUES = st.one_of(
+    st.integers(-5, 5000),
+    st.floats(allow_nan=True),
+    st.booleans(),
+    st.text(max_size=5),
+    st.lists(st.integers()),
+)
+NAMES = st.sampled_from(
+    [
+        "seed",
+        "lanes",
+        "slots",
+        "network.gbps",
+        "network.racks",
+        "network.loss",
+        "network.schedule",
+        "nonsense",
+    ]
+)
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text(
+        """
+        seed = 3
+        [network]
+        racks = 2
+        schedule = [{at_s = 0.001, gbps = 50.0}, {at_s = 0.002, gbps = 100.0}]
+        [[jobs]]
+        workers = 8
+        stragglers = [{worker = 7, late_s = 0.001}]
+        [jobs.timers]
+        need = 0.001
+        """
+    )
+    scenario = read_scenario(path)
+    assert (scenario.seed, scenario.network.racks, scenario.jobs[0].workers) == (3, 2, 8)
+    assert [(one.at_s, one.gbps) for one in scenario.network.schedule] == [(0.001, 50.0), (0.002, 100.0)]
+    assert scenario.jobs[0].timers.timers().need == 0.001
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("slots = 300", "s.toml: slots: 300 is not a power of two; use 512"),
+        ("[network]\ngbp = 3.0", "s.toml: network.gbp: is not a field of a scenario; call it 'gbps'"),
+        ("[network]\nloss = 1.5", "s.toml: network.loss: 1.5: input should be less than 1"),
+        (
+            "[[jobs]]\nworkers = 33",
+            "network.racks: 1: jobs.0 has 33 workers, a switch takes 32; use 2 or more",
+        ),
+        ("[[jobs]]\nstragglers = [{worker = 9}]", "stragglers: worker 9 is not one of 4; give 0 to 3"),
+        ("[jobs.timers]\nneed = 0.0", "jobs"),
+        ('switch = "compiled"\nlanes = 5', "switch: the compiled program has 4096 slots"),
+        ("nonsense", "s.toml: is not TOML"),
+    ],
+)
+def test_a_bad_file_gets_one_line(text: str, message: str) -> None:
+    with pytest.raises(SimulationError) as caught:
+        parse_scenario(text, "s.toml")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_gets_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SimulationError, match=r"none\.toml"):
+        read_scenario(tmp_path / "none.toml")
+
+
+@given(NAMES, VALUES)
+def test_any_value_is_taken_or_refused_in_one_line(name: str, value: object) -> None:
+    written = repr(value).lower() if isinstance(value, bool) else repr(value)
+    table, _, field = name.rpartition(".")
+    text = f"[{table}]\n{field} = {written}" if table else f"{field} = {written}"
+    try:
+        said = str(parse_scenario(text).seed)
+    except SimulationError as error:
+        said = str(error)
+    assert "\n" not in said
