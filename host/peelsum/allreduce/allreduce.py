@@ -1,8 +1,8 @@
 """Sum float tensors exactly over all workers, on any backend.
 
-Theory of operation. One call of `Allreduce.sum` is one step. First the workers agree on a plan, then every
-tensor goes through its own rounds. The words of all tensors in a round are sent back to back, in one
-exchange, so that chunks are full.
+Theory of operation. One call of `Allreduce.sum` is one step, and a step consists of these rounds. In each
+round, the words of all tensors are sent back to back, in one exchange, so that chunks are full. A tensor
+skips the rounds that it does not need.
 
     round        op   words                                          when
     agreement    OR   a digest d of plan and step, and ~d            always; alone if the tensors are new
@@ -12,8 +12,10 @@ exchange, so that chunks are full.
     values       ADD  dense, compact or sketch                       unless sent already, zero or not finite
     left-over    ADD  values that peeling did not recover            if there are any
 
-A wrong prediction costs one round: the values are sent again at the agreed scale. Every decision (agreement,
-scale, lengths, left-over, the next step's choices) follows from sums, which are the same on every worker.
+After a wrong prediction, the "values" round sends the tensor again, at the agreed scale.
+
+All workers must make the same decisions: on agreement, scale, lengths, left-over and the next step's choices.
+They do, because each decision depends only on sums, which are the same on every worker.
 """
 
 from __future__ import annotations
@@ -89,16 +91,20 @@ class Allreduce:
     `sparse` must be the name of a tensor; otherwise every worker raises InvalidRequestError in the first
     step. The known names are `names`, or, if that is empty, those of the first call of `sum`.
 
-    `seed` and `cells_per_candidate` determine the layout of sketches. With one of `limbs`, each block of
-    elements has its own scale, unless its values are sent at a prediction. With two, values take twice the
-    words, at one scale with about 30 more bits. `average` divides results by the number of workers.
-    `estimate` is for experiments only: the left-over of peeling is estimated, at a coarser scale, instead of
-    exchanged, so results are not exact. `clock` returns seconds. `span` returns a context manager, such as a
-    profiler, that is entered around work of the phase "encode", "exchange" or "decode".
+    - `seed`, `cells_per_candidate`: determine the layout of sketches.
+    - `average`: divide results by the number of workers.
+    - `limbs`: words per value. With 1, each block of elements has its own scale, unless its values are sent
+      at a prediction. With 2, a tensor has one scale, with about 30 more bits.
+    - `estimate`: for experiments only. Estimates the left-over of peeling, at a coarser scale, instead of
+      exchanging it, so results are not exact.
+    - `implementation`: the implementation of the codec; "gpu" takes torch tensors.
+    - `clock`: returns the time in seconds.
+    - `span`: takes "encode", "exchange" or "decode" and returns a context manager, such as a profiler's. It
+      is entered around the work of that phase.
 
     All settings, and the tensors' names, shapes, dtypes and order, must be the same on every worker;
-    otherwise every worker raises PlanMismatchError. Raises InvalidRequestError or CodecError for an invalid
-    setting.
+    otherwise every worker raises PlanMismatchError. The constructor raises InvalidRequestError or CodecError
+    for an invalid setting.
     """
 
     def __init__(
@@ -148,9 +154,6 @@ class Allreduce:
     def sum(self, tensors: Tensors, *, in_place: bool = False) -> StepResult:
         """Return the exact sum of each tensor over all workers.
 
-        in_place: write the `values` of the result over those tensors that are float32 arrays in C order and
-        writable, which spares an array of zeros. All other results are new arrays.
-
         Every worker must call this with tensors of the same names, shapes and dtypes, in the same order.
         Blocks until every worker has contributed. If a tensor is not finite on some worker, its result is NaN
         on all.
@@ -160,8 +163,11 @@ class Allreduce:
         tensors on a device; the sums are on the same device, computed on the current stream. Workers with and
         without a GPU can take part in the same sum.
 
-        Raises PlanMismatchError if the workers differ, InvalidRequestError if all pass an unsupported dtype,
-        and whatever the summation raises when it stalls. After an error the workers may be out of step:
+        `in_place` overwrites tensors that are writable float32 arrays in C order with the `values` of their
+        results, which saves an array each. All other results are new arrays.
+
+        Raises PlanMismatchError if the workers differ, and InvalidRequestError if all pass an unsupported
+        dtype. If the summation stalls, its error is raised. After an error the workers may be out of step:
         further calls raise InvalidRequestError, and a new summation is needed.
         """
         if self._failed:
@@ -326,6 +332,6 @@ def _check(name: str, tensor: Tensor) -> None:
 
 
 def _tensor_seed(seed: int, step: int, name: str) -> int:
-    """Return the seed of this tensor and step, so that a support with an unlucky layout gets a new one."""
+    """Return a seed that changes with each step, so that a support with an unlucky layout gets another."""
     digest = hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest)

@@ -1,6 +1,7 @@
-"""Device memory for `peelsum.codec.gpu`: implements `peelsum.codec.memory` with torch. Words are int32.
+"""Keep a step's arrays on the GPU: `peelsum.codec.memory.Memory` for torch tensors.
 
-Words are copied to and from the host through pinned memory, on the current stream.
+torch lacks arithmetic on uint32, so words are int32 with the same bits. They are copied to and from the host
+through pinned memory, on the current stream.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ _WORD_BITS = 32
 
 
 class DeviceMemory:
-    """A `Memory` of torch tensors on one device."""
+    """A `Memory` whose arrays are torch tensors on `device`.
+
+    By default the device is the GPU. If there is none, it is the CPU, on which Triton's interpreter runs.
+    """
 
     direct = False
 
@@ -27,7 +31,7 @@ class DeviceMemory:
         self._device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def accepted(self, tensor: Any) -> Tensor:
-        """See `Memory.accepted`. Accepts CPU tensors if there is no GPU, for Triton's interpreter."""
+        """See `Memory.accepted`. Raises CodecError for anything but a torch tensor on this device's type."""
         if not isinstance(tensor, Tensor) or tensor.device.type != self._device.type:
             where = tensor.device if isinstance(tensor, Tensor) else type(tensor).__name__
             raise CodecError(
@@ -69,11 +73,11 @@ class DeviceMemory:
         return torch.full((count,), value, dtype=torch.float32, device=self._device)
 
     def positions(self, chosen: Tensor) -> Tensor:
-        """See `Memory.positions`. Waits for the device, to learn k."""
+        """See `Memory.positions`. Waits for the device, because the result's size depends on the data."""
         return chosen.nonzero().view(-1)
 
     def write_exponent(self, magnitude: Tensor, out: Tensor) -> None:
-        """See `Memory.write_exponent`. Works on the device, without waiting for the magnitude."""
+        """See `Memory.write_exponent`. The device computes it; the host does not wait for the magnitude."""
         field = magnitude >> MANTISSA_BITS
         word = torch.arange(EXPONENT_WORDS, dtype=torch.int32, device=self._device)
         bit = torch.ones_like(field) << (field % _WORD_BITS)

@@ -1,8 +1,13 @@
-"""Sum tensors over workers, compressed: memory, compressor, collective, and memory again.
+"""Sum tensors over workers, each worker sending only a compressed part of its own.
 
-Theory of operation. What is kept of a tensor is added to its gradient. The compressor makes a payload of it,
-which is summed by its kind. What this worker sent is subtracted from what is kept. Rounds of a bucket's
-tensors are exchanged together:
+Theory of operation. For each tensor, a step does this:
+
+1. Add the tensor's residual, what earlier steps did not send, to its gradient.
+2. Let the compressor make a payload of the result.
+3. Sum the payloads over workers, by an exchange that depends on the compressor's kind (see the table).
+4. Keep as the new residual what this worker did not send.
+
+The rounds of all tensors in a bucket are exchanged together:
 
     kind      exchange   op      words
     all       agreement  OR      a digest of all settings and shapes; only if the tensors are new
@@ -12,8 +17,10 @@ tensors are exchanged together:
     indexed   those of `peelsum.allreduce.Allreduce`
     gather    payloads   gather  the digest and the step; lengths and bytes
 
-A bound or merit is a float32 number in a word of the worker's own, so that their OR holds all of them. A
-tensor that is not finite has an infinite bound, or an impossible length. Every worker so learns of it.
+A bound is the largest magnitude that a worker may send. Where the workers elect one of them to decide the
+index, the one with the largest merit wins. Both are float32 numbers. Each worker writes them to words of its
+own, and leaves the others zero, so the OR holds the numbers of all workers. A tensor that is not finite has
+an infinite bound, or an impossible length, which tells every worker.
 """
 
 from __future__ import annotations
@@ -42,14 +49,18 @@ from peelsum.summation import Part, Summation, Words
 
 
 class CompressedSum:
-    """Sums of tensors over the workers of `summation`, by `compressor`; each worker has its own object.
+    """A compressed sum over the workers of `summation`, by `compressor`; each worker has its own object.
 
-    `memory` keeps residuals between steps; None is one with or without error feedback, as the compressor
-    needs. `seed` determines all random choices. `average` divides by the number of workers. `allreduce` sums
-    indexed payloads, and has the same `average`; `collectives` sum the others; both are made from `summation`
-    by default. `clock` and `span` are those of `Allreduce`. All settings must be the same on all workers;
-    if they differ, every worker raises PlanMismatchError in its first step. Raises CompressConfigError if the
-    compressor cannot sum over so many workers.
+    - `memory`: keeps residuals between steps. By default a new one, with error feedback if the compressor
+      needs it.
+    - `seed`: determines all random choices.
+    - `average`: divide results by the number of workers.
+    - `allreduce`: sums indexed payloads; must have the same `average`. By default made from `summation`.
+    - `collectives`: sum the other payloads. By default made from `summation`.
+    - `clock`, `span`: see `Allreduce`.
+
+    All settings must be the same on all workers; if they differ, every worker raises PlanMismatchError in its
+    first step. The constructor raises CompressConfigError if the compressor cannot sum over so many workers.
     """
 
     def __init__(
@@ -79,15 +90,16 @@ class CompressedSum:
 
     @property
     def memory(self) -> Memory:
-        """What this worker keeps between steps."""
+        """This worker's residuals and other state between steps."""
         return self._memory
 
     def sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int | None = None) -> CompressedResult:
-        """Return the sum of what all workers sent of each tensor; blocks until all have contributed.
+        """Return, for each tensor, the sum of what the workers sent; block until all have contributed.
 
-        Tensors are float32 of any shape, not modified. `step` counts from 0; None counts the calls. Raises
-        PlanMismatchError if the workers differ, CompressConfigError for another dtype, and the summation's
-        errors. After an error the workers may be out of step, and further calls raise CompressError.
+        Tensors are float32 of any shape, and are not modified. `step` is the step's number, from 0; by
+        default, the number of earlier calls. Raises PlanMismatchError if the workers differ,
+        CompressConfigError for another dtype, and the summation's errors. After an error the workers may be
+        out of step, and further calls raise CompressError.
         """
         if self._failed:
             raise CompressError("sum: an earlier call failed; start again with a new summation")
@@ -127,7 +139,7 @@ class CompressedSum:
         )
 
     def _requested(self, tensors: Mapping[str, NDArray[np.float32]], wire: Wire) -> str:
-        """Return what the workers must have in common, as text; agree on it alone the first time."""
+        """Return, as text, all that the workers must have in common; the first time, check that they do."""
         shapes = [(name, tensor.shape) for name, tensor in tensors.items()]
         settings = (self._compressor, self._seed, self._average, self._memory.settings, self._workers, shapes)
         request = repr(settings)
@@ -142,7 +154,7 @@ class CompressedSum:
         if self._compressor.per == "tensor" or not tensors:
             return [self._unit([name], [one], shapes[name], name, step) for name, one in tensors.items()]
         names = list(tensors)
-        if self._compressor.kind == "indexed":  # the others compete without one that is not finite
+        if self._compressor.kind == "indexed":  # tensors that are not finite are left out of the choice
             names = [name for name in names if np.isfinite(tensors[name]).all()]
         parts = [tensors[name] for name in names]
         return [self._unit(names, parts, None, f"bucket {_digest(repr(names)):016x}", step)]
@@ -177,7 +189,7 @@ class CompressedSum:
     def _indexed(
         self, units: Sequence[Unit], offered: Mapping[str, Floats], grown: Mapping[str, Residual], wire: Wire
     ) -> list[CompressedTensor]:
-        """Sum values at positions by the exact all-reduce; of a tensor that is not finite, all."""
+        """Sum the chosen elements by the exact allreduce; of a tensor that is not finite, all elements."""
         sparse = dict(offered)
         with wire.timed("encode"):
             for unit in units:
@@ -256,7 +268,7 @@ def _from_allreduce(result: TensorResult, grid: int | None, *, with_sent: bool) 
 
 
 def _sent(result: TensorResult, grid: int | None) -> Exact:
-    """Return what this worker contributed in units of 2**-grid: what was offered lies on that grid."""
+    """Return what this worker contributed, in units of 2**-grid, on which the offered values lie."""
     if result.fixed is None or grid is None:
         return Exact(np.zeros(0, np.int64), np.zeros(0, np.int64), grid or 0)
     contributed = result.fixed.joined(result.quantized_at)

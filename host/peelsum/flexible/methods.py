@@ -1,8 +1,10 @@
-"""Methods of a training step: which elements are sent, by which collective, and what that takes.
+"""Predict how long each method of summing a gradient takes on a network, and find where the fastest changes.
 
-AR-Topk is that of "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks"
-(arXiv 2312.02493): one worker broadcasts the positions of its largest elements, and all_reduce adds up the
-values there. Through the switch, that worker alone sets bits of the index: the union has exactly k elements.
+A method combines the choice of elements (all, or the largest) with a collective (ring, tree, all_gather or
+the switch). "ar_top_k" is AR-Topk of "Flexible Communication for Optimal Distributed Learning over
+Unpredictable Networks" (arXiv 2312.02493). One worker broadcasts the positions of its k largest elements, and
+all_reduce adds up the values there. Through the switch, only that worker sets bits of the index, so the union
+has exactly k elements.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ Method = Literal[
     "ar_top_k_switch",
 ]
 METHODS: tuple[Method, ...] = get_args(Method)
-#: Who carries a method's words: a process group's connections, or the switch. Each has a link of its own.
+#: What carries a method's words: a process group's connections, or the switch. Each has a link of its own.
 Carrier = Literal["group", "switch"]
 CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 #: The methods that send every element.
 DENSE: tuple[Method, ...] = ("dense_ring", "dense_tree", "dense_switch")
-#: Words of each worker with which they elect one of them: its bound, and its merit.
+#: Words that each worker sends to elect one of them: its bound and its merit.
 _ELECTION_WORDS = 2
-#: Nanoseconds per element to select the largest: `TopK` takes 6 to 22, see docs/reference/flexible.md.
+#: Nanoseconds per element to select the largest; `TopK` takes 6 to 22 (docs/reference/flexible.md).
 _SELECT_NS = 10.0
 
 
@@ -60,9 +62,9 @@ class Step:
     select_s: float | None = None
     """Seconds to select the elements to send; None takes 10 ns per element."""
     sums: int = 1
-    """Sums of parts of the gradient that follow each other, such as DDP's buckets."""
+    """Number of parts that are summed one after the other, such as DDP's buckets."""
     headers: int = 0
-    """Exchanges of a few words before each sum of a method that needs none by itself; the hook has 1."""
+    """Exchanges of a few words before each sum, for methods that have none of their own; the hook has 1."""
 
     def __post_init__(self) -> None:
         within("elements", self.elements, 1, 2**40)
@@ -85,14 +87,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method takes for one step."""
+    """The predicted cost of one step by one method."""
 
     method: Method
     """The method."""
     words: float
     """32-bit words that cross the busiest link in one direction."""
     latency_s: float
-    """Seconds of messages that wait for each other."""
+    """Seconds spent on messages that must wait for an earlier one, whatever their length."""
     transfer_s: float
     """Seconds that the words take at the link's rate."""
     codec_s: float
@@ -105,24 +107,24 @@ class Cost:
 
 
 def carrier_of(method: Method) -> Carrier:
-    """Return who carries a method's words."""
+    """Return what carries a method's words."""
     return "switch" if method.endswith("_switch") else "group"
 
 
 def cost(method: Method, step: Step) -> Cost:
-    """Return what a method takes for a step."""
+    """Return the predicted cost of a step by one method."""
     return _COSTS[method](step)
 
 
 def costs(step: Step, methods: Collection[Method] = METHODS) -> list[Cost]:
-    """Return what each method takes, fastest first. Methods of equal time are in the order of METHODS."""
+    """Return the cost of each method, fastest first. Methods of equal time are in the order of METHODS."""
     return sorted(
         (cost(method, step) for method in METHODS if method in methods), key=lambda one: one.seconds
     )
 
 
 def _over(step: Step, method: Method, *parts: tuple[Network, float], codec_s: float = 0.0) -> Cost:
-    """Return the cost of collectives in a row, each with its words; the last one also carries headers."""
+    """Return the cost of collectives in sequence, as (network, words); the last also carries headers."""
     header_s = step.headers * parts[-1][0].seconds(0, 1)
     latency_s = step.sums * (header_s + sum(network.seconds(0, 1) for network, _ in parts))
     transfer_s = sum(network.seconds(words, 0) for network, words in parts)
@@ -135,7 +137,7 @@ def _dense(method: Method, reduce: Callable[[Link, int], Network], step: Step) -
 
 
 def _all_gather(step: Step) -> Cost:
-    """Every worker gets the positions and values of every other."""
+    """Return the cost of sending every worker's positions and values to every other worker."""
     gather = collectives.all_gather(step.link, step.workers)
     return _over(step, "top_k_all_gather", (gather, 2 * step.sent), codec_s=step.compress_s)
 
@@ -194,7 +196,7 @@ _COSTS: dict[Method, Callable[[Step], Cost]] = {
     ),
 }
 
-#: What a crossover can be looked for in, with the range.
+#: The quantities along which crossovers can be searched, and the range of each.
 Axis = Literal["gbps", "latency_s", "ratio", "elements"]
 AXES: dict[Axis, tuple[float, float]] = {
     "gbps": (1e-3, 1e3),
@@ -208,10 +210,10 @@ _HALVINGS = 20
 
 @dataclass(frozen=True)
 class Crossover:
-    """A value of one axis at which the fastest method changes, all else equal."""
+    """A value of one quantity at which the fastest method changes, if all others stay the same."""
 
     axis: Axis
-    """The field that varies."""
+    """The quantity that varies."""
     at: float
     """Its value."""
     below: Method
@@ -223,7 +225,8 @@ class Crossover:
 def crossovers(step: Step, axis: Axis, methods: Collection[Method] = METHODS) -> Iterator[Crossover]:
     """Yield the values of one axis at which the fastest method changes, in ascending order.
 
-    They lie within the axis's range in AXES, and are found to a millionth of it in logarithm.
+    The search covers the axis's range in AXES, by steps of an eighth of a decade. Bisection
+    then finds each value to a millionth of the range's logarithm.
     """
     least, most = AXES[axis]
     count = round(math.log10(most / least) * _POINTS_PER_DECADE)

@@ -1,25 +1,33 @@
-"""The aggregation server of one job, without socket or clock: it completes what the switch could not.
+"""The aggregation server of one job: it completes the sums that the switch could not.
 
-Theory of operation. H is the set of workers in a chunk's sum so far, and acc the sum. P is the set of workers
-in an arriving packet: with SPINE whole racks, without it workers of the sender's rack. The rules are the same
-for one level and two.
+It has no socket and no clock: the caller passes in packets and the time, and sends what `to_send` returns.
+
+Theory of operation. For each chunk the server keeps its sum so far, acc, and the set H of workers in that
+sum. An arriving packet has the words d and the set P of workers in it: whole racks if its flag SPINE is set,
+else workers of the sender's rack. W is the window, and N the newest complete chunk. The same rules hold for
+one level of switches and for two.
 
 | event | action |
 |---|---|
 | malformed; another job, generation or kind; unknown workers, racks or level | drop, count |
 | chunk is complete and kept | RESULT to the sender, at most once per `reply_gap` |
-| chunk not within (N - W, N + W], N the newest complete | drop, count; see `server_rows` |
+| chunk not within (N - W, N + W] | drop, count; see `server_rows` |
 | P and H disjoint | acc += d (or \\|= d), H \\|= P |
 | P contains H | acc = d, H = P |
 | H contains P | drop, count |
 | overlap, OR | acc \\|= d, H \\|= P |
 | overlap, ADD | drop, count |
 | H is all workers | keep as the result (2 W are kept), RESULT to all, with CE if any part had it |
-| H incomplete for `need`, then backing off; after 8 times, once for each packet of it | RESEND to the
-  switch, in two levels to the spine and to each incomplete rack's: give up what you hold; from the second
-  time on also NEED to all, naming the missing workers, so that waiting workers can name them, too |
+| H is incomplete and the chunk's timer expires | request the missing parts |
 
-A server that lost its state restarts as a new object of the same generation: workers resend what it lacks.
+A request is a RESEND to the switch, which then gives up what it holds of the chunk. With two levels it goes
+to the spine and to the switch of each incomplete rack. From the second request on, all workers also get a
+NEED that names the missing workers, so that a waiting worker can name them in its error.
+
+The timer first expires after `need`, and then after longer and longer pauses. After eight requests, each
+further packet of the chunk causes at most one more.
+
+A server that lost its state restarts as a new object of the same generation. Workers resend what it lacks.
 """
 
 from __future__ import annotations
@@ -55,7 +63,7 @@ _DROPS = (
 
 
 class AggregationServer:
-    """The aggregation server of one generation of one job. Its memory is bounded by the job's window."""
+    """The aggregation server of one generation of one job. The job's window bounds its memory."""
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
@@ -71,12 +79,12 @@ class AggregationServer:
         self.finished = False
 
     def receive(self, batch: Batch, now: float) -> list[Event]:
-        """Process received packets uint8[n, packet_bytes], of any content; return the events."""
+        """Process received packets, uint8[n, packet_bytes] of any content; return the events."""
         kernels.take(self.state, rows_of(batch), self.identity, self.config.window, now, self.waits)
         return self.collect(now)
 
     def collect(self, now: float) -> list[Event]:
-        """Return the events of packets that were processed since the last call, the last at `now`."""
+        """Return the events of packets processed since the last call; `now` is when the last one was."""
         self._now = now
         if self.state.cursors[Cursor.FINISHED] and not self.finished:
             self.finished = True
@@ -94,7 +102,7 @@ class AggregationServer:
         return self._scratch[:count].view(np.uint8)
 
     def expire(self, now: float) -> list[Event]:
-        """Ask for missing parts or report a stall, as is due. Call once `next_timer` has passed."""
+        """Request missing parts and report a stall, if due. Call once `next_timer` has passed."""
         timers = self.config.timers
         self._now = now
         kernels.expire(self.state, now, self.config.window, timers.need, timers.need_most)
@@ -118,7 +126,7 @@ class AggregationServer:
         ]
 
     def next_timer(self) -> float | None:
-        """Return when to call `expire` if nothing arrives before, or None for never."""
+        """Return the time at which to call `expire` if no packet arrives before, or None for never."""
         due = kernels.next_due(self.state)
         return due if due < np.inf else None
 
@@ -140,7 +148,7 @@ class AggregationServer:
         )
 
     def stats(self) -> ServerStats:
-        """Return what was counted since the start."""
+        """Return the counts since the start."""
         counts = self.state.counts
         return ServerStats(
             chunks_in_switch=int(counts[Count.IN_SWITCH]),

@@ -1,13 +1,20 @@
-"""LHC's published layout (arXiv 2402.07529), for comparison: our implementation, in integers, on all cores.
+"""Encode and decode with LHC's published layout (arXiv 2402.07529), to compare the codec with it.
 
-A block of 1024 elements is added to three rows of one table, each element in its own lane, with a sign per
-row. Neither a second table nor a rotation mixes the lanes. The index has four bits per element and is summed,
-so more than LARGEST_FAN_IN workers overflow it. A switch that ORs allows an index of one bit per element,
-for any number of workers. Every pass of encoding and every peel round visits all elements.
+LHC hashes a block of 1024 elements to three rows of one table, with a sign per row. Each row has 1024 cells,
+one per lane: element l of a block is always added in lane l. So the lanes are independent of each other.
 
-It differs from the published program in four ways: values are int32, so that sums are exact; the hash is
-this codec's; peeling works in place; and one more round sends what peeling leaves over. Encoding divides the
-blocks among cores. Peeling divides the lanes, which are independent.
+Beside the table, LHC sends an index of four bits per element, which is added over workers; more than
+LARGEST_FAN_IN workers overflow it. If the switch can OR, one bit per element suffices for any number of
+workers. Every pass of encoding and every peel round visits all elements.
+
+This implementation differs from the published program in four ways:
+
+- Values are int32 instead of floats, so that sums are exact.
+- The hash is that of `peelsum.codec`.
+- Peeling works in place.
+- One more round sends what peeling leaves over.
+
+It uses all cores: encoding divides the blocks among them, and peeling the lanes.
 """
 
 from __future__ import annotations
@@ -27,17 +34,17 @@ from peelsum.codec.threads import each
 LHC_LANES = 1024
 #: The largest number of workers whose sum fits the index's four bits.
 LARGEST_FAN_IN = 15
-#: Granularity in which lanes are divided among cores, by bits of the index: whole words, whole cache lines.
+#: Cores get lanes in multiples of this, by bits of the index, so that they share no word and no cache line.
 _STRIPS = {1: 32, 4: 16}
 _ROWS_STEP = 1.05
 
 
 @dataclass(frozen=True)
 class LhcLayout:
-    """One table of `rows` rows of `lanes` cells, for tensors of n elements.
+    """A layout whose table has `rows` rows of `lanes` cells.
 
-    The index is uint32[index_words(n)], `index_bits` per element in whole blocks; the sketch is
-    uint32[cells].
+    For tensors of n elements, the index is uint32[index_words(n)] and the sketch is uint32[cells]. The index
+    is padded to whole blocks.
     """
 
     rows: int
@@ -53,7 +60,7 @@ class LhcLayout:
         return self.rows * self.lanes
 
     def index_words(self, elements: int) -> int:
-        """Return the words of the index of `elements` elements, padded to whole blocks."""
+        """Return the number of words of an index of `elements` elements, padded to whole blocks."""
         return -(-elements // self.lanes) * self.lanes * self.index_bits // 32
 
     def words(self, elements: int) -> int:
@@ -61,7 +68,7 @@ class LhcLayout:
         return -(-elements * self.index_bits // 32) + self.cells
 
     def index(self, values: NDArray[np.float32]) -> NDArray[np.uint32]:
-        """Return the index, with 1 in the bits of every non-zero; to be added, or OR-ed, over workers."""
+        """Return the index, 1 for each non-zero; workers add it (4 bits) or OR it (1 bit)."""
         out = np.empty(self.index_words(values.size), np.uint32)
         out[self._word(values.size) :] = 0
         bits, loop = values.view(np.uint32), loops.bitmap if self.index_bits == 1 else loops.index
@@ -71,9 +78,10 @@ class LhcLayout:
     def encode(
         self, values: NDArray[np.float32], fixed: FixedPoint, index: NDArray[np.uint32]
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-        """Return the sketch, to be added over workers, and each cell's candidates, modulo 2**8.
+        """Return the sketch and, for each cell, the number of its candidates modulo 2**8.
 
-        The candidates follow from `index`, which is summed already.
+        The sketch is added over workers. `index` must be that of all workers already: it determines the
+        candidates, so every worker counts the same.
         """
         factor = np.ldexp(1.0, fixed.scale)
 
@@ -98,7 +106,7 @@ class LhcLayout:
         fixed: FixedPoint,
         elements: int,
     ) -> tuple[NDArray[np.float32], int]:
-        """Peel; return float32[elements] and the number of left-over non-zeros. Overwrites its arguments."""
+        """Peel; return float32[elements] and the number of left-over non-zeros. Overwrites its input."""
         out = np.zeros(elements, np.float32)
         factor = np.ldexp(1.0, -fixed.scale)
 
@@ -112,7 +120,10 @@ class LhcLayout:
     def left_over(
         self, values: NDArray[np.float32], fixed: FixedPoint, index: NDArray[np.uint32]
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """Return the elements that `decode` left in the index, and their integers, to be added."""
+        """Return the left-over elements, and this worker's integers there, to be added over workers.
+
+        They are the elements whose bits `decode` left in `index`.
+        """
         words = np.flatnonzero(index)
         shifts = np.arange(0, 32, self.index_bits, dtype=np.uint32)
         word, inside = np.nonzero(index[words, np.newaxis] >> shifts & np.uint32(2**self.index_bits - 1))
@@ -127,17 +138,17 @@ class LhcLayout:
         total: NDArray[np.uint32],
         fixed: FixedPoint,
     ) -> None:
-        """Write the left-over's sum, given as integers, to out[elements]."""
+        """Write the sum of the left-over, `total` in integers, to its `positions` in `out`."""
         out[positions] = (total.view(np.int32) * np.ldexp(1.0, -fixed.scale)).astype(np.float32)
 
     def peeled(self, positions: NDArray[np.int64]) -> Peeled:
-        """Return the result of peeling these candidates, without values."""
+        """Return what peeling candidates at these positions would recover; needs no values."""
         places = np.empty((positions.size, 3), np.int64)
         loops.place(*self._arguments, positions, places)
         return peel(places, self.cells)
 
     def heaviest_lane(self, positions: NDArray[np.int64]) -> int:
-        """Return the largest number of candidates in one lane, which needs at least as many rows."""
+        """Return the largest number of candidates in one lane. To recover all, it needs as many rows."""
         return int(np.bincount(positions % self.lanes, minlength=1).max())
 
     @property
@@ -145,11 +156,11 @@ class LhcLayout:
         return self.lanes, self.rows, np.uint64(self.seed)
 
     def _word(self, element: int) -> int:
-        """Return the word of the index in which `element`, lies."""
+        """Return the number of the index word that holds `element`."""
         return element * self.index_bits // 32
 
     def _strip(self, element: int, elements: int) -> int:
-        """Return the lane that divides the lanes as `element` divides `elements`."""
+        """Return the lane that lies as far along the lanes as `element` along `elements`, in whole strips."""
         strip = _STRIPS[self.index_bits]
         return self.lanes // strip * element // max(elements, 1) * strip
 
