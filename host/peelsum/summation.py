@@ -1,6 +1,6 @@
-"""The interface of a backend, which adds or ORs words over workers: a switch, or threads of one process.
+"""The interface of a backend, which adds or ORs words over workers.
 
-Backends implement it, `peelsum.allreduce` calls it.
+A backend may be a switch, a process group, or threads of one process. `peelsum.allreduce` calls it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ class Part:
     check: Callable[[Words], None] | None = None
     """Called with the part's result as soon as it is complete, before later parts are waited for.
 
-    An exception that it raises ends the call of `sum_words`. It is thus the way out if workers disagree,
+    An exception that it raises ends the call of `sum_words`. Workers that disagree stop in this way,
     because later parts would never complete.
     """
 
 
 class Summation(Protocol):
-    """A backend. All workers of a job call `sum_words` equally often, with equal lengths and ops in order."""
+    """A backend.
+
+    All workers of a job must make the same calls of `sum_words`: in the same order, with parts of the same
+    lengths and ops.
+    """
 
     @property
     def lanes(self) -> int:

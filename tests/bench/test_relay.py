@@ -1,4 +1,4 @@
-"""The relay between namespaces, in virtual time: who gets a frame, and when; and the model it is for."""
+"""The relay between namespaces, in virtual time: which ports send a frame, and when; and its cost model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from peelsum.softswitch.ports.schedule import Change, LinkSchedule, LinkState
 
 
 class Ports:
-    """Three ports that note what is sent by them, and when."""
+    """Three ports that record when they send a frame, and how long it is."""
 
     ports = dict.fromkeys((1, 2, 3))
 
@@ -92,7 +92,7 @@ def test_a_new_setting_starts_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["ar_top_k_ring", "ar_top_k_tree"])
-def test_methods_are_predicted_as_the_cost_model_has_them(name: str) -> None:
+def test_predictions_equal_those_of_the_cost_model(name: str) -> None:
     link = Link(1e-3, 0.1)
     step = Step(1_000_000, 0.01, 4, link, select_s=0.0)
     assert predict(name, link, 4, 10_000) == pytest.approx(cost(name, step).seconds)  # type: ignore[arg-type]

@@ -75,13 +75,13 @@ def cases(count):
         yield rng.randrange(5), rng.randrange(2), base, size, a, b, c, rng.randbytes(4)
 
 
-def test_the_check_values_of_the_catalogue():
+def test_reference_hashes_give_published_check_values():
     assert (crc16(b"123456789"), zlib.crc32(b"123456789")) == (0xBB3D, 0xCBF43926)
     assert csum16(bytes.fromhex("450000730000400040110000c0a80001c0a800c7")) == 0xB861
 
 
 def check(switch, absent):
-    """Send cases; an invalid header contributes `absent` to the hashed bytes."""
+    """Compare 300 random cases; an invalid header contributes the bytes `absent` to what is hashed."""
     frames, expected = [], []
     for op, more, base, size, a, b, c, extra in cases(300):
         frame = ask(op, more, base, size, a, b, c) + extra
@@ -98,7 +98,8 @@ def test_hashes_are_over_fields_in_order(switch_of):
 
 
 @pytest.mark.parametrize("mode", ["python", "numba"])
-def test_fields_themselves_are_left_out_where_their_header_is_not_there(mode):
+def test_fields_of_an_invalid_header_are_left_out(mode):
+    """Here the JSON names the fields themselves, where p4c names copies."""
     document = json.loads((P4 / "hashes.json").read_text())
     for calculation in document["calculations"][:5]:
         fields = (["ask", "a"], ["more", "x"], ["ask", "c"])
@@ -107,19 +108,19 @@ def test_fields_themselves_are_left_out_where_their_header_is_not_there(mode):
 
 
 @pytest.mark.parametrize("b", [0, 0x0FFF, 0x0A55, 0xF1FE])
-def test_odd_widths_lie_side_by_side_and_are_filled_up_with_zeros(switch_of, b):
+def test_fields_of_odd_widths_are_concatenated_and_padded_with_zeros(switch_of, b):
     bits = f"{b & 511:09b}{0x1234:016b}{b >> 9 & 7:03b}0000"
     value = zlib.crc32(int(bits, 2).to_bytes(4, "big"))
     assert send(switch_of("hashes"), ask(ODD, b=b)) == [struct.pack(">QH", value, 0) + ask(ODD, b=b)]
 
 
-def test_what_does_not_fit_is_cut(switch_of):
+def test_a_hash_is_truncated_to_its_destination(switch_of):
     a = 0x010203040506
     value = (crc16(a.to_bytes(6, "big")) % 100 + 500) % 512
     assert send(switch_of("hashes"), ask(SMALL, a=a)) == [struct.pack(">QH", 0, value << 7) + ask(SMALL, a=a)]
 
 
-def test_hashes_of_egress(switch_of):
+def test_hashes_in_egress(switch_of):
     assert send(switch_of("hashes"), ask(EGRESS, b=0xABCD)) == [bytes(10) + ask(EGRESS, b=0xABCD)]
 
 

@@ -1,4 +1,4 @@
-"""UDP ports of the softswitch: peers, the headers around a payload, loss, drops."""
+"""UDP ports of the softswitch: who their peer is, headers around payloads, loss, and counts of drops."""
 
 import contextlib
 import socket
@@ -26,7 +26,7 @@ def opened(*numbers: int, **options: object) -> Iterator[UdpPorts]:
 
 @contextlib.contextmanager
 def host_at(ports: UdpPorts, number: int, size: int = SIZE) -> Iterator[BatchSocket]:
-    """A host that has said hello to a switch port and has heard the answer."""
+    """A host whose hello a switch port has answered, so that it is the port's peer."""
     with BatchSocket.bind(("127.0.0.1", 0), size) as sock:
         sock.connect(("127.0.0.1", ports.listening[number]))
         sock.send_hello()
@@ -48,7 +48,7 @@ def received(sock: BatchSocket) -> np.ndarray:
     return np.concatenate(bursts)
 
 
-def test_payloads_come_in_behind_headers_and_leave_without() -> None:
+def test_received_payloads_get_headers_that_are_removed_on_sending() -> None:
     with opened(3) as ports, host_at(ports, 3) as host:
         sent = packets(5)
         host.send(sent)
@@ -64,7 +64,7 @@ def test_payloads_come_in_behind_headers_and_leave_without() -> None:
         assert (counts.hellos, counts.received, counts.sent) == (1, 5, 5)
 
 
-def test_headers_hold_right_lengths_and_checksum() -> None:
+def test_headers_have_correct_lengths_and_checksum() -> None:
     header = frame_header(7, SIZE)
     ethernet, ip, udp = header[:14], header[14:34], header[34:]
     assert bytes(ethernet[12:]) == b"\x08\x00"
@@ -88,14 +88,14 @@ def test_headers_are_read_as_scapy_reads_them() -> None:
     assert (ip[scapy.UDP].dport, ip[scapy.UDP].len) == (UDP_PORT, 8 + SIZE)
 
 
-def test_nobody_is_heard_before_hello() -> None:
+def test_packets_before_a_hello_are_dropped_and_counted() -> None:
     with opened(1) as ports, BatchSocket.bind(("127.0.0.1", 0), SIZE) as stranger:
         stranger.send(packets(4), ("127.0.0.1", ports.listening[1]))
         assert len(ports.receive([1]).port) == 0
         assert ports.ports[1].counts.foreign == 4
 
 
-def test_strangers_are_dropped_and_counted() -> None:
+def test_packets_of_others_than_the_peer_are_dropped_and_counted() -> None:
     with (
         opened(1) as ports,
         host_at(ports, 1) as host,
@@ -108,7 +108,7 @@ def test_strangers_are_dropped_and_counted() -> None:
         assert ports.ports[1].counts.foreign == 3
 
 
-def test_the_last_hello_moves_the_port() -> None:
+def test_the_last_host_to_send_a_hello_is_the_peer() -> None:
     with opened(1) as ports, host_at(ports, 1) as before:
         before.send(packets(1))
         frames = ports.receive([1])
@@ -133,7 +133,7 @@ def test_a_peer_that_the_system_refuses_does_not_end_the_switch() -> None:
     with opened(1) as ports, host_at(ports, 1) as host:
         host.send(packets(3))
         frames = ports.receive([1])
-        ports.ports[1].peer = ("255.255.255.255", 9)  # broadcast, which sockets may not do unasked
+        ports.ports[1].peer = ("255.255.255.255", 9)  # a broadcast, which the system refuses by default
         ports.send(frames)
         assert ports.ports[1].counts.unreachable == 3
 
@@ -150,7 +150,7 @@ def test_copies_to_several_ports_keep_each_ports_order() -> None:
 
 
 @pytest.mark.parametrize(("offset", "value"), [(12, 0x86), (14, 0x46), (23, 6)])
-def test_frames_that_are_no_udp_do_not_leave(offset: int, value: int) -> None:
+def test_frames_other_than_udp_are_dropped_and_counted(offset: int, value: int) -> None:
     with opened(1) as ports, host_at(ports, 1) as host:
         host.send(packets(2))
         frames = ports.receive([1])
@@ -160,7 +160,7 @@ def test_frames_that_are_no_udp_do_not_leave(offset: int, value: int) -> None:
         assert np.array_equal(received(host), packets(2)[1:])
 
 
-def test_a_frame_of_another_length_does_not_leave() -> None:
+def test_a_frame_of_another_length_is_dropped_and_counted() -> None:
     with opened(1) as ports, host_at(ports, 1) as host:
         host.send(packets(2))
         frames = ports.receive([1])
@@ -170,7 +170,7 @@ def test_a_frame_of_another_length_does_not_leave() -> None:
         assert np.array_equal(received(host), packets(2)[:1])
 
 
-def test_headers_changed_by_a_program_do_not_stay() -> None:
+def test_each_frame_gets_the_original_headers() -> None:
     with opened(1) as ports, host_at(ports, 1) as host:
         host.send(packets(1))
         ports.receive([1]).data[:] = 0xFF
@@ -189,7 +189,7 @@ def test_busy_ports_share_a_batch() -> None:
         assert sum(rest) == 400 - 128
 
 
-def test_loss_is_the_share_asked_for_and_the_same_for_a_seed() -> None:
+def test_loss_is_the_requested_share_and_the_same_for_a_seed() -> None:
     def fates(seed: int) -> np.ndarray:
         return Loss(0.2, (seed, 1, 0)).survivors(np.arange(5000, dtype=np.uint8)[:, np.newaxis])
 
@@ -205,7 +205,7 @@ def test_loss_does_not_depend_on_how_datagrams_are_batched() -> None:
     assert np.array_equal(np.concatenate(pieces), Loss(0.5, (3, 1, 1)).survivors(whole))
 
 
-def test_ports_lose_in_both_directions_but_no_hello() -> None:
+def test_loss_affects_both_directions_but_not_hellos() -> None:
     with opened(1, loss=0.5, seed=7) as ports:
         for _ in range(20):
             with host_at(ports, 1) as host:
@@ -249,13 +249,13 @@ def test_a_taken_port_is_named_and_the_others_are_freed() -> None:
         BatchSocket.bind(("127.0.0.1", free), SIZE).close()
 
 
-def test_ports_listen_where_asked() -> None:
+def test_ports_listen_at_base_plus_number() -> None:
     free = free_port()
     with opened(5, base=free - 5) as ports:
         assert ports.listening == {5: free}
 
 
-def test_another_pipeline_brings_another_size() -> None:
+def test_resizing_changes_the_accepted_packet_size() -> None:
     with opened(1) as ports, host_at(ports, 1) as host:
         ports.resize(packet_bytes(300))
         host.send(packets(2))

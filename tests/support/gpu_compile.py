@@ -1,4 +1,4 @@
-"""Compiles the kernels of all launches for compute capability 9.0, without a GPU; prints what each takes."""
+"""Compile all GPU kernels for compute capability 9.0, without a GPU, and print the resources of each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def longs(size: int) -> torch.Tensor:
 
 
 def compiled(kernel: Any, programs: int, *arguments: Any) -> None:
-    """In place of a launch: compile for its arguments' types, pointers aligned as torch aligns memory."""
+    """Compile a kernel for the arguments of a launch, instead of launching it, and print its resources.
+
+    Pointers are taken to be aligned to 16 bytes, as torch aligns memory.
+    """
     signature, constants, aligned = {}, {}, {}
     for i, (parameter, argument) in enumerate(zip(kernel.params, arguments, strict=True)):
         if parameter.is_constexpr:
@@ -49,7 +52,7 @@ def compiled(kernel: Any, programs: int, *arguments: Any) -> None:
 
 
 def resources(binary: bytes) -> tuple[int, int]:
-    """Registers of a thread, and bytes of what did not fit them."""
+    """Return the registers of a thread, and the bytes of stack for what did not fit them."""
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()

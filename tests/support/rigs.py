@@ -1,7 +1,7 @@
-"""Switches to test, behind one face: tables to fill, packets in and out, verdicts to read.
+"""Switches under test, behind one interface: fill tables, process packets, read verdicts.
 
-A rig takes UDP payloads and gives UDP payloads, in order of port; what stands around them on a wire is the
-rig's business. `fresh()` makes it as good as new.
+`process` takes a UDP payload and returns (port, payload) pairs, sorted. The rig adds and removes the headers
+that frames have on a wire. `fresh()` resets tables and state.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ PORTS = (1, 2, 3, 4, 5, 6, 7, 8, *range(10, 42))
 
 
 class SpecRig:
-    """The specification itself."""
+    """A rig of the executable specification, `peelsum.spec`."""
 
     def __init__(self, lanes, slots):
         self.lanes, self.slots = lanes, slots
@@ -37,7 +37,7 @@ class SpecRig:
 
 
 class TableRig:
-    """A rig whose tables are written by alias: `write(table, keys, action, params)` is the subclass's."""
+    """A rig that writes tables by alias. Subclasses define `write(table, keys, action, params)`."""
 
     def admit_job(self, job_id, *, generation, salt, expected_mask, up_port, group, level=Level.ONLY):
         self.write("jobs", (job_id,), level.value, (generation, salt, expected_mask, up_port, group))
@@ -59,7 +59,7 @@ class TableRig:
 
 
 class SoftswitchRig(TableRig):
-    """The compiled pipeline in the softswitch, its tables written directly."""
+    """A rig of a compiled pipeline in the softswitch; tables are written without P4Runtime."""
 
     def __init__(self, program, mode):
         self._program, self._mode = program, mode
@@ -96,7 +96,7 @@ class SoftswitchRig(TableRig):
         )
 
     def process_frames(self, frames, now_us=0):
-        """Raw frames in, as (port, bytes), one batch; raw frames out."""
+        """Process raw frames, given as (port, bytes), in one batch; return those that leave."""
         data = np.zeros((len(frames), max(len(raw) for _, raw in frames)), np.uint8)
         for row, (_, raw) in zip(data, frames, strict=True):
             row[: len(raw)] = np.frombuffer(raw, np.uint8)

@@ -1,4 +1,4 @@
-"""Which workers a failed sum over gloo names, by what a store answers."""
+"""After a failed sum over gloo, the error names the workers that do not report to the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from peelsum.torch import process_group_summation as summed
 
 
 class FrozenStore:
-    """A store whose process is stopped: writes are buffered, and answers do not come."""
+    """A store whose process is stopped: writes are buffered, and reads never return."""
 
     def __init__(self) -> None:
         self.end = threading.Event()
@@ -49,7 +49,7 @@ class LateStore:
         return time.monotonic() - self._began >= worker * self._interval_s
 
 
-def test_a_frozen_store_is_not_awaited_for_ever(monkeypatch):
+def test_a_frozen_store_is_given_up(monkeypatch):
     monkeypatch.setattr(summed, "_STORE_S", 0.2)
     store: Any = FrozenStore()
     try:
@@ -58,7 +58,7 @@ def test_a_frozen_store_is_not_awaited_for_ever(monkeypatch):
         store.end.set()
 
 
-def test_each_answer_renews_the_time():
+def test_each_report_restarts_the_timeout():
     store: Any = LateStore(0.5)
     roll = summed._RollCall(store, 0, 5, 1.0)
     assert roll.answered()

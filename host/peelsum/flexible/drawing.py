@@ -1,4 +1,4 @@
-"""A drawing of a strategy's decisions over steps."""
+"""Draw a strategy's decisions over the steps of a training."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from peelsum.flexible.methods import CARRIERS, METHODS
 
 
 def draw(figure: Any, history: Sequence[DecidedStep]) -> None:
-    """Plot method, ratio, time of the collectives, and links on an empty matplotlib `Figure`.
+    """Plot method, ratio, exchange time, link rate and latency over steps on an empty matplotlib `Figure`.
 
-    Steps that explored a ratio are shaded. Raises ValueError if there are no steps.
+    Steps in which the strategy tried out a ratio are shaded. Raises ValueError if `history` is empty.
     """
     if not history:
         raise ValueError("history: is empty; train some steps first")

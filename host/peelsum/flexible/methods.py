@@ -225,8 +225,8 @@ class Crossover:
 def crossovers(step: Step, axis: Axis, methods: Collection[Method] = METHODS) -> Iterator[Crossover]:
     """Yield the values of one axis at which the fastest method changes, in ascending order.
 
-    The search covers the axis's range in AXES, by steps of an eighth of a decade. Bisection
-    then finds each value to a millionth of the range's logarithm.
+    The search covers the axis's range in AXES by steps of an eighth of a decade. Bisection then finds each
+    value to a millionth of the range, in logarithm.
     """
     least, most = AXES[axis]
     count = round(math.log10(most / least) * _POINTS_PER_DECADE)

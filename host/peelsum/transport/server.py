@@ -24,7 +24,7 @@ A request is a RESEND to the switch, which then gives up what it holds of the ch
 to the spine and to the switch of each incomplete rack. From the second request on, all workers also get a
 NEED that names the missing workers, so that a waiting worker can name them in its error.
 
-The timer first expires after `need`, and then after longer and longer pauses. After eight requests, each
+The timer first expires after `need`, then after longer pauses, up to `need_most`. After eight requests, each
 further packet of the chunk causes at most one more.
 
 A server that lost its state restarts as a new object of the same generation. Workers resend what it lacks.

@@ -31,7 +31,10 @@ def load(vocabulary_size: int) -> Corpus:
 
 
 class Shard:
-    """One worker's share of the text, read as `batch` parallel streams of `length` words a step."""
+    """One worker's share of the text, read as `batch` parallel streams of `length` words a step.
+
+    `seed` determines where in the streams the first step begins.
+    """
 
     def __init__(
         self, corpus: Corpus, worker_id: int, workers: int, *, batch: int, length: int, seed: int
@@ -44,7 +47,10 @@ class Shard:
         self._position = seed % max(1, stream - length - 1)
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next words and the words that follow them, int64[batch, length] each."""
+        """Return the next words, and for each the word after it: int64[batch, length] each.
+
+        After the last whole step the streams begin again.
+        """
         if self._position + self._length + 1 > self._streams.shape[1]:
             self._position = 0
         window = self._streams[:, self._position : self._position + self._length + 1]
