@@ -220,7 +220,10 @@ def compile_(
         bool, typer.Option("--tofino", help="Compile for Tofino 1 and 2 instead, and rewrite the reports.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="With --tofino: keep the compiler's output, in a folder per device.")
+        Path | None,
+        typer.Option(
+            help="With --tofino: keep the compiler's output and what a controller loads, by device."
+        ),
     ] = None,
 ) -> None:
     """Rebuild the committed pipelines of switch/p4, by p4c-bm2-ss, or by p4c-barefoot and bfas."""

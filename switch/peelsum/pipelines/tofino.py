@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from peelsum.pipelines.artifacts import ARTIFACTS, P4_SOURCES, PipelineError, digests, write_generated
+from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import TOFINO_LANES
 
 COMPILER, ASSEMBLER = "p4c-barefoot", "bfas"
 _GENERATED = ("lanes_h", "tofino_lanes")
 ARCHITECTURES = {"tofino": "tna", "tofino2": "t2na"}
+#: Files for a controller, beside the compiler's own output.
+P4INFO, BF_RT, STRATUM_CONFIG = "p4info.txtpb", "bf-rt.json", "stratum.pb.bin"
 #: Column of a report -> where the compiler's resource report lists what a stage uses of it, and the key.
 _PER_STAGE = {
     "tables": ("logical_tables", "ids"),
@@ -49,9 +52,10 @@ def fingerprint(lanes: int, p4: Path = P4_SOURCES) -> str:
 
 
 def compile_for(device: str, out: Path | None = None, p4: Path = P4_SOURCES) -> str:
-    """Compile and assemble for `tofino` or `tofino2`; return the report. `out` keeps the compiler's output.
+    """Compile and assemble for `tofino` or `tofino2`; return the report.
 
-    Raises PipelineError if the compiler is missing, fails, or needs more stages than the device has.
+    `out` keeps the compiler's output, with P4Info, bf-rt.json and the device config for Stratum. Raises
+    PipelineError if the compiler is missing, fails, or needs more stages than the device has.
     """
     for tool in (COMPILER, ASSEMBLER):
         if shutil.which(tool) is None:
@@ -60,7 +64,7 @@ def compile_for(device: str, out: Path | None = None, p4: Path = P4_SOURCES) -> 
     write_generated(p4)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        return _compile(device, lanes, out, p4)
+        return _compile(device, lanes, out.resolve(), p4)
     with tempfile.TemporaryDirectory() as folder:
         return _compile(device, lanes, Path(folder), p4)
 
@@ -69,9 +73,15 @@ def _compile(device: str, lanes: int, out: Path, p4: Path) -> str:
     folders = [f"-Igenerated/lanes_{lanes}"]
     told = ["-g", "--verbose", "-Ttable_summary:1", "-o", str(out)]
     target = ["--std", "p4-16", "--target", device, "--arch", ARCHITECTURES[device]]
-    _run([COMPILER, *target, *folders, *told, "tofino/peelsum.p4"], p4)
+    # Standard externs, as P4Runtime clients know them, instead of Tofino's own.
+    runtime = ["--p4runtime-files", str(out / P4INFO), "--p4runtime-force-std-externs"]
+    schema = ["--bf-rt-schema", str(out / BF_RT)]
+    _run([COMPILER, *target, *folders, *told, *runtime, *schema, "tofino/peelsum.p4"], p4)
     pipe = out / "pipe"
     _run([ASSEMBLER, "--target", device, "-o", str(pipe), str(pipe / "peelsum.bfa")], p4)
+    profile = Profile("pipe", (pipe / "context.json").read_bytes(), (pipe / f"{device}.bin").read_bytes())
+    config = pipeline_config("peelsum", (out / BF_RT).read_bytes(), [profile])
+    (out / STRATUM_CONFIG).write_bytes(config)
     return report(device, lanes, pipe, fingerprint(lanes, p4))
 
 

@@ -3,10 +3,14 @@
 import json
 import re
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
+from peelsum.pipelines import tofino
 from peelsum.pipelines.artifacts import PipelineError
+from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.pipelines.tofino import ASSEMBLER, COMPILER, compile_for, fingerprint, report, report_path
 from peelsum.wire import TOFINO_LANES
 
@@ -52,3 +56,40 @@ def test_a_missing_compiler_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(PipelineError, match=f"{COMPILER}: not found on PATH"):
         compile_for("tofino")
+
+
+FAKE = """#!{python}
+import pathlib, sys
+arguments = sys.argv[1:]
+def value(option):
+    return pathlib.Path(arguments[arguments.index(option) + 1])
+(value("-o") / "pipe" if "{tool}" == "p4c-barefoot" else value("-o")).mkdir(parents=True, exist_ok=True)
+for path, text in {writes}:
+    path.write_text(text)
+"""
+COMPILED = """[
+    (value("--p4runtime-files"), "p4info"),
+    (value("--bf-rt-schema"), "bf-rt"),
+    (value("-o") / "pipe" / "peelsum.bfa", "assembly"),
+]"""
+ASSEMBLED = """[
+    (value("-o") / "context.json", "context of " + pathlib.Path(arguments[-1]).read_text()),
+    (value("-o") / (str(value("--target")) + ".bin"), "binary"),
+]"""
+
+
+@pytest.mark.parametrize("device", STAGES)
+def test_what_a_controller_loads_lies_beside_the_compilers_output(device, monkeypatch, tmp_path):
+    """Against a compiler and an assembler that write no more than was asked for."""
+    for tool, writes in ((COMPILER, COMPILED), (ASSEMBLER, ASSEMBLED)):
+        (tmp_path / tool).write_text(FAKE.format(python=sys.executable, tool=tool, writes=writes))
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(tofino, "report", lambda *_: "a report")
+    monkeypatch.chdir(tmp_path)
+    assert compile_for(device, Path("out")) == "a report"
+    out = tmp_path / "out"
+    assert (out / "p4info.txtpb").read_text() == "p4info"
+    assert (out / "bf-rt.json").read_text() == "bf-rt"
+    profile = Profile("pipe", b"context of assembly", b"binary")
+    assert (out / "stratum.pb.bin").read_bytes() == pipeline_config("peelsum", b"bf-rt", [profile])
