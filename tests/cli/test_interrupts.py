@@ -89,7 +89,7 @@ def test_ctrl_c_while_compiled_code_is_loaded_ends_the_demo(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "part", ["_row('memory', 32, 1, 0.01)", "_first_packet_seconds(32)"], ids=["row", "first packet"]
+    "part", ["measured('memory', 32, 1, 0.01)", "_first_packet_seconds(32)"], ids=["row", "first packet"]
 )
 def test_ctrl_c_while_a_measurement_starts_shows_no_traceback(tmp_path, part):
     (tmp_path / "sitecustomize.py").write_text(WHILE_A_CHILD_STARTS)

@@ -91,7 +91,7 @@ def loss(monkeypatch, wrong):
     )
     counted = [{"resends": 0, "window_cuts": 0}]
     outcome = bench_loss.Run([0.1] * 9, wrong, counted, star)
-    monkeypatch.setattr(bench_loss, "_run", lambda *_: outcome)
+    monkeypatch.setattr(bench_loss, "run", lambda *_: outcome)
     return peelsum("bench", "loss", "--loss", "0.1", "--json")
 
 

@@ -25,7 +25,7 @@ def test_contributions_over_udp_go_through_a_process_of_its_own() -> None:
 def measured(monkeypatch: pytest.MonkeyPatch, *rows: Row) -> None:
     monkeypatch.setattr(bench_switch, "_first_packet_seconds", lambda lanes: (4.0, 0.5))
     by_ports = {row.ports: row for row in rows}
-    monkeypatch.setattr(bench_switch, "_row", lambda ports, lanes, workers, seconds: by_ports[ports])
+    monkeypatch.setattr(bench_switch, "measured", lambda ports, lanes, workers, seconds: by_ports[ports])
 
 
 ROWS = (
@@ -66,7 +66,7 @@ def test_a_bmv2_without_interfaces_is_left_out(monkeypatch: pytest.MonkeyPatch) 
         return ROWS[0]
 
     measured(monkeypatch)
-    monkeypatch.setattr(bench_switch, "_row", refused)
+    monkeypatch.setattr(bench_switch, "measured", refused)
     monkeypatch.setattr(bmv2, "available", lambda: True)
     rows = bench_switch.bench_switch(lanes=(32,))
     assert [row.packets_per_s for row in rows] == [1_000_000, 1_000_000]
