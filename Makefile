@@ -7,7 +7,9 @@ BEAT_S ?= 10
 INPUTS := pyproject.toml constraints.txt
 
 # A file of tests at a time to each process, the dear ones first (tests/support/suite_order.py).
-PYTEST := $(BIN)/pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -q --maxprocesses 8 --dist loadfile --no-loadscope-reorder -n
+# One process more than processors: many tests wait for others.
+ONE_MORE := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)' 2>/dev/null || echo logical)
 
 .PHONY: setup demo test test-system test-slow test-all gpu mutants check docs format bench experiments clean
 .DEFAULT_GOAL := setup
@@ -18,18 +20,18 @@ demo: $(VENV)/.installed
 	$(BIN)/peelsum demo
 
 test: $(VENV)/.installed
-	$(PYTEST) -m "not slow and not system"
+	$(PYTEST) $(ONE_MORE) -m "not slow and not system"
 
 # Whole systems of processes, which .ci/run tests after `make test`.
 test-system: $(VENV)/.installed
-	$(PYTEST) -m "system and not slow"
+	$(PYTEST) logical -m "system and not slow"
 
 # What neither of them runs.
 test-slow: $(VENV)/.installed
-	$(PYTEST) -m slow
+	$(PYTEST) logical -m slow
 
 test-all: $(VENV)/.installed
-	$(PYTEST)
+	$(PYTEST) logical
 
 # How many small changes to the program the tests notice (docs/reference/testing.md): make mutants MUTANTS="--area wire"
 mutants: $(VENV)/.installed

@@ -55,6 +55,17 @@ def check_steps(group: Any, draw: Callable[..., Any], n: int, steps: int, choice
         check(group.sum([{"g": mine} for mine in tensors]), meant, limbs=choices["limbs"], slack=slack)
 
 
+@pytest.mark.parametrize(("octaves", "finer"), [(62, 62), (64, 0), (66, 2)])
+def test_levels_of_blocks_repeat_after_64_octaves(make_workers: Any, octaves: int, finer: int) -> None:
+    """A worker far below the others lets a block count as up to 64 octaves higher than it is."""
+    far, near = np.zeros((2, 96), np.float32)
+    far[0], near[40], near[70] = 2.0**40, 2.0 ** (40 - octaves), 2.0 ** (40 - octaves + 46)
+    results = make_workers(2, 16, forms="dense").sum([{"g": far}, {"g": near}])
+    scales = results[0]["g"].scales
+    assert scales[40] - scales[0] == finer
+    check(results, [far, near])
+
+
 @settings(
     deadline=None,
     derandomize=True,

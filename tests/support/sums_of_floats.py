@@ -28,7 +28,7 @@ ODD_SIZES = [0, 1, 2, 3, 31, 33, 255, 257, 1023, 1025, 4097, 8191, 8193, 19_999]
 FEW = 2000
 #: By how much the exponent may be overestimated that a prediction is made from.
 SLACK = 4
-#: Stands for the exponent of a block of zeros; below every other.
+#: Stands for the level of a block of zeros.
 _OF_ZEROS = -1000
 
 
@@ -46,7 +46,8 @@ def scales_of(arrays: Sequence[Floats], fixed: Any, limbs: int = 1) -> NDArray[n
     """Each element's scale, if the blocks are those of `fixed`: the block's exponent, to the next odd field.
 
     A block counts as no less than 46 octaves below its worker's largest value, and no more than the largest
-    of all workers. Blocks of zeros have the scale of the latter.
+    of all workers. Blocks of zeros have the scale of the latter. Levels of two octaves repeat after
+    32.
     """
     n, top = arrays[0].size, exponent_of(arrays)
     assert top is not None
@@ -54,13 +55,16 @@ def scales_of(arrays: Sequence[Floats], fixed: Any, limbs: int = 1) -> NDArray[n
         return np.full(n, finest(top, len(arrays), limbs))
     assert fixed.block >= 32
     begins = np.arange(0, n, fixed.block)
-    highest = np.full(len(begins), _OF_ZEROS)
+    below = np.full(len(begins), _OF_ZEROS)  # levels below the top's, of the highest worker
     for array in arrays:
         own, largest = exponent_of([array]), np.maximum.reduceat(np.abs(array.reshape(-1)), begins)
         if own is not None:
             here = np.maximum(np.maximum(np.frexp(largest)[1] - 1, -127), own - 46)
-            highest = np.where(largest > 0, np.maximum(highest, here), highest)
-    exponents = np.where(highest == _OF_ZEROS, top, np.minimum((highest + 127 | 1) - 127, top))
+            levels = ((top + 127) // 2 - (here + 127) // 2) % 32
+            closer = (largest > 0) & ((below == _OF_ZEROS) | (levels < below))
+            below = np.where(closer, levels, below)
+    exponents = 2 * ((top + 127) // 2 - below) + 1 - 127
+    exponents = np.where(below == _OF_ZEROS, top, np.minimum(exponents, top))
     scales = {exponent: finest(exponent, len(arrays)) for exponent in set(exponents.tolist())}
     return np.repeat([scales[exponent] for exponent in exponents.tolist()], fixed.block)[:n]
 
