@@ -71,6 +71,7 @@ COMPILED = """[
     (value("--p4runtime-files"), "p4info"),
     (value("--bf-rt-schema"), "bf-rt"),
     (value("-o") / "pipe" / "peelsum.bfa", "assembly"),
+    (value("-o") / "frontend-ir.json", '{"Node_ID": 0, "objects": {"vec": []}}'),
 ]"""
 ASSEMBLED = """[
     (value("-o") / "context.json", "context of " + pathlib.Path(arguments[-1]).read_text()),

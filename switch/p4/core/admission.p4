@@ -1,4 +1,4 @@
-// Who sent this packet, and which slot is it about? Nothing here depends on anything else here: one stage.
+// Find the packet's sender and slot. The two tables are independent of each other: they fit one stage.
 
 control Admission(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     action admit_job(bit<16> generation, bit<32> salt, bit<32> expected_mask, port_t up_port, bit<16> group) {
@@ -11,14 +11,14 @@ control Admission(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.sum_kind = KIND_BYPASS;
     }
 
-    // A rack's switch: complete sums are contributions to the switch above.
+    // This is a rack's switch: its complete sums are contributions to the spine's switch.
     action admit_leaf(bit<16> generation, bit<32> salt, bit<32> expected_mask, port_t up_port, bit<16> group) {
         admit_job(generation, salt, expected_mask, up_port, group);
         ig_md.sum_kind = KIND_CONTRIBUTION;
         ig_md.sum_spine = 1;
     }
 
-    // The switch above the racks: `expected_mask` and slots count racks.
+    // This is the spine's switch: `expected_mask` and the slots' bitmaps count racks.
     action admit_spine(bit<16> generation, bit<32> salt, bit<32> expected_mask, port_t up_port, bit<16> group) {
         admit_job(generation, salt, expected_mask, up_port, group);
         ig_md.sum_spine = 1;
@@ -42,20 +42,20 @@ control Admission(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.worker_id = worker_id;
     }
 
-    // A rack's 32 workers are numbered from `first_worker`, a multiple of 32.
+    // A rack's workers have the numbers from `first_worker`, a multiple of 32, to `first_worker + 31`.
     action admit_rack(bit<32> rack_mask, bit<16> first_worker) {
         ig_md.role = ROLE_RACK;
         ig_md.worker_mask = rack_mask;
         ig_md.worker_id = first_worker[15:5] ++ hdr.peelsum.sender[4:0];
     }
 
-    // Speaks for every worker.
+    // The server may send for every worker.
     action admit_server() {
         ig_md.role = ROLE_SERVER;
         ig_md.worker_id = hdr.peelsum.sender;
     }
 
-    // Nobody of this job's; `permissions` refuses it.
+    // No member of the job is behind this port: `permissions` refuses the packet.
     action admit_nobody() {
         ig_md.worker_id = hdr.peelsum.sender;
     }

@@ -1,12 +1,13 @@
-// The switch program, free of architecture. An architecture gives it `Owner`, `Bitmap` and `Lanes` (registers),
-// parses with `FrameParser`, fills in `ingress_port` and `now`, and acts on `way` and `verdict`.
+// The switch program, the same for every architecture. An architecture defines the registers (`Owner`,
+// `Bitmap`, `Lanes`), parses with `FrameParser`, sets `ingress_port` and `now`, and acts on `way` and
+// `verdict`.
 //
 //            +--------+   +-----------+   +-------+   +--- Slot ----+   +----------+
 //   frame -->| parser |-->| Admission |-->| Owner |-->| bitmap lanes|-->| Delivery |--> up, down, back
 //            +--------+   +-----------+   +-------+   +-------------+   +----------+
 //                |              |             |              |                |
 //                +--------------+-- verdict --+--------------+----------------+----> counted once, dropped if no way
-//                +--> Forwarding: what is not ours
+//                +--> Forwarding: other traffic
 
 #include "admission.p4"
 #include "slot.p4"
@@ -28,7 +29,7 @@ control Aggregation(inout headers_t hdr, inout ingress_metadata_t ig_md) {
             }
             admission.apply(hdr, ig_md);
             ig_md.other_masks = ig_md.expected_mask ^ ig_md.worker_mask;
-            // One chain: on Tofino the owner is asked in the stage that refuses.
+            // One if-else chain: on Tofino it takes one stage, which also reads the owner.
             if (ig_md.verdict == VERDICT_UNDECIDED) {
                 if (hdr.peelsum.generation != ig_md.generation) {
                     ig_md.verdict = VERDICT_WRONG_GENERATION;

@@ -1,5 +1,5 @@
-// Inside the architecture's `Bitmap`, as permissions.p4 in `Owner`: what a packet does to the workers that its
-// slot holds, once the owner is known.
+// What a packet does to its slot's workers, once the owner is known. Each architecture includes this table in
+// its `Bitmap`, as it includes permissions.p4 in its `Owner`.
 
     table arrivals {
         key = {
@@ -8,9 +8,9 @@
         }
         actions = { set_worker; merge_worker; take_workers; @defaultonly hold_none; }
         const entries = {
-            (KIND_CONTRIBUTION, 0 &&& NOT_MINE)  : merge_worker();
-            (KIND_CONTRIBUTION, OWNER_EXPIRED)   : set_worker();
-            (KIND_RESEND, 0 &&& NOT_MINE)        : take_workers();
+            (KIND_CONTRIBUTION, MATCH_MINE)    : merge_worker();
+            (KIND_CONTRIBUTION, OWNER_EXPIRED) : set_worker();
+            (KIND_RESEND, MATCH_MINE)          : take_workers();
         }
         const default_action = hold_none();
     }

@@ -1,4 +1,4 @@
-// Where the packet leaves: up to the server, down to one worker or to all, back to the controller.
+// Choose the egress port: up to the server, down to one worker or to all, or back to the controller.
 
 control Delivery(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     action return_to(port_t port) {
@@ -10,7 +10,7 @@ control Delivery(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.verdict = VERDICT_NO_RETURN_PATH;
     }
 
-    // The port behind which a job's worker lives.
+    // The port of each worker of each job.
     table return_paths {
         key = {
             hdr.peelsum.job_id : exact @name("job_id");

@@ -1,5 +1,5 @@
-// Other traffic: the switch is still a switch. IPv4 is routed where there is a route, everything else is
-// bridged, but for VLAN-tagged frames and UDP behind IPv4 options.
+// Forward other traffic. IPv4 packets with a route are routed; other frames are bridged. VLAN-tagged frames
+// and UDP packets with IPv4 options are dropped.
 
 control Forwarding(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     action forward(port_t port) {
@@ -8,7 +8,7 @@ control Forwarding(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.egress_port = port;
     }
 
-    // To every port of a multicast group: ARP's broadcasts.
+    // To every port of a multicast group, for broadcasts such as ARP's.
     action flood(bit<16> group) {
         ig_md.way = WAY_ACROSS;
         ig_md.verdict = VERDICT_FORWARDED;
@@ -38,8 +38,9 @@ control Forwarding(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     }
 
     apply {
-        // A host would read UDP behind IPv4 options, and take a tag of VLAN 0 for none: what is of ours would
-        // reach it past admission. Options are not parsed, so what has them is not routed either, only bridged.
+        // The parser skips frames with IPv4 options or VLAN tags, but a host accepts UDP after options, and tags
+        // of VLAN 0. Such frames could carry peelsum packets past admission, so they are dropped. Other packets
+        // with options are bridged and not routed.
         bit<1> veiled = 0;
         if (hdr.ipv4.isValid() && hdr.ipv4.ihl != IPV4_WORDS) {
             if (hdr.ipv4.protocol == PROTOCOL_UDP) {

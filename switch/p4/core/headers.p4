@@ -1,4 +1,4 @@
-// Headers of a frame, and what the core notes about it on the way through ingress.
+// The headers of a frame, and the metadata that ingress keeps about it.
 
 const bit<16> ETHERTYPE_IPV4 = 0x0800;
 const bit<16> ETHERTYPE_VLAN = 0x8100;
@@ -54,24 +54,24 @@ struct ingress_metadata_t {
     bit<16>      worker_id;
     bit<32>      worker_mask;
     bit<32>      expected_mask;
-    bit<32>      other_masks;    // expected, but for this packet's worker
-    bit<32>      slot_index;     // its low SLOT_BITS count
+    bit<32>      other_masks;    // expected, except this packet's worker
+    bit<32>      slot_index;     // only its low SLOT_BITS are used
     bit<32>      slot_tag;
     port_t       up_port;
     bit<16>      group;
-    kind_t       sum_kind;       // a complete sum's, on its way up
-    bit<1>       sum_spine;      // and its scope
-    bit<1>       spine;          // this switch's slots hold racks
-    bit<1>       for_racks;      // a spine is to pass this on to its racks
+    kind_t       sum_kind;       // the kind of a complete sum that goes up
+    bit<1>       sum_spine;      // its flag_spine
+    bit<1>       spine;          // 1 if this switch's slots count racks
+    bit<1>       for_racks;      // 1 if a spine's switch passes this on to its racks
     // From the slot.
     ownership_t  ownership;
     membership_t membership;
-    bit<32>      overlap;        // this packet's worker, if the slot holds it already
-    bit<32>      worker_bitmap;  // the slot's, with this packet's
-    marks_t      marks;          // this packet's, then the slot's with them
+    bit<32>      overlap;        // this packet's worker, if the slot already held it
+    bit<32>      worker_bitmap;  // the slot's workers and this packet's
+    marks_t      marks;          // the slot's flags, combined with this packet's
     lane_op_t    lane_op;
     // To the architecture.
     way_t        way;
-    port_t       egress_port;    // of WAY_UP, WAY_BACK, and WAY_DOWN where `multicast` is 0
+    port_t       egress_port;    // if `multicast` is 0
     bit<1>       multicast;
 }

@@ -1,5 +1,5 @@
-// What a frame is, and whether a packet of ours is of our length, of our version and plain: the first verdict.
-// Where a frame ends early, parsing does too, and the verdict stays at the first.
+// Parse a frame, and give the first verdict on a peelsum packet: its length, version and reserved flags. If a
+// frame ends early, parsing stops there and the verdict stays VERDICT_NOT_PEELSUM.
 
 parser FrameParser(packet_in packet, out headers_t hdr, inout ingress_metadata_t ig_md) {
     state start {

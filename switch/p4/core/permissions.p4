@@ -1,16 +1,16 @@
-// Inside the architecture's `Owner`: a Tofino stage matches and changes a register in one step, so the table
-// stands where the register is. Which role may send which kind, and what that does to the slot's owner.
+// Which role may send which kind, and what that does to the slot's owner. Each architecture includes this
+// table in its `Owner`: a Tofino stage matches and changes a register in one step, so they must be together.
 
     action refuse() {
         ig_md.verdict = VERDICT_FOREIGN_PORT;
     }
 
-    // The slot is not asked.
+    // Do not read the slot.
     action pass_by() {
         ig_md.ownership = OWNER_OTHER;
     }
 
-    // What the server asks of the racks goes down to them.
+    // Pass the server's question on to the racks.
     action ask_racks() {
         ig_md.ownership = OWNER_OTHER;
         ig_md.for_racks = 1;
@@ -32,7 +32,7 @@
             (ROLE_RACK, KIND_CONTRIBUTION, _, _)   : claim();
             (ROLE_RACK, KIND_BYPASS, _, _)         : pass_by();
             (ROLE_SERVER, KIND_RESEND, 1, 0)       : ask_racks();
-            (ROLE_SERVER, KIND_RESEND, _, _)       : look();     // 'give up what you hold'
+            (ROLE_SERVER, KIND_RESEND, _, _)       : look();     // the server asks for the partial sum
             (ROLE_SERVER, KIND_RESULT, _, _)       : release();
             (ROLE_SERVER, KIND_NEED, _, _)         : pass_by();
             (ROLE_CONTROLLER, KIND_RESET, _, _)    : free();

@@ -1,4 +1,4 @@
-// Every copy that leaves is addressed to the host behind its port.
+// Address each outgoing copy to the host behind its port.
 
 control Readdress(inout headers_t hdr, in port_t egress_port) {
     action readdress(mac_t src_mac, mac_t dst_mac, ipv4_t src_ip, ipv4_t dst_ip) {
@@ -8,7 +8,7 @@ control Readdress(inout headers_t hdr, in port_t egress_port) {
         hdr.ipv4.dst_ip = dst_ip;
     }
 
-    // A port without an entry keeps the addresses that the packet came with.
+    // At a port without an entry, the packet keeps its addresses.
     table hosts {
         key = { egress_port : exact @name("egress_port"); }
         actions = { readdress; @defaultonly NoAction; }
@@ -18,6 +18,6 @@ control Readdress(inout headers_t hdr, in port_t egress_port) {
 
     apply {
         hosts.apply();
-        hdr.udp.checksum = 0;  // optional in IPv4; it would cover every lane
+        hdr.udp.checksum = 0;  // optional in IPv4; computing it would need every lane
     }
 }

@@ -1,11 +1,11 @@
-// The slot: who owns it, who is in it, what they add up to. Each of owner, bitmap and lanes is read, changed
-// and written once, in this order; `Owner`, `Bitmap` and `Lanes` are the architecture's.
+// The slot: its owner, its workers, and the sum of their lanes. Owner, bitmap and lanes are each read,
+// changed and written once, in this order. Each architecture defines `Owner`, `Bitmap` and `Lanes`.
 
 control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     Bitmap() bitmap;
     Lanes() lanes;
 
-    // The packet goes up with the slot's lanes, and with the marks of all that are in them.
+    // Send the packet up with the slot's lanes and with the flags of all packets in them.
     action leave_summed(lane_op_t lane_op, verdict_t verdict) {
         ig_md.lane_op = lane_op;
         ig_md.verdict = verdict;
@@ -14,19 +14,19 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         hdr.peelsum.flag_fin = ig_md.marks[3:3];
     }
 
-    // The packet stays behind in the slot's lanes.
+    // Combine the packet with the slot's lanes and drop it.
     action absorb(lane_op_t lane_op) {
         ig_md.lane_op = lane_op;
         ig_md.verdict = VERDICT_ABSORBED;
     }
 
-    // The slot's lanes are left alone.
+    // Leave the slot's lanes unchanged.
     action pass(way_t way, verdict_t verdict) {
         ig_md.way = way;
         ig_md.verdict = verdict;
     }
 
-    // What becomes of the lanes and of the packet: the slot table of docs/protocol.md, row by row.
+    // What happens to the lanes and to the packet: the slot table of docs/reference/protocol.md.
     table outcomes {
         key = {
             ig_md.role          : ternary @name("role");
@@ -39,25 +39,26 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         }
         actions = { leave_summed; absorb; pass; }
         const entries = {
-            // A tombstone: the sum has left already.
-            (_, KIND_CONTRIBUTION, 0 &&& NOT_MINE, 0 &&& NOT_NONE, _, _, _) : pass(WAY_UP, VERDICT_TOMBSTONED);
+            // A tombstone: the sum has already left.
+            (_, KIND_CONTRIBUTION, MATCH_MINE, MATCH_HELD_NONE, _, _, _) : pass(WAY_UP, VERDICT_TOMBSTONED);
             // One more worker, perhaps the last.
-            (_, KIND_CONTRIBUTION, 0 &&& NOT_MINE, HELD_SOME, 0, 0, _) : absorb(LANES_ADD);
-            (_, KIND_CONTRIBUTION, 0 &&& NOT_MINE, HELD_SOME, 0, 1, _) : absorb(LANES_OR);
-            (_, KIND_CONTRIBUTION, 0 &&& NOT_MINE, HELD_REST, 0, 0, _) : leave_summed(LANES_ADD, VERDICT_COMPLETED);
-            (_, KIND_CONTRIBUTION, 0 &&& NOT_MINE, HELD_REST, 0, 1, _) : leave_summed(LANES_OR, VERDICT_COMPLETED);
-            (_, KIND_CONTRIBUTION, 0 &&& NOT_MINE, _, _, _, _)         : pass(WAY_NOWHERE, VERDICT_DUPLICATE);
-            // A claim, complete at once where the job has one worker.
-            (_, KIND_CONTRIBUTION, OWNER_EXPIRED, 0 &&& NOT_REST, _, _, _) : leave_summed(LANES_SET, VERDICT_COMPLETED);
-            (_, KIND_CONTRIBUTION, OWNER_EXPIRED, _, _, _, _)              : absorb(LANES_SET);
-            // Another chunk lives here.
+            (_, KIND_CONTRIBUTION, MATCH_MINE, HELD_SOME, 0, 0, _) : absorb(LANES_ADD);
+            (_, KIND_CONTRIBUTION, MATCH_MINE, HELD_SOME, 0, 1, _) : absorb(LANES_OR);
+            (_, KIND_CONTRIBUTION, MATCH_MINE, HELD_REST, 0, 0, _) : leave_summed(LANES_ADD, VERDICT_COMPLETED);
+            (_, KIND_CONTRIBUTION, MATCH_MINE, HELD_REST, 0, 1, _) : leave_summed(LANES_OR, VERDICT_COMPLETED);
+            (_, KIND_CONTRIBUTION, MATCH_MINE, _, _, _, _)         : pass(WAY_NOWHERE, VERDICT_DUPLICATE);
+            // The chunk takes the slot. With one worker in the job it is complete at once.
+            (_, KIND_CONTRIBUTION, OWNER_EXPIRED, MATCH_HELD_REST, _, _, _) :
+                leave_summed(LANES_SET, VERDICT_COMPLETED);
+            (_, KIND_CONTRIBUTION, OWNER_EXPIRED, _, _, _, _) : absorb(LANES_SET);
+            // Another chunk owns the slot.
             (_, KIND_CONTRIBUTION, _, _, _, _, _) : pass(WAY_UP, VERDICT_COLLIDED);
-            // What a rack's switch passed up stays as it is; what the server asks of the racks goes down to them.
+            // A rack's bypass passes unchanged. The server's question to the racks goes down to them.
             (ROLE_RACK, KIND_BYPASS, _, _, _, _, _)   : pass(WAY_THROUGH, VERDICT_BYPASSED);
             (ROLE_SERVER, KIND_RESEND, _, _, _, _, 1) : pass(WAY_DOWN, VERDICT_RESEND_FORWARDED);
-            // A resend takes what there is with it. The server (in no bitmap) reads; so does who is in already.
-            (ROLE_SERVER, KIND_RESEND, _, 0 &&& NOT_NONE, _, _, _) : pass(WAY_NOWHERE, VERDICT_NOTHING_HELD);
-            (_, KIND_RESEND, _, 0 &&& NOT_NONE, _, _, _)           : pass(WAY_UP, VERDICT_RESEND_PASSED);
+            // A resend takes the slot's partial sum along. The server, or a worker already in it, only reads.
+            (ROLE_SERVER, KIND_RESEND, _, MATCH_HELD_NONE, _, _, _) : pass(WAY_NOWHERE, VERDICT_NOTHING_HELD);
+            (_, KIND_RESEND, _, MATCH_HELD_NONE, _, _, _)           : pass(WAY_UP, VERDICT_RESEND_PASSED);
             (ROLE_SERVER, KIND_RESEND, _, _, _, _, _) : leave_summed(LANES_READ, VERDICT_RESENT);
             (_, KIND_RESEND, _, _, 0, 0, _)           : leave_summed(LANES_ADD, VERDICT_RESENT);
             (_, KIND_RESEND, _, _, 0, 1, _)           : leave_summed(LANES_OR, VERDICT_RESENT);
@@ -67,7 +68,7 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
             (_, KIND_NEED,   _, _, _, _, _) : pass(WAY_DOWN, VERDICT_NEED_PASSED);
             (_, KIND_RESET,  _, _, _, _, _) : pass(WAY_BACK, VERDICT_RESET_DONE);
         }
-        // Not reached: admission lets no other kind through.
+        // Not reached: `permissions` refuses every other kind.
         const default_action = pass(WAY_NOWHERE, VERDICT_FOREIGN_PORT);
     }
 

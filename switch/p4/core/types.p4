@@ -6,20 +6,18 @@ typedef bit<32> ipv4_t;
 
 const bit<2> ECN_CE = 3;
 
-// What a slot remembers of the packets that it took, besides their lanes: their flags, OR-ed. CE is bit 2, FIN bit 3.
+// The flags of all packets in a slot, combined with OR. CE is bit 2, FIN is bit 3.
 typedef bit<8> marks_t;
 
-// The verdict of a packet that is still on its way.
+// The verdict of a packet until a later control decides.
 const verdict_t VERDICT_UNDECIDED = 255;
 
-// Slots of the switch: a power of two, at least 256, at least twice the largest window of a job. The
-// architecture says SLOT_BITS.
+// Number of slots: a power of two, at least 256, and at least twice the largest window of a job. Each
+// architecture defines SLOT_BITS.
 const bit<32> SLOTS = 1 << SLOT_BITS;
 
-// The slots' clock ticks every 64 us (2^16 ns on Tofino). It starts a quarter turn ahead, so that a register
-// that was never written looks long expired. No age limit is longer than that quarter.
-const bit<32> EPOCH_TICKS = 1 << 30;
-const bit<32> DEFAULT_AGE_TICKS = 15625;
+// A queue depth that no queue reaches: packets are not marked.
+const bit<19> NEVER_MARKED = 0x7ffff;
 
 // Who is behind a port.
 typedef bit<8> role_t;
@@ -29,24 +27,28 @@ const role_t ROLE_SERVER = 2;
 const role_t ROLE_CONTROLLER = 3;
 const role_t ROLE_RACK = 4;
 
-// What a packet found out about its slot's owner, one-hot: a Tofino stateful ALU says it so.
+// Who owns the packet's slot. One-hot, because a Tofino stateful ALU returns two comparisons in this form.
 typedef bit<4> ownership_t;
-const ownership_t OWNER_OTHER = 1;         // another chunk, live; or nobody asked
+const ownership_t OWNER_OTHER = 1;         // another chunk, not expired; or the slot was not read
 const ownership_t OWNER_MINE = 2;          // this chunk
-const ownership_t OWNER_EXPIRED = 4;       // another chunk, too old to stay
-const ownership_t OWNER_MINE_EXPIRED = 8;  // this chunk, too old to stay: it does
-const ownership_t NOT_MINE = 5;            // a mask
+const ownership_t OWNER_EXPIRED = 4;       // another chunk, expired: this chunk may take the slot
+const ownership_t OWNER_MINE_EXPIRED = 8;  // this chunk, expired: it keeps the slot
 
-// What a packet found out about the workers in its slot, one-hot.
+// A ternary key that matches OWNER_MINE and OWNER_MINE_EXPIRED.
+#define MATCH_MINE 0 &&& (OWNER_OTHER | OWNER_EXPIRED)
+
+// Which workers the slot held before this packet. One-hot.
 typedef bit<4> membership_t;
-const membership_t HELD_SOME = 1;       // and some are missing
-const membership_t HELD_NONE = 2;
-const membership_t HELD_REST = 4;       // all but this one
-const membership_t HELD_NONE_REST = 8;  // none, and there is but this one
-const membership_t NOT_NONE = 5;        // masks
-const membership_t NOT_REST = 3;
+const membership_t HELD_SOME = 1;       // some, and at least one other worker is missing
+const membership_t HELD_NONE = 2;       // none
+const membership_t HELD_REST = 4;       // all except this packet's
+const membership_t HELD_NONE_REST = 8;  // none, and the job has only this packet's worker
 
-// What a packet does to the lanes of its slot. Each leaves the new value in the packet.
+// Ternary keys: no worker was in the slot; no worker besides this packet's is missing.
+#define MATCH_HELD_NONE 0 &&& (HELD_SOME | HELD_REST)
+#define MATCH_HELD_REST 0 &&& (HELD_SOME | HELD_NONE)
+
+// What a packet does to the lanes of its slot. Each operation leaves the new value in the packet.
 typedef bit<8> lane_op_t;
 const lane_op_t LANES_NONE = 0;
 const lane_op_t LANES_SET = 1;
@@ -60,5 +62,5 @@ const way_t WAY_NOWHERE = 0;
 const way_t WAY_UP = 1;
 const way_t WAY_DOWN = 2;
 const way_t WAY_BACK = 3;
-const way_t WAY_THROUGH = 4;  // up, untouched
+const way_t WAY_THROUGH = 4;  // up, unchanged
 const way_t WAY_ACROSS = 5;   // other traffic

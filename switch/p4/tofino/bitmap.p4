@@ -1,8 +1,9 @@
-// Which workers a slot holds, and their marks: has any met congestion, has any finished. A slot's bitmap
-// outlives its sum: zero under a matching tag is a tombstone.
+// The workers in a slot, and their flags: whether any met congestion, whether any has finished. The bitmap
+// stays after the sum has left: a zero bitmap under a matching tag is a tombstone.
 //
-// A stateful ALU gives one answer, and the next stage wants three. So three registers hold the same bitmap: one
-// answers whether it was empty or lacked but this worker, one whether this worker was in it, one who is now.
+// A stateful ALU returns one value, but the next stage needs three. So three registers hold the same bitmap.
+// The first tells whether it was empty or lacked only this worker, the second whether this worker was in it,
+// and the third which workers are in it now.
 
 control Membership(in headers_t hdr, inout ingress_metadata_t ig_md) {
     Register<bit<32>, slot_t>(SLOTS) bitmap;

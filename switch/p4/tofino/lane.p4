@@ -1,4 +1,4 @@
-// One lane: a register and the four things that can happen to it, each of which leaves the new value in the packet.
+// One lane: a register and its four operations. Each operation leaves the new value in the packet.
 
 control Lane(in lane_op_t op, in bit<32> slot_index, inout bit<32> lane) {
     Register<bit<32>, slot_t>(SLOTS) sums;

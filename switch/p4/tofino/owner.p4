@@ -1,6 +1,6 @@
-// Who owns a slot, until when: the pair (tag, expiry), one stateful ALU with two comparisons.
+// A slot's owner and when it expires: the pair (tag, expiry), in one stateful ALU with two comparisons.
 
-// 64 bits: a stateful ALU's pair.
+// A stateful ALU works on a pair of 32-bit values.
 struct owner_t {
     bit<32> expiry;
     bit<32> tag;
@@ -10,7 +10,7 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     Register<owner_t, slot_t>(SLOTS) owner;
     RegisterParam<bit<32>>(DEFAULT_AGE_TICKS) age_limit;
 
-    // A signed difference of clocks that wrap.
+    // The clock wraps, so compare by signed difference.
     #define EXPIRED ((int<32>)ig_md.now - (int<32>)value.expiry >= 0)
     #define MINE (value.tag == ig_md.slot_tag)
 
@@ -44,22 +44,22 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         }
     };
 
-    // Mine or expired: mine from now on.
+    // Take the slot if it is this chunk's or expired.
     action claim() {
         ig_md.ownership = claim_owner.execute((slot_t)ig_md.slot_index);
     }
 
-    // Change nothing.
+    // Read the owner only.
     action look() {
         ig_md.ownership = look_at_owner.execute((slot_t)ig_md.slot_index);
     }
 
-    // Mine: nobody's.
+    // Free the slot if it is this chunk's.
     action release() {
         ig_md.ownership = release_owner.execute((slot_t)ig_md.slot_index);
     }
 
-    // Nobody's, whosever it is.
+    // Free the slot, whoever owns it.
     action free() {
         free_owner.execute((slot_t)ig_md.slot_index);
     }

@@ -1,4 +1,4 @@
-// peelsum for Tofino 1 (TNA) and Tofino 2 (T2NA): the core, between their parsers and deparsers.
+// peelsum for Tofino 1 (TNA) and Tofino 2 (T2NA): the core between their parsers and deparsers.
 
 #include <core.p4>
 #if __TARGET_TOFINO__ == 2
@@ -9,7 +9,8 @@
 
 #include "../generated/wire.p4"
 
-// The port of the switch's own processor: 192 on a four-pipe Tofino 1, 0 on Tofino 2, set with -D where it differs.
+// The port of the switch's processor: 192 on a four-pipe Tofino 1, 0 on Tofino 2. Set it with -D if it
+// differs.
 #ifndef PCIE_PORT
 #if __TARGET_TOFINO__ == 2
 #define PCIE_PORT 0
@@ -30,10 +31,8 @@
 #include "tofino_lanes.p4"
 #include "../core/aggregation.p4"
 
-const bit<19> NEVER_MARKED = 0x7ffff;
-
 struct egress_metadata_t {
-    bit<19> spare;  // 0 where the queue was as deep as the mark
+    bit<19> spare;  // 0 if the queue was at least as deep as `mark_from` says
 }
 
 parser IngressParser(
@@ -45,7 +44,7 @@ parser IngressParser(
         packet.extract(ig_intr_md);
         packet.advance(PORT_METADATA_SIZE);
         ig_md.ingress_port = ig_intr_md.ingress_port;
-        // Metadata starts as nothing in particular here.
+        // TNA's metadata starts with undefined values.
         ig_md.role = ROLE_NOBODY;
         ig_md.worker_mask = 0;
         ig_md.sum_spine = 0;
@@ -75,8 +74,8 @@ control Ingress(
         ig_md.now = ig_prsr_md.global_tstamp[47:16];
         aggregation.apply(hdr, ig_md);
         verdicts.count(ig_md.verdict[4:0]);
-        // Only because the parser's error is read here do frames that end early come so far: the hardware would
-        // drop them, and nobody count what is short.
+        // The hardware drops frames that end early before ingress unless ingress reads the parser's error. It
+        // is read here so that such frames are counted before they are dropped.
         if (ig_md.way == WAY_NOWHERE || ig_prsr_md.parser_err != PARSER_ERROR_OK) {
             ig_dprsr_md.drop_ctl = 1;
         } else if (ig_md.multicast == 1) {
@@ -98,7 +97,7 @@ control IngressDeparser(
     }
 }
 
-// Lanes stay unparsed: egress has no use for them.
+// Egress does not parse the lanes, which it never changes.
 parser EgressParser(
     packet_in packet, out headers_t hdr, out egress_metadata_t eg_md, out egress_intrinsic_metadata_t eg_intr_md
 ) {
@@ -144,7 +143,7 @@ control Egress(
         eg_md.spare = depth |-| eg_intr_md.deq_qdepth;
     }
 
-    // Packets that queued behind `depth` cells or more carry the news.
+    // Mark packets that met a queue of `depth` cells or more.
     table congestion {
         actions = { mark_from; }
         default_action = mark_from(NEVER_MARKED);

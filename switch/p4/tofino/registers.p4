@@ -1,4 +1,4 @@
-// How many slots there are: 14 bits' worth on Tofino.
+// The number of slots, as the width of their index.
 
 const int SLOT_BITS = 14;
 typedef bit<SLOT_BITS> slot_t;

@@ -1,5 +1,5 @@
-// Which workers a slot holds, and their marks: has any met congestion, has any finished. A slot's bitmap
-// outlives its sum: zero under a matching tag is a tombstone.
+// The workers in a slot, and their flags: whether any met congestion, whether any has finished. The bitmap
+// stays after the sum has left: a zero bitmap under a matching tag is a tombstone.
 
 control Bitmap(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     register<bit<32>>(SLOTS) worker_bitmap;
@@ -9,22 +9,22 @@ control Bitmap(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     bit<32> next;
     marks_t marks;
 
-    // This worker alone.
+    // Set the bitmap to this worker.
     action set_worker() {
         bitmap_op = BITMAP_SET;
     }
 
-    // This worker too, unless the slot is a tombstone.
+    // Add this worker, unless the slot is a tombstone.
     action merge_worker() {
         bitmap_op = BITMAP_MERGE;
     }
 
-    // None: what is left is a tombstone.
+    // Clear the bitmap, which leaves a tombstone.
     action take_workers() {
         bitmap_op = BITMAP_TAKE;
     }
 
-    // The slot is not this packet's.
+    // Leave the bitmap unchanged.
     action hold_none() {
         ig_md.membership = HELD_NONE;
         ig_md.worker_bitmap = ig_md.worker_mask;

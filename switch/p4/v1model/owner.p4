@@ -1,31 +1,31 @@
-// Who owns a slot, since when: the pair (tag, stamp).
+// A slot's owner and the time of its claim: the pair (tag, stamp).
 
 control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     register<bit<32>>(SLOTS) owner_tag;
     register<bit<32>>(SLOTS) owner_stamp;
     owner_op_t owner_op = OWNER_KEEP;
-    bit<32> deadline = 0;  // a stamp up to here has expired
+    bit<32> deadline = 0;  // stamps up to this one have expired
     bit<32> tag;
     bit<32> stamp;
     bool mine;
     bool expired;
 
-    // Mine or expired: mine from now on.
+    // Take the slot if it is this chunk's or expired.
     action claim() {
         owner_op = OWNER_CLAIM;
     }
 
-    // Change nothing.
+    // Read the owner only.
     action look() {
         owner_op = OWNER_LOOK;
     }
 
-    // Mine: nobody's.
+    // Free the slot if it is this chunk's.
     action release() {
         owner_op = OWNER_RELEASE;
     }
 
-    // Nobody's, whosever it is.
+    // Free the slot, whoever owns it.
     action free() {
         owner_op = OWNER_FREE;
     }
@@ -48,7 +48,8 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
             ig_md.slot_index = ig_md.slot_index & (SLOTS - 1);
             owner_tag.read(tag, ig_md.slot_index);
             owner_stamp.read(stamp, ig_md.slot_index);
-            // A signed difference of clocks that wrap: bit 31 says that the stamp is later than the deadline.
+            // The clock wraps, so compare by signed difference: bit 31 is set if the stamp is after the
+            // deadline.
             expired = (deadline - stamp) & 0x80000000 == 0;
             mine = tag == ig_md.slot_tag;
             if (mine) {
@@ -65,7 +66,7 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
                 }
             } else if (owner_op == OWNER_FREE || (owner_op == OWNER_RELEASE && mine)) {
                 tag = 0;
-                stamp = ig_md.now - EPOCH_TICKS;  // expired under every limit
+                stamp = ig_md.now - FREED_TICKS;
             }
             owner_tag.write(ig_md.slot_index, tag);
             owner_stamp.write(ig_md.slot_index, stamp);

@@ -1,4 +1,4 @@
-// peelsum for v1model (BMv2 and the embedded target): the core, between v1model's parser and deparser.
+// peelsum for v1model (BMv2 and the softswitch): the core between v1model's parser and deparser.
 
 #include <core.p4>
 #include <v1model.p4>
@@ -13,8 +13,6 @@
 #include "bitmap.p4"
 #include "v1model_lanes.p4"
 #include "../core/aggregation.p4"
-
-const bit<19> NEVER_MARKED = 0x7ffff;
 
 struct metadata_t {
     ingress_metadata_t ig_md;
@@ -62,7 +60,7 @@ control PeelsumEgress(inout headers_t hdr, inout metadata_t md, inout standard_m
         marked_depth = depth;
     }
 
-    // Packets that queued behind `depth` others or more carry the news.
+    // Mark packets that met a queue of `depth` packets or more.
     table congestion {
         actions = { mark_from; }
         default_action = mark_from(NEVER_MARKED);
@@ -76,7 +74,7 @@ control PeelsumEgress(inout headers_t hdr, inout metadata_t md, inout standard_m
         if (hdr.peelsum.isValid()) {
             readdress.apply(hdr, standard_metadata.egress_port);
         } else if (md.ig_md.multicast == 1 && standard_metadata.egress_port == md.ig_md.ingress_port) {
-            // A flood does not go back to where it came from: over trunks it would go to and fro for ever.
+            // Do not flood a frame back to its ingress port: between two switches it would loop for ever.
             mark_to_drop(standard_metadata);
         }
     }

@@ -1,5 +1,5 @@
-// How many slots there are, and what an action asks of a register: v1model's actions have no branches, so
-// controls do it after the match.
+// The number of slots, and the register operations that actions request. v1model's actions have no branches,
+// so the controls carry out the operations after the match.
 
 const int SLOT_BITS = 12;
 

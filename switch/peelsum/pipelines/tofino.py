@@ -1,4 +1,4 @@
-"""Compile the program with p4c's Tofino back end and report its resources as one page of text."""
+"""Compile the program with p4c's Tofino back end, check the result, and report its resources as one page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from peelsum.pipelines.artifacts import ARTIFACTS, P4_SOURCES, PipelineError, digests, write_generated
+from peelsum.pipelines.assembly import missing
 from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import TOFINO_LANES
 
@@ -55,7 +56,8 @@ def compile_for(device: str, out: Path | None = None, p4: Path = P4_SOURCES) -> 
     """Compile and assemble for `tofino` or `tofino2`; return the report.
 
     `out` keeps the compiler's output, with P4Info, bf-rt.json and the device config for Stratum. Raises
-    PipelineError if the compiler is missing, fails, or needs more stages than the device has.
+    PipelineError if the compiler is missing, fails, drops a part of the program, or needs more stages than
+    the device has.
     """
     for tool in (COMPILER, ASSEMBLER):
         if shutil.which(tool) is None:
@@ -78,11 +80,23 @@ def _compile(device: str, lanes: int, out: Path, p4: Path) -> str:
     schema = ["--bf-rt-schema", str(out / BF_RT)]
     _run([COMPILER, *target, *folders, *told, *runtime, *schema, "tofino/peelsum.p4"], p4)
     pipe = out / "pipe"
-    _run([ASSEMBLER, "--target", device, "-o", str(pipe), str(pipe / "peelsum.bfa")], p4)
+    assembly = pipe / "peelsum.bfa"
+    check(device, json.loads((out / "frontend-ir.json").read_text()), assembly.read_text())
+    _run([ASSEMBLER, "--target", device, "-o", str(pipe), str(assembly)], p4)
     profile = Profile("pipe", (pipe / "context.json").read_bytes(), (pipe / f"{device}.bin").read_bytes())
     config = pipeline_config("peelsum", (out / BF_RT).read_bytes(), [profile])
     (out / STRATUM_CONFIG).write_bytes(config)
     return report(device, lanes, pipe, fingerprint(lanes, p4))
+
+
+def check(device: str, program: Any, assembly: str) -> None:
+    """Raise PipelineError if the assembly lacks a part of the program, which is the front end's JSON."""
+    lacking = list(missing(program, assembly))
+    if lacking:
+        others = f", and {len(lacking) - 1} more" if lacking[1:] else ""
+        raise PipelineError(
+            f"{device}: {COMPILER} dropped {lacking[0]}{others}; use another version, see the Tofino page"
+        )
 
 
 def report(device: str, lanes: int, pipe: Path, sources: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 
+from peelsum.wire.clock import DEFAULT_AGE_TICKS, EPOCH_TICKS, FREED_TICKS, TICK_US
 from peelsum.wire.format import (
     ALL_FLAGS,
     COMPILED_LANES,
@@ -39,13 +40,18 @@ def sources() -> dict[str, str]:
 
 
 def wire_p4() -> str:
-    """Return the constants and the packet header `peelsum_h`, with `flags` split into bits."""
+    """Return constants, the slots' clock and the header `peelsum_h`, with `flags` split into bits."""
     lines = [
         NOTICE,
         f"const bit<8> VERSION = {VERSION};",
         f"const bit<16> UDP_PORT = {UDP_PORT};",
         f"const bit<9> CPU_PORT = {CPU_PORT};",
         f"const bit<16> EVERYONE = {EVERYONE:#x};",
+        "",
+        f"// The slots' clock: a tick is {TICK_US} us on v1model, 2^16 ns on Tofino.",
+        f"const bit<32> EPOCH_TICKS = {EPOCH_TICKS:#x};  // added: unwritten registers look long expired",
+        f"const bit<32> FREED_TICKS = {FREED_TICKS:#x};  // a freed slot's stamp is this much before now",
+        f"const bit<32> DEFAULT_AGE_TICKS = {DEFAULT_AGE_TICKS};",
         "",
         *_constants("kind_t", "KIND", Kind),
         *_constants("verdict_t", "VERDICT", Verdict),
