@@ -88,7 +88,9 @@ def test_a_killed_experiment_leaves_no_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", known())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "density")) for name in known()]
+)
 def test_quick_experiments_run(name: str, tmp_path: Path) -> None:
     done = peelsum("experiment", "run", name, "--quick", "--attempts", "1", "--out", str(tmp_path), "--json")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,7 +6,10 @@ import pytest
 from covering import covering
 
 #: Folders whose tests start the most processes. They begin, so that nothing long is left at the end.
-DEAR = ("torch", "cli", "training", "topology", "bench", "scenarios", "allreduce", "codec", "control")
+DEAR = (
+    *("experiments", "torch", "cli", "training", "topology", "bench", "scenarios"),
+    *("allreduce", "codec", "control"),
+)
 
 
 @pytest.hookimpl(tryfirst=True)
