@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 import torch_flexible as flexible
+from patience import tried_again
 from torch_alone import Sums, group_of_one, hooked, in_time, layers
 from torch_ranks import run_ranks
 
@@ -105,6 +106,7 @@ def switched_within(stats, begin, ten, carrier):
     return begin + at
 
 
+@tried_again
 def test_a_rate_that_falls_tenfold_changes_the_carrier_within_ten_steps_and_back():
     strategy = Flexible(ratios=(0.5,), methods=METHODS, prefer=0.0, explore_steps=2)
     fall, rise = 12, 36
@@ -123,6 +125,7 @@ def test_a_rate_that_falls_tenfold_changes_the_carrier_within_ten_steps_and_back
 
 
 @pytest.mark.system
+@tried_again
 def test_a_switch_with_a_schedule_of_links_is_left_within_ten_steps_and_used_again(tmp_path):
     schedule = tmp_path / "links.csv"
     fall_s, rise_s, end_s = 6.0, 12.0, 18.0
