@@ -18,7 +18,7 @@ class Timers:
 
     first_answer: float = 0.1
     """A worker's wait while nothing has come back: other workers may still be computing."""
-    resend_least: float = 0.002
+    resend_least: float = 0.0002
     """Lower bound of a worker's measured resend timer.
 
     It may be short: in silence, a worker retransmits one chunk only.
@@ -29,7 +29,7 @@ class Timers:
     """How long the server leaves a chunk incomplete before it asks for the missing parts."""
     need_most: float = 0.5
     """Upper bound of the server's back-off."""
-    reply_gap: float = 0.001
+    reply_gap: float = 0.0001
     """Shortest time between two replies of the server to one worker about one chunk."""
     linger: float = 2.0
     """How long a worker that has all its results waits for the others before it leaves."""
