@@ -44,6 +44,13 @@ class Stream:
         if response.status.code != rpc_code.OK:
             raise not_primary(self._address, U128.decode(response.election_id))
 
+    def sees_primary(self, timeout_s: float) -> bool:
+        """Ask the switch, as one that can never be the primary, whether some controller is.
+
+        Raises SwitchError if there is no response within `timeout_s`.
+        """
+        return bool(self._bid(0, monotonic() + timeout_s).status.code != rpc_code.NOT_FOUND)
+
     def send_packet(self, frame: bytes) -> None:
         """Send a frame into the switch through its CPU port."""
         self._outgoing.put(p4r.StreamMessageRequest(packet=p4r.PacketOut(payload=frame)))
