@@ -72,6 +72,7 @@ class Life:
             self.halfway += 1
         except SwitchError:
             self.refused += 1  # a switch has just restarted; the job goes on as it was
+            self.cluster.poll()
         self._writes_left = None
         if dies:
             self.kill()

@@ -218,6 +218,9 @@ class Cluster:
             known = self._permitted(job_id, token)
             switches = [self._switch_of(plan) for plan in plans]
             with _locked(switches), _doubted_after_errors(switches):
+                for switch in switches:
+                    if switch.trouble:  # it may be up since the last poll
+                        self.keep(switch)
                 sessions = [switch.ready(epoch) for switch in switches]
                 admitted = admission.admit(
                     described,
