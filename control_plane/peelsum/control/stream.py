@@ -45,11 +45,11 @@ class Stream:
             raise not_primary(self._address, U128.decode(response.election_id))
 
     def sees_primary(self, timeout_s: float) -> bool:
-        """Ask the switch, as one that can never be the primary, whether some controller is.
+        """Return whether another stream is the primary's. Raises SwitchError without response in time.
 
-        Raises SwitchError if there is no response within `timeout_s`.
+        Bids 0, which cannot win; some switches, with nobody else there, say that it has.
         """
-        return bool(self._bid(0, monotonic() + timeout_s).status.code != rpc_code.NOT_FOUND)
+        return bool(self._bid(0, monotonic() + timeout_s).status.code == rpc_code.ALREADY_EXISTS)
 
     def send_packet(self, frame: bytes) -> None:
         """Send a frame into the switch through its CPU port."""

@@ -54,10 +54,11 @@ class ControllerClient:
         while True:
             address, _ = self._found("List", {})
             with closing(self._channel(address)) as channel:
+                call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/Watch")
                 try:
-                    yield from map(decoded, channel.unary_stream(f"/{SERVICE}/Watch")(encoded({})))
+                    yield from map(decoded, call(encoded({})))
                 except grpc.RpcError as error:
-                    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:  # type: ignore[attr-defined]
+                    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
                         raise ControlError(_told(error)) from None
 
     def _ask(self, method: str, **values: object) -> dict[str, Any]:
@@ -79,14 +80,14 @@ class ControllerClient:
 
     def _call(self, address: str, method: str, values: dict[str, object]) -> dict[str, Any]:
         with closing(self._channel(address)) as channel:
-            call = channel.unary_unary(f"/{SERVICE}/{method}")
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{method}")
             try:
                 grpc.channel_ready_future(channel).result(timeout=_CONNECT_S)
                 return decoded(call(encoded(values), timeout=_ANSWER_S))
             except grpc.FutureTimeoutError:
                 raise _OtherError(_nobody(address)) from None
             except grpc.RpcError as error:
-                code = error.code()  # type: ignore[attr-defined]
+                code = error.code()
                 if code == grpc.StatusCode.UNAVAILABLE:
                     raise _OtherError(_nobody(address)) from None
                 if code == grpc.StatusCode.ABORTED:

@@ -67,7 +67,7 @@ class Cluster:
         #: What happens here.
         self.events = Events(self._tell)
         self._tell_caller = tell
-        self._counts = dict.fromkeys(KINDS, 0)
+        self._counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self._failure: Exception | None = None
         self._store, self._clock = store, clock
         self._poll_s = described.controller.poll_s
@@ -138,9 +138,15 @@ class Cluster:
             self.events.tell(Event("primary", f"controller: is the primary, in epoch {self._epoch}"))
             self._poll_now()
         elif not began:
-            primary = f"the primary is at {leader.address}" if leader.address else "there is no primary yet"
-            self.events.tell(Event("backup", f"controller: is a backup; {primary}"))
+            self.events.tell(Event("backup", f"controller: is a backup; {self._primary(leader.address)}"))
         self._began = True
+
+    def _primary(self, address: str) -> str:
+        if not address:
+            return "there is no primary yet"
+        if self._store.switches() == set(self._switches):
+            return f"the primary is at {address}"
+        return f"the primary at {address} has other switches in its file, so it will not take over"
 
     def _may_lead(self, *, resigned: bool) -> bool:
         """Return whether every switch that answers has been without a primary for long enough."""

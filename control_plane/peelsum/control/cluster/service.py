@@ -54,7 +54,7 @@ class ControllerService:
     def start(self, cluster: Cluster) -> None:
         """Answer for a cluster from now on."""
         one = grpc.unary_unary_rpc_method_handler
-        handlers = {
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "Admit": one(self._answering(_CHANGERS, "admit", lambda asked: _admit(cluster, asked))),
             "Evict": one(self._answering(_CHANGERS, "evict", lambda asked: _evict(cluster, asked))),
             "List": one(self._answering(_READERS, "list", lambda asked: cluster.listed())),

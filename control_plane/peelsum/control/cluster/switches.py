@@ -138,14 +138,15 @@ class ManagedSwitch:
             for entry in idle:
                 entry.action = None
             session.write([-entry for entry in idle])
+        free = True
         for job_id in found.missing:
             try:
-                # On a switch that just started, the first job's admission frees all slots.
-                admission.put_back(session, *wanted[job_id], free=not fresh or job_id == found.missing[0])
+                admission.put_back(session, *wanted[job_id], free=free)
             except DescriptionError as error:
                 if self.refused.get(job_id) != str(error):
                     yield Event("error", f"job: {job_id}: {error}")
                 self.refused[job_id] = str(error)
             else:
+                free = not fresh  # one job's freeing is enough for all slots of a new pipeline
                 self.refused.pop(job_id, None)
                 yield Event("restored", f"job: {job_id}: put back on {self.name}")
