@@ -19,6 +19,7 @@ from peelsum.control import (
     SwitchError,
 )
 from peelsum.control.cluster import BackupError, Store, StoreError, parse_cluster
+from peelsum.control.cluster.store import StoredJob
 from peelsum.control.session import Session
 
 TOKEN = "0123456789abcdef"
@@ -264,13 +265,69 @@ def crash(cluster):
         switch.close()
 
 
-def test_the_backup_takes_over_from_a_primary_that_was_killed(primary, controllers, switches):
+def test_the_backup_takes_over_from_a_primary_that_was_killed(primary, controllers, switches, told):
     text = job_text(3, switches[0].address)
     jobs = {3: (text, primary.admit(text)["generation"])}
     backup = controllers.start()
     backup.poll()
     crash(primary)
+    told.clear()
     polled(backup)
+    assert have(switches, jobs)
+    assert kinds(told) == ["primary", "regained", "regained"]  # tables that are right are left alone
+
+
+def test_a_primary_that_is_gone_for_one_poll_only_is_not_replaced(primary, controllers, switches):
+    """As when its connection broke and it bids again."""
+    backup = controllers.start()
+    backup.poll()
+    crash(primary)
+    for switch in switches:
+        with Controller.observe(switch.address) as observer:
+            while observer.session.has_primary():
+                time.sleep(0.01)
+    backup.poll()
+    assert not backup.is_primary
+    primary.poll()
+    backup.poll()
+    assert not backup.is_primary
+    assert primary.is_primary
+
+
+def test_the_file_refuses_changes_of_an_earlier_epoch(tmp_path):
+    with closing(Store(tmp_path / "state")) as store:
+        old = store.take_over("one:1", [("switch:1", 1)])
+        new = store.take_over("two:2", [("switch:1", 1)])
+        job = StoredJob(3, True, 5, "text", "")
+        for change in (
+            lambda: store.admit(old, job),
+            lambda: store.evict(old, 3),
+            lambda: store.resign(old),
+        ):
+            with pytest.raises(BackupError, match="ask the primary, at two:2"):
+                change()
+        assert (store.jobs(), store.leader().address) == ([], "two:2")
+        store.admit(new, job)
+        assert store.jobs() == [job]
+        store.evict(new, 3)
+        assert (store.jobs(), store.job(3)) == ([], job._replace(admitted=False))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_admission_that_a_switch_refuses_half_way_leaves_the_job_as_it_was(
+    primary, switches, monkeypatch, known
+):
+    text = job_text(3, switches[0].address)
+    jobs = {3: (text, primary.admit(text)["generation"])} if known else {}
+
+    def refusing(session, plan, generation):
+        raise SwitchError("switch: refused writing: update 0 (table_entry): no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("peelsum.control.admission.open_job", refusing)
+        with pytest.raises(SwitchError, match="no room"):
+            primary.admit(job_text(3, switches[0].address, ports=(7, 8)))
+    primary.poll()
     assert have(switches, jobs)
 
 
