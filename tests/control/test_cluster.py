@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from clusters import Controllers, actual, cluster_text, expected, job_text
@@ -19,6 +20,8 @@ from peelsum.control import (
     SwitchError,
 )
 from peelsum.control.cluster import BackupError, Store, StoreError, parse_cluster
+from peelsum.control.cluster.description import ClusterSwitch, ControllerSection
+from peelsum.control.cluster.events import KINDS
 from peelsum.control.cluster.store import StoredJob
 from peelsum.control.session import Session
 
@@ -419,3 +422,11 @@ def test_errors_of_the_file_name_field_value_and_remedy(right, wrong, message):
     assert right in text
     with pytest.raises(DescriptionError, match=f"^c.toml: {message}"):
         parse_cluster(text.replace(right, wrong, 1), "c.toml")
+
+
+def test_the_reference_has_all_keys_and_events():
+    page = (Path(__file__).parents[2] / "docs/reference/controller.md").read_text()
+    sections = {"controller": ControllerSection, "switches": ClusterSwitch}
+    keys = [f"{name}.{key}" for name, section in sections.items() for key in section.model_fields]
+    for name in (*keys, *KINDS):
+        assert f"`{name}`" in page

@@ -58,7 +58,7 @@ CONTROLLER = (
 CLUSTER = (
     Metric("peelsum_cluster_epoch", "Election id of this controller as the primary; 0 in a backup", ()),
     Metric("peelsum_cluster_jobs", "Admitted jobs", ()),
-    Metric("peelsum_cluster_switches", "Switches by state, as the primary knows it", ("state",)),
+    Metric("peelsum_cluster_switches", "Switches by state; none in a backup", ("state",)),
     Metric("peelsum_cluster_events_total", "What happened at this controller", ("kind",)),
 )
 WORKER = (

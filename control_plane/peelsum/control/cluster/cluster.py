@@ -275,14 +275,10 @@ class Cluster:
         }
 
     def totals(self) -> dict[str, int]:
-        """Return what is the case now, and how often each kind of event has happened here."""
-        up = sum(not switch.trouble for switch in self._switches.values()) if self._epoch else 0
-        now = {
-            "epoch": self._epoch,
-            "jobs": len(self._store.jobs()),
-            "up": up,
-            "away": len(self._switches) - up,
-        }
+        """Return what a primary has now, and how often each kind of event has happened here."""
+        switches = self._switches.values() if self._epoch else ()
+        up = sum(not switch.trouble for switch in switches)
+        now = {"epoch": self._epoch, "jobs": len(self._store.jobs()), "up": up, "away": len(switches) - up}
         return {**now, **self._counts}
 
     def _described(self, job: StoredJob) -> dict[str, Any]:
