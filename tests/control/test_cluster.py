@@ -339,7 +339,6 @@ def test_a_primary_that_was_stopped_and_goes_on_is_a_backup_and_cannot_write(
 ):
     """It held its streams all the time; the greater election id took its role away."""
     other = controllers.start(address="there:2")
-    other._began = True
     epoch = other._store.take_over("there:2", list(other._switches))
     other._epoch = epoch
     other.poll()
@@ -364,6 +363,20 @@ def test_a_controller_with_other_switches_is_no_backup(primary, controllers, swi
     for _ in range(5):
         backup.poll()
     assert not backup.is_primary
+
+
+def test_a_controller_that_starts_before_its_switches_and_with_a_list_that_has_changed(
+    primary, controllers, switches
+):
+    primary.close()
+    switches[0].stop()
+    cluster = controllers.start(addresses=[switches[0].address])
+    for _ in range(3):
+        cluster.poll()
+    assert not cluster.is_primary
+    switches[0].start()
+    polled(cluster)
+    assert [one["p4runtime"] for one in cluster.listed()["switches"]] == [switches[0].address]
 
 
 @pytest.mark.parametrize("writes", range(1, 8))

@@ -270,6 +270,24 @@ def test_more_watchers_than_there_is_room_for_and_one_that_does_not_read():
         assert watcher is not None
 
 
+def test_a_watching_command_prints_events_until_ctrl_c(start, switches):
+    running = start()
+    running.until_up()
+    watching = Child.peelsum("watch", "job", "watch", "--controller", running.address, "--json")
+    client, text = ControllerClient([running.address]), job_text(3, switches[0].address)
+    while not watching.has_line(0.2):  # it may not have begun to watch
+        client.admit(text)
+    said = watching.next_line(PATIENCE_S)
+    assert said["kind"] == "admitted"
+    assert said["text"].startswith("job: 3: admitted in generation ")
+    os.kill(watching.pid, signal.SIGINT)
+    while watching.next_line(PATIENCE_S) is not None:
+        pass
+    assert watching.status == 0
+    watching.stop()
+    client.evict(3)
+
+
 def test_metrics_are_those_of_the_list(start, switches):
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     running = start("--metrics", "0")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
-from clusters import PIPELINES, cluster_text
+from clusters import PIPELINES, Controllers, cluster_text
 
 from peelsum.control import ControlError
 from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store, parse_cluster
+from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.runtime.device import Device
 from peelsum.tls import TlsError
 
 
@@ -48,3 +52,15 @@ def test_roles_and_certificates(cluster, identity):
 def test_beyond_loopback_there_is_tls_only(identity):
     with pytest.raises(TlsError, match=r"--listen: 0.0.0.0 is beyond loopback"):
         ControllerService("0.0.0.0:0", None)
+
+
+@pytest.mark.parametrize(("name", "up"), [("operator", 1), ("viewer", 0), ("stranger", 0)])
+def test_it_keeps_switches_over_tls_as_an_operator_only(tmp_path, identity, name, up):
+    device = Device(mode="python")
+    server = serve(device, "127.0.0.1:0", identity("switch"))
+    with closing(Controllers(tmp_path, [server.address], identity=identity(name))) as controllers:
+        cluster = controllers.start()
+        cluster.poll()
+        assert cluster.totals()["up"] == up
+    server.stop()
+    device.close()

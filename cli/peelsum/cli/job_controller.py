@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,7 +72,7 @@ def watch(controller: Controllers = None, tls: Tls = None, json: Json = False) -
     from peelsum.control import ControlError
     from peelsum.tls import TlsError
 
-    with reported(ControlError, TlsError):
+    with reported(ControlError, TlsError), suppress(KeyboardInterrupt):
         for event in _client(controller, tls).watch():
             if json:
                 say(**event)

@@ -77,7 +77,7 @@ class Cluster:
         }
         self._epoch = 0
         self._free_polls = 0
-        self._began = False
+        self._told_role = self._followed = False
         self._changing = RLock()
         self._polls, self._ended = Condition(), False
         self._threads: list[Thread] = []
@@ -127,19 +127,19 @@ class Cluster:
 
     def elect(self) -> None:
         """Become the primary if there is none, or a backup if there is another."""
-        leader, began = self._store.leader(), self._began
+        leader = self._store.leader()
         if self._epoch and leader.epoch != self._epoch:
             self._leave()
-            began = False  # tell it below
+            self._told_role, self._followed = False, True
         if self._epoch:
             return
         if self._may_lead(resigned=not leader.address):
             self._epoch = self._store.take_over(self.address, list(self._switches))
             self.events.tell(Event("primary", f"controller: is the primary, in epoch {self._epoch}"))
             self._poll_now()
-        elif not began:
+        elif not self._told_role:
             self.events.tell(Event("backup", f"controller: is a backup; {self._primary(leader.address)}"))
-        self._began = True
+        self._told_role = True
 
     def _primary(self, address: str) -> str:
         if not address:
@@ -150,14 +150,14 @@ class Cluster:
 
     def _may_lead(self, *, resigned: bool) -> bool:
         """Return whether every switch that answers has been without a primary for long enough."""
-        # A backup with another list of switches would see some that the primary does not know.
-        if self._began and self._store.switches() != set(self._switches):
-            return False
         seen = []
         for switch in self._switches.values():
             with switch.lock:
                 seen.append(switch.has_primary())
         free = False in seen and True not in seen
+        self._followed |= True in seen
+        if self._followed and self._store.switches() != set(self._switches):
+            return False  # switches that the primary's file does not list would look free
         self._free_polls = self._free_polls + 1 if free else 0
         return self._free_polls >= (1 if resigned else _FREE_POLLS)
 
