@@ -4,7 +4,8 @@ from contextlib import ExitStack
 
 import pytest
 from bmv2_process import running_bmv2
-from device_state import forwarding, rows
+from device_state import rows
+from restartable_switch import RestartableSwitch
 
 from peelsum.control import (
     ControlError,
@@ -19,35 +20,9 @@ from peelsum.control import (
     parse_description,
 )
 from peelsum.pipelines import pipeline
-from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.runtime.device import Device
 
-TABLES = ("jobs", "members", "return_paths")
 #: For what answers, on a machine however busy.
 PATIENCE_S = 60
-
-
-class RestartableSwitch:
-    """A softswitch that loses everything when it stops, and always starts at the same address."""
-
-    def __init__(self):
-        self.address = "127.0.0.1:0"
-        self.start()
-
-    def start(self):
-        self.device = Device(mode="python")
-        self.running = ExitStack()
-        self.running.callback(self.device.close)
-        self.running.enter_context(forwarding([self.device]))
-        server = serve(self.device, self.address)
-        self.running.callback(server.stop)
-        self.address = server.address
-
-    def stop(self):
-        self.running.close()
-
-    def holding(self):
-        return [rows(self.device, name) for name in TABLES] + [self.device.switch.groups.get(3)]
 
 
 @pytest.fixture

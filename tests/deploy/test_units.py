@@ -82,7 +82,7 @@ def test_a_wrong_option_would_be_found():
 def test_the_compose_file():
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
-    assert services.keys() == {"switch", "job"}
+    assert services.keys() == {"switch", "job", "controller", "backup"}
     for service in services.values():
         check(shlex.split(service["command"]))
         assert service["network_mode"] == "host"

@@ -11,7 +11,14 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
-from peelsum.metrics import PARTS, controller_values, server_values, switch_values, worker_values
+from peelsum.metrics import (
+    PARTS,
+    cluster_values,
+    controller_values,
+    server_values,
+    switch_values,
+    worker_values,
+)
 from peelsum.metrics.catalogue import table
 from peelsum.metrics.dashboard import dashboard, expression
 from peelsum.softswitch.ports.udp import PortCounts
@@ -59,13 +66,15 @@ def test_every_statistic_has_a_metric_and_every_metric_a_statistic():
     dropped = {"dropped": {"stray": 801}}
     server, worker = _numbered(ServerStats, **dropped), _numbered(WorkerStats, **dropped)
     controller = {"generation": 1, "admissions": 2, "lost": 3, "regained": 4, "restored": 5, "errors": 6}
+    totals = {"epoch": 11, "jobs": 12, "up": 13, "away": 14, "lost": 15}
     found = {
+        "cluster": (cluster_values(totals), [totals]),
         "switch": (switch_values(601, {"absorbed": (701, 702)}, {1: port}, {1: queue}), [port, queue]),
         "server": (server_values({1: server}), [server]),
         "worker": (worker_values(1, 0, worker), [worker]),
         "controller": (controller_values(1, controller), [controller]),
     }
-    extra = {"switch": [601, 701, 702], "server": [801], "worker": [801], "controller": []}
+    extra = {"switch": [601, 701, 702], "server": [801], "worker": [801], "controller": [], "cluster": []}
     for part, (values, statistics) in found.items():
         assert values.keys() == {metric.name for metric in PARTS[part]}
         for name, cells in values.items():

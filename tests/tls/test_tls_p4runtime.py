@@ -108,8 +108,8 @@ def test_a_worker_may_not_even_look(stub):
     [
         # The client finds that it does not know the switch's CA before the switch sees the client's.
         ("stranger", r"unable to get local issuer certificate|self.signed certificate in certificate chain"),
-        ("expired-operator", "the switch refuses this certificate"),
-        ("switch", "the switch refuses this certificate"),
+        ("expired-operator", "the other end refuses this certificate"),
+        ("switch", "the other end refuses this certificate"),
     ],
 )
 def test_a_wrong_certificate_is_told_so_at_once(server, device, stub, identity, name, reason):
@@ -127,7 +127,7 @@ def test_a_ca_that_the_switch_does_not_trust(server, folders, identity, tmp_path
     """The client trusts the switch; its own certificate is another CA's."""
     shutil.copytree(folders["stranger"], tmp_path / "mixed")
     shutil.copy(folders["operator"] / "ca.pem", tmp_path / "mixed")
-    with pytest.raises(SwitchError, match="the switch refuses this certificate"):
+    with pytest.raises(SwitchError, match="the other end refuses this certificate"):
         Controller.connect(server.address, identity=type(identity("operator")).read(tmp_path / "mixed"))
 
 

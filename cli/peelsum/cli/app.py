@@ -12,6 +12,7 @@ import typer
 from peelsum.cli import (
     bench,
     certificates,
+    controller,
     dashboard,
     demo,
     doctor,
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.add_typer(switch.app, name="switch")
 app.add_typer(job.app, name="job")
+app.add_typer(controller.app, name="controller")
 app.add_typer(server.app, name="server")
 app.add_typer(certificates.app, name="certificates")
 app.add_typer(bench.app, name="bench")

@@ -1,4 +1,4 @@
-"""`peelsum job` and `peelsum status`: admit, serve and evict jobs, and show a switch's state."""
+"""`peelsum job` and `peelsum status`: admit, serve, list and evict jobs, and show a switch's state."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peelsum.cli.job_controller import Controllers, Token, admit_there, evict_there, list_, watch
 from peelsum.cli.job_serve import serve
 from peelsum.cli.options import ChildOf, Json, Metrics, Tls, identity, require_device_id, serving_metrics
 from peelsum.topology import Signalled, end_with_parent, say
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Admit, serve and evict jobs.", no_args_is_help=True)
 app.command()(serve)
+app.command("list")(list_)
+app.command()(watch)
 
 _LOOK_EVERY_S = 1.0
 _LOADING = "loading the pipeline, which a switch that has not run it before compiles"
@@ -43,18 +46,31 @@ def admit(
         bool,
         typer.Option(help="Stay until Ctrl-C, restore the tables of restarted switches, then evict the job."),
     ] = False,
+    controller: Controllers = None,
+    token: Token = None,
     tls: Tls = None,
     metrics: Metrics = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
-    """Load the pipeline into switches that do not run it yet, and admit a job in a new generation."""
+    """Load the pipeline into switches that do not run it yet, and admit a job in a new generation.
+
+    With --controller, a cluster's controller does so, and holds the job until it is evicted.
+    """
     from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.control import ControlError, Fabric, Watch, read_description
     from peelsum.metrics import MetricsError
     from peelsum.pipelines import PipelineError, pipeline
     from peelsum.tls import TlsError
 
+    if controller:
+        if hold or metrics is not None:
+            raise typer.BadParameter(
+                "--hold: a controller holds the job itself; leave --hold and --metrics out"
+            )
+        _show(admit_there(controller, description, tls, token, json), json)
+        return
+    _without_controller(token)
     if metrics is not None and not hold:
         raise typer.BadParameter(f"metrics: {metrics}: applies to --hold only; give that too")
     if child:
@@ -69,11 +85,7 @@ def admit(
             with taking_time("freeing the job's slots, filling tables", tell):
                 admission = fabric.admit()
             fabric.become_backup()
-            values = {**asdict(admission), "timeout_s": job.job.timeout_s}
-            if json:
-                say(**values)
-            else:
-                print("\n".join(f"{name} = {value}" for name, value in values.items()), flush=True)
+            _show({**asdict(admission), "timeout_s": job.job.timeout_s}, json)
             if hold:
                 counts = ControllerCounts(job.job.id)
                 counts.admitted(admission.generation)
@@ -82,6 +94,18 @@ def admit(
                 watch = Watch(fabric, admission.generation, compiled.json_path, compiled.p4info_path)
                 _look_after(watch, counts, json)
                 _leave(fabric, json)
+
+
+def _show(admission: Mapping[str, object], json: bool) -> None:
+    if json:
+        say(**admission)
+    else:
+        print("\n".join(f"{name} = {value}" for name, value in admission.items()), flush=True)
+
+
+def _without_controller(token: Path | None) -> None:
+    if token is not None:
+        raise typer.BadParameter(f"token: {token}: applies to --controller only; give that too")
 
 
 def _look_after(watch: Watch, counts: ControllerCounts, json: bool) -> None:
@@ -110,20 +134,24 @@ def evict(
     job_id: Annotated[int, typer.Argument(help="The job's number.")],
     p4runtime: P4Runtime = "127.0.0.1:9559",
     device_id: DeviceId = 1,
+    controller: Controllers = None,
+    token: Token = None,
     tls: Tls = None,
 ) -> None:
-    """Evict a job: its switch drops the job's packets from now on."""
+    """Evict a job: its switch, or with --controller each of its switches, drops its packets from now on."""
     from peelsum.control import ControlError, Controller
     from peelsum.tls import TlsError
 
+    if controller:
+        evict_there(controller, job_id, tls, token)
+        return
+    _without_controller(token)
     require_device_id(device_id)
     with (
         reported(ControlError, TlsError),
-        Controller.connect(
-            p4runtime, device_id, patience_s=_PATIENCE_S, identity=identity(tls)
-        ) as controller,
+        Controller.connect(p4runtime, device_id, patience_s=_PATIENCE_S, identity=identity(tls)) as connected,
     ):
-        controller.evict(job_id)
+        connected.evict(job_id)
 
 
 def status(

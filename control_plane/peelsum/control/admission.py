@@ -33,7 +33,12 @@ class Placement(NamedTuple):
 
 
 def admit(
-    description: AnyDescription, placements: Sequence[Placement], now: float, *, free: bool = True
+    description: AnyDescription,
+    placements: Sequence[Placement],
+    now: float,
+    *,
+    free: bool = True,
+    known: Sequence[int] = (),
 ) -> Admission:
     """Admit a job to its switches, the upper one first, in one new generation.
 
@@ -41,13 +46,14 @@ def admit(
     the server downwards. If a switch fails on the way, the job stays closed at least in part; the next
     admission starts over in another generation.
     now: seconds since the epoch. free: False leaves the slots as they are, for switches that just started.
+    known: generations that the job had, as others than its switches remember.
     Raises DescriptionError before anything is changed, SwitchError if a switch refuses.
     """
     job_id = description.job.id
     for session, plan in placements:
         check(session, plan)
-    known = [known_generation(session, job_id) for session, _ in placements]
-    generation = next_generation([one for one in known if one is not None], now)
+    remembered = [known_generation(session, job_id) for session, _ in placements]
+    generation = next_generation([*known, *(one for one in remembered if one is not None)], now)
     for session, _ in reversed(placements):
         close_job(session, job_id, generation)
     if free:
@@ -60,15 +66,17 @@ def admit(
     return admission_of(description, generation, [session for session, _ in placements])
 
 
-def put_back(session: Session, plan: SwitchPlan, generation: int) -> None:
+def put_back(session: Session, plan: SwitchPlan, generation: int, *, free: bool = True) -> None:
     """Admit a running job again to a switch that lost its tables. Raises ControlError.
 
     Workers and server go on in `generation`; they retransmit what the slots held. If the switch fails on the
     way, call this again.
+    free: False leaves the slots as they are, for a switch on which all have been freed since it started.
     """
     check(session, plan)
     close_job(session, plan.job_id, generation)
-    free_slots(session, plan.job_id, slots(session), lanes(session))
+    if free:
+        free_slots(session, plan.job_id, slots(session), lanes(session))
     prepare(session, plan)
     open_job(session, plan, generation)
 

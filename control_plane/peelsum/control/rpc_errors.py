@@ -20,7 +20,7 @@ def not_primary(address: str, election_id: int) -> NotPrimaryError:
     """Return the error that another controller, with this election id, is the switch's primary."""
     return NotPrimaryError(
         f"switch: another controller is the primary of {address} (election id {election_id}); "
-        "let it finish, or stop it"
+        "let it finish, stop it, or ask it by --controller if it is a cluster's"
     )
 
 

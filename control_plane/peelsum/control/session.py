@@ -39,11 +39,18 @@ class Session:
     """A connection to one switch, as a context manager. It starts as a backup."""
 
     def __init__(
-        self, address: str, device_id: int = 1, *, timeout_s: float, identity: Identity | None = None
+        self,
+        address: str,
+        device_id: int = 1,
+        *,
+        timeout_s: float,
+        connect_s: float | None = None,
+        identity: Identity | None = None,
     ) -> None:
         """Connect as a backup. Raises SwitchError if nothing answers, or one end refuses the other.
 
-        timeout_s: seconds that the switch has for each response, except to a new pipeline.
+        timeout_s: seconds that the switch has for each response, except to a new pipeline. connect_s: for the
+        connection; by default the same.
         identity: this controller's certificate, without which only switches on loopback are talked to.
         """
         #: The P4Runtime server, host:port.
@@ -54,10 +61,11 @@ class Session:
         self._timeout_s = timeout_s
         self._cookie = 0
         self._stream: Stream | None = None
-        self._channel = _channel(address, identity, timeout_s)
+        connect_s = timeout_s if connect_s is None else connect_s
+        self._channel = _channel(address, identity, connect_s)
         self._stub = p4r_grpc.P4RuntimeStub(self._channel)
         try:
-            self._await_channel(" (with TLS there, give --tls here)" if identity is None else "")
+            self._await_channel(connect_s, " (with TLS there, give --tls here)" if identity is None else "")
             self._learn_schema()
         except BaseException:
             self.close()
@@ -114,6 +122,19 @@ class Session:
             self._stream.close()
         self._stream = None
 
+    def has_primary(self) -> bool:
+        """Return whether the switch has a primary, be it this controller or another. Raises SwitchError."""
+        stream = Stream(self._stub, self.address, self._device_id)
+        try:
+            return stream.sees_primary(self._timeout_s)
+        finally:
+            stream.close()
+
+    def check_primary(self) -> None:
+        """Raise SwitchError if this controller is no longer the primary, as far as the switch has told."""
+        while self.stream.next_packet(deadline=0.0) is not None:
+            pass
+
     def _bid(self, election_id: int, last: bool) -> Stream | None:
         """Return the primary's stream; None if another controller is the primary, an error if `last`."""
         stream = Stream(self._stub, self.address, self._device_id)
@@ -129,9 +150,9 @@ class Session:
             raise
         return stream
 
-    def _await_channel(self, hint: str) -> None:
+    def _await_channel(self, timeout_s: float, hint: str) -> None:
         try:
-            grpc.channel_ready_future(self._channel).result(timeout=self._timeout_s)
+            grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
         except grpc.FutureTimeoutError:
             raise SwitchError(
                 f"switch: nothing answers P4Runtime at {self.address}; is `peelsum switch run` running "

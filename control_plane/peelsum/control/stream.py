@@ -44,6 +44,13 @@ class Stream:
         if response.status.code != rpc_code.OK:
             raise not_primary(self._address, U128.decode(response.election_id))
 
+    def sees_primary(self, timeout_s: float) -> bool:
+        """Return whether another stream is the primary's. Raises SwitchError without response in time.
+
+        Bids 0, which cannot win; some switches, with nobody else there, say that it has.
+        """
+        return bool(self._bid(0, monotonic() + timeout_s).status.code == rpc_code.ALREADY_EXISTS)
+
     def send_packet(self, frame: bytes) -> None:
         """Send a frame into the switch through its CPU port."""
         self._outgoing.put(p4r.StreamMessageRequest(packet=p4r.PacketOut(payload=frame)))

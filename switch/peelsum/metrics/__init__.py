@@ -2,7 +2,14 @@
 
 from peelsum.metrics.catalogue import PARTS, Metric
 from peelsum.metrics.serve import MetricsError, MetricsServer, metrics_address
-from peelsum.metrics.values import Values, controller_values, server_values, switch_values, worker_values
+from peelsum.metrics.values import (
+    Values,
+    cluster_values,
+    controller_values,
+    server_values,
+    switch_values,
+    worker_values,
+)
 
 __all__ = [
     "PARTS",
@@ -10,6 +17,7 @@ __all__ = [
     "MetricsError",
     "MetricsServer",
     "Values",
+    "cluster_values",
     "controller_values",
     "metrics_address",
     "server_values",

@@ -55,6 +55,12 @@ CONTROLLER = (
     Metric("peelsum_controller_restored_switches_total", "Switches that got lost tables back", _JOB),
     Metric("peelsum_controller_errors_total", "Starts and checks that failed", _JOB),
 )
+CLUSTER = (
+    Metric("peelsum_cluster_epoch", "Election id of this controller as the primary; 0 in a backup", ()),
+    Metric("peelsum_cluster_jobs", "Admitted jobs", ()),
+    Metric("peelsum_cluster_switches", "Switches by state; none in a backup", ("state",)),
+    Metric("peelsum_cluster_events_total", "What happened at this controller", ("kind",)),
+)
 WORKER = (
     Metric("peelsum_worker_contributions_total", "Chunks sent for the first time", _WORKER),
     Metric("peelsum_worker_resends_total", "RESEND packets sent", _WORKER),
@@ -71,7 +77,7 @@ WORKER = (
 )
 
 #: All metrics, by part.
-PARTS = {"switch": SWITCH, "server": SERVER, "controller": CONTROLLER, "worker": WORKER}
+PARTS = {"switch": SWITCH, "server": SERVER, "controller": CONTROLLER, "cluster": CLUSTER, "worker": WORKER}
 
 
 def table() -> str:

@@ -72,6 +72,19 @@ def controller_values(job: int, counts: Mapping[str, int]) -> Values:
     return {f"peelsum_controller_{_CONTROLLER[name]}": {(str(job),): counts[name]} for name in _CONTROLLER}
 
 
+def cluster_values(totals: Mapping[str, int]) -> Values:
+    """Return the values of a cluster's controller. totals: epoch, jobs, up, away; the rest are events."""
+    found: Values = {}
+    for name, value in totals.items():
+        if name in ("epoch", "jobs"):
+            _set(found, f"peelsum_cluster_{name}", (), value)
+        elif name in ("up", "away"):
+            _set(found, "peelsum_cluster_switches", (name,), value)
+        else:
+            _set(found, "peelsum_cluster_events_total", (name,), value)
+    return found
+
+
 def _set(found: Values, metric: str, labels: tuple[str, ...], value: float) -> None:
     found.setdefault(metric, {})[labels] = value
 

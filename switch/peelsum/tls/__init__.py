@@ -2,13 +2,14 @@
 
 from peelsum.tls.errors import TlsError
 from peelsum.tls.identity import Identity, is_loopback, require_tls
-from peelsum.tls.roles import Role, role_of
+from peelsum.tls.roles import Role, caller_role, role_of
 from peelsum.tls.tokens import make_token, read_token, same_token
 
 __all__ = [
     "Identity",
     "Role",
     "TlsError",
+    "caller_role",
     "is_loopback",
     "make_token",
     "read_token",

@@ -77,7 +77,7 @@ class Identity:
                 closing(context.wrap_socket(plain, server_hostname=host.strip("[]"))) as link,
             ):
                 # In TLS 1.3 the server's refusal follows the handshake; gRPC's closes without an alert.
-                return None if _speaks(link) else "the switch refuses this certificate"
+                return None if _speaks(link) else "the other end refuses this certificate"
         except ssl.SSLError as error:
             return tls_reason(error)
         except OSError:

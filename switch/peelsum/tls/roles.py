@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import Any
 
 #: A certificate's role is a URI among its subject alternative names.
 _URI = "urn:peelsum:role:"
@@ -15,9 +16,9 @@ class Role(StrEnum):
     SWITCH = "switch"
     """Answer as a switch."""
     OPERATOR = "operator"
-    """Write to switches, and answer workers as `peelsum job serve`."""
+    """Write to switches, answer as `peelsum job serve` or `peelsum controller run`, and ask the latter."""
     VIEWER = "viewer"
-    """Read from switches."""
+    """Read from switches and controllers."""
     WORKER = "worker"
     """Ask `peelsum job serve` for a seat."""
 
@@ -41,3 +42,9 @@ def role_of(names: Iterable[str]) -> Role | None:
     """Return the role among a certificate's alternative names; None unless there is exactly one."""
     found = [Role(name.removeprefix(_URI)) for name in names if name in {role.uri for role in Role}]
     return found[0] if len(found) == 1 else None
+
+
+def caller_role(authenticated: Mapping[str, Any]) -> Role | None:
+    """Return the role of a gRPC call's client, by what `auth_context` returns; None without one."""
+    names = authenticated.get("x509_subject_alternative_name", ())
+    return role_of(name.decode(errors="replace") for name in names)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from peelsum.softswitch.p4runtime.status import Code, RequestError
-from peelsum.tls import Role, role_of
+from peelsum.tls import Role, caller_role
 
 WRITERS = (Role.OPERATOR,)
 READERS = (Role.OPERATOR, Role.VIEWER)
@@ -29,8 +29,7 @@ class Access:
         """Raise RequestError (PERMISSION_DENIED) unless the caller's role is among `allowed`."""
         if not self._secured:
             return
-        names = caller.auth_context().get("x509_subject_alternative_name", ())
-        role = role_of(name.decode(errors="replace") for name in names)
+        role = caller_role(caller.auth_context())
         if role not in allowed:
             raise RequestError(
                 Code.PERMISSION_DENIED,

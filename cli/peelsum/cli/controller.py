@@ -1,0 +1,91 @@
+"""`peelsum controller`: the controller of several switches and jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peelsum.cli.options import ChildOf, Json, Metrics, Tls, identity, serving_metrics
+from peelsum.cli.options import address as host_and_port
+from peelsum.topology import Signalled, end_with_parent, say
+from peelsum.topology.user_errors import reported
+
+if TYPE_CHECKING:
+    from finsy.p4schema import P4Schema
+
+    from peelsum.control.cluster import ClusterDescription, Event
+
+app = typer.Typer(help="The controller of several switches and jobs.", no_args_is_help=True)
+_LOOK_EVERY_S = 0.2
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Option(help="The cluster's description, TOML.")],
+    listen: Annotated[
+        str, typer.Option(help="Where `peelsum job --controller` asks, host:port; port 0 chooses a free one.")
+    ] = "127.0.0.1:9564",
+    tls: Tls = None,
+    metrics: Metrics = None,
+    json: Json = False,
+    child: ChildOf = False,
+) -> None:
+    """Admit and evict jobs on request, and keep them on the cluster's switches, until Ctrl-C.
+
+    Run it twice, with the same description and at two addresses: one is the backup of the other.
+    """
+    from peelsum.control import ControlError
+    from peelsum.control.cluster import Cluster, ControllerService, Store, read_cluster
+    from peelsum.metrics import MetricsError, Values, cluster_values
+    from peelsum.pipelines import PipelineError
+    from peelsum.tls import TlsError
+
+    if child:
+        end_with_parent()
+    host_and_port(listen, "the address to listen at")
+
+    def tell(event: Event) -> None:
+        if json:
+            say(**asdict(event))
+        else:
+            print(event, flush=True)
+
+    with reported(ControlError, PipelineError, TlsError, MetricsError), ExitStack() as stack:
+        described, certificate = read_cluster(config), identity(tls)
+        pipelines = _pipelines(described)
+        store = stack.enter_context(Store(config.parent / described.controller.state))
+        service = stack.enter_context(ControllerService(listen, certificate))
+        cluster = Cluster(
+            described, store, pipelines, address=service.address, identity=certificate, tell=tell
+        )
+
+        def read() -> Values:
+            return cluster_values(cluster.totals())
+
+        url = {}
+        if metrics is not None:
+            url["metrics"] = stack.enter_context(serving_metrics(metrics, "cluster", read, tls, json)).url
+        ended = Signalled(SIGINT, SIGTERM)
+        if json:
+            say(listen=service.address, **url)
+        else:
+            print(f"controller: asked at {service.address}", flush=True)
+        with cluster:
+            service.start(cluster)
+            while not ended.wait(_LOOK_EVERY_S) and not cluster.wait(0.0):
+                pass
+
+
+def _pipelines(described: ClusterDescription) -> Mapping[int, P4Schema]:
+    """Return the pipelines that the cluster's switches run, by lanes."""
+    from peelsum.control.session import pipeline_schema
+    from peelsum.pipelines import pipeline
+
+    found = {lanes: pipeline(lanes) for lanes in {switch.pipeline_lanes for switch in described.switches}}
+    return {lanes: pipeline_schema(one.json_path, one.p4info_path) for lanes, one in found.items()}

@@ -1,0 +1,21 @@
+"""A controller of several switches and jobs, with desired state in a file, a backup, and a gRPC API."""
+
+from peelsum.control.cluster.client import ControllerClient
+from peelsum.control.cluster.cluster import Cluster
+from peelsum.control.cluster.description import ClusterDescription, parse_cluster, read_cluster
+from peelsum.control.cluster.events import Event
+from peelsum.control.cluster.service import ControllerService
+from peelsum.control.cluster.store import BackupError, Store, StoreError
+
+__all__ = [
+    "BackupError",
+    "Cluster",
+    "ClusterDescription",
+    "ControllerClient",
+    "ControllerService",
+    "Event",
+    "Store",
+    "StoreError",
+    "parse_cluster",
+    "read_cluster",
+]

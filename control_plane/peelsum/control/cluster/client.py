@@ -1,0 +1,127 @@
+"""Asks a cluster's primary controller by gRPC, wherever it is among several addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from time import monotonic, sleep
+from typing import Any
+
+import grpc
+
+from peelsum.control.cluster.calls import LONGEST_RESPONSE, SERVICE, decoded, encoded
+from peelsum.control.errors import ControlError
+from peelsum.tls import Identity, TlsError, require_tls
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", LONGEST_RESPONSE),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+#: How long to look for a primary while a backup answers: it takes over within a few polls.
+_PATIENCE_S = 10.0
+_AGAIN_S = 0.2
+#: A switch may have to build its pipeline before it takes a job.
+_ANSWER_S = 600.0
+_CONNECT_S = 4.0
+
+
+class ControllerClient:
+    """A client of the controllers at several addresses, of which it asks the primary."""
+
+    def __init__(
+        self, addresses: Sequence[str], identity: Identity | None = None, *, patience_s: float = _PATIENCE_S
+    ) -> None:
+        """addresses: each host:port. patience_s: how long to look for a primary if a backup answers."""
+        self._addresses, self._identity, self._patience_s = tuple(addresses), identity, patience_s
+
+    def admit(self, description: str, source: str = "job description", token: str = "") -> dict[str, Any]:
+        """Admit a job; return what its participants must know. Raises ControlError.
+
+        description: its description, TOML; source: where it is from, for errors.
+        """
+        return self._ask("Admit", description=description, source=source, token=token)
+
+    def evict(self, job_id: int, token: str = "") -> dict[str, Any]:
+        """Evict a job; return the switches that are away, as `waiting`. Raises ControlError."""
+        return self._ask("Evict", job_id=job_id, token=token)
+
+    def list(self) -> dict[str, Any]:
+        """Return the epoch, the switches and the admitted jobs. Raises ControlError."""
+        return self._ask("List")
+
+    def watch(self) -> Iterator[dict[str, Any]]:
+        """Yield the primary's events as they happen; after its end, the next one's. Raises ControlError."""
+        while True:
+            address, _ = self._found("List", {})
+            with closing(self._channel(address)) as channel:
+                call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/Watch")
+                try:
+                    yield from map(decoded, call(encoded({})))
+                except grpc.RpcError as error:
+                    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        raise ControlError(_told(error)) from None
+
+    def _ask(self, method: str, **values: object) -> dict[str, Any]:
+        return self._found(method, values)[1]
+
+    def _found(self, method: str, values: dict[str, object]) -> tuple[str, dict[str, Any]]:
+        """Return the primary's address and its response."""
+        deadline = monotonic() + self._patience_s
+        while True:
+            errors = []
+            for address in self._addresses:
+                try:
+                    return address, self._call(address, method, values)
+                except _OtherError as error:
+                    errors.append(error)
+            if not any(error.backup for error in errors) or monotonic() >= deadline:
+                raise ControlError(str(errors[-1]))
+            sleep(_AGAIN_S)
+
+    def _call(self, address: str, method: str, values: dict[str, object]) -> dict[str, Any]:
+        with closing(self._channel(address)) as channel:
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{method}")
+            try:
+                grpc.channel_ready_future(channel).result(timeout=_CONNECT_S)
+                return decoded(call(encoded(values), timeout=_ANSWER_S))
+            except grpc.FutureTimeoutError:
+                raise _OtherError(_nobody(address)) from None
+            except grpc.RpcError as error:
+                code = error.code()
+                if code == grpc.StatusCode.UNAVAILABLE:
+                    raise _OtherError(_nobody(address)) from None
+                if code == grpc.StatusCode.ABORTED:
+                    raise _OtherError(_told(error), backup=True) from None
+                raise ControlError(_told(error)) from None
+
+    def _channel(self, address: str) -> grpc.Channel:
+        try:
+            require_tls("controller", address.rpartition(":")[0], self._identity)
+            if self._identity is None:
+                return grpc.insecure_channel(address, options=_OPTIONS)
+            refusal = self._identity.refusal(address, _CONNECT_S)
+        except TlsError as error:
+            raise ControlError(str(error)) from None
+        if refusal is not None:
+            raise ControlError(
+                f"controller: {address}: TLS failed ({refusal}); check that both ends' certificates are of "
+                "one CA, valid today, and the controller's for this host"
+            )
+        keys = (self._identity.ca, self._identity.key, self._identity.certificate)
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(*keys), options=_OPTIONS)
+
+
+class _OtherError(Exception):
+    """This controller does not answer, or is a backup: another may."""
+
+    def __init__(self, message: str, *, backup: bool = False) -> None:
+        super().__init__(message)
+        self.backup = backup
+
+
+def _nobody(address: str) -> str:
+    return f"controller: nothing answers at {address}; is `peelsum controller run` running there?"
+
+
+def _told(error: Any) -> str:
+    return str(error.details() or error.code().name)

@@ -1,0 +1,92 @@
+"""The file of `peelsum controller run`, in TOML: the cluster's switches, and where its state is kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from peelsum.control.description import file_text, parsed_toml
+from peelsum.control.errors import DescriptionError
+from peelsum.control.sections import Section
+from peelsum.control.validation import first_validation_error
+from peelsum.wire import COMPILED_LANES
+
+
+class ControllerSection(Section):
+    """`[controller]`: what the controllers of a cluster share."""
+
+    state: str = Field(min_length=1)
+    """The SQLite file with the admitted jobs; a relative path starts at this file's folder."""
+    poll_s: float = Field(default=1.0, ge=0.05, le=60.0)
+    """Seconds between two checks of a switch, and of the primary."""
+
+
+class ClusterSwitch(Section):
+    """`[[switches]]`: one switch."""
+
+    p4runtime: str = Field(pattern=r"^.+:\d{1,5}$")
+    """The P4Runtime server, `host:port`, as the jobs' descriptions give it."""
+    device_id: int = Field(default=1, ge=0, lt=1 << 64)
+    """P4Runtime's device_id of the switch."""
+    pipeline_lanes: int = COMPILED_LANES[-1]
+    """32-bit values per packet of the pipeline that the controller loads."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What tells switches apart: address and device_id."""
+        return self.p4runtime, self.device_id
+
+
+class ClusterDescription(Section):
+    """A cluster: switches with one primary controller, and its backup.
+
+    >>> found = parse_cluster('''
+    ... [controller]
+    ... state = "cluster.sqlite"
+    ... [[switches]]
+    ... p4runtime = "10.0.0.1:9559"
+    ... [[switches]]
+    ... p4runtime = "10.0.0.2:9559"
+    ... pipeline_lanes = 32
+    ... ''')
+    >>> [switch.pipeline_lanes for switch in found.switches]
+    [256, 32]
+    """
+
+    controller: ControllerSection
+    """What the controllers share."""
+    switches: tuple[ClusterSwitch, ...] = Field(strict=False, min_length=1)
+    """The switches, which nobody else writes to."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for number, switch in enumerate(self.switches):
+            if switch.pipeline_lanes not in COMPILED_LANES:
+                have = ", ".join(map(str, COMPILED_LANES))
+                raise ValueError(
+                    f"switches.{number}.pipeline_lanes: {switch.pipeline_lanes}: is not compiled; use {have}"
+                )
+        for (address, device_id), count in Counter(switch.place for switch in self.switches).items():
+            if count > 1:
+                raise ValueError(
+                    f"switches: {address!r}, device_id {device_id}: is listed {count} times; list it once"
+                )
+        return self
+
+
+def parse_cluster(text: str, source: str = "cluster description") -> ClusterDescription:
+    """Return the cluster in a TOML text. Raises DescriptionError naming `source`, field, value and remedy."""
+    values = parsed_toml(text, source)
+    try:
+        return ClusterDescription.model_validate(values)
+    except ValidationError as error:
+        reason = first_validation_error(error, "a cluster description", ClusterDescription)
+        raise DescriptionError(f"{source}: {reason}") from None
+
+
+def read_cluster(path: Path) -> ClusterDescription:
+    """Return the cluster in a file. Raises DescriptionError as `parse_cluster`, or for an unreadable file."""
+    return parse_cluster(file_text(path), str(path))

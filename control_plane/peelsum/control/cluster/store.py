@@ -1,0 +1,189 @@
+"""The desired state of a cluster, in one SQLite file that its controllers share."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from typing import NamedTuple
+
+from peelsum.control.errors import ControlError
+
+#: Of the file's tables; stored in it as `user_version`.
+_VERSION = 1
+#: How long to wait for the other controller's transaction.
+_BUSY_S = 5.0
+_TABLES = """
+CREATE TABLE leader (epoch INTEGER NOT NULL, address TEXT NOT NULL);
+INSERT INTO leader VALUES (0, '');
+CREATE TABLE switches (p4runtime TEXT NOT NULL, device_id TEXT NOT NULL, PRIMARY KEY (p4runtime, device_id));
+CREATE TABLE jobs (
+    job_id INTEGER PRIMARY KEY,
+    admitted INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    description TEXT NOT NULL,
+    token TEXT NOT NULL
+);
+"""
+
+
+class StoreError(ControlError):
+    """The state file cannot be read or written."""
+
+
+class BackupError(ControlError):
+    """The controller is not the cluster's primary."""
+
+    def __init__(self, primary: str) -> None:
+        where = f"ask the primary, at {primary}" if primary else "there is no primary yet; try again"
+        super().__init__(f"controller: is a backup; {where}")
+
+
+class StoredJob(NamedTuple):
+    """A job as it was last admitted."""
+
+    job_id: int
+    """Number of the job."""
+    admitted: bool
+    """Whether it has not been evicted since."""
+    generation: int
+    """Its last generation, which no later one may repeat."""
+    description: str
+    """Its description, TOML."""
+    token: str
+    """SHA-256 of the token that changes need, in hexadecimal; empty without one."""
+
+
+class Leader(NamedTuple):
+    """The cluster's primary."""
+
+    epoch: int
+    """How often the primary has changed; its election id."""
+    address: str
+    """Where it answers, host:port; empty if it has ended by itself."""
+
+
+class Store:
+    """The file, as a context manager. Threads may share it.
+
+    Every change is a transaction on disk before the method returns. A controller passes the epoch in which it
+    became the primary; in a later epoch its changes raise BackupError and do nothing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, and make it if it is missing. Raises StoreError."""
+        self._path, self._lock = path, RLock()
+        with self._reported():
+            self._file = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            with self._reported():
+                self._prepare()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._file.close()
+
+    def leader(self) -> Leader:
+        """Return the current primary."""
+        with self._reported():
+            return Leader(*self._file.execute("SELECT epoch, address FROM leader").fetchone())
+
+    def take_over(self, address: str, switches: Sequence[tuple[str, int]]) -> int:
+        """Begin a new epoch with the controller at `address` as primary; return the epoch."""
+        with self._reported(), self._transaction():
+            self._file.execute("UPDATE leader SET epoch = epoch + 1, address = ?", (address,))
+            self._file.execute("DELETE FROM switches")
+            rows = [(place, str(device_id)) for place, device_id in switches]
+            self._file.executemany("INSERT INTO switches VALUES (?, ?)", rows)
+            (epoch,) = self._file.execute("SELECT epoch FROM leader").fetchone()
+        return int(epoch)
+
+    def resign(self, epoch: int) -> None:
+        """Note that the primary of an epoch ends, so that a backup need not wait. Raises BackupError."""
+        with self._change(epoch):
+            self._file.execute("UPDATE leader SET address = ''")
+
+    def switches(self) -> set[tuple[str, int]]:
+        """Return address and device_id of the switches that the last primary was given."""
+        with self._reported():
+            rows = self._file.execute("SELECT p4runtime, device_id FROM switches").fetchall()
+        return {(place, int(device_id)) for place, device_id in rows}
+
+    def jobs(self) -> list[StoredJob]:
+        """Return the admitted jobs, by number."""
+        return self._jobs("WHERE admitted ORDER BY job_id")
+
+    def job(self, job_id: int) -> StoredJob | None:
+        """Return a job, also one that was evicted; None if it was never admitted."""
+        return next(iter(self._jobs("WHERE job_id = ?", job_id)), None)
+
+    def admit(self, epoch: int, job: StoredJob) -> None:
+        """Store a job that its switches have. Raises BackupError."""
+        with self._change(epoch):
+            self._file.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?)", job)
+
+    def evict(self, epoch: int, job_id: int) -> None:
+        """Store that a job is evicted. Its generation is kept, and its token dropped. Raises BackupError."""
+        with self._change(epoch):
+            self._file.execute("UPDATE jobs SET admitted = 0, token = '' WHERE job_id = ?", (job_id,))
+
+    def _jobs(self, which: str, *values: int) -> list[StoredJob]:
+        with self._reported():
+            found = self._file.execute(f"SELECT * FROM jobs {which}", values).fetchall()
+        return [StoredJob(row[0], bool(row[1]), *row[2:]) for row in found]
+
+    def _prepare(self) -> None:
+        self._file.execute("PRAGMA journal_mode = WAL")
+        self._file.execute("PRAGMA synchronous = FULL")
+        with self._transaction():
+            (version,) = self._file.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                for statement in _TABLES.split(";\n"):
+                    self._file.execute(statement)
+                self._file.execute(f"PRAGMA user_version = {_VERSION}")
+            elif version != _VERSION:
+                raise StoreError(
+                    f"controller.state: {self._path}: has version {version}, this program writes {_VERSION}; "
+                    "give another file"
+                )
+
+    @contextmanager
+    def _change(self, epoch: int) -> Iterator[None]:
+        with self._reported(), self._transaction():
+            leader = Leader(*self._file.execute("SELECT epoch, address FROM leader").fetchone())
+            if leader.epoch != epoch:
+                raise BackupError(leader.address)
+            yield
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock:
+            self._file.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._file.execute("ROLLBACK")
+                raise
+            self._file.execute("COMMIT")
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise StoreError(
+                    f"controller.state: {self._path}: {error}; give a file that can be read and written"
+                ) from None

@@ -1,0 +1,152 @@
+"""One switch of a cluster: the primary's connection, and making its tables what they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from threading import RLock
+
+from finsy.p4schema import P4Schema
+
+from peelsum.control import admission
+from peelsum.control.cluster.audit import Wanted, differences, jobs_agree
+from peelsum.control.cluster.description import ClusterSwitch
+from peelsum.control.cluster.events import Event
+from peelsum.control.errors import DescriptionError, SwitchError
+from peelsum.control.job_tables import close_job
+from peelsum.control.session import Session
+from peelsum.tls import Identity
+
+#: How long a switch may take to answer a new connection, and every request but one for a pipeline.
+_CONNECT_S, _ANSWER_S = 1.0, 10.0
+
+
+class ManagedSwitch:
+    """A switch as one controller of the cluster knows it.
+
+    Theory of operation. The primary holds its stream all the time, with the epoch as its election id, so the
+    switch refuses everybody else's writes. Its tables then change in two cases only: this controller writes,
+    or the switch starts again, which ends the stream. So a check reads one table, `jobs`; all tables are
+    compared after connecting and after a write that failed. Every use needs `lock`.
+    """
+
+    def __init__(self, described: ClusterSwitch, pipeline: P4Schema, identity: Identity | None) -> None:
+        """pipeline: what the switch must run; any other is replaced."""
+        self.described = described
+        #: Held while anything is done with the switch.
+        self.lock = RLock()
+        #: Why it cannot be used; empty if it can.
+        self.trouble = "not connected yet"
+        #: Why jobs cannot be put back, by number.
+        self.refused: dict[int, str] = {}
+        self._pipeline, self._identity = pipeline, identity
+        self._session: Session | None = None
+        self._epoch = 0
+        self._sure = False
+        self._told = False
+
+    @property
+    def name(self) -> str:
+        """The switch's name in messages."""
+        return self.described.p4runtime
+
+    def ready(self, epoch: int) -> Session:
+        """Return the primary's session. Raises SwitchError if the switch is not up in this epoch."""
+        if self._session is None or self.trouble or self._epoch != epoch:
+            raise SwitchError(
+                f"switch: {self.name}: {self.trouble or 'is being taken over'}; try again when it is up"
+            )
+        return self._session
+
+    def doubt(self) -> None:
+        """Have all tables compared at the next check, as a write may have failed half-way."""
+        self._sure = False
+
+    def has_primary(self) -> bool | None:
+        """Return whether some controller is the switch's primary; None if the switch does not answer."""
+        try:
+            return self._connected().has_primary()
+        except SwitchError:
+            self.close()
+            return None
+
+    def close(self) -> None:
+        """End the connection, and with it the role of primary."""
+        if self._session is not None:
+            self._session.close()
+        self._session, self._epoch, self._sure = None, 0, False
+
+    def keep(self, epoch: int, wanted: Mapping[int, Wanted]) -> Iterator[Event]:
+        """Connect if necessary, and make the tables what they should be. Yield what happened."""
+        known = self._epoch == epoch
+        try:
+            try:
+                yield from self._keep(epoch, wanted)
+            except SwitchError:
+                if not known:
+                    raise
+                self.close()  # it may have been restarted, and answer already
+                yield from self._keep(epoch, wanted)
+        except SwitchError as error:
+            self.close()
+            self.trouble = str(error).removeprefix("switch: ").partition(";")[0]
+            if not self._told:
+                self._told = True
+                yield Event("lost", f"switch: {self.trouble}; connecting again")
+
+    def _keep(self, epoch: int, wanted: Mapping[int, Wanted]) -> Iterator[Event]:
+        session, fresh = self._led(epoch)
+        if self._sure and jobs_agree(session, wanted):
+            return
+        restored = 0
+        for event in self._repaired(session, wanted, fresh):
+            restored += event.kind == "restored"
+            yield event
+        self._sure = True
+        if self.trouble:
+            self.trouble, self._told = "", False
+            yield Event("regained", f"switch: {self.name}: is up; {restored} jobs put back")
+
+    def _connected(self) -> Session:
+        if self._session is None:
+            self._session = Session(
+                *self.described.place, timeout_s=_ANSWER_S, connect_s=_CONNECT_S, identity=self._identity
+            )
+        return self._session
+
+    def _led(self, epoch: int) -> tuple[Session, bool]:
+        """Return the session as the primary of an epoch, and whether the pipeline was loaded just now."""
+        session = self._connected()
+        if self._epoch == epoch:
+            session.check_primary()
+            return session, False
+        self._sure = False
+        session.become_primary(epoch, patience_s=_CONNECT_S)
+        fresh = not session.runs(self._pipeline)
+        if fresh:
+            session.commit(self._pipeline)
+        self._epoch = epoch
+        return session, fresh
+
+    def _repaired(self, session: Session, wanted: Mapping[int, Wanted], fresh: bool) -> Iterator[Event]:
+        found = differences(session, wanted)
+        self.refused = {job_id: why for job_id, why in self.refused.items() if job_id in wanted}
+        for job_id, generation in found.stale.items():
+            close_job(session, job_id, generation)
+            yield Event("removed", f"job: {job_id}: removed from {self.name}, where it should not be")
+        if found.idle_hosts:
+            idle = differences(session, wanted).idle_hosts  # closing jobs may have removed some
+            for entry in idle:
+                entry.action = None
+            session.write([-entry for entry in idle])
+        free = True
+        for job_id in found.missing:
+            try:
+                admission.put_back(session, *wanted[job_id], free=free)
+            except DescriptionError as error:
+                if self.refused.get(job_id) != str(error):
+                    yield Event("error", f"job: {job_id}: {error}")
+                self.refused[job_id] = str(error)
+            else:
+                free = not fresh  # one job's freeing is enough for all slots of a new pipeline
+                self.refused.pop(job_id, None)
+                yield Event("restored", f"job: {job_id}: put back on {self.name}")

@@ -1,0 +1,445 @@
+"""A cluster's controller, and its backup: admissions, evictions, restarts, elections. Polls are by hand."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from clusters import Controllers, actual, cluster_text, expected, job_text
+from patience import PATIENCE_S
+from restartable_switch import RestartableSwitch
+
+from peelsum.control import (
+    ControlError,
+    Controller,
+    DescriptionError,
+    JobDescription,
+    NotPrimaryError,
+    SwitchError,
+)
+from peelsum.control.cluster import BackupError, Store, StoreError, parse_cluster
+from peelsum.control.cluster.description import ClusterSwitch, ControllerSection
+from peelsum.control.cluster.events import KINDS
+from peelsum.control.cluster.store import StoredJob
+from peelsum.control.session import Session
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def slots_are_freed_elsewhere(monkeypatch, request):
+    """Freeing slots takes most of an admission's time, and is tested elsewhere."""
+    if "freed" not in request.fixturenames:
+        monkeypatch.setattr("peelsum.control.admission.free_slots", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def switches():
+    """Two switches; each test's first primary removes what the last one's left there."""
+    made = [RestartableSwitch() for _ in range(2)]
+    yield made
+    for switch in made:
+        switch.stop()
+
+
+@pytest.fixture
+def told():
+    """What controllers told, as (kind, text)."""
+    return []
+
+
+@pytest.fixture
+def controllers(tmp_path, switches, told):
+    addresses = [switch.address for switch in switches]
+    with closing(
+        Controllers(tmp_path, addresses, tell=lambda event: told.append((event.kind, event.text)))
+    ) as made:
+        yield made
+
+
+def polled(cluster):
+    """Poll until the controller is the primary: switches take a moment to notice a stream's end."""
+    for _ in range(100):
+        cluster.poll()
+        if cluster.is_primary:
+            return cluster
+        time.sleep(0.02)
+    raise AssertionError("did not become the primary")
+
+
+@pytest.fixture
+def primary(controllers, told):
+    cluster = polled(controllers.start(address="here:1"))
+    told.clear()
+    return cluster
+
+
+def have(switches, jobs):
+    """Whether the switches have these jobs (description and generation by number), and nothing else."""
+    return all(actual(switch.device) == expected(switch.address, jobs) for switch in switches)
+
+
+def kinds(told):
+    found = [kind for kind, _ in told]
+    told.clear()
+    return found
+
+
+def test_a_new_controller_is_the_primary_of_all_switches(controllers, switches, told):
+    cluster = polled(controllers.start())
+    assert [kind for kind in kinds(told) if kind not in ("backup", "removed")] == [
+        "primary",
+        "regained",
+        "regained",
+    ]
+    assert [switch["state"] for switch in cluster.listed()["switches"]] == ["up", "up"]
+    for switch in switches:
+        with pytest.raises(NotPrimaryError, match="another controller is the primary"):
+            Controller.connect(switch.address)
+
+
+def test_an_admission_frees_slots_and_a_switch_with_many_jobs_does_so_once(primary, switches, freed):
+    for job_id in (3, 4):
+        primary.admit(job_text(job_id, switches[0].address))
+    switches[0].stop()
+    switches[0].start()
+    freed.clear()
+    primary.poll()
+    primary.poll()
+    assert len(freed) == 1  # the probe, as the new pipeline's slots are free
+
+
+def test_jobs_are_admitted_to_their_switches_and_evicted(primary, switches, told):
+    texts = {3: job_text(3, switches[0].address), 4: job_text(4, switches[1].address)}
+    said = {job_id: primary.admit(text) for job_id, text in texts.items()}
+    assert said[3]["worker_ports"] == (4, 5)
+    assert said[3]["timeout_s"] == 30.0
+    jobs = {job_id: (texts[job_id], said[job_id]["generation"]) for job_id in texts}
+    assert have(switches, jobs)
+    primary.poll()
+    assert have(switches, jobs)
+    assert [(job["job_id"], job["state"]) for job in primary.listed()["jobs"]] == [
+        (3, "admitted"),
+        (4, "admitted"),
+    ]
+    assert primary.evict(3) == {"waiting": []}
+    del jobs[3]
+    assert have(switches, jobs)
+    assert kinds(told) == ["admitted", "admitted", "evicted"]
+
+
+def test_generations_go_on_after_an_eviction_and_a_restart_of_the_switch(primary, switches):
+    text = job_text(3, switches[0].address)
+    first = primary.admit(text)["generation"]
+    primary.evict(3)
+    switches[0].stop()
+    switches[0].start()
+    primary.poll()
+    primary.poll()
+    assert primary.admit(text)["generation"] == (first + 1) % 65536
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ('p4runtime = "', 'p4runtime = "x'),
+            "switch.p4runtime: 'x127.* is not a switch of this cluster",
+        ),
+        (("workers = 2", "wokers = 2"), "a.toml: job.wokers: .*; call it 'workers'"),
+        (("pipeline_lanes = 32", "pipeline_lanes = 64"), "pipeline_lanes: 64: the switch runs 32 lanes"),
+        (("window = 64", "window = 60000"), "job.window: 60000: at most half"),
+    ],
+)
+def test_a_job_that_cannot_be_admitted_changes_nothing(primary, switches, change, message):
+    text = job_text(3, switches[0].address)
+    jobs = {3: (text, primary.admit(text)["generation"])}
+    with pytest.raises(DescriptionError, match=message):
+        primary.admit(text.replace(*change), "a.toml")
+    primary.poll()
+    assert have(switches, jobs)
+
+
+def test_an_eviction_of_a_job_that_is_not_admitted(primary, switches):
+    primary.admit(job_text(3, switches[0].address))
+    with pytest.raises(ControlError, match=r"^job: 4: is not admitted; admitted: 3$"):
+        primary.evict(4)
+
+
+def test_a_job_with_a_token_is_changed_with_it_only(primary, switches):
+    text = job_text(3, switches[0].address)
+    primary.admit(text, token=TOKEN)
+    for token in ("", TOKEN + "x"):
+        with pytest.raises(ControlError, match="job: 3: was admitted with a token; give --token"):
+            primary.admit(text, token=token)
+        with pytest.raises(ControlError, match="job: 3: was admitted with a token"):
+            primary.evict(3, token)
+    primary.admit(text, token=TOKEN)
+    primary.evict(3, TOKEN)
+    primary.admit(text)
+
+
+def test_a_restarted_switch_gets_its_jobs_back_in_the_same_generation(primary, switches, told):
+    texts = {job_id: job_text(job_id, switches[0].address) for job_id in (3, 4, 5)}
+    jobs = {job_id: (text, primary.admit(text)["generation"]) for job_id, text in texts.items()}
+    switches[0].stop()
+    told.clear()
+    primary.poll()
+    assert kinds(told) == ["lost"]
+    assert primary.listed()["jobs"][0]["state"].startswith("waits: ")
+    with pytest.raises(SwitchError, match="try again when it is up"):
+        primary.admit(texts[3])
+    primary.poll()
+    assert kinds(told) == []
+    switches[0].start()
+    primary.poll()
+    assert kinds(told) == ["restored"] * 3 + ["regained"]
+    assert have(switches, jobs)
+
+
+def test_a_switch_that_restarts_between_two_polls_is_noticed(primary, switches, told):
+    text = job_text(3, switches[0].address)
+    jobs = {3: (text, primary.admit(text)["generation"])}
+    switches[0].stop()
+    switches[0].start()
+    primary.poll()
+    primary.poll()
+    assert have(switches, jobs)
+    assert "restored" in kinds(told)
+
+
+def test_a_job_that_is_evicted_while_its_switch_is_away(primary, switches):
+    text = job_text(3, switches[0].address)
+    primary.admit(text)
+    switches[0].stop()
+    primary.poll()
+    assert primary.evict(3) == {"waiting": [switches[0].address]}
+    switches[0].start()
+    primary.poll()
+    assert have(switches, {})
+
+
+def test_a_job_that_moves_to_another_switch_leaves_the_first(primary, switches):
+    primary.admit(job_text(3, switches[0].address))
+    text = job_text(3, switches[1].address)
+    jobs = {3: (text, primary.admit(text)["generation"])}
+    primary.poll()
+    assert have(switches, jobs)
+
+
+def test_what_nobody_admitted_here_is_removed(controllers, switches, told, files):
+    with Controller.connect(switches[0].address, patience_s=PATIENCE_S) as other:
+        other.load_pipeline(*files)
+        other.admit(JobDescription.parse(job_text(7, switches[0].address)))
+    polled(controllers.start())
+    assert have(switches, {})
+    assert "removed" in kinds(told)
+
+
+def test_a_backup_changes_nothing_and_names_the_primary(primary, controllers, switches, told):
+    backup = controllers.start(address="there:2")
+    for _ in range(4):
+        backup.poll()
+    assert kinds(told) == ["backup"]
+    for ask in (backup.listed, lambda: backup.evict(3), lambda: backup.admit(job_text(3, "x:1"))):
+        with pytest.raises(BackupError, match=r"^controller: is a backup; ask the primary, at here:1$"):
+            ask()
+    primary.admit(job_text(3, switches[0].address))
+
+
+def test_the_backup_takes_over_from_a_primary_that_resigns_at_once(primary, controllers, switches):
+    text = job_text(3, switches[0].address)
+    jobs = {3: (text, primary.admit(text)["generation"])}
+    backup = controllers.start()
+    backup.poll()
+    primary.close()
+    polled(backup)
+    assert have(switches, jobs)
+    assert [job["job_id"] for job in backup.listed()["jobs"]] == [3]
+    backup.evict(3)
+    assert have(switches, {})
+
+
+def crash(cluster):
+    """End a controller as SIGKILL does: connections close, nothing else happens."""
+    for switch in cluster._switches.values():
+        switch.close()
+
+
+def test_the_backup_takes_over_from_a_primary_that_was_killed(primary, controllers, switches, told):
+    text = job_text(3, switches[0].address)
+    jobs = {3: (text, primary.admit(text)["generation"])}
+    backup = controllers.start()
+    backup.poll()
+    crash(primary)
+    told.clear()
+    polled(backup)
+    assert have(switches, jobs)
+    assert kinds(told) == ["primary", "regained", "regained"]  # tables that are right are left alone
+
+
+def test_a_primary_that_is_gone_for_one_poll_only_is_not_replaced(primary, controllers, switches):
+    """As when its connection broke and it bids again."""
+    backup = controllers.start()
+    backup.poll()
+    crash(primary)
+    for switch in switches:
+        with Controller.observe(switch.address) as observer:
+            while observer.session.has_primary():
+                time.sleep(0.01)
+    backup.poll()
+    assert not backup.is_primary
+    primary.poll()
+    backup.poll()
+    assert not backup.is_primary
+    assert primary.is_primary
+
+
+def test_the_file_refuses_changes_of_an_earlier_epoch(tmp_path):
+    with closing(Store(tmp_path / "state")) as store:
+        old = store.take_over("one:1", [("switch:1", 1)])
+        new = store.take_over("two:2", [("switch:1", 1)])
+        job = StoredJob(3, True, 5, "text", "")
+        for change in (
+            lambda: store.admit(old, job),
+            lambda: store.evict(old, 3),
+            lambda: store.resign(old),
+        ):
+            with pytest.raises(BackupError, match="ask the primary, at two:2"):
+                change()
+        assert (store.jobs(), store.leader().address) == ([], "two:2")
+        store.admit(new, job)
+        assert store.jobs() == [job]
+        store.evict(new, 3)
+        assert (store.jobs(), store.job(3)) == ([], job._replace(admitted=False))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_admission_that_a_switch_refuses_half_way_leaves_the_job_as_it_was(
+    primary, switches, monkeypatch, known
+):
+    text = job_text(3, switches[0].address)
+    jobs = {3: (text, primary.admit(text)["generation"])} if known else {}
+
+    def refusing(session, plan, generation):
+        raise SwitchError("switch: refused writing: update 0 (table_entry): no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("peelsum.control.admission.open_job", refusing)
+        with pytest.raises(SwitchError, match="no room"):
+            primary.admit(job_text(3, switches[0].address, ports=(7, 8)))
+    primary.poll()
+    assert have(switches, jobs)
+
+
+def test_a_primary_that_was_stopped_and_goes_on_is_a_backup_and_cannot_write(
+    primary, controllers, switches, told
+):
+    """It held its streams all the time; the greater election id took its role away."""
+    other = controllers.start(address="there:2")
+    epoch = other._store.take_over("there:2", list(other._switches))
+    other._epoch = epoch
+    other.poll()
+    text = job_text(3, switches[0].address)
+    with pytest.raises((SwitchError, BackupError)):
+        primary.admit(text)
+    primary.poll()
+    assert not primary.is_primary
+    jobs = {3: (text, other.admit(text)["generation"])}
+    for _ in range(3):
+        primary.poll()
+        other.poll()
+    assert other.is_primary
+    assert have(switches, jobs)
+
+
+def test_a_controller_with_other_switches_is_no_backup(primary, controllers, switches, told):
+    backup = controllers.start(addresses=[switches[0].address])
+    backup.poll()
+    assert told[-1][1].endswith("has other switches in its file, so it will not take over")
+    crash(primary)
+    for _ in range(5):
+        backup.poll()
+    assert not backup.is_primary
+
+
+def test_a_controller_that_starts_before_its_switches_and_with_a_list_that_has_changed(
+    primary, controllers, switches
+):
+    primary.close()
+    switches[0].stop()
+    cluster = controllers.start(addresses=[switches[0].address])
+    for _ in range(3):
+        cluster.poll()
+    assert not cluster.is_primary
+    switches[0].start()
+    polled(cluster)
+    assert [one["p4runtime"] for one in cluster.listed()["switches"]] == [switches[0].address]
+
+
+@pytest.mark.parametrize("writes", range(1, 8))
+def test_an_admission_that_ends_half_way_leaves_nothing(controllers, primary, switches, monkeypatch, writes):
+    kept = job_text(3, switches[0].address)
+    jobs = {3: (kept, primary.admit(kept)["generation"])}
+    left = iter(range(writes))
+
+    def send(session, request, updates, _send=Session._send):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        _send(session, request, updates)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "_send", send)
+        with pytest.raises(KeyboardInterrupt):
+            primary.admit(job_text(4, switches[0].address, ports=(7, 8)))
+    crash(primary)
+    polled(controllers.start())
+    assert have(switches, jobs)
+
+
+def test_a_file_that_cannot_be_a_state_file(tmp_path):
+    path = tmp_path / "state"
+    path.write_text("no database, but long enough to be read as one" * 100)
+    with pytest.raises(StoreError, match=r"controller.state: .*state: file is not a database; give a file"):
+        Store(path)
+    with pytest.raises(StoreError, match=r"controller.state: .*; give a file that can be read and written"):
+        Store(tmp_path / "no" / "state")
+
+
+def test_a_state_file_of_a_later_version(tmp_path):
+    path = tmp_path / "state"
+    with closing(Store(path)) as store:
+        store._file.execute("PRAGMA user_version = 9")
+    with pytest.raises(StoreError, match="has version 9, this program writes 1; give another file"):
+        Store(path)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("state", "stat", "controller.stat: is not a field of a cluster description; call it 'state'"),
+        ("poll_s = 0.05", "poll_s = 0", "controller.poll_s: 0: "),
+        ("poll_s = 0.05", "poll = 1", "controller.poll: .* call it 'poll_s'"),
+        ("p4runtime", "p4runtme", "switches.0.p4runtme: .* call it 'p4runtime'"),
+        ("[[switches]]", "[[switch]]", "switch: .* call it 'switches'"),
+        ("a:1", "a", "switches.0.p4runtime: 'a': must be host:port"),
+        ("a:1", "b:2", "switches: 'b:2', device_id 1: is listed 2 times; list it once"),
+        ("= 32", "= 33", "switches.0.pipeline_lanes: 33: is not compiled; use 32, 64, 128, 256"),
+    ],
+)
+def test_errors_of_the_file_name_field_value_and_remedy(right, wrong, message):
+    text = cluster_text(["a:1", "b:2"])
+    parse_cluster(text)
+    assert right in text
+    with pytest.raises(DescriptionError, match=f"^c.toml: {message}"):
+        parse_cluster(text.replace(right, wrong, 1), "c.toml")
+
+
+def test_the_reference_has_all_keys_and_events():
+    page = (Path(__file__).parents[2] / "docs/reference/controller.md").read_text()
+    sections = {"controller": ControllerSection, "switches": ClusterSwitch}
+    keys = [f"{name}.{key}" for name, section in sections.items() for key in section.model_fields]
+    for name in (*keys, *KINDS):
+        assert f"`{name}`" in page

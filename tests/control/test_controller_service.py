@@ -1,0 +1,314 @@
+"""`peelsum controller run` as processes, asked by gRPC and by the command line; fail-over, limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import urllib.request
+from contextlib import ExitStack
+
+import grpc
+import pytest
+from clusters import PIPELINES, actual, cluster_text, expected, job_text, random_job
+from command_line import peelsum
+from patience import PATIENCE_S
+from restartable_switch import RestartableSwitch
+
+from peelsum.control import ControlError
+from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store, calls, parse_cluster
+from peelsum.control.cluster import service as service_module
+from peelsum.control.cluster.events import MOST_UNREAD, MOST_WATCHERS, Event, Events
+from peelsum.topology import Child
+
+
+@pytest.fixture(scope="module")
+def switches():
+    made = [RestartableSwitch() for _ in range(2)]
+    yield made
+    for switch in made:
+        switch.stop()
+
+
+class Running:
+    """A controller process of a description. Its events are read by `until`."""
+
+    def __init__(self, folder, *options, listen="127.0.0.1:0"):
+        config = str(folder / "cluster.toml")
+        words = ("controller", "run", "--config", config, "--listen", listen, *options, "--json", "--child")
+        self.child = Child.peelsum("controller", *words)
+        self.said = self.child.ready()
+        self.address = self.said["listen"]
+
+    def until(self, kind):
+        """Read events until one of this kind; return its text."""
+        while (event := self.child.next_line(PATIENCE_S))["kind"] != kind:
+            pass
+        return event["text"]
+
+    def until_up(self, switches=2):
+        """Wait until it is the primary and has these switches."""
+        for _ in range(switches):
+            self.until("regained")
+
+    def kill(self):
+        os.kill(self.child.pid, signal.SIGKILL)
+        self.child.stop()
+
+
+@pytest.fixture
+def folder(tmp_path, switches):
+    (tmp_path / "cluster.toml").write_text(cluster_text([switch.address for switch in switches]))
+    return tmp_path
+
+
+@pytest.fixture
+def start(folder):
+    """Return a function that starts a controller process."""
+    with ExitStack() as stack:
+
+        def started(*options, **more):
+            running = Running(folder, *options, **more)
+            stack.callback(running.child.stop)
+            return running
+
+        yield started
+
+
+def have(switches, jobs):
+    return all(actual(switch.device) == expected(switch.address, jobs) for switch in switches)
+
+
+def test_the_command_line_asks_it(start, folder, switches):
+    running = start()
+    running.until("primary")
+    at = ("--controller", running.address)
+    job, text = folder / "3.toml", job_text(3, switches[0].address)
+    job.write_text(text)
+    running.until_up()
+    said = peelsum("job", "admit", str(job), *at, "--json")
+    assert said.returncode == 0, said.stderr
+    admission = json.loads(said.stdout)
+    assert admission["job_id"] == 3
+    assert have(switches, {3: (text, admission["generation"])})
+    assert "generation = " in peelsum("job", "admit", str(job), *at).stdout
+    listed = json.loads(peelsum("job", "list", *at, "--json").stdout)
+    assert [one["state"] for one in listed["switches"]] == ["up", "up"]
+    assert [(one["job_id"], one["state"]) for one in listed["jobs"]] == [(3, "admitted")]
+    shown = peelsum("job", "list", *at).stdout
+    assert "primary, epoch 1" in shown
+    assert "admitted" in shown
+    assert peelsum("job", "evict", "3", *at).returncode == 0
+    assert have(switches, {})
+    assert "no jobs" in peelsum("job", "list", *at).stdout
+    gone = peelsum("job", "evict", "3", *at)
+    assert (gone.returncode, gone.stderr) == (2, "peelsum: job: 3: is not admitted; admitted: none\n")
+    wrong = folder / "wrong.toml"
+    wrong.write_text(text.replace("window", "windw"))
+    said = peelsum("job", "admit", str(wrong), *at).stderr
+    assert said.startswith(f"peelsum: {wrong}: job.windw: is not a field of a job description; call it")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("job", "list"), "--controller: is missing; give HOST:PORT of `peelsum controller run`"),
+        (("job", "watch", "--controller", "9564"), "9564: give the controller as host:port"),
+        (("job", "evict", "3", "--token", "t"), "token: t: applies to --controller only; give that too"),
+        (("job", "admit", "j", "--hold", "--controller", "h:1"), "--hold: a controller holds the job itself"),
+        (("job", "admit", "no.toml", "--controller", "h:1"), "no.toml: No such file or directory; give the"),
+        (
+            ("job", "evict", "3", "--controller", "10.0.0.1:1"),
+            "controller: 10.0.0.1 is beyond loopback, where",
+        ),
+        (
+            ("job", "evict", "3", "--controller", "127.0.0.1:1"),
+            "controller: nothing answers at 127.0.0.1:1; is",
+        ),
+        (("controller", "run", "--config", "no.toml"), "no.toml: No such file"),
+    ],
+)
+def test_errors_are_one_line(words, message, monkeypatch):
+    monkeypatch.setattr("peelsum.control.cluster.client._CONNECT_S", 0.2)
+    done = peelsum(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"peelsum: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_errors_at_the_start_are_one_line(folder):
+    config = str(folder / "cluster.toml")
+    beyond = peelsum("controller", "run", "--config", config, "--listen", "10.0.0.1:1")
+    assert "--listen: 10.0.0.1 is beyond loopback, where only TLS is allowed" in beyond.stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = peelsum("controller", "run", "--config", config, "--listen", place)
+    assert done.stderr == f"peelsum: --listen: {place}: cannot be listened on; free it or choose another\n"
+
+
+def test_a_killed_controller_goes_on_where_it_was_and_its_backup_sooner(start, switches):
+    """SIGKILL of the primary; the backup takes over; the next to start is the backup's backup."""
+    first = start()
+    first.until("primary")
+    second = start()
+    assert second.until("backup") == f"controller: is a backup; the primary is at {first.address}"
+    client = ControllerClient([first.address, second.address])
+    first.until_up()
+    text = job_text(3, switches[0].address)
+    jobs = {3: (text, client.admit(text)["generation"])}
+    first.kill()
+    other = job_text(4, switches[1].address)
+    second.until_up()
+    jobs[4] = (other, client.admit(other)["generation"])
+    assert have(switches, jobs)
+    second.kill()
+    third = start()
+    third.until_up()
+    assert have(switches, jobs)
+    client = ControllerClient([third.address])
+    assert [job["job_id"] for job in client.list()["jobs"]] == [3, 4]
+    for job_id in (3, 4):
+        client.evict(job_id)
+    assert have(switches, {})
+
+
+def test_a_stopped_primary_that_goes_on_is_a_backup(start, folder, switches):
+    running = start()
+    running.until_up()
+    os.kill(running.child.pid, signal.SIGSTOP)
+    with Store(folder / "cluster.sqlite") as store:  # as a primary that is elected meanwhile
+        store.take_over("elsewhere:1", [(switch.address, 1) for switch in switches])
+    os.kill(running.child.pid, signal.SIGCONT)
+    assert running.until("backup") == "controller: is a backup; the primary is at elsewhere:1"
+
+
+def test_random_changes_by_grpc_while_the_process_is_killed(start, switches, folder):
+    """What the client was told is so afterwards; what it was not told is either."""
+    rng = random.Random(5)
+    addresses, jobs = [switch.address for switch in switches], {}
+    for _ in range(3):
+        running = start()
+        running.until_up()
+        client, unsure = ControllerClient([running.address], patience_s=0.0), None
+        dies = threading.Timer(rng.uniform(0.2, 1.0), os.kill, (running.child.pid, signal.SIGKILL))
+        dies.start()
+        try:
+            while True:
+                unsure = rng.randint(1, 10)
+                if unsure in jobs and rng.random() < 0.5:
+                    client.evict(unsure)
+                    del jobs[unsure]
+                else:
+                    text = random_job(rng, unsure, addresses)
+                    jobs[unsure] = (text, client.admit(text)["generation"])
+        except ControlError:
+            dies.join()
+            running.child.stop()
+        with Store(folder / "cluster.sqlite") as store:
+            stored = {job.job_id: (job.description, job.generation) for job in store.jobs()}
+        told, kept = dict(jobs), dict(stored)
+        for changed in (told, kept):
+            changed.pop(unsure, None)
+        assert told == kept
+        jobs = stored
+    running = start()
+    running.until_up()
+    assert have(switches, jobs)
+
+
+@pytest.fixture
+def cluster(tmp_path, switches):
+    """A controller in this process that is not polled."""
+    described = parse_cluster(cluster_text([switch.address for switch in switches]))
+    with Store(tmp_path / "state") as store:
+        yield Cluster(described, store, PIPELINES)
+
+
+@pytest.mark.parametrize("request_", [b"", b"[]", b'{"job_id": "3"}', b'{"job_id": 3, "token": 4}'])
+def test_a_request_that_is_none_gets_an_error(cluster, request_):
+    with ControllerService("127.0.0.1:0", None) as service, grpc.insecure_channel(service.address) as channel:
+        service.start(cluster)
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(f"/{calls.SERVICE}/Evict")(request_, timeout=PATIENCE_S)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_request_that_is_too_long(cluster):
+    with ControllerService("127.0.0.1:0", None) as service:
+        service.start(cluster)
+        with pytest.raises(ControlError, match="larger than max"):
+            ControllerClient([service.address]).admit("#" * (calls.LONGEST_REQUEST + 1))
+
+
+def test_a_watcher_gets_events_until_its_controller_is_a_backup(cluster, monkeypatch):
+    monkeypatch.setattr(service_module, "_LOOK_EVERY_S", 0.02)
+    cluster._epoch = 1
+    with ControllerService("127.0.0.1:0", None) as service:
+        service.start(cluster)
+        events = ControllerClient([service.address], patience_s=0.0).watch()
+        telling = threading.Timer(0.3, cluster.events.tell, (Event("error", "something"),))
+        telling.start()
+        assert next(events) == {"kind": "error", "text": "something"}
+        cluster._epoch = 0
+        with pytest.raises(ControlError, match="is a backup"):
+            next(events)
+
+
+def test_more_watchers_than_there_is_room_for_and_one_that_does_not_read():
+    events = Events(lambda event: None)
+    with ExitStack() as stack:
+        watchers = [stack.enter_context(events.watched()) for _ in range(MOST_WATCHERS + 1)]
+        assert watchers[-1] is None
+        assert None not in watchers[:-1]
+        for _ in range(MOST_UNREAD + 1):
+            events.tell(Event("error", "text"))
+        assert watchers[0].cut
+    with events.watched() as watcher:
+        assert watcher is not None
+
+
+def test_a_watching_command_prints_events_until_ctrl_c(start, switches):
+    running = start()
+    running.until_up()
+    watching = Child.peelsum("watch", "job", "watch", "--controller", running.address, "--json")
+    client, text = ControllerClient([running.address]), job_text(3, switches[0].address)
+    while not watching.has_line(0.2):  # it may not have begun to watch
+        client.admit(text)
+    said = watching.next_line(PATIENCE_S)
+    assert said["kind"] == "admitted"
+    assert said["text"].startswith("job: 3: admitted in generation ")
+    os.kill(watching.pid, signal.SIGINT)
+    while watching.next_line(PATIENCE_S) is not None:
+        pass
+    assert watching.status == 0
+    watching.stop()
+    client.evict(3)
+
+
+def test_metrics_are_those_of_the_list(start, switches):
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    running = start("--metrics", "0")
+    running.until_up()
+    client = ControllerClient([running.address])
+    client.admit(job_text(3, switches[0].address))
+    with urllib.request.urlopen(running.said["metrics"], timeout=PATIENCE_S) as answer:
+        lines = answer.read().decode().splitlines()
+    for line in (
+        "peelsum_cluster_epoch 1.0",
+        "peelsum_cluster_jobs 1.0",
+        'peelsum_cluster_switches{state="up"} 2.0',
+        'peelsum_cluster_events_total{kind="admitted"} 1.0',
+    ):
+        assert line in lines
+    client.evict(3)
+
+
+def test_it_ends_at_sigterm_and_leaves_no_file_but_the_state(start, folder):
+    running = start()
+    running.until("primary")
+    running.child.stop()
+    assert running.child.status == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["cluster.sqlite", "cluster.toml"]

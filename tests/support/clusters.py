@@ -1,0 +1,124 @@
+"""Clusters in this process: descriptions of jobs at random, and what switches have and should have."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from device_state import rows
+
+from peelsum.control import parse_description
+from peelsum.control.cluster import Cluster, Store, parse_cluster
+from peelsum.control.entries import salt
+from peelsum.control.session import pipeline_schema
+from peelsum.pipelines import pipeline
+
+LANES = 32
+_FILES = pipeline(LANES)
+PIPELINES = {LANES: pipeline_schema(_FILES.json_path, _FILES.p4info_path)}
+
+ONE = """
+[job]
+id = {job_id}
+workers = {count}
+window = 64
+[switch]
+p4runtime = "{address}"
+pipeline_lanes = 32
+[ports]
+server = {up}
+workers = {ports}
+"""
+RACKS = """
+[job]
+id = {job_id}
+workers = {count}
+window = 64
+[spine]
+p4runtime = "{spine}"
+pipeline_lanes = 32
+server = 30
+"""
+RACK = """
+[[racks]]
+p4runtime = "{address}"
+pipeline_lanes = 32
+uplink = 30
+spine_port = {spine_port}
+workers = {ports}
+"""
+
+
+def cluster_text(addresses, state="cluster.sqlite", poll_s=0.05):
+    """Return the description of a cluster of switches with 32 lanes."""
+    text = f'[controller]\nstate = "{state}"\npoll_s = {poll_s}\n'
+    return text + "".join(f'[[switches]]\np4runtime = "{one}"\npipeline_lanes = 32\n' for one in addresses)
+
+
+def job_text(job_id, address, ports=(4, 5), up=9):
+    """Return the description of a job on one switch."""
+    return ONE.format(job_id=job_id, count=len(ports), address=address, up=up, ports=list(ports))
+
+
+def random_job(rng, job_id, addresses):
+    """Return a job's description: on one switch, or on the first as spine with the others as racks."""
+    if len(addresses) < 3 or rng.random() < 0.7:
+        ports = rng.sample(range(1, 29), rng.randint(2, 5))
+        return job_text(job_id, rng.choice(addresses), ports, up=29)
+    racks = [rng.sample(range(1, 29), rng.randint(1, 3)) for _ in addresses[1:]]
+    text = RACKS.format(job_id=job_id, count=sum(map(len, racks)), spine=addresses[0])
+    places = zip(addresses[1:], racks, strict=True)
+    return text + "".join(
+        RACK.format(address=address, spine_port=number, ports=ports)
+        for number, (address, ports) in enumerate(places, 1)
+    )
+
+
+def expected(address, jobs):
+    """Return what a switch should have. jobs: description and generation by number."""
+    found = {"jobs": [], "members": [], "return_paths": [], "groups": {}}
+    for job_id, (text, generation) in jobs.items():
+        for plan in parse_description(text).plans():
+            if plan.switch.p4runtime != address:
+                continue
+            mask = sum(1 << place for place in range(len(plan.members)))
+            found["jobs"].append(((job_id,), (generation, salt(job_id), mask, plan.up_port, job_id)))
+            found["members"].append(((job_id, plan.up_port), ()))
+            for place, member in enumerate(plan.members):
+                found["members"].append(((job_id, member.port), (1 << place, member.first_worker)))
+            for worker, port in plan.return_ports.items():
+                found["return_paths"].append(((job_id, worker), (port,)))
+            found["groups"][job_id] = sorted(member.port for member in plan.members)
+    return {name: sorted(value) if isinstance(value, list) else value for name, value in found.items()}
+
+
+def actual(device):
+    """Return what a switch has: open jobs only, and everything of their other tables."""
+    found = {name: rows(device, name) for name in ("members", "return_paths")}
+    opened = [(keys, params) for keys, params in rows(device, "jobs") if params[2]]
+    assert not rows(device, "hosts")
+    groups = device.switch.groups
+    return {
+        "jobs": opened,
+        **found,
+        "groups": {group: sorted(port for port, _ in groups.get(group)) for group in groups.ids()},
+    }
+
+
+class Controllers:
+    """Starts controllers of the same switches over the same file; each is polled by hand."""
+
+    def __init__(self, folder, addresses, **options):
+        self._path, self.addresses = folder / "cluster.sqlite", addresses
+        self._options, self._stack = options, ExitStack()
+
+    def start(self, addresses=None, **options):
+        """Return a controller that has not polled yet."""
+        store = Store(self._path)
+        self._stack.callback(store.close)
+        described = parse_cluster(cluster_text(addresses or self.addresses))
+        cluster = Cluster(described, store, PIPELINES, **{**self._options, **options})
+        self._stack.callback(cluster.close)
+        return cluster
+
+    def close(self):
+        self._stack.close()
