@@ -262,9 +262,8 @@ class TensorExchange:
     def _peeled(self, layout: SketchLayout, words: Words, positions: Positions, quantized: Limbs) -> Rounds:
         """Peel the summed sketch; exchange or estimate the left-over."""
         self.quantized, self.total = quantized, self._memory.integers(self._limbs, len(positions))
-        sketches, left = words.reshape(self._limbs, -1), positions[:0]
-        for sketch, total in zip(sketches, self.total, strict=True):
-            left = self._ops.sketch_decode(layout, sketch, positions, total)
+        sketches = words.reshape(self._limbs, -1)
+        left = self._ops.sketch_decode(layout, sketches, positions, self.total)
         if not len(left):
             return
         if self._setting.settings.estimate:
