@@ -227,8 +227,8 @@ def _precision(*, quick: bool, json: bool) -> None:
     """Print the errors of all tensors of each model together; with `json`, those of every tensor, too."""
     from peelsum.bench.codec import precision as bench
 
-    with measuring(json=json):
-        rows = bench.measure_precision(steps=bench.QUICK_STEPS if quick else bench.DEFAULT_STEPS)
+    with measuring(json=json) as tell:
+        rows = bench.measure_precision(steps=bench.QUICK_STEPS if quick else bench.DEFAULT_STEPS, tell=tell)
         if json:
             _print_list(rows)
             return
