@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from typing import Any
 
 import pytest
 from command_line import peelsum
+from numba import config
 
 from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.codec import (
+    Device,
     NotEnoughMemoryError,
     Support,
     memory,
@@ -156,3 +159,11 @@ def test_small_tensors_beside_the_same_elements_as_one() -> None:
     headings, *lines = peelsum("bench", "codec", "--small").stdout.splitlines()
     assert len(lines) == 6
     assert len(headings.replace("CPU ms", "ms").split()) == len(lines[0].split())
+
+
+@pytest.mark.parametrize(("cores", "clock"), [(1, time.thread_time), (2, time.perf_counter)])
+def test_other_processes_do_not_count_where_one_thread_works(
+    cores: int, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "NUMBA_NUM_THREADS", cores)
+    assert Device.of("cpu").clock is clock
