@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from peelsum.allreduce import InvalidRequestError
+
 Floats = NDArray[np.float32]
 WORKERS = 3
 
@@ -58,3 +60,55 @@ def test_what_cannot_be_written_over_is_left_alone(make_workers: Any) -> None:
         assert not np.shares_memory(result[name].values, tensor)
         assert tensor.tobytes() == before[name].tobytes()
         assert np.abs(result[name].values - tensor).max() <= result[name].error_bound
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "reference"])
+@pytest.mark.parametrize("form", ["dense", "compact", "sketch"])
+@pytest.mark.parametrize("shape", [(20, 30), (90, 100)])
+def test_results_are_written_to_arrays_of_the_caller(
+    make_workers: Any, implementation: str, form: str, shape: tuple[int, ...]
+) -> None:
+    settings = {"forms": form, "implementation": implementation, "predict": True}
+    apart, into = make_workers(WORKERS, **settings), make_workers(WORKERS, **settings)
+    kept = [{"b": np.full(shape, np.nan, np.float32)} for _ in range(WORKERS)]
+    for step in range(5):
+        density = (0.3, 0.03, 0.03, 0.0, 0.03)[step]
+        inputs = [{"a": drawn(w, 0.1), "b": drawn(7 * step + w, density, shape)} for w in range(WORKERS)]
+        if step == 4:
+            inputs[1]["b"][3, 3] = np.inf
+        before = [{name: tensor.tobytes() for name, tensor in one.items()} for one in inputs]
+        expected = apart.sum(inputs)
+        results = into.each(lambda w, reduce, inputs=inputs: reduce.sum(inputs[w], out=kept[w]))
+        assert [{name: tensor.tobytes() for name, tensor in one.items()} for one in inputs] == before
+        for one, result, want in zip(kept, results, expected, strict=True):
+            assert np.shares_memory(result["b"].values, one["b"])
+            assert not np.shares_memory(result["a"].values, one["b"])
+            for name in ("a", "b"):
+                assert bits(result[name].values).tolist() == bits(want[name].values).tolist()
+
+
+def test_results_go_to_the_first_tensors_or_over_all(make_workers: Any) -> None:
+    tensors = [drawn(w, 0.2) for w in range(3)]
+    wanted, own = [tensor + 0.0 for tensor in tensors], np.empty(9000, np.float32)
+    (result,) = make_workers(1).each(lambda w, reduce: reduce.sum(tensors, in_place=True, out=[own]))
+    assert [np.shares_memory(result[i].values, tensors[i]) for i in range(3)] == [False, True, True]
+    assert np.shares_memory(result[0].values, own)
+    for i in range(3):
+        assert np.abs(result[i].values - wanted[i]).max() <= result[i].error_bound
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ({"h": np.zeros(6, np.float32)}, "out: 'h' is not a tensor; leave it out"),
+        ({"g": np.zeros(7, np.float32)}, r"out: 'g' cannot take the sum; .* of shape \(6,\)"),
+        ({"g": np.zeros((6, 1), np.float32)}, r"out: 'g' cannot take the sum; .* of shape \(6,\)"),
+        ({"g": np.zeros(6)}, "out: 'g' cannot take the sum; pass a writable float32 array in C order"),
+        ({"g": np.zeros(12, np.float32)[::2]}, "out: 'g' cannot take the sum"),
+        ({"g": np.broadcast_to(np.float32(0), 6)}, "out: 'g' cannot take the sum"),
+        ({"g": [0.0] * 6}, "out: 'g' cannot take the sum"),
+    ],
+)
+def test_an_array_that_cannot_take_the_sum_is_refused(make_workers: Any, out: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        make_workers(1).each(lambda w, reduce: reduce.sum({"g": drawn(0, 1.0, (6,))}, out=out))

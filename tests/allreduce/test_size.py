@@ -81,3 +81,15 @@ def test_the_bound_counts_values_and_places() -> None:
     assert lower_bound_bits(1000, 30) == pytest.approx(32 * 30 + math.log2(ways), rel=0.01)
     assert lower_bound_bits(1000, 0) == 0
     assert lower_bound_bits(1000, 1000) == 32_000
+
+
+def test_a_second_limb_takes_half_of_the_time_of_the_first() -> None:
+    seen, found = Seen.uniform(N, 0.05), []
+    for limbs in (1, 2):
+        settings = Settings(limbs=limbs)
+        sketches = candidates(N, seen, settings, predict=True, forms=("sketch",))
+        found.append(next(one for one in sketches if one.choice.index and one.choice.index.form == "bitmap"))
+    first, both = found
+    cells = 1.4 * seen.candidates
+    assert 0.95 * cells < both.words - first.words < 1.1 * cells
+    assert 7e-9 * cells < both.codec_s - first.codec_s < 10e-9 * cells

@@ -48,8 +48,8 @@ def test_one_in_a_hundred_sketches_may_have_left_over(count: int) -> None:
             assert where.size >= 0.5 * count
             width = block_width(Seen(0, tuple(ops.occupied(where).tolist())))
             layout = SketchLayout.sized(where.size, width, int(rng.integers(2**62)), 1.3)
-            out = np.empty(where.size, np.int32)
-            failed[kind] += len(ops.sketch_decode(layout, np.zeros(layout.cells, np.uint32), where, out)) > 0
+            sketch, out = np.zeros((1, layout.cells), np.uint32), np.empty((1, where.size), np.int32)
+            failed[kind] += len(ops.sketch_decode(layout, sketch, where, out)) > 0
     assert sum(failed.values()) <= 0.01 * SEEDS * len(KINDS), failed
 
 

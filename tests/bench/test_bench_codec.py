@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+import time
+from itertools import product
 from typing import Any
 
 import pytest
 from command_line import peelsum
+from numba import config
 
 from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.codec import (
+    Device,
     NotEnoughMemoryError,
     Support,
     memory,
@@ -145,14 +149,25 @@ def test_a_sequence_prints_a_line_of_every_row() -> None:
 
 def test_small_tensors_beside_the_same_elements_as_one() -> None:
     rows = list(small.bench_small(seed=1))
-    assert [row.tensors for row in rows] == [100, 1] * 3
+    assert [row.tensors for row in rows] == [100, 1] * 6
     assert {row.elements for row in rows} == {rows[0].elements}
     for apart, whole in zip(rows[::2], rows[1::2], strict=True):
         assert apart.density == whole.density
         assert apart.lower_bound == whole.lower_bound <= whole.words <= apart.words
         assert min(apart.cpu_ms, whole.cpu_ms) > 0
     assert rows[0].lower_bound == rows[0].elements
-    assert rows[4].words < 10 * rows[4].lower_bound + 100 * 64
+    by_network = {(row.network, row.tensors, row.density): row.words for row in rows}
+    for density, tensors in product((0.01, 0.001), (100, 1)):
+        assert by_network["words", tensors, density] < by_network["default", tensors, density]
+    assert rows[8].words < 2 * rows[8].lower_bound + 100 * 10
     headings, *lines = peelsum("bench", "codec", "--small").stdout.splitlines()
-    assert len(lines) == 6
+    assert len(lines) == 12
     assert len(headings.replace("CPU ms", "ms").split()) == len(lines[0].split())
+
+
+@pytest.mark.parametrize(("cores", "clock"), [(1, time.thread_time), (2, time.perf_counter)])
+def test_other_processes_do_not_count_where_one_thread_works(
+    cores: int, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "NUMBA_NUM_THREADS", cores)
+    assert Device.of("cpu").clock is clock

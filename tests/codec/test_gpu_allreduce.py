@@ -190,3 +190,17 @@ def test_sums_of_what_the_callers_stream_has_still_to_write() -> None:
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.submit(on_side), pool.submit(group.reduces[1].sum, {"g": arrays[1]})
         agree([first.result(), second.result()])
+
+
+@pytest.mark.parametrize("form", ["dense", "compact"])
+def test_results_are_written_to_tensors_of_the_caller(form: str) -> None:
+    reduce = Allreduce(LocalSummation.group(1, 32)[0], forms=form, implementation="gpu")
+    on_host = Allreduce(LocalSummation.group(1, 32)[0], forms=form)
+    for step in range(2):
+        (gradient,) = gradients(N, 1, step)
+        out = torch.full((N,), torch.nan, device=DEVICE)
+        assert reduce.sum([tensor(gradient)], out=[out])[0].values.data_ptr() == out.data_ptr()
+        want = on_host.sum([gradient])[0].values
+        np.testing.assert_array_equal(bits(out), want.view(np.uint32))
+    with pytest.raises(InvalidRequestError, match="out: '0' cannot take the sum"):
+        reduce.sum([tensor(gradient)], out=[torch.zeros(N, dtype=torch.float64, device=DEVICE)])

@@ -242,12 +242,17 @@ def test_one_pass_is_index_and_sketch(n: int, fixed: FixedPoint, lanes: int, row
 
 
 def peeled(layout: SketchLayout, where: NDArray[np.int64], numbers: NDArray[np.int32]) -> int:
-    """Encode and decode numbers at positions, and compare with the reference; return the left-over's size."""
-    sketch, out = np.empty(layout.cells, np.uint32), np.empty(where.size, np.int32)
-    reference.sketch_encode(layout, where, numbers, sketch)
+    """Encode and decode numbers at positions, and compare with the reference; return the left-over's size.
+
+    `numbers` are those of one limb, int32[k], or of several, int32[limbs, k].
+    """
+    numbers = np.atleast_2d(numbers)
+    sketch, out = np.empty((len(numbers), layout.cells), np.uint32), np.empty(numbers.shape, np.int32)
+    ours, decoded = poisoned(*sketch.shape), poisoned(*out.shape)
+    for limb, own in enumerate(numbers):
+        reference.sketch_encode(layout, where, own, sketch[limb])
+        gpu.sketch_encode(layout, on_device(where), on_device(own), ours[limb])
     left = reference.sketch_decode(layout, sketch, where, out)
-    ours, decoded = poisoned(layout.cells), poisoned(where.size)
-    gpu.sketch_encode(layout, on_device(where), on_device(numbers), ours)
     same(ours, sketch)
     same(gpu.sketch_decode(layout, ours, on_device(where), decoded), left)
     same(decoded, out)
@@ -257,9 +262,10 @@ def peeled(layout: SketchLayout, where: NDArray[np.int64], numbers: NDArray[np.i
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("n", [0, 1, 33, 1009, 4097])
 @pytest.mark.parametrize(("lanes", "per_candidate"), [(32, 1.4), (1, 1.3), (256, 0.14), (7, 1.15)])
-def test_sketch(n: int, lanes: int, per_candidate: float) -> None:
+@pytest.mark.parametrize("limbs", [1, 2])
+def test_sketch(n: int, lanes: int, per_candidate: float, limbs: int) -> None:
     where = np.flatnonzero(values(n)) + FAR
-    numbers = np.random.default_rng(n).integers(-(2**31), 2**31, where.size, np.int32)
+    numbers = np.random.default_rng(n).integers(-(2**31), 2**31, (limbs, where.size), np.int32)
     left = peeled(SketchLayout.sized(where.size, lanes, n, per_candidate), where, numbers)
     assert left < where.size or not where.size or per_candidate < 1
 
@@ -280,7 +286,7 @@ def test_sketch_of_any_layout(where: set[int], lanes: int, rows: int, seed: int)
 def test_sketch_in_segments(share: int, segments: int) -> None:
     rng = np.random.default_rng(share)
     where = np.sort(rng.choice(3000, 173, replace=False)).astype(np.int64) + FAR
-    numbers = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
+    numbers = rng.integers(-(2**31), 2**31, (2, where.size)).astype(np.int32)
     peeled(SketchLayout(8, 4, 11, segments, share), where, numbers)
 
 
@@ -362,7 +368,7 @@ class BoundedStep:
         self.n, self.layout = n, layout
         self.sample, self.bitmap, self.largest = poisoned(n), poisoned(index_words(n)), poisoned(1)
         self.seed, self.scale = poisoned(1, dtype=torch.int64), poisoned(1)
-        self.cells, self.out = poisoned(1, layout.cells), poisoned(capacity)
+        self.cells, self.out = poisoned(1, layout.cells), poisoned(1, capacity)
         self.bases = poisoned(gpu_launch.tiles(index_words(n)), dtype=torch.int64)
         self.left_bitmap = poisoned(index_words(capacity))
         self.left_bases = poisoned(gpu_launch.tiles(index_words(capacity)), dtype=torch.int64)
@@ -383,7 +389,7 @@ class BoundedStep:
             self.layout, self.seed, self.sample, self.scale, 0, self.bitmap, self.cells, self.largest
         )
         launch.positions(self.bitmap, self.n, self.bases, found)
-        launch.peel(self.layout, self.seed, self.cells[0], found, room, self.out)
+        launch.peel(self.layout, self.seed, self.cells, found, room, self.out)
         launch.left_over(room, self.left_bitmap, self.largest, self.left_bases, self.left)
 
     def check(self, sample: NDArray[np.float32], number: int) -> int:
@@ -392,10 +398,10 @@ class BoundedStep:
         index, sketch = np.empty(index_words(self.n), np.uint32), np.empty((1, layout.cells), np.uint32)
         reference.index_sketch(layout, sample, FixedPoint(number), index, sketch)
         where = np.flatnonzero(sample)
-        out = np.empty(where.size, np.int32)
-        left = reference.sketch_decode(layout, sketch[0], where, out)
+        out = np.empty((1, where.size), np.int32)
+        left = reference.sketch_decode(layout, sketch, where, out)
         assert (int(self.found.count), int(self.room.grown[-1])) == (where.size, 0)
-        same(self.out[: where.size], out)
+        same(self.out[:, : where.size], out)
         same(self.left.positions[: int(self.left.count)], left)
         return left.size
 

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peelsum.codec import BloomLayout, CodecError, FixedPoint, SketchLayout, index_words, kernels, threads
+from peelsum.codec import (
+    BloomLayout,
+    CodecError,
+    FixedPoint,
+    SketchLayout,
+    cpu_peel_loops,
+    index_words,
+    kernels,
+    threads,
+)
 
 CPU, REFERENCE = kernels("cpu"), kernels("reference")
 L = 32
@@ -83,20 +92,41 @@ def test_half_goes_to_even() -> None:
 @pytest.mark.parametrize(
     ("lanes", "cells_per_candidate"), [(32, 1.4), (7, 1.4), (1, 1.3), (256, 0.14), (13, 0.1)]
 )
-def test_sketch(n: int, lanes: int, cells_per_candidate: float) -> None:
+@pytest.mark.parametrize("fixed", [FixedPoint(20), FixedPoint(40, 30)], ids=["one limb", "two limbs"])
+def test_sketch(n: int, lanes: int, cells_per_candidate: float, fixed: FixedPoint) -> None:
     sample = values(n, seed=n)
     where = np.flatnonzero(sample)
-    quantized = np.empty((1, where.size), np.int32)
-    CPU.quantize_at(sample, where, FixedPoint(20), quantized)
+    quantized = np.empty((fixed.limbs, where.size), np.int32)
+    CPU.quantize_at(sample, where, fixed, quantized)
     layout = SketchLayout.sized(where.size, lanes, n, cells_per_candidate)
-    sketches = [np.empty(layout.cells, np.uint32) for _ in range(2)]
-    decoded = [np.empty(where.size, np.int32) for _ in range(2)]
+    sketches = [np.empty((fixed.limbs, layout.cells), np.uint32) for _ in range(2)]
+    decoded = [np.full((fixed.limbs, where.size), 7, np.int32) for _ in range(3)]
     left = []
     for i, ops in enumerate((CPU, REFERENCE)):
-        ops.sketch_encode(layout, where, quantized[0], sketches[i])
+        for limb, sketch in zip(quantized, sketches[i], strict=True):
+            ops.sketch_encode(layout, where, limb, sketch)
         left.append(ops.sketch_decode(layout, sketches[i], where, decoded[i]))
-    for pair in (sketches, decoded, left):
-        np.testing.assert_array_equal(pair[0], pair[1])
+    # Independently: every limb is peeled alone.
+    for limb in range(fixed.limbs):
+        one = slice(limb, limb + 1)
+        REFERENCE.sketch_decode(layout, sketches[1][one], where, decoded[2][one])
+    for results in (sketches, decoded, left):
+        np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(decoded[1], decoded[2])
+
+
+def test_two_limbs_are_peeled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, sweep = [], cpu_peel_loops.sweep
+    monkeypatch.setattr(cpu_peel_loops, "sweep", lambda *arguments: calls.append(1) or sweep(*arguments))
+    where = np.arange(0, 5000, 13)
+    layout = SketchLayout.sized(where.size, 8, 3)
+    rounds = []
+    for limbs in (1, 2):
+        calls.clear()
+        sketch, out = np.zeros((limbs, layout.cells), np.uint32), np.empty((limbs, where.size), np.int32)
+        assert CPU.sketch_decode(layout, sketch, where, out).size == 0
+        rounds.append(len(calls))
+    assert rounds[0] == rounds[1] > 1
 
 
 @pytest.mark.parametrize("cores", [1, 3])
@@ -106,21 +136,23 @@ def test_segments(share: int, segments: int, cores: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(threads, "PER_CORE", 1)
     rng = np.random.default_rng(share)
     where = np.sort(rng.choice(5000, 389, replace=False)).astype(np.int64)
-    numbers = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
+    numbers = rng.integers(-(2**31), 2**31, (2, where.size)).astype(np.int32)
     layout = SketchLayout(8, 6, 9, segments, share)
-    sketches = [np.full(layout.cells, 7, np.uint32) for _ in range(3)]
-    decoded = [np.full(where.size, 7, np.int32) for _ in range(3)]
+    sketches = [np.full((2, layout.cells), 7, np.uint32) for _ in range(3)]
+    decoded = [np.full((2, where.size), 7, np.int32) for _ in range(3)]
     left = []
     for i, ops in enumerate((CPU, REFERENCE)):
-        ops.sketch_encode(layout, where, numbers, sketches[i])
+        for limb, sketch in zip(numbers, sketches[i], strict=True):
+            ops.sketch_encode(layout, where, limb, sketch)
         left.append(ops.sketch_decode(layout, sketches[i], where, decoded[i]))
     # Independently: every segment is a sketch of its own.
     alone, parts = SketchLayout(8, 6, 9), []
     for s in range(segments):
         part = slice(s * share, (s + 1) * share)
-        cells = sketches[2][s * alone.cells : (s + 1) * alone.cells]
-        REFERENCE.sketch_encode(alone, where[part], numbers[part], cells)
-        parts.append(s * share + REFERENCE.sketch_decode(alone, cells, where[part], decoded[2][part]))
+        cells = sketches[2][:, s * alone.cells : (s + 1) * alone.cells]
+        for limb, sketch in zip(numbers, cells, strict=True):
+            REFERENCE.sketch_encode(alone, where[part], limb[part], sketch)
+        parts.append(s * share + REFERENCE.sketch_decode(alone, cells, where[part], decoded[2][:, part]))
     left.append(np.concatenate(parts))
     for results in (sketches, decoded, left):
         np.testing.assert_array_equal(results[0], results[2])

@@ -98,9 +98,10 @@ def sketch() -> None:
     for layout in (LAYOUT, SketchLayout(7, 100, 0)):
         cells = words(2, layout.cells)
         gpu_launch.index_sketch(layout, longs(1), words(N), words(1), 30, words(N // 32), cells, words(1))
-    room = gpu_launch.Peeling.room(K, LAYOUT.cells, torch.device("cpu"), rounds=2)
     gpu_launch.sketch_encode(LAYOUT, longs(1), found, out, words(LAYOUT.cells))
-    gpu_launch.peel(LAYOUT, longs(1), words(LAYOUT.cells), found, room, out)
+    for limbs in (1, 2):
+        room = gpu_launch.Peeling.room(K, LAYOUT.cells, torch.device("cpu"), rounds=2, limbs=limbs)
+        gpu_launch.peel(LAYOUT, longs(1), words(limbs, LAYOUT.cells), found, room, words(limbs, K))
     gpu_launch.left_over(room, words(K // 32), words(1), longs(1), found)
 
 

@@ -151,7 +151,7 @@ class Allreduce:
         self._failed = False
         self._steps = 0
 
-    def sum(self, tensors: Tensors, *, in_place: bool = False) -> StepResult:
+    def sum(self, tensors: Tensors, *, in_place: bool = False, out: Tensors | None = None) -> StepResult:
         """Return the exact sum of each tensor over all workers.
 
         Every worker must call this with tensors of the same names, shapes and dtypes, in the same order.
@@ -164,21 +164,25 @@ class Allreduce:
         without a GPU can take part in the same sum.
 
         `in_place` overwrites tensors that are writable float32 arrays in C order with the `values` of their
-        results, which saves an array each. All other results are new arrays.
+        results, which saves an array each. `out` holds arrays to which the `values` are written, by the names
+        of their tensors, or in the order of the first tensors: writable float32 arrays in C order, of the
+        tensors' shapes. The arrays of an earlier step's results can be passed. All other results are new.
 
-        Raises PlanMismatchError if the workers differ, and InvalidRequestError if all pass an unsupported
-        dtype. If the summation stalls, its error is raised. After an error the workers may be out of step:
-        further calls raise InvalidRequestError, and a new summation is needed.
+        Raises PlanMismatchError if the workers differ, and InvalidRequestError for an array in `out` that
+        does not fit, or if all pass an unsupported dtype. If the summation stalls, its error is raised. After
+        an error the workers may be out of step: further calls raise InvalidRequestError, and a new summation
+        is needed.
         """
         if self._failed:
             raise InvalidRequestError("sum: an earlier call failed; start again with a new summation")
         self._failed = True
-        result = self._sum(tensors, in_place)
+        result = self._sum(tensors, in_place, out if out is not None else {})
         self._failed = False
         return result
 
-    def _sum(self, tensors: Tensors, in_place: bool) -> StepResult:
+    def _sum(self, tensors: Tensors, in_place: bool, out: Tensors) -> StepResult:
         named = self._named(tensors)
+        into = self._into(named, in_place, self._named(out))
         self._steps += 1
         step = Step(self._summation, self._memory, self._clock, self._span)
         plan = self._plan(named)
@@ -186,7 +190,7 @@ class Allreduce:
         if not known:
             self._agree(plan, step)
         with step.timed("encode"):
-            bundle, alone = self._exchanges(plan, named, in_place)
+            bundle, alone = self._exchanges(plan, named, into)
         running: list[Exchange] = [*([bundle] if bundle else []), *alone.values()]
         step.run(running, [self._agreement(plan)] if known else [])
         outcomes: dict[str, TensorExchange | Member] = {**alone, **(bundle.members() if bundle else {})}
@@ -213,6 +217,23 @@ class Allreduce:
                 )
             named[str(name)] = self._memory.accepted(tensor)
         return named
+
+    def _into(
+        self, named: Mapping[str, Tensor], in_place: bool, out: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return the tensors to which results are written, by name."""
+        into = {name: one for name, one in named.items() if in_place and self._memory.overwritable(one)}
+        for name, tensor in out.items():
+            if name not in named:
+                raise InvalidRequestError(f"out: {name!r} is not a tensor; leave it out")
+            if not self._memory.overwritable(tensor) or tuple(tensor.shape) != tuple(named[name].shape):
+                shape = tuple(named[name].shape)
+                raise InvalidRequestError(
+                    f"out: {name!r} cannot take the sum; pass a writable float32 array in C order, of shape "
+                    f"{shape}"
+                )
+            into[name] = tensor
+        return into
 
     def _agree(self, plan: Plan, step: Step) -> None:
         """Exchange a new plan's digest alone: if plans differ, so may the lengths of what follows."""
@@ -241,29 +262,35 @@ class Allreduce:
         return Part(agreement_words(plan.digest_at(self._steps)), "or", check)
 
     def _exchanges(
-        self, plan: Plan, named: Mapping[str, Tensor], in_place: bool
+        self, plan: Plan, named: Mapping[str, Tensor], into: Mapping[str, Tensor]
     ) -> tuple[Bundle | None, dict[str, TensorExchange]]:
         """Return the exchanges of a step in the order in which all workers send them."""
         values = {name: self._memory.widened(tensor) for name, tensor in named.items()}
-        over = {name for name, tensor in named.items() if in_place and self._memory.overwritable(tensor)}
+        # Of a tensor that is overwritten, these are the values themselves.
+        out = {
+            name: values[name] if tensor is named[name] else self._memory.widened(tensor)
+            for name, tensor in into.items()
+        }
         first, bundle = dict.fromkeys(bundled(plan)), None
         ordered = sorted(plan.tensors, key=lambda tensor: tensor.name not in first)
         if first and self._ops is kernels("cpu"):
-            bundle = Bundle({name: values.pop(name) for name in first}, over, plan.workers)
+            bundle = Bundle({name: values.pop(name) for name in first}, out, plan.workers)
         return bundle, {
-            tensor.name: self._exchange(tensor, values[tensor.name], tensor.name in over)
+            tensor.name: self._exchange(tensor, values[tensor.name], out.get(tensor.name))
             for tensor in ordered
             if tensor.name in values
         }
 
-    def _exchange(self, plan: TensorPlan, values: NDArray[np.float32], over: bool) -> TensorExchange:
+    def _exchange(
+        self, plan: TensorPlan, values: NDArray[np.float32], out: NDArray[np.float32] | None
+    ) -> TensorExchange:
         summation, seeded = self._summation, plan.choice.index or plan.choice.sampled
         seed = _tensor_seed(self._settings.seed, self._steps, plan.name) if seeded else 0
         refinement = self._chooser.refinement(plan.name)
         setting = Setting(
             self._ops, summation.workers, summation.lanes, self._settings, seed, self._memory, refinement
         )
-        return TensorExchange(plan.choice, values, setting, over=over)
+        return TensorExchange(plan.choice, values, setting, out=out)
 
     def _finish(self, exchanges: Sequence[TensorExchange | Member], plan: Plan, step: Step) -> StepResult:
         with step.timed("decode"):

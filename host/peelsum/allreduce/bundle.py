@@ -6,7 +6,7 @@ can sum together. All workers put these tensors before the others of a step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,13 +47,13 @@ class Bundle:
     """The exchanges of several tensors.
 
     tensors: float32[n], n > 0, by name, in the plan's order.
-    over: names of tensors over which the results are written.
+    out: float32[n] to which a tensor's result is written, by name.
     """
 
     def __init__(
-        self, tensors: Mapping[str, NDArray[np.float32]], over: Collection[str], workers: int
+        self, tensors: Mapping[str, NDArray[np.float32]], out: Mapping[str, NDArray[np.float32]], workers: int
     ) -> None:
-        self._tensors, self._over = tensors, over
+        self._tensors, self._out = tensors, out
         lengths = np.array([len(tensor) for tensor in tensors.values()])
         blocks = -(-lengths // _BLOCK)
         self._lengths, self._blocks = lengths, np.where(blocks > 1, blocks, 0)
@@ -109,7 +109,7 @@ class Bundle:
             words_sent=EXPONENT_WORDS + blocks + total.size,
             bundle=self,
             part=slice(self._begins[m], self._begins[m + 1]),
-            over=self._tensors[name] if name in self._over else None,
+            out=self._out.get(name),
         )
 
     def _write_headers(self, ored: Words, added: Words) -> None:
@@ -137,8 +137,8 @@ class Member:
     bundle: Bundle
     part: slice
     """The tensor's elements of all those in the bundle."""
-    over: NDArray[np.float32] | None
-    """The tensor if the result is written over it."""
+    out: NDArray[np.float32] | None
+    """The array to which the result is written; None for a new one."""
 
     form: ClassVar[Form] = "dense"
     index: ClassVar[Index | None] = None
@@ -153,11 +153,11 @@ class Member:
 
     def floats(self, divisor: int) -> NDArray[np.float32]:
         """See `TensorExchange.floats`."""
-        out = self.bundle.floats(divisor)[self.part]
-        if self.over is None:
-            return out.copy()  # else it would keep the sums of all tensors in memory
-        self.over[:] = out
-        return self.over
+        floats = self.bundle.floats(divisor)[self.part]
+        if self.out is None:
+            return floats.copy()  # else it would keep the sums of all tensors in memory
+        self.out[:] = floats
+        return self.out
 
     def occupied(self) -> tuple[int, ...]:
         """See `TensorExchange.occupied`."""

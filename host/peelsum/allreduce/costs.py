@@ -36,6 +36,7 @@ _DENSE_NS = 0.65  # per element: quantize, dequantize
 _SPARSE_NS = 0.4  # per element: index, zeros
 _COMPACT_NS = 3.0  # per candidate: positions, quantize, dequantize
 _CELL_NS = 18.0  # per cell of a sketch: add, peel
+_LIMB_NS = 8.0  # per cell of a second limb's sketch: add, repeat the peeling
 _BLOCK_NS = 13.0  # per word of a bitmap: blocks smaller than a word
 _WORD_NS = 3.0  # per word of a bitmap: larger blocks
 _REFINE_NS = 7.0  # per word of a bitmap that holds candidates
@@ -197,7 +198,7 @@ def _with_one_scale(
     if "compact" in forms:
         for index in indexes(elements, seen, limbs):
             _, passed = expected(index, elements, seen)
-            yield _sparse(Choice("compact", index), elements, seen, limbs * passed, 2)
+            yield _sparse(Choice("compact", index), elements, seen, limbs, passed, 2)
     if "sketch" in forms:
         per_candidate, lanes = settings.cells_per_candidate, block_width(seen)
         for index in indexes(elements, seen, limbs * per_candidate):
@@ -207,18 +208,20 @@ def _with_one_scale(
             layout = sized(sized_for, lanes, 0, per_candidate)
             guess = seen.prediction(passed) if predict else None
             choice = Choice("sketch", index, guess, lanes)
-            yield _sparse(choice, elements, seen, limbs * layout.cells, 1 + late)
+            yield _sparse(choice, elements, seen, limbs, layout.cells, 1 + late)
 
 
-def _sparse(choice: Choice, elements: int, seen: Seen, values: float, exchanges: int) -> Candidate:
-    """Return the Candidate of a sparse choice that sends `values` words of values."""
+def _sparse(
+    choice: Choice, elements: int, seen: Seen, limbs: int, values: float, exchanges: int
+) -> Candidate:
+    """Return the Candidate of a sparse choice that sends `values` words of values for each limb."""
     assert choice.index is not None
     words, passed = expected(choice.index, elements, seen)
     work_ns = _CALL_NS * _SPARSE_CALLS + _SPARSE_NS * elements + _COMPACT_NS * passed
     work_ns += index_ns(choice.index, elements, seen)
     if choice.form == "sketch":
-        work_ns += _CALL_NS * _SKETCH_CALLS + _CELL_NS * values
-    total, exchanges = EXPONENT_WORDS + words + values, exchanges + choice.index.refined
+        work_ns += _CALL_NS * _SKETCH_CALLS + (_CELL_NS + (limbs - 1) * _LIMB_NS) * values
+    total, exchanges = EXPONENT_WORDS + words + limbs * values, exchanges + choice.index.refined
     return Candidate(choice, total, exchanges, work_ns * 1e-9)
 
 

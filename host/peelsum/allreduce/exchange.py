@@ -66,14 +66,19 @@ class TensorExchange:
     """The exchange of values[n]. After its last round, its attributes hold the outcome."""
 
     def __init__(
-        self, choice: Choice, values: NDArray[np.float32], setting: Setting, *, over: bool = False
+        self,
+        choice: Choice,
+        values: NDArray[np.float32],
+        setting: Setting,
+        *,
+        out: NDArray[np.float32] | None = None,
     ) -> None:
-        """over: whether `floats` writes over the values. Zeros outside the union are then left alone."""
+        """out: float32[n] to which `floats` writes. If it is `values`, zeros outside the union stay."""
         self._choice, self._values, self._setting = choice, values, setting
         self._ops, self._limbs, self._elements = setting.ops, setting.settings.limbs, len(values)
-        self._memory, self._over = setting.memory.beside(values), over
+        self._memory, self._out, self._over = setting.memory.beside(values), out, out is values
         # Other workers may have zeros of the other sign.
-        self._index = self._ops.index_over if over else self._ops.index
+        self._index = self._ops.index_over if self._over else self._ops.index
         #: Elements in a block with its own scale, or None; and how many such blocks there are.
         self._block = None if choice.prediction else choice.scale_block
         self._blocks = -(-self._elements // self._block) if self._block else 0
@@ -262,9 +267,8 @@ class TensorExchange:
     def _peeled(self, layout: SketchLayout, words: Words, positions: Positions, quantized: Limbs) -> Rounds:
         """Peel the summed sketch; exchange or estimate the left-over."""
         self.quantized, self.total = quantized, self._memory.integers(self._limbs, len(positions))
-        sketches, left = words.reshape(self._limbs, -1), positions[:0]
-        for sketch, total in zip(sketches, self.total, strict=True):
-            left = self._ops.sketch_decode(layout, sketch, positions, total)
+        sketches = words.reshape(self._limbs, -1)
+        left = self._ops.sketch_decode(layout, sketches, positions, self.total)
         if not len(left):
             return
         if self._setting.settings.estimate:
@@ -281,13 +285,15 @@ class TensorExchange:
 
     def floats(self, divisor: int) -> NDArray[np.float32]:
         """Return float32[n]: the sum divided by `divisor`, or NaN if some worker's values are not finite."""
-        out = self._values if self._over else self._memory.floats(self._elements)
+        out = self._memory.floats(self._elements) if self._out is None else self._out
         if not self.finite or self.fixed is None:
             out[:] = 0.0 if self.finite else np.nan
             return out
         if self.positions is None:
             self._ops.dequantize(self.total, self.fixed, divisor, out)
         else:
+            if self._out is not None and not self._over:
+                out[:] = 0.0
             self._ops.dequantize_at(self.total, self.positions, self.fixed, divisor, out)
         return out
 

@@ -261,13 +261,14 @@ def sketch_decode(
 ) -> NDArray[np.int64]:
     """See `Kernels.sketch_decode`."""
     where, numbers, size = frozen(positions), out.view(np.uint32), layout.segment_cells
+    limbs = frozen(sketch)
 
     def work(first: int, last: int) -> list[NDArray[np.int64]]:
         room, left = None, []
         for s, (a, b) in list(enumerate(layout.slices(where.size)))[first:last]:
-            room = room or _Peeling(layout, b - a)
-            cells = frozen(sketch[s * size : (s + 1) * size])
-            left.append(a + room.peeled(layout, cells, where[a:b], numbers[a:b]))
+            room = room or _Peeling(layout, b - a, len(limbs))
+            cells = limbs[:, s * size : (s + 1) * size]
+            left.append(a + room.peeled(layout, cells, where[a:b], numbers[:, a:b]))
         return left
 
     parts = each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * where.size)
@@ -277,9 +278,12 @@ def sketch_decode(
 class _Peeling:
     """Memory for peeling segments of up to `candidates` candidates, one after the other."""
 
-    def __init__(self, layout: SketchLayout, candidates: int) -> None:
-        narrow, size = layout.segment_cells < _NARROW_CELLS, SUB_TABLES * candidates
-        self._places = np.empty(size, np.uint32) if narrow else np.empty(size, np.uint64)
+    def __init__(self, layout: SketchLayout, candidates: int, limbs: int) -> None:
+        narrow = max(layout.segment_cells, SUB_TABLES * candidates // 2) < _NARROW_CELLS
+        sizes = SUB_TABLES * candidates, candidates, candidates + 1 if limbs > 1 else 0
+        self._places, self._left, self._peeled = (
+            np.empty(size, np.uint32) if narrow else np.empty(size, np.uint64) for size in sizes
+        )
         self._cells = np.empty(layout.segment_cells, np.uint64)
 
     def peeled(
@@ -289,13 +293,17 @@ class _Peeling:
         positions: NDArray[np.int64],
         out: NDArray[np.uint32],
     ) -> NDArray[np.int64]:
-        """Peel one segment; return the left-over among its candidates."""
-        places, cells = self._places[: SUB_TABLES * positions.size], self._cells
-        peel_loops.load(*_sketch(layout), positions, sketch, places, cells)
-        left, before, count = np.arange(positions.size), -1, positions.size
+        """Peel one segment, sketch[limbs, n] into out[limbs, k]; return the left-over of its candidates."""
+        places, cells, left = self._places[: SUB_TABLES * positions.size], self._cells, self._left
+        peel_loops.load(*_sketch(layout), positions, sketch[0], places, cells, left)
+        before, count, done = -1, positions.size, 0
         while count != before:
-            before, count = count, peel_loops.sweep(places, cells, left, count, out)
-        return left[:count]
+            before, after = count, peel_loops.sweep(places, cells, left, count, out[0], self._peeled[done:])
+            done, count = done + before - after, after
+        for limb, values in zip(sketch[1:], out[1:], strict=True):
+            values[:] = 0
+            peel_loops.repeat(places, limb.copy(), self._peeled[:done], values)
+        return left[:count].astype(np.int64)
 
 
 def _words(bitmap: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.uint32]:

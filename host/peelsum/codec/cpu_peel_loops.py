@@ -3,6 +3,8 @@
 During peeling a cell is one 64-bit word: its value in the upper half, the number of its candidates in the
 lower. A candidate's three cells lie far apart, so the loops prefetch them: cache misses would otherwise take
 most of the time. Unsigned indices save Numba the check for negative ones.
+
+Of several limbs only the first is peeled. The order is recorded, and repeated for the others.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ from peelsum.codec.layout import SUB_TABLES
 
 #: Distance, in candidates, between prefetching a cell and using it.
 _AHEAD = 32
-_ZERO, _ONE, _S32 = np.uint64(0), np.uint64(1), np.uint64(32)
+_ZERO, _ONE, _TWO, _THREE, _S32 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(32)
 _POSITIVE = np.uint32(1)
 #: A table, because LLVM turns a mask that is computed from a condition back into a branch.
 _NONE_OR_ALL = np.array([0, 2**64 - 1], np.uint64)
 
 _Cells = NDArray[np.uint64]
+_Narrow = NDArray[np.uint32] | NDArray[np.uint64]
 #: Three consecutive entries per candidate: twice the cell's number, plus 1 if the sign is negative.
-Places = NDArray[np.uint32] | NDArray[np.uint64]
+Places = _Narrow
 
 
 @compiled
@@ -36,12 +39,14 @@ def load(
     sketch: Words,
     places: Places,
     cells: _Cells,
+    left: _Narrow,
 ) -> None:
-    """Fill cells[n] for peeling, and record each candidate's places."""
+    """Fill cells[n] for peeling, record each candidate's places, and write all candidates into `left`."""
     for c in range(sketch.size):
         cells[c] = np.uint64(sketch[c]) << _S32
     start, placed = -lanes, rows_of(0, lanes, rows, seed)
     for k in range(positions.size):
+        left[k] = k
         if positions[k] - start >= lanes:
             block = positions[k] // lanes
             start, placed = block * lanes, rows_of(block, lanes, rows, seed)
@@ -62,10 +67,12 @@ def _count(places: Places, k: int, cells: _Cells) -> None:
 
 
 @compiled
-def sweep(places: Places, cells: _Cells, left: Numbers, count: int, out: Words) -> int:
+def sweep(places: Places, cells: _Cells, left: _Narrow, count: int, out: Words, peeled: _Narrow) -> int:
     """Peel, in ascending order, every candidate of left[:count] that is in a pure cell when its turn comes.
 
-    The others move to the front of `left`, still ascending, and get 0 in `out`. Return their number.
+    The others move to the front of `left`, still ascending, and get 0 in `out`. Return their number. The
+    pure cells go into `peeled`, as indices of `places`, in the order of peeling, unless it is empty.
+    It has room for one more.
     Neighbouring candidates have neighbouring cells, so a sweep hits the cache more often than a queue of pure
     cells would. Which candidates are peeled is unpredictable, so the loop does not branch on it: a candidate
     that is not peeled subtracts 0.
@@ -82,17 +89,36 @@ def sweep(places: Places, cells: _Cells, left: Numbers, count: int, out: Words) 
         )
         cell_0, cell_1, cell_2 = cells[place_0 >> _ONE], cells[place_1 >> _ONE], cells[place_2 >> _ONE]
         pure_0, pure_1, pure_2 = _pure(cell_0), _pure(cell_1), _pure(cell_2)
-        peeled = np.uint64(pure_0 | pure_1 | pure_2)
+        pure = np.uint64(pure_0 | pure_1 | pure_2)
         cell = cell_0 if pure_0 else (cell_1 if pure_1 else cell_2)
         place = place_0 if pure_0 else (place_1 if pure_1 else place_2)
-        value = _signed(cell - _ONE, place) & _NONE_OR_ALL[peeled]
+        value = _signed(cell - _ONE, place) & _NONE_OR_ALL[pure]
         out[k] = np.uint32(value >> _S32)
-        cells[place_0 >> _ONE] = cell_0 - peeled - _signed(value, place_0)
-        cells[place_1 >> _ONE] = cell_1 - peeled - _signed(value, place_1)
-        cells[place_2 >> _ONE] = cell_2 - peeled - _signed(value, place_2)
-        left[kept] = np.int64(k)
-        kept += _ONE - peeled
+        cells[place_0 >> _ONE] = cell_0 - pure - _signed(value, place_0)
+        cells[place_1 >> _ONE] = cell_1 - pure - _signed(value, place_1)
+        cells[place_2 >> _ONE] = cell_2 - pure - _signed(value, place_2)
+        if peeled.size:
+            sub_table = _ZERO if pure_0 else (_ONE if pure_1 else _TWO)
+            peeled[np.uint64(i) - kept] = _place(k, 0) + sub_table
+        left[kept] = k
+        kept += _ONE - pure
     return int(kept)
+
+
+@compiled
+def repeat(places: Places, sketch: Words, peeled: _Narrow, out: Words) -> None:
+    """Peel another limb's sketch[n], which is overwritten, in the order of `peeled`."""
+    for i in range(peeled.size):
+        ahead = np.uint64(peeled[min(i + _AHEAD, peeled.size - 1)]) // _THREE
+        for j in range(SUB_TABLES):
+            prefetch(sketch, np.uint64(places[_place(ahead, j)]) >> _ONE)
+        at = np.uint64(peeled[i])
+        k, place = at // _THREE, np.uint64(places[at])
+        value = _signed(np.uint64(sketch[place >> _ONE]) << _S32, place)
+        out[k] = np.uint32(value >> _S32)
+        for j in range(SUB_TABLES):
+            place = np.uint64(places[_place(k, j)])
+            sketch[place >> _ONE] -= np.uint32(_signed(value, place) >> _S32)
 
 
 @compiled

@@ -166,7 +166,7 @@ def index_sketch(
 def sketch_decode(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Tensor:
     """See `Kernels.sketch_decode`. Waits for the device after each launch of rounds, usually once."""
     seed, candidates = _seed(layout, sketch), _all(positions)
-    room = Peeling.room(candidates.capacity, layout.cells, sketch.device)
+    room = Peeling.room(candidates.capacity, layout.cells, sketch.device, limbs=len(sketch))
     launch.peel(layout, seed, sketch, candidates, room, out)
     done, grown = 0, room.grown.tolist()
     while grown[-1]:

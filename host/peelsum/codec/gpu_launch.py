@@ -59,12 +59,12 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Peeling:
-    """Working memory of peeling: 12 bytes per candidate and 12 per cell."""
+    """Working memory of peeling: 12 bytes per candidate and 12 per cell, with two limbs 16 per cell."""
 
     state: Tensor
     """int64[cells]: number of candidates times 2**32, plus the sum of their numbers."""
     sums: Tensor
-    """int32[cells]: the sketch, less the peeled values."""
+    """int32[limbs, cells]: the sketches, less the peeled values."""
     waiting: Tensor
     """int32[capacity]: 1 for each candidate that is not queued yet."""
     queue: Tensor
@@ -73,18 +73,20 @@ class Peeling:
     """int64[rounds + 1]: candidates queued for each round of a launch; the last are not peeled yet."""
 
     @classmethod
-    def room(cls, capacity: int, cells: int, device: torch.device, rounds: int = ROUNDS) -> Peeling:
+    def room(
+        cls, capacity: int, cells: int, device: torch.device, rounds: int = ROUNDS, limbs: int = 1
+    ) -> Peeling:
         """Allocate for `capacity` candidates in `cells` cells; `rounds` per launch must be a power of 2."""
 
-        def empty(size: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(size, dtype=dtype, device=device)
+        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
 
         return cls(
-            state=empty(cells, torch.int64),
-            sums=empty(cells, torch.int32),
-            waiting=empty(capacity, torch.int32),
-            queue=empty(capacity, torch.int64),
-            grown=empty(rounds + 1, torch.int64),
+            state=empty(cells, dtype=torch.int64),
+            sums=empty(limbs, cells, dtype=torch.int32),
+            waiting=empty(capacity, dtype=torch.int32),
+            queue=empty(capacity, dtype=torch.int64),
+            grown=empty(rounds + 1, dtype=torch.int64),
         )
 
     @property
@@ -310,17 +312,19 @@ def index_sketch(
 def peel(
     layout: SketchLayout, seed: Tensor, sketch: Tensor, candidates: Candidates, room: Peeling, out: Tensor
 ) -> None:
-    """Run the first `room.rounds` rounds of `Kernels.sketch_decode` into out[capacity].
+    """Run the first `room.rounds` rounds of `Kernels.sketch_decode` on sketch[limbs, cells].
+
+    Values go into out[limbs, capacity]; columns from `count` on are zeroed.
 
     If room.grown[rounds] is 0 afterwards, peeling is complete and `left_over` lists the 2-core; otherwise
     `peel_on` continues. A round without candidates costs only its launch.
     """
-    for tensor in (room.state, room.waiting, room.grown):
+    for tensor in (room.state, room.waiting, room.grown, out):
         tensor.zero_()
     room.sums.copy_(sketch)
     _stride(
         peeling.load_kernel, candidates,
-        candidates.positions, candidates.count, room.state, room.waiting, out, seed,
+        candidates.positions, candidates.count, room.state, room.waiting, seed,
         candidates.capacity, layout.rows, layout.share, layout.lanes, layout.segments > 1, _CANDIDATES,
     )  # fmt: skip
     if not candidates.capacity:
@@ -341,8 +345,8 @@ def peel_on(
         _stride(
             peeling.round_kernel, candidates,
             candidates.positions, room.state, room.sums, room.queue, room.grown, room.waiting, out, seed,
-            done, round_, layout.rows, layout.share, layout.lanes, layout.segments > 1, room.rounds,
-            _CANDIDATES,
+            done, round_, layout.cells, candidates.capacity, layout.rows, layout.share,
+            layout.lanes, layout.segments > 1, room.rounds, len(room.sums), _CANDIDATES,
         )  # fmt: skip
 
 

@@ -25,17 +25,16 @@ _ITEM = tl.constexpr(4)
 
 @triton.jit
 def load_kernel(
-    positions, count, state, waiting, out, seed, capacity, rows, share,
+    positions, count, state, waiting, seed, capacity, rows, share,
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add candidates to their cells' state, which must be zero; mark all as waiting and zero their values."""
+    """Add candidates to their cells' state, which must be zero, and mark all as waiting."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
         inside = t < candidates
         position = tl.load(positions + t, mask=inside, other=0)
         tl.store(waiting + t, tl.full((BLOCK,), 1, tl.int32), mask=inside)
-        tl.store(out + t, tl.zeros((BLOCK,), tl.int32), mask=inside)
         segment = segment_of(t, share, rows, LANES, SEGMENTED)
         for j in tl.static_range(_SUB_TABLES):
             cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
@@ -64,12 +63,15 @@ def first_round_kernel(state, queue, grown, waiting, cells, table_cells, BLOCK: 
 
 @triton.jit(do_not_specialize=["done", "round_"])
 def round_kernel(
-    positions, state, sums, queue, grown, waiting, out, seed, done, round_, rows, share,
-    LANES: tl.constexpr, SEGMENTED: tl.constexpr, ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
+    positions, state, sums, queue, grown, waiting, out, seed, done, round_,
+    cells, capacity, rows, share,
+    LANES: tl.constexpr, SEGMENTED: tl.constexpr, ROUNDS: tl.constexpr, LIMBS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel the candidates that the previous round queued; queue those whose cells become pure.
 
-    Round r has grown[r] items in the queue, from done + grown[0] + ... + grown[r - 1] on.
+    Round r has grown[r] items in the queue, from done + grown[0] + ... + grown[r - 1] on. Each of
+    sums[LIMBS, cells] is peeled into a row of out[LIMBS, capacity].
     """
     rounds = tl.arange(0, ROUNDS)
     begin = wide(done) + tl.sum(tl.load(grown + rounds, mask=rounds < round_, other=0), axis=0)
@@ -81,18 +83,21 @@ def round_kernel(
         candidate, alone_in = item // _ITEM, item % _ITEM
         position = tl.load(positions + candidate, mask=inside, other=0)
         segment = segment_of(candidate, share, rows, LANES, SEGMENTED)
-        value = tl.zeros((BLOCK,), tl.int32)
+        for limb in tl.static_range(LIMBS):
+            limbs = sums + limb * wide(cells) + segment
+            value = tl.zeros((BLOCK,), tl.int32)
+            for j in tl.static_range(_SUB_TABLES):
+                cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
+                own = tl.load(limbs + cell, mask=inside & (alone_in == j), other=0)
+                value += tl.where(negative, 0 - own, own)
+            tl.store(out + limb * wide(capacity) + candidate, value, mask=inside)
+            for j in tl.static_range(_SUB_TABLES):
+                cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
+                change = tl.where(negative, value, 0 - value)
+                tl.atomic_add(limbs + cell, change, mask=inside & (alone_in != j), sem="relaxed")
         for j in tl.static_range(_SUB_TABLES):
-            cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
-            own = tl.load(sums + segment + cell, mask=inside & (alone_in == j), other=0)
-            value += tl.where(negative, 0 - own, own)
-        tl.store(out + candidate, value, mask=inside)
-        for j in tl.static_range(_SUB_TABLES):
-            cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
+            cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
             shared = inside & (alone_in != j)
-            tl.atomic_add(
-                sums + segment + cell, tl.where(negative, value, 0 - value), mask=shared, sem="relaxed"
-            )
             gone = candidate + _ONE
             before = tl.atomic_add(state + segment + cell, 0 - gone, mask=shared, sem="relaxed")
             _queue(queue, end, grown + round_ + 1, waiting, before - gone, j, shared)

@@ -198,9 +198,10 @@ class Kernels(Protocol):
         positions: NDArray[np.int64],
         out: NDArray[np.int32],
     ) -> NDArray[np.int64]:
-        """Write the values of the candidates positions[k] into out[k], by peeling; return the left-over.
+        """Peel: write the values of the candidates positions[k] into out[limbs, k]; return the left-over.
 
-        The left-over, int64[m], ascending, holds indices into `positions`: the candidates in the 2-core,
+        Row l of sketch[limbs, layout.cells] is the sketch of limb l; all are peeled in the same order. The
+        left-over, int64[m], ascending, holds indices into `positions`: the candidates in the 2-core,
         whose `out` is 0. It depends only on layout and positions, so it is the same on every worker. The
         candidates must include every element that any worker encoded.
         """
@@ -281,4 +282,4 @@ def _run_all(ops: Kernels, room: Memory) -> None:
         if fixed.octaves is None:
             ops.index_sketch(layout, values, fixed, bitmap, sketch[: fixed.limbs])
         ops.sketch_encode(layout, where, quantized[0], sketch[0])
-        ops.sketch_decode(layout, sketch[0], where, quantized[0])
+        ops.sketch_decode(layout, sketch[: fixed.limbs], where, quantized)

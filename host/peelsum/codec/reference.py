@@ -182,6 +182,7 @@ def sketch_decode(
     """See `Kernels.sketch_decode`."""
     cells, signs = places(layout, positions)
     remaining = sketch.copy()
+    numbers = out.view(np.uint32)
     load = np.zeros(layout.cells, np.uint32)
     np.add.at(load, cells, np.uint32(1))
     out[:] = 0
@@ -192,9 +193,9 @@ def sketch_decode(
         if not peelable.any():
             return left
         peeled, sub_table = left[peelable], pure[peelable].argmax(axis=1)
-        recovered = signs[peeled, sub_table] * remaining[cells[peeled, sub_table]]
-        out[peeled] = recovered.view(np.int32)
-        np.subtract.at(remaining, cells[peeled], signs[peeled] * recovered[:, np.newaxis])
+        for limb, values in zip(remaining, numbers, strict=True):
+            values[peeled] = signs[peeled, sub_table] * limb[cells[peeled, sub_table]]
+            np.subtract.at(limb, cells[peeled], signs[peeled] * values[peeled, np.newaxis])
         np.subtract.at(load, cells[peeled], np.uint32(1))
         left = left[~peelable]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numba import config
 from numpy.typing import NDArray
 
 from peelsum.bench.codec.lhc import LhcLayout
@@ -33,13 +35,17 @@ class Device:
     """Converts the host's float32[n] to what the kernels take."""
     lhc: Callable[[LhcLayout], Any]
     """Returns LHC's `index`, `encode` and `decode` for arrays on the device."""
+    clock: Callable[[], float] = time.perf_counter
+    """Returns the time in seconds: the thread's processor time if it works alone, else the wall clock's."""
 
     @classmethod
     def of(cls, name: str) -> Device:
         """Return the device of that name, its kernels compiled. Raises NoDeviceError if it is missing."""
         if name == "cpu":
             warm_up()
-            return cls("cpu", kernels(), memory(), lambda values: values, lambda layout: layout)
+            alone = config.NUMBA_NUM_THREADS == 1  # type: ignore[attr-defined]  # made at run time
+            clock = time.thread_time if alone else time.perf_counter
+            return cls("cpu", kernels(), memory(), lambda values: values, lambda layout: layout, clock)
         if name != "cuda":
             raise NoDeviceError(f"--device: {name!r} is unknown; use one of {', '.join(DEVICES)}")
         try:

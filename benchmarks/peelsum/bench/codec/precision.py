@@ -6,7 +6,7 @@ those of the elements whose exact sum is not zero, relative to it. The exact sum
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ QUICK_STEPS = (0, 5)
 WORKERS = 4
 _LANES = 4096
 
+Tell = Callable[[str], None]
 Floats = NDArray[np.float32]
 #: The gradients of each worker, by the parameter's name.
 Gradients = Mapping[str, Sequence[Floats]]
@@ -67,16 +68,23 @@ class _Summed(NamedTuple):
 
 
 def measure_precision(
-    models: Sequence[ModelName] = MODELS, steps: Sequence[int] = DEFAULT_STEPS, workers: int = WORKERS
+    models: Sequence[ModelName] = MODELS,
+    steps: Sequence[int] = DEFAULT_STEPS,
+    workers: int = WORKERS,
+    *,
+    tell: Tell = lambda _: None,
 ) -> Iterator[PrecisionRow]:
-    """Yield the rows of each model and step: those of every tensor with a gradient, then those of all."""
+    """Yield the rows of each model and step: those of every tensor with a gradient, then those of all.
+
+    `tell` takes a line now and then on how far training is.
+    """
     for model in models:
-        for step, gradients in gradients_of(model, steps, workers):
+        for step, gradients in gradients_of(model, steps, workers, tell=tell):
             yield from rows_of(model, step, gradients)
 
 
 def gradients_of(
-    model: ModelName, steps: Sequence[int], workers: int, seed: int = 0
+    model: ModelName, steps: Sequence[int], workers: int, seed: int = 0, *, tell: Tell = lambda _: None
 ) -> Iterator[tuple[int, Gradients]]:
     """Train a small model with the mean of the workers' gradients; yield them at each of `steps`."""
     task = make_task(model, small=True, seed=seed)
@@ -84,6 +92,7 @@ def gradients_of(
     named = dict(task.model.named_parameters())
     shares = [task.batches(rank, workers, seed) for rank in range(workers)]
     for step in range(max(steps) + 1):
+        tell(f"training {model}: {step} of {max(steps)} steps")
         gradients: dict[str, list[Floats]] = {name: [] for name in named}
         for share in shares:
             optimizer.zero_grad()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, Part
 from peelsum.allreduce.costs import lower_bound_bits
+from peelsum.bench.codec.sequences import NETWORKS
 from peelsum.bench.codec.timing import NotExactError
 from peelsum.codec import warm_up
 from peelsum.summation import Words
@@ -32,6 +33,8 @@ class SmallRow:
     """Elements of all tensors."""
     density: float
     """Share of elements that are not zero."""
+    network: str
+    """The network model by which choices are made: "words" counts words only."""
     lower_bound: float
     """Words that encode the non-zeros' values and positions."""
     words: int
@@ -50,18 +53,21 @@ class _Alone:
 
 
 def bench_small(*, seed: int = 0) -> Iterator[SmallRow]:
-    """Yield a row for each density: the tensors apart, and as one. Raises NotExactError for a wrong sum."""
+    """Yield two rows for each density and network model: the tensors apart, and as one.
+
+    Raises NotExactError for a wrong sum.
+    """
     warm_up()
     rng = np.random.default_rng(seed)
     lengths = rng.integers(*_LENGTHS, TENSORS)
-    for density, way in product(DENSITIES, ("apart", "as one")):
+    for density, network, way in product(DENSITIES, NETWORKS, ("apart", "as one")):
         drawn = np.random.default_rng(seed).random(lengths.sum()) < density
         whole = np.where(drawn, np.float32(1.5), np.float32(0))
-        yield _row(whole, lengths if way == "apart" else lengths.sum(keepdims=True), density)
+        yield _row(whole, lengths if way == "apart" else lengths.sum(keepdims=True), density, network)
 
 
-def _row(whole: NDArray[np.float32], lengths: NDArray[np.int64], density: float) -> SmallRow:
-    reduce, spent = Allreduce(_Alone()), []
+def _row(whole: NDArray[np.float32], lengths: NDArray[np.int64], density: float, network: str) -> SmallRow:
+    reduce, spent = Allreduce(_Alone(), network=NETWORKS[network]), []
     for _ in range(_WARM_UPS + _STEPS):
         pieces = np.split(whole.copy(), np.cumsum(lengths)[:-1])
         tensors = {f"t{number}": piece for number, piece in enumerate(pieces)}
@@ -74,6 +80,7 @@ def _row(whole: NDArray[np.float32], lengths: NDArray[np.int64], density: float)
         tensors=len(lengths),
         elements=whole.size,
         density=density,
+        network=network,
         lower_bound=round(lower_bound_bits(whole.size, int(np.count_nonzero(whole))) / 32, 1),
         words=sum(tensor.words_sent for tensor in result.tensors),
         cpu_ms=round(1e3 * median(spent[_WARM_UPS:]), 2),

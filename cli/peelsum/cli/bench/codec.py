@@ -26,8 +26,8 @@ _SEQUENCE_HEADINGS = (
     "elements", "sequence", "network", "way", "density", "x bound", "worst", "exch.", "wrongly dense"
 )  # fmt: skip
 _SEQUENCE_WIDTHS = (10, 12, 8, 8, 8, 8, 8, 6, 14)
-_SMALL_HEADINGS = ("tensors", "elements", "density", "bound", "words", "CPU ms")
-_SMALL_WIDTHS = (8, 10, 8, 9, 9, 8)
+_SMALL_HEADINGS = ("tensors", "elements", "density", "network", "bound", "words", "CPU ms")
+_SMALL_WIDTHS = (8, 10, 8, 8, 9, 9, 8)
 _RIVAL_HEADINGS = (
     "elements", "density", "workers", "way", "sent b/el", "recv b/el", "enc ms", "comb. ms", "dec ms", "adds"
 )  # fmt: skip
@@ -204,7 +204,8 @@ def _small(*, seed: int, json: bool) -> None:
 
 
 def _small_line(row: SmallRow) -> str:
-    cells = (row.tensors, row.elements, f"{row.density:.1%}", row.lower_bound, row.words, row.cpu_ms)
+    density = f"{row.density:.1%}"
+    cells = (row.tensors, row.elements, density, row.network, row.lower_bound, row.words, row.cpu_ms)
     return aligned(tuple(map(str, cells)), _SMALL_WIDTHS)
 
 
@@ -227,8 +228,8 @@ def _precision(*, quick: bool, json: bool) -> None:
     """Print the errors of all tensors of each model together; with `json`, those of every tensor, too."""
     from peelsum.bench.codec import precision as bench
 
-    with measuring(json=json):
-        rows = bench.measure_precision(steps=bench.QUICK_STEPS if quick else bench.DEFAULT_STEPS)
+    with measuring(json=json) as tell:
+        rows = bench.measure_precision(steps=bench.QUICK_STEPS if quick else bench.DEFAULT_STEPS, tell=tell)
         if json:
             _print_list(rows)
             return
