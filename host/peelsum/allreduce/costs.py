@@ -81,10 +81,7 @@ class Seen:
         """Return whether no count differs by more than a sixteenth."""
         if self.occupied is other.occupied:
             return True
-        for a, b in zip(self.occupied, other.occupied, strict=True):
-            if abs(a - b) * _RESEMBLING > a:
-                return False
-        return True
+        return all(abs(a - b) * _RESEMBLING <= a for a, b in zip(self.occupied, other.occupied, strict=True))
 
     @staticmethod
     def uniform(elements: int, density: float, exponent_field: int = 0) -> Seen:

@@ -36,12 +36,12 @@ class RunningStats:
             totals: dict[str, Any] = dict(self._totals)
             return HookStats(**totals, tensors=dict(self._tensors))
 
-    def add(self, result: StepResult | CompressedResult) -> None:
-        """Count the sum of a bucket."""
+    def add(self, result: StepResult | CompressedResult, buckets: int) -> None:
+        """Count the sum of one or more buckets."""
         tensors = {tensor.name: tensor_stats(tensor) for tensor in result.tensors}
         with self._lock:
             totals = self._totals
-            totals["buckets"] += 1
+            totals["buckets"] += buckets
             totals["elements"] += sum(tensor.elements for tensor in tensors.values())
             totals["non_finite"] += sum(not tensor.finite for tensor in result.tensors)
             for name in _COUNTED:
