@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die
 
-from peelsum.allreduce import LocalSummation
+from peelsum.allreduce import LocalSummation, Part
 from peelsum.torch import (
     CallTimeoutError,
     HookConfigError,
@@ -531,3 +531,12 @@ def leaves(rank: int) -> list[tuple[int, bool]]:
         threads = [one for one in threading.enumerate() if one.name.startswith("peelsum sums")]
         outcome.append((len(threads), summation._group is None))
     return outcome
+
+
+def words_over_gloo(rank: int, lengths: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Parts of these lengths, added and OR-ed by direct messages, and by gloo's all_reduce."""
+    ours, rings = ProcessGroupSummation("gloo"), ProcessGroupSummation("gloo", or_by="bor")
+    draw = np.random.default_rng(rank)
+    words = [draw.integers(0, 2**32, n, np.uint32) for n in lengths]
+    parts = [Part(one, op) for one in words for op in ("or", "add")]
+    return list(zip(ours.sum_words(parts), rings.sum_words(parts), strict=True))

@@ -22,6 +22,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not exporte
 
 from peelsum.allreduce import Part, SummationStalledError
 from peelsum.summation import Words
+from peelsum.torch.direct_sum import MOST_WORDS, DirectSum
 from peelsum.torch.tree import all_reduce_tree
 
 T = TypeVar("T")
@@ -70,6 +71,9 @@ class ProcessGroupSummation:
         self._or_by: OrBy = or_by or _or_by(backend, self.workers)
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
         self._backend, self._timeout_s = backend, timeout_s
+        #: Whether few words are summed by direct messages, and not by the backend's all_reduce.
+        self.direct = backend == "gloo" and or_by is None and self.workers > 1
+        self._few = DirectSum(self.workers, self.worker_id, self._all_to_all)
         self._store = group.get_group_store()
         #: The worker that is global rank 0, which keeps the store; None if it is not in the group.
         self._keeper = ranks.index(0) if 0 in ranks else None
@@ -79,13 +83,11 @@ class ProcessGroupSummation:
 
         tree: reduce by `all_reduce_tree` instead of the backend's all_reduce; the results are the same.
         """
-        results = []
-        for part in parts:
-            combined = self._by_tree if tree else self._combined
-            result = self._naming_the_missing(partial(combined, part))
-            if part.check is not None:
-                part.check(result)
-            results.append(result)
+        results: list[Words] = []
+        for some in [[part] for part in parts] if tree or not self.direct else _together(parts):
+            results += self._naming_the_missing(partial(self._summed, some, tree=tree))
+            if some[-1].check is not None:
+                some[-1].check(results[-1])
         return results
 
     def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
@@ -115,6 +117,14 @@ class ProcessGroupSummation:
         group, self._group = self._group, None
         with suppress(Exception):  # of a group that has failed, or whose parent has been destroyed
             dist.destroy_process_group(group)
+
+    def _summed(self, parts: Sequence[Part], *, tree: bool) -> list[Words]:
+        """Return the results of parts that go together."""
+        if tree:
+            return [self._by_tree(part) for part in parts]
+        if self.direct and 0 < sum(part.words.size for part in parts) <= MOST_WORDS:
+            return self._few.sum_words(parts)
+        return [self._combined(part) for part in parts]
 
     def _combined(self, part: Part) -> Words:
         if not part.words.size:
@@ -155,6 +165,10 @@ class ProcessGroupSummation:
         everybody = [torch.empty_like(own) for _ in range(self.workers)]
         dist.all_gather(everybody, own, self._open())
         return [one.cpu().numpy() for one in everybody]
+
+    def _all_to_all(self, received: Words, sent: Words) -> None:
+        flat = (torch.from_numpy(one.view(np.int32).reshape(-1)) for one in (received, sent))
+        dist.all_to_all_single(*flat, group=self._open())
 
     def _open(self) -> dist.ProcessGroup:
         if self._group is None:
@@ -246,6 +260,22 @@ class _RollCall(Thread):
 
 def _here(worker: int) -> str:
     return f"peelsum/here/{worker}"
+
+
+def _together(parts: Sequence[Part]) -> list[list[Part]]:
+    """Divide parts into those that go together: few words in all, and none after one that has a check.
+
+    After a failed check the workers may have parts of different lengths, and must not exchange them.
+    """
+    groups: list[list[Part]] = []
+    words = 0
+    for part in parts:
+        words += part.words.size
+        if not groups or groups[-1][-1].check is not None or words > MOST_WORDS:
+            groups.append([])
+            words = part.words.size
+        groups[-1].append(part)
+    return groups
 
 
 def _or_by(backend: str, workers: int) -> OrBy:
