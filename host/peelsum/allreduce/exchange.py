@@ -301,7 +301,8 @@ class TensorExchange:
         if positions is None:
             positions = self._memory.positions(self.total.any(0))
         elif not self._known:
-            summed = positions[self.total.any(0)]
+            # Comparing is several times as fast as `any`.
+            summed = positions[self.total[0] != 0 if self._limbs == 1 else self.total.any(0)]
             if len(summed) > len(positions) / 2:
                 positions = summed
         return tuple(self._ops.occupied(positions).tolist())

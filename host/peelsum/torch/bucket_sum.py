@@ -105,8 +105,6 @@ class BucketSums:
             elif settings.needs_group:
                 self._group = gathering_group(group, settings.timeout_s)
             if self._decisions is not None:
-                if self._group is not None:
-                    self._group.direct = False  # the cost model is that of rings
                 self._path = path_of(summation)
                 self._decisions.connect(backends_of(summation, self._group, self._path))
             self._queue = SumQueue(summation, leave=settings.makes_backend)

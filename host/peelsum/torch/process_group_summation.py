@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 #: How bitwise OR is implemented: by the backend, by gathering all words, or as a maximum of a byte per bit.
 OrBy = Literal["bor", "gather", "max"]
+#: How words are reduced.
+By = Literal["ring", "tree"]
 #: Backends whose all_reduce has BOR. NCCL's does not.
 _WITH_BOR = ("gloo", "mpi", "ucc")
 #: Up to this many workers, gathering all words takes fewer bytes than a ring's maximum of a byte per bit.
@@ -71,21 +73,21 @@ class ProcessGroupSummation:
         self._or_by: OrBy = or_by or _or_by(backend, self.workers)
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
         self._backend, self._timeout_s = backend, timeout_s
-        #: Whether few words are summed by direct messages, and not by the backend's all_reduce.
-        self.direct = backend == "gloo" and or_by is None and self.workers > 1
-        self._few = DirectSum(self.workers, self.worker_id, self._all_to_all)
+        direct = backend == "gloo" and or_by is None and self.workers > 1
+        self._few = DirectSum(self.workers, self.worker_id, self._all_to_all) if direct else None
         self._store = group.get_group_store()
         #: The worker that is global rank 0, which keeps the store; None if it is not in the group.
         self._keeper = ranks.index(0) if 0 in ranks else None
 
-    def sum_words(self, parts: Sequence[Part], *, tree: bool = False) -> list[Words]:
+    def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
         """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing.
 
-        tree: reduce by `all_reduce_tree` instead of the backend's all_reduce; the results are the same.
+        by: "tree" reduces by `all_reduce_tree`, "ring" by the backend's all_reduce; None also takes direct
+        messages for few words over gloo. The results are the same.
         """
         results: list[Words] = []
-        for some in [[part] for part in parts] if tree or not self.direct else _together(parts):
-            results += self._naming_the_missing(partial(self._summed, some, tree=tree))
+        for some in _together(parts) if by is None and self._few else [[part] for part in parts]:
+            results += self._naming_the_missing(partial(self._summed, some, by))
             if some[-1].check is not None:
                 some[-1].check(results[-1])
         return results
@@ -118,11 +120,11 @@ class ProcessGroupSummation:
         with suppress(Exception):  # of a group that has failed, or whose parent has been destroyed
             dist.destroy_process_group(group)
 
-    def _summed(self, parts: Sequence[Part], *, tree: bool) -> list[Words]:
+    def _summed(self, parts: Sequence[Part], by: By | None) -> list[Words]:
         """Return the results of parts that go together."""
-        if tree:
+        if by == "tree":
             return [self._by_tree(part) for part in parts]
-        if self.direct and 0 < sum(part.words.size for part in parts) <= MOST_WORDS:
+        if by is None and self._few and 0 < sum(part.words.size for part in parts) <= MOST_WORDS:
             return self._few.sum_words(parts)
         return [self._combined(part) for part in parts]
 
