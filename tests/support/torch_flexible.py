@@ -22,6 +22,7 @@ from peelsum.flexible import DENSE, Decider, Flexible, Link
 from peelsum.summation import Part, Words
 from peelsum.torch import ProcessGroupSummation, SwitchAllreduceState, TopK, hook
 from peelsum.torch.backends import connect
+from peelsum.torch.process_group_summation import By
 from peelsum.torch.routes import reduced, switch_words
 
 #: What each step of a script does: a method and a ratio.
@@ -152,10 +153,10 @@ class Links:
         links = self
 
         class Slowed(ProcessGroupSummation):
-            def sum_words(self, parts: Sequence[Part], *, tree: bool = False) -> list[Words]:
+            def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
                 for part in parts:
-                    links.sleep("group", *reduced(self.workers, part.words.size, tree=tree))
-                return super().sum_words(parts, tree=tree)
+                    links.sleep("group", *reduced(self.workers, part.words.size, tree=by == "tree"))
+                return super().sum_words(parts, by=by)
 
         with patch("peelsum.torch.backends.ProcessGroupSummation", Slowed):
             yield

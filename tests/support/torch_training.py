@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die
 
-from peelsum.allreduce import LocalSummation
+from peelsum.allreduce import LocalSummation, Network, Part
 from peelsum.torch import (
     CallTimeoutError,
     HookConfigError,
@@ -531,3 +531,56 @@ def leaves(rank: int) -> list[tuple[int, bool]]:
         threads = [one for one in threading.enumerate() if one.name.startswith("peelsum sums")]
         outcome.append((len(threads), summation._group is None))
     return outcome
+
+
+def words_over_gloo(rank: int, lengths: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Parts of these lengths, added and OR-ed by direct messages, and by gloo's all_reduce."""
+    ours, rings = ProcessGroupSummation("gloo"), ProcessGroupSummation("gloo", or_by="bor")
+    draw = np.random.default_rng(rank)
+    words = [draw.integers(0, 2**32, n, np.uint32) for n in lengths]
+    parts = [Part(one, op) for one in words for op in ("or", "add")]
+    return list(zip(ours.sum_words(parts), rings.sum_words(parts), strict=True))
+
+
+class Counted:
+    """A summation that counts its exchanges."""
+
+    def __init__(self, inner: ProcessGroupSummation) -> None:
+        self._inner, self.exchanges = inner, 0
+        self.lanes, self.workers, self.worker_id = inner.lanes, inner.workers, inner.worker_id
+
+    def sum_words(self, parts: list[Part]) -> list[np.ndarray]:
+        self.exchanges += 1
+        return self._inner.sum_words(parts)
+
+
+def exchanges_of_steps(rank: int, steps: int, gbps: float) -> tuple[list[int], np.ndarray]:
+    """Train; the exchanges of each step, and the parameters at the end. `gbps`: of the network model."""
+    counted = Counted(ProcessGroupSummation("gloo"))
+    state = SwitchAllreduceState(over=counted, forms="dense", network=Network(gbps=gbps))
+    ddp = model()
+    ddp.register_comm_hook(state, hook)
+    optimizer, totals = torch.optim.SGD(ddp.parameters(), lr=0.1), [0]
+    for step in range(steps):
+        optimizer.zero_grad()
+        step_loss(ddp, rank, step).backward()
+        optimizer.step()
+        totals.append(counted.exchanges)
+    state.close()
+    return np.diff(totals).tolist(), parameters(ddp)
+
+
+def without_last_bucket(rank: int) -> tuple[int, int]:
+    """The buckets summed after four steps, and after a fifth whose last bucket never gets its gradients."""
+    state = SwitchAllreduceState(over="gloo")
+    ddp = model()
+    ddp.register_comm_hook(state, hook)
+    for step in range(4):
+        step_loss(ddp, rank, step).backward()
+    before = state.stats().buckets
+    embedded = ddp.module.embedding.forward
+    ddp.module.embedding.forward = lambda words: embedded(words).detach()
+    step_loss(ddp, rank, 4).backward()
+    after = state.stats().buckets
+    state.close()
+    return before, after

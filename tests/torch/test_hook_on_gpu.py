@@ -47,7 +47,7 @@ def test_a_device_and_a_host_sum_with_each_other(dtype):
         buffers = [own[0].to(DEVICE, copy=True), own[1].clone()]
         with ThreadPoolExecutor(2) as pool:
             tasks = [
-                pool.submit(one.run, Bucket(buffer, [torch.Size([size]) for size in SIZES]), step)
+                pool.submit(one.run, [Bucket(buffer, [torch.Size([size]) for size in SIZES])], step)
                 for one, buffer in zip(sums, buffers, strict=True)
             ]
             results = [task.result(PATIENCE_S) for task in tasks]

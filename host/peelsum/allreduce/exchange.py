@@ -6,7 +6,7 @@ All workers go through the same rounds, because every decision follows from sums
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -307,7 +307,8 @@ class TensorExchange:
         if positions is None:
             positions = self._memory.positions(self.total.any(0))
         elif not self._known:
-            summed = positions[self.total.any(0)]
+            # Comparing is several times as fast as `any`.
+            summed = positions[self.total[0] != 0 if self._limbs == 1 else self.total.any(0)]
             if len(summed) > len(positions) / 2:
                 positions = summed
         return tuple(self._ops.occupied(positions).tolist())
@@ -326,7 +327,7 @@ class TensorExchange:
                 octaves = self._memory.integers(1, self._blocks)[0]
                 exponents = header[EXPONENT_WORDS : EXPONENT_WORDS + self._blocks]
                 self._ops.block_octaves(exponents, field, octaves)
-                self.fixed = replace(self.fixed, octaves=octaves, block=self._block)
+                self.fixed = FixedPoint(self.fixed.scale, self.fixed.low_bits, octaves, self._block)
 
     def _fixed_point(self, exponent_field: int) -> FixedPoint:
         settings, fan_in = self._setting.settings, self._setting.fan_in

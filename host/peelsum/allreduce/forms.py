@@ -5,6 +5,7 @@ The choice depends on agreed values only, so every worker makes the same one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args
@@ -21,6 +22,8 @@ RequestedIndex = Literal["bitmap", "two_level", "bloom", "auto"]
 _FIRST_DENSITY = 1 / 1000
 #: From this number of elements on, a tensor is sent dense only if this share of its elements is not zero.
 _LARGE, _DENSE = 2**15, 0.2
+#: Choices of a tensor that are kept, for unions like the ones that they were made for.
+_REMEMBERED = 8
 #: Share of its elements that sizes the scales of a large tensor of unknown density: blocks of 1,024.
 _UNKNOWN_SHARE = 1 / 32
 #: Without a prediction, a sketch waits for the index and is larger than the compact values: never the best.
@@ -61,9 +64,9 @@ class FormChooser:
         self._sparse, self._index = frozenset(sparse), index
         self._predict, self._network = predict, network
         self._histories: dict[str, History] = {}
-        # The last choice of each tensor, and what it was made for. Choosing costs more than summing a small
-        # tensor does, and most steps are like the one before.
-        self._chosen: dict[str, tuple[int, Seen, Choice]] = {}
+        # The last choices of each tensor, and what they were made for. Choosing costs more than summing a
+        # small tensor does, and most steps are like one of those before.
+        self._chosen: dict[tuple[str, int], deque[tuple[Seen, Choice]]] = {}
 
     def __str__(self) -> str:
         """Return all settings as text; two choosers with equal text make equal choices."""
@@ -91,14 +94,15 @@ class FormChooser:
         if history is None:
             return self._first(form, name, elements, settings)
         seen = history.fewest
-        if name in self._chosen:
-            size, like, choice = self._chosen[name]
-            if size == elements and like.resembles(seen) and not self._predict:
-                return choice
+        chosen = self._chosen.setdefault((name, elements), deque(maxlen=_REMEMBERED))
+        if not self._predict:
+            for like, choice in chosen:
+                if like.resembles(seen):
+                    return choice
         found = self._cheapest(form, elements, seen, settings, predict=self._predict)
         if found.choice.prediction and form == "auto" and found.words > history.spare:
             found = self._cheapest(form, elements, seen, settings, predict=False)
-        self._chosen[name] = elements, seen, found.choice
+        chosen.appendleft((seen, found.choice))
         return found.choice
 
     def refinement(self, name: str) -> Refinement:

@@ -6,6 +6,7 @@ Every worker derives the same scales from the same OR-ed words. The kernels do t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,11 +74,7 @@ class FixedPoint:
         The result is that of `Kernels.dequantize`. It counts half of 2**-scale for each worker, and the
         rounding of the largest possible sum. Infinite if a sum can be too large for float32.
         """
-        largest = np.ldexp(1.0, _SUM_BITS + self.low_bits - self.scale) / divisor
-        if largest > np.finfo(np.float32).max:
-            return float("inf")
-        rounded = largest * (_HALF_ULP + _ROUNDINGS) + _SMALLEST
-        return float((np.ldexp(float(fan_in), -self.scale - 1) / divisor + rounded) * (1 + _ROUNDINGS))
+        return _error_bound(self.scale, self.low_bits, fan_in, divisor)
 
     def joined(self, limbs: NDArray[np.int32]) -> NDArray[np.int64]:
         """Return the numbers int64[k] that limbs[limbs, k] represent."""
@@ -85,6 +82,15 @@ class FixedPoint:
         if self.low_bits:
             numbers += limbs[1].view(np.uint32)
         return numbers
+
+
+@lru_cache(1024)  # scales of a model's tensors seldom change
+def _error_bound(scale: int, low_bits: int, fan_in: int, divisor: int) -> float:
+    largest = np.ldexp(1.0, _SUM_BITS + low_bits - scale) / divisor
+    if largest > np.finfo(np.float32).max:
+        return float("inf")
+    rounded = largest * (_HALF_ULP + _ROUNDINGS) + _SMALLEST
+    return float((np.ldexp(float(fan_in), -scale - 1) / divisor + rounded) * (1 + _ROUNDINGS))
 
 
 def exponent_words(magnitude: int) -> NDArray[np.uint32]:
@@ -130,6 +136,7 @@ def _largest_integer(headroom: int) -> int:
     return (1 << headroom) - least_bit
 
 
+@lru_cache(1024)
 def fixed_point(exponent_field: int, fan_in: int, limbs: int = 1) -> FixedPoint:
     """Return the finest format in which the sum of `fan_in` values of this exponent fits 1 or 2 limbs.
 

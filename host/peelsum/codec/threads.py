@@ -31,6 +31,8 @@ def each(
     that all copies together are at most as large as the tensor. Return the results in order. A single slice
     runs in the calling thread.
     """
+    if (items if elements is None else elements) < 2 * PER_CORE:
+        return [work(0, items)]
     parts = slices(items, elements, copies_of=copies_of)
     if len(parts) == 1:
         return [work(*parts[0])]

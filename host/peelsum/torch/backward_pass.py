@@ -19,6 +19,11 @@ def in_pass() -> bool:
     return torch._C._current_graph_task_id() != _NO_PASS
 
 
+def this_pass() -> int | None:
+    """Return torch's id of the backward pass that this thread runs; None outside of any."""
+    return torch._C._current_graph_task_id() if in_pass() else None
+
+
 def call_at_end(function: Callable[[], None]) -> None:
     """Call `function` at the end of this thread's backward pass, after callbacks queued before."""
     torch.autograd.Variable._execution_engine.queue_callback(function)

@@ -1,14 +1,17 @@
 """The sums of DDP's buckets, which replace gradients by their averages.
 
 A bucket is an ordered list of parameters. DDP rebuilds its buckets after the first step; each new bucket gets
-a `BucketSum` of its own.
+a `BucketSum` of its own, and so do several that are summed together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -27,23 +30,26 @@ from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.routes import Routes, backends_of, path_of
 from peelsum.torch.settings import Settings
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
+from peelsum.torch.waiting_buckets import Waiting, WaitingBuckets, tell
 
 
 @dataclass
 class BucketSum:
-    """The sum of one bucket over all workers, in every step."""
+    """The sum of one bucket, or of several together, over all workers, in every step."""
 
     names: Sequence[str]
-    """The names of the bucket's parameters, in order."""
+    """The names of the buckets' parameters, in order."""
     summation: QueuedSummation
     allreduce: Allreduce | CompressedSum | FlexibleSum
     on_host: bool
     """Whether `allreduce` takes host arrays, as when it compresses, not tensors on the bucket's device."""
 
-    def run(self, bucket: Bucket, step: int) -> StepResult | CompressedResult:
-        """Replace the bucket's gradients by their averages over workers. Raises the all-reduce's errors."""
-        with bucket.gradients(on_host=self.on_host) as gradients:
-            result = self._summed(gradients, bucket, step)
+    def run(self, buckets: Sequence[Bucket], step: int) -> StepResult | CompressedResult:
+        """Replace the buckets' gradients by their averages over workers. Raises the all-reduce's errors."""
+        with ExitStack() as opened:
+            several = [opened.enter_context(one.gradients(on_host=self.on_host)) for one in buckets]
+            gradients = list(chain.from_iterable(several))
+            result = self._summed(gradients, [shape for one in buckets for shape in one.shapes], step)
             for gradient, name in zip(gradients, self.names, strict=True):
                 average = torch.as_tensor(result[name].values).view(-1)
                 if average.data_ptr() != gradient.data_ptr():
@@ -51,12 +57,12 @@ class BucketSum:
         return result
 
     def _summed(
-        self, gradients: Sequence[torch.Tensor], bucket: Bucket, step: int
+        self, gradients: Sequence[torch.Tensor], shapes: Sequence[torch.Size], step: int
     ) -> StepResult | CompressedResult:
         if isinstance(self.allreduce, Allreduce):
             tensors = map(summable, gradients) if self.on_host else gradients
             return self.allreduce.sum(dict(zip(self.names, tensors, strict=True)), in_place=True)
-        shaped = (one.float().view(shape) for one, shape in zip(gradients, bucket.shapes, strict=True))
+        shaped = (one.float().view(shape) for one, shape in zip(gradients, shapes, strict=True))
         named = {name: one.numpy() for name, one in zip(self.names, shaped, strict=True)}
         return self.allreduce.sum(named, step)
 
@@ -64,8 +70,8 @@ class BucketSum:
 class BucketSums:
     """The sums of all buckets over one backend, to which `connect` or the first `submit` connects.
 
-    memory, decisions: those of `settings`, or None. count: called with the result of every sum, on its
-    thread.
+    memory, decisions: those of `settings`, or None. count: called with the result of every sum and the number
+    of its buckets, on its thread.
     """
 
     def __init__(
@@ -73,13 +79,14 @@ class BucketSums:
         settings: Settings,
         memory: Memory | None,
         decisions: Decisions | None,
-        count: Callable[[StepResult | CompressedResult], None],
+        count: Callable[[StepResult | CompressedResult, int], None],
     ) -> None:
         self._settings, self._memory, self._count = settings, memory, count
         self._decisions, self._path = decisions, SwitchPath()
         self._group: ProcessGroupSummation | None = None
         self._sums: dict[tuple[str, ...], BucketSum] = {}
         self._queue: SumQueue | None = None
+        self._waiting = WaitingBuckets(settings.network)
         self._closed = False
 
     def connect(self, group: dist.ProcessGroup | None) -> SumQueue:
@@ -104,20 +111,60 @@ class BucketSums:
         return self._queue
 
     def submit(
-        self, bucket: Bucket, names: tuple[str, ...], step: int, group: dist.ProcessGroup | None
+        self,
+        bucket: Bucket,
+        names: tuple[str, ...],
+        step: int,
+        group: dist.ProcessGroup | None,
+        *,
+        last: bool = True,
+        within: int | None = None,
     ) -> Future[None]:
-        """Queue the sum of a bucket, whose parameters have these names; return its future."""
+        """Queue the sum of a bucket, whose parameters have these names; return its future.
+
+        last: False lets it wait for the next bucket, or for `flush`. within: the backward pass, None outside.
+        """
         if self._closed:
             refused: Future[None] = Future()
             refused.set_exception(_closed_error())
             return refused
-        queue = self.connect(group)
+        self.connect(group)
+        if self._memory is not None:
+            return self._submit([bucket], names, step)
+        if self._waiting.ended(names, within):
+            self.flush(step)
+        done = self._waiting.add(bucket, names)
+        if last or not self._waiting.wait():
+            self.flush(step)
+        return done
+
+    def flush(self, step: int) -> None:
+        """Queue the sum of the buckets that wait for others."""
+        waiting = self._waiting.taken()
+        if waiting:
+            names = tuple(chain.from_iterable(one.names for one in waiting))
+            done = self._submit([one.bucket for one in waiting], names, step, waiting)
+            done.add_done_callback(partial(tell, waiting))
+
+    def _submit(
+        self,
+        buckets: Sequence[Bucket],
+        names: tuple[str, ...],
+        step: int,
+        waiting: Sequence[Waiting] = (),
+    ) -> Future[None]:
+        """Queue the sum of buckets whose parameters have these names, in order."""
+        queue = self._queue
+        assert queue is not None
         if names not in self._sums:
             self._sums[names] = self._new_sum(queue, names)
-        one, count = self._sums[names], self._count
+        one, count, learn = self._sums[names], self._count, self._waiting.learn
 
         def work() -> None:
-            count(one.run(bucket, step))
+            result = one.run(buckets, step)
+            if isinstance(result, StepResult):
+                learn(waiting, result)
+            count(result, len(buckets))
 
         decisions = self._decisions
         decided = work if decisions is None else decisions.before(work, one.summation, step)

@@ -19,8 +19,9 @@ def hook(state: SwitchAllreduceState, bucket: GradBucket) -> torch.futures.Futur
     Raises HookConfigError if `state` is not a SwitchAllreduceState.
     """
     _check(state)
-    future = state.submit(bucket.buffer(), bucket.parameters())
-    if bucket.is_last():
+    last = bucket.is_last()
+    future = state.submit(bucket.buffer(), bucket.parameters(), last=last)
+    if last:
         state.end_step()
     return future
 

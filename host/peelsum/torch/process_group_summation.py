@@ -22,12 +22,15 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not exporte
 
 from peelsum.allreduce import Part, SummationStalledError
 from peelsum.summation import Words
+from peelsum.torch.direct_sum import MOST_WORDS, DirectSum
 from peelsum.torch.tree import all_reduce_tree
 
 T = TypeVar("T")
 
 #: How bitwise OR is implemented: by the backend, by gathering all words, or as a maximum of a byte per bit.
 OrBy = Literal["bor", "gather", "max"]
+#: How words are reduced.
+By = Literal["ring", "tree"]
 #: Backends whose all_reduce has BOR. NCCL's does not.
 _WITH_BOR = ("gloo", "mpi", "ucc")
 #: Up to this many workers, gathering all words takes fewer bytes than a ring's maximum of a byte per bit.
@@ -70,22 +73,23 @@ class ProcessGroupSummation:
         self._or_by: OrBy = or_by or _or_by(backend, self.workers)
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
         self._backend, self._timeout_s = backend, timeout_s
+        direct = backend == "gloo" and or_by is None and self.workers > 1
+        self._few = DirectSum(self.workers, self.worker_id, self._all_to_all) if direct else None
         self._store = group.get_group_store()
         #: The worker that is global rank 0, which keeps the store; None if it is not in the group.
         self._keeper = ranks.index(0) if 0 in ranks else None
 
-    def sum_words(self, parts: Sequence[Part], *, tree: bool = False) -> list[Words]:
+    def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
         """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing.
 
-        tree: reduce by `all_reduce_tree` instead of the backend's all_reduce; the results are the same.
+        by: "tree" reduces by `all_reduce_tree`, "ring" by the backend's all_reduce; None also takes direct
+        messages for few words over gloo. The results are the same.
         """
-        results = []
-        for part in parts:
-            combined = self._by_tree if tree else self._combined
-            result = self._naming_the_missing(partial(combined, part))
-            if part.check is not None:
-                part.check(result)
-            results.append(result)
+        results: list[Words] = []
+        for some in _together(parts) if by is None and self._few else [[part] for part in parts]:
+            results += self._naming_the_missing(partial(self._summed, some, by))
+            if some[-1].check is not None:
+                some[-1].check(results[-1])
         return results
 
     def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
@@ -115,6 +119,14 @@ class ProcessGroupSummation:
         group, self._group = self._group, None
         with suppress(Exception):  # of a group that has failed, or whose parent has been destroyed
             dist.destroy_process_group(group)
+
+    def _summed(self, parts: Sequence[Part], by: By | None) -> list[Words]:
+        """Return the results of parts that go together."""
+        if by == "tree":
+            return [self._by_tree(part) for part in parts]
+        if by is None and self._few and 0 < sum(part.words.size for part in parts) <= MOST_WORDS:
+            return self._few.sum_words(parts)
+        return [self._combined(part) for part in parts]
 
     def _combined(self, part: Part) -> Words:
         if not part.words.size:
@@ -155,6 +167,10 @@ class ProcessGroupSummation:
         everybody = [torch.empty_like(own) for _ in range(self.workers)]
         dist.all_gather(everybody, own, self._open())
         return [one.cpu().numpy() for one in everybody]
+
+    def _all_to_all(self, received: Words, sent: Words) -> None:
+        flat = (torch.from_numpy(one.view(np.int32).reshape(-1)) for one in (received, sent))
+        dist.all_to_all_single(*flat, group=self._open())
 
     def _open(self) -> dist.ProcessGroup:
         if self._group is None:
@@ -246,6 +262,22 @@ class _RollCall(Thread):
 
 def _here(worker: int) -> str:
     return f"peelsum/here/{worker}"
+
+
+def _together(parts: Sequence[Part]) -> list[list[Part]]:
+    """Divide parts into those that go together: few words in all, and none after one that has a check.
+
+    After a failed check the workers may have parts of different lengths, and must not exchange them.
+    """
+    groups: list[list[Part]] = []
+    words = 0
+    for part in parts:
+        words += part.words.size
+        if not groups or groups[-1][-1].check is not None or words > MOST_WORDS:
+            groups.append([])
+            words = part.words.size
+        groups[-1].append(part)
+    return groups
 
 
 def _or_by(backend: str, workers: int) -> OrBy:

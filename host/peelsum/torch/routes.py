@@ -13,7 +13,7 @@ from peelsum.compress.collectives import Bytes, cut, joined
 from peelsum.flexible import Carrier, Method, SwitchPath, carrier_of
 from peelsum.flexible.collectives import rounds
 from peelsum.summation import Part, Summation, Words
-from peelsum.torch.process_group_summation import ProcessGroupSummation
+from peelsum.torch.process_group_summation import By, ProcessGroupSummation
 from peelsum.torch.sum_queue import QueuedSummation
 from peelsum.transport import SwitchSummation
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
@@ -66,6 +66,7 @@ class GroupRoute:
         self, queued: QueuedSummation, group: ProcessGroupSummation, meter: Meter, *, tree: bool
     ) -> None:
         self._queued, self._group, self._meter, self._tree = queued, group, meter, tree
+        self._by: By = "tree" if tree else "ring"
         self.lanes, self.workers, self.worker_id = group.lanes, group.workers, group.worker_id
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
@@ -75,7 +76,7 @@ class GroupRoute:
             pieces = [part.words for part in some]
             together = Part(joined(pieces), op)
             (total,) = self._run(
-                lambda one=together: self._group.sum_words([one], tree=self._tree),  # type: ignore[misc]
+                lambda one=together: self._group.sum_words([one], by=self._by),  # type: ignore[misc]
                 *reduced(self.workers, together.words.size, tree=self._tree),
             )
             results += cut(total, [len(one) for one in pieces])
@@ -126,6 +127,18 @@ class Routes:
         return self._group[method.endswith("_tree")]
 
 
+class Ring:
+    """A `Summation` by the rings of a process group, as the cost model of a strategy has them."""
+
+    def __init__(self, group: ProcessGroupSummation) -> None:
+        self._group = group
+        self.lanes, self.workers, self.worker_id = group.lanes, group.workers, group.worker_id
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`."""
+        return self._group.sum_words(parts, by="ring")
+
+
 @dataclass(frozen=True)
 class Backends:
     """The backends over which ranks decide, and sum."""
@@ -140,7 +153,7 @@ class Backends:
 
 def backends_of(summation: Summation, group: ProcessGroupSummation | None, path: SwitchPath) -> Backends:
     """Return the backends of a state that sums over `summation`, with or without a process group."""
-    by_carrier: dict[Carrier, Summation] = {} if group is None else {"group": group}
+    by_carrier: dict[Carrier, Summation] = {} if group is None else {"group": Ring(group)}
     if summation is not group:
         by_carrier["switch"] = summation
     return Backends(by_carrier, summation, path)

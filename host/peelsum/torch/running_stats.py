@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import replace
+from collections import Counter
+from typing import Any
 
 from peelsum.allreduce import StepResult
 from peelsum.compress import CompressedResult
-from peelsum.torch.stats import HookStats
+from peelsum.torch.stats import HookStats, TensorStats, tensor_stats
 
 _LOGGER = logging.getLogger("peelsum.torch")
+#: What a result and `HookStats` count under the same name.
+_COUNTED = ("wire_bytes", "dense_bytes", "encode_s", "network_s", "decode_s")
 
 
 class RunningStats:
@@ -22,28 +25,39 @@ class RunningStats:
     def __init__(self, log_every: int) -> None:
         self._log_every = log_every
         self._lock = threading.Lock()
-        self._stats = self._logged = HookStats()
+        #: The fields of `HookStats`, by name. They are changed in every step, and copied when they are read.
+        self._totals: Counter[str] = Counter()
+        self._tensors: dict[str, TensorStats] = {}
+        self._logged = HookStats()
 
     def now(self) -> HookStats:
         """Return the statistics so far."""
         with self._lock:
-            return self._stats
+            totals: dict[str, Any] = dict(self._totals)
+            return HookStats(**totals, tensors=dict(self._tensors))
 
-    def add(self, result: StepResult | CompressedResult) -> None:
-        """Count the sum of a bucket."""
+    def add(self, result: StepResult | CompressedResult, buckets: int) -> None:
+        """Count the sum of one or more buckets."""
+        tensors = {tensor.name: tensor_stats(tensor) for tensor in result.tensors}
         with self._lock:
-            self._stats = self._stats.plus(result)
+            totals = self._totals
+            totals["buckets"] += buckets
+            totals["elements"] += sum(tensor.elements for tensor in tensors.values())
+            totals["non_finite"] += sum(not tensor.finite for tensor in result.tensors)
+            for name in _COUNTED:
+                totals[name] += getattr(result, name)
+            self._tensors |= tensors
 
     def add_wait(self, seconds: float) -> None:
         """Count the time that the training thread waited for sums."""
         with self._lock:
-            self._stats = replace(self._stats, wait_s=self._stats.wait_s + seconds)
+            self._totals["wait_s"] += seconds  # type: ignore[assignment]  # a Counter may count in fractions
 
     def count_step(self) -> bool:
         """Count a step; return whether `log` is due."""
         with self._lock:
-            self._stats = replace(self._stats, steps=self._stats.steps + 1)
-            return bool(self._log_every) and self._stats.steps % self._log_every == 0
+            self._totals["steps"] += 1
+            return bool(self._log_every) and self._totals["steps"] % self._log_every == 0
 
     def log(self) -> None:
         """Log statistics of the steps since the last call."""

@@ -19,7 +19,7 @@ from peelsum.allreduce import Network, RequestedForm, RequestedIndex, Summation
 from peelsum.compress import Chooser, Compressor
 from peelsum.flexible import Flexible
 from peelsum.torch.arguments import check_arguments
-from peelsum.torch.backward_pass import PassCounter, call_at_end, in_pass, wait_at_end
+from peelsum.torch.backward_pass import PassCounter, call_at_end, in_pass, this_pass, wait_at_end
 from peelsum.torch.bucket_sum import BucketSums
 from peelsum.torch.checkpoint import loaded, saved
 from peelsum.torch.decisions import Decisions
@@ -167,9 +167,12 @@ class SwitchAllreduceState:
         self._steps = loaded(values, self._memory, self._decisions)
 
     def submit(
-        self, buffer: torch.Tensor, parameters: Sequence[torch.Tensor]
+        self, buffer: torch.Tensor, parameters: Sequence[torch.Tensor], *, last: bool = True
     ) -> torch.futures.Future[torch.Tensor]:
-        """Queue a bucket to be averaged in place, after those submitted before; for `hook`."""
+        """Queue a bucket to be averaged in place, after those submitted before; for `hook`.
+
+        last: whether no other bucket of the module follows in this backward pass.
+        """
         if buffer.layout != torch.strided:
             raise HookConfigError(
                 f"gradient: is {buffer.layout}; make the embedding with sparse=False; its zeros are not sent"
@@ -179,7 +182,10 @@ class SwitchAllreduceState:
         names, step = self._names.of(parameters), self._steps - self._passes.counted
         if self._tracing is not None:
             self._tracing.record(names, bucket, self.process_group)
-        work = self._sums.submit(bucket, names, step, self.process_group)
+        last |= not in_pass()
+        if not last:
+            call_at_end(partial(self._sums.flush, step))  # if DDP never hands over its last bucket
+        work = self._sums.submit(bucket, names, step, self.process_group, last=last, within=this_pass())
         if self._tracing is not None:
             work.add_done_callback(self._tracing.note_sum)
         if in_pass():

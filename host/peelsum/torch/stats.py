@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from peelsum.allreduce import StepResult, TensorResult
+from peelsum.allreduce import TensorResult
 from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
 from peelsum.allreduce.result import non_zeros
-from peelsum.compress import CompressedResult, CompressedTensor, Kind
+from peelsum.compress import CompressedTensor, Kind
 from peelsum.flexible import Carrier, DecidedStep, Event, Link, Next
 
 
@@ -115,24 +115,9 @@ class HookStats:
             f"waited for {wait:.1f}; gradients that were not finite: {self.non_finite - before.non_finite}"
         )
 
-    def plus(self, result: StepResult | CompressedResult) -> HookStats:
-        """Return the statistics with one more bucket."""
-        return HookStats(
-            steps=self.steps,
-            buckets=self.buckets + 1,
-            elements=self.elements + sum(tensor.elements for tensor in result.tensors),
-            non_finite=self.non_finite + sum(not tensor.finite for tensor in result.tensors),
-            wire_bytes=self.wire_bytes + result.wire_bytes,
-            dense_bytes=self.dense_bytes + result.dense_bytes,
-            encode_s=self.encode_s + result.encode_s,
-            network_s=self.network_s + result.network_s,
-            decode_s=self.decode_s + result.decode_s,
-            wait_s=self.wait_s,
-            tensors=self.tensors | {tensor.name: _tensor_stats(tensor) for tensor in result.tensors},
-        )
 
-
-def _tensor_stats(tensor: TensorResult | CompressedTensor) -> TensorStats:
+def tensor_stats(tensor: TensorResult | CompressedTensor) -> TensorStats:
+    """Return what is kept of a parameter's sum."""
     block = None
     if isinstance(tensor, CompressedTensor):
         own = tensor.density_worker

@@ -1,0 +1,95 @@
+"""Buckets of few words travel together, by the same decision on all ranks; no bucket waits for ever."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch_training as training
+from torch_ranks import run_ranks
+
+from peelsum.allreduce import Network
+from peelsum.torch import HookError
+from peelsum.torch.waiting_buckets import WaitingBuckets, tell
+
+A, B, C = ("a",), ("b", "b2"), ("c",)
+#: Two exchanges take as long as 1,000 words.
+NETWORK = Network(gbps=32e-6, round_trip_s=0.5)
+
+
+def summed(waiting, words, error=None):
+    """Let what waits be summed, with so many words for each parameter; return the names of its buckets."""
+    taken = waiting.taken()
+    waiting.learn(
+        taken, {name: SimpleNamespace(words_sent=words[name]) for one in taken for name in one.names}
+    )
+    done = SimpleNamespace(exception=lambda: error)
+    tell(taken, done)
+    return [one.names for one in taken]
+
+
+def passed(waiting, words, within):
+    """One backward pass over the buckets A, B and C; return which were summed together."""
+    together = []
+    for names in (A, B, C):
+        if waiting.ended(names, within):
+            together.append(summed(waiting, words))
+        waiting.add(None, names)
+        if names == C or not waiting.wait():
+            together.append(summed(waiting, words))
+    return together
+
+
+def test_buckets_wait_while_their_words_take_less_than_the_exchanges():
+    waiting = WaitingBuckets(NETWORK)
+    few, many = dict.fromkeys(("a", "b", "b2", "c"), 300), {"a": 2500, "b": 300, "b2": 300, "c": 1}
+    assert passed(waiting, few, 1) == [[A], [B], [C]]  # nothing is known
+    assert passed(waiting, few, 2) == [[A, B, C]]
+    assert passed(waiting, few | {"a": 900, "b": 500}, 3) == [[A, B, C]]
+    assert passed(waiting, many, 4) == [[A, B, C]]  # 1,700 words: up to twice as many stay together
+    assert passed(waiting, many, 5) == [[A], [B, C]]
+    assert passed(waiting, few, 6) == [[A], [B, C]]
+    assert passed(waiting, few, 7) == [[A, B, C]]
+
+
+def test_what_waits_is_summed_before_another_pass():
+    waiting, words = WaitingBuckets(NETWORK), dict.fromkeys(("a", "b", "b2", "c"), 1)
+    passed(waiting, words, 1)
+    assert not waiting.ended(A, 2)
+    waiting.add(None, A)
+    assert waiting.wait()
+    assert waiting.ended(B, 3)
+
+
+def test_a_bucket_of_a_failed_pass_is_dropped_when_it_comes_again():
+    waiting, words = WaitingBuckets(NETWORK), dict.fromkeys(("a", "b", "b2", "c"), 1)
+    passed(waiting, words, 1)
+    waiting.ended(A, 2)
+    dropped = waiting.add(None, A)
+    assert not waiting.ended(A, 3)
+    assert isinstance(dropped.exception(0), HookError)
+    assert passed(waiting, words, 3) == [[A, B, C]]
+
+
+def test_an_error_of_the_sum_is_that_of_each_bucket():
+    waiting, error = WaitingBuckets(NETWORK), ValueError("lost")
+    both = [waiting.add(None, names) for names in (A, C)]
+    summed(waiting, {"a": 1, "c": 1}, error)
+    assert [one.exception(0) for one in both] == [error, error]
+
+
+def test_steps_take_fewer_exchanges_with_the_same_averages():
+    alone, together = (run_ranks(2, training.exchanges_of_steps, 6, rate) for rate in (1e-9, 1.0))
+    assert together[0][0] == together[1][0]
+    assert together[0][0][-1] == 2 < alone[0][0][-1]
+    np.testing.assert_array_equal(together[0][1], together[1][1])
+    np.testing.assert_allclose(together[0][1], alone[0][1], rtol=1e-5, atol=1e-7)
+
+
+def test_a_pass_ends_although_its_last_bucket_never_comes():
+    for before, after in run_ranks(2, training.without_last_bucket):
+        assert after > before
