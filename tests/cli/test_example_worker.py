@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.topology import Star
 
 WORKER = Path(__file__).parents[2] / "examples" / "worker.py"
-PATIENCE_S = 120.0
 
 
 def started(*arguments):

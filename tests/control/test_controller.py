@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from device_state import forward, forwarding, rows, tables
 from p4runtime_client import Client
+from patience import PATIENCE_S
 
 from peelsum.control import (
     ControlError,
@@ -23,7 +24,6 @@ from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
 
 LANES = 32
 #: For a switch to notice that its primary has left, on a machine however busy.
-PATIENCE_S = 60
 
 
 def exchange(device, port, now_us=0, lanes=1, **fields):

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 import pytest
 from bmv2_process import running_bmv2
 from device_state import forwarding, rows
+from patience import PATIENCE_S
 
 from peelsum.control import (
     ControlError,
@@ -24,7 +25,6 @@ from peelsum.softswitch.runtime.device import Device
 
 TABLES = ("jobs", "members", "return_paths")
 #: For what answers, on a machine however busy.
-PATIENCE_S = 60
 
 
 class RestartableSwitch:
@@ -279,7 +279,7 @@ def test_the_switches_of_racks_are_looked_after_one_by_one(files, monkeypatch):
 def test_bmv2_gets_its_tables_back_too(tmp_path, description, files):
     with ExitStack() as later:
         with running_bmv2(tmp_path / "first.log") as address:
-            fabric = later.enter_context(Fabric.connect(at(description, address), timeout_s=10))
+            fabric = later.enter_context(Fabric.connect(at(description, address), timeout_s=PATIENCE_S))
             fabric.load_pipeline(*files)
             watch = Watch(fabric, fabric.admit().generation, *files)
             fabric.become_backup()

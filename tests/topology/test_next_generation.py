@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from networks import PEELSUM, ROOT, exec_in, needs_namespaces, own_folder, said, up
+from patience import PATIENCE_S
 
 from peelsum.topology.records import Record
 
@@ -64,7 +65,7 @@ def test_exec_waits_for_a_network_that_is_starting(pair: str) -> None:
         assert int(said(early)) >= 0
     finally:
         starting.send_signal(signal.SIGTERM)
-        starting.communicate(timeout=60)
+        starting.communicate(timeout=PATIENCE_S)
 
 
 def test_exec_says_what_it_waits_for(pair: str) -> None:
@@ -75,7 +76,7 @@ def test_exec_says_what_it_waits_for(pair: str) -> None:
             "exec: waiting for the job's next generation: the workers of the last have finished\n"
         )
         subprocess.run([*PEELSUM, "readmit"], check=True)
-        assert waiting.wait(60) == 0
+        assert waiting.wait(PATIENCE_S) == 0
         waiting.communicate()
 
 
