@@ -143,8 +143,16 @@ _SERVER: Changes = {
         ("ASKS = 8", "ASKS = 7"),
         ("-window < ahead <= window", "-window <= ahead <= window"),
         ("-window < ahead <= window", "-window < ahead < window"),
-        ("-2 * window < ahead < 2 * window", "-2 * window <= ahead < 2 * window"),
-        ("-2 * window < ahead < 2 * window", "-2 * window < ahead <= 2 * window"),
+        (
+            "-2 * window < ahead < 2 * window",
+            "-2 * window <= ahead < 2 * window",
+            "a chunk 2 W from the latest has its row, so it is in none or is the latest itself",
+        ),
+        (
+            "-2 * window < ahead < 2 * window",
+            "-2 * window < ahead <= 2 * window",
+            "a chunk 2 W from the latest has its row, so it is in none or is the latest itself",
+        ),
         ("    state.have[row] = 0\n", ""),
         ("    state.done[row] = False\n", ""),
         ("    state.deadline[row] = np.inf\n", ""),
@@ -196,6 +204,7 @@ _SERVER: Changes = {
         (
             "if counted and not state.done[row] and state.have[row].any():",
             "if counted and not state.done[row]:",
+            "a row with a chunk's position has a part of it",
         ),
         ("if state.done[row] or (debt", "if (debt"),
         ("get(packet, FLAGS) & ~(CE | SPINE))", "get(packet, FLAGS) & ~SPINE)"),

@@ -371,3 +371,40 @@ def test_an_older_result_in_the_same_batch_hides_no_loss() -> None:
     worker.receive(np.concatenate([result(3), result(1)]), 0.001)
     packets = all_of(worker, 0.001)
     assert [(int(packet["kind"]), int(packet["chunk_id"])) for packet in packets] == [(Kind.RESEND, 0)]
+
+
+def test_only_the_oldest_chunk_and_what_was_resent_have_a_timer() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
+    worker.submit(np.zeros(8 * LANES, np.uint32), "add")
+    all_of(worker)
+    worker.receive(np.concatenate([result(chunk) for chunk in (0, 1, 2, 3, 4, 7)]), 0.001)  # T is 4 ms
+    assert worker.next_timer() == pytest.approx(0.005)
+    worker.expire(0.00501)
+    assert [int(packet["chunk_id"]) for packet in all_of(worker, 0.00501)] == [5]
+    due = worker.next_timer()
+    assert due is not None
+    assert due > 0.00501
+
+
+def test_silence_is_no_loss_so_the_window_stays() -> None:
+    """Others may still be computing. A result that came meanwhile shows that the chunk was lost."""
+    config = replace(WORKER_CONFIG, window=128, initial_window=64, first_chunk=0)
+    silent, answered = WorkerEndpoint(config, 0), WorkerEndpoint(config, 0)
+    for worker in (silent, answered):
+        worker.submit(np.zeros(128 * LANES, np.uint32), "add")
+        assert len(all_of(worker)) == 64
+    answered.receive(result(1), 0.001)
+    for worker in (silent, answered):
+        worker.expire(0.2)
+        assert all_of(worker, 0.2)[0]["kind"] == Kind.RESEND
+    assert (silent.stats().window, answered.stats().window) == (64, 32)
+
+
+def test_a_chunk_in_the_row_of_one_that_was_waited_for_is_waited_for_anew() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(100, 0b111, 1), 0.0)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(100 + CONFIG.window, 0b111, 1), 0.001)
+    server.receive(partial(101 + CONFIG.window, 0b111, 1), 0.001)
+    server.receive(partial(101 + 2 * CONFIG.window, 0b001, 1, sender=0), 0.005)
+    assert server.next_timer() == pytest.approx(0.005 + CONFIG.timers.need)
