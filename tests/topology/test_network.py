@@ -68,7 +68,10 @@ def await_members(network: str, expected: set[str]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(("links", "switch"), KINDS)
+@pytest.mark.parametrize(
+    ("links", "switch"),
+    [kind if kind[0] == "udp" else pytest.param(*kind, marks=pytest.mark.system) for kind in KINDS],
+)
 def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links: str, switch: str) -> None:
     needs(links, switch)
     with up(described(tmp_path), links, switch) as process:
