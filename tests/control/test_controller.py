@@ -51,6 +51,16 @@ def test_a_pipeline_is_loaded_once(controller, server, files, device):
     assert device.switch is not running
 
 
+def test_another_program_with_the_same_tables_is_loaded(controller, files, tmp_path):
+    json_path, p4info_path = files
+    other = tmp_path / "other.json"
+    other.write_bytes(json_path.read_bytes() + b"\n")
+    assert controller.runs(json_path, p4info_path)
+    assert not controller.runs(other, p4info_path)
+    assert controller.load_pipeline(other, p4info_path)
+    assert controller.runs(other, p4info_path)
+
+
 def test_admission_fills_the_tables(controller, device, description):
     admission = controller.admit(description)
     assert (admission.job_id, admission.workers, admission.window) == (3, 2, 64)

@@ -38,10 +38,6 @@ _WORKER: Changes = {
         ("        state.sent_at[row] = now\n    state.cursors", "    state.cursors"),
         # Results.
         (
-            "if position >= cursors[Cursor.NEXT] or position <",
-            "if position > cursors[Cursor.NEXT] or position <",
-        ),
-        (
             "position < cursors[Cursor.BASE] - limits.window:",
             "position <= cursors[Cursor.BASE] - limits.window:",
         ),
