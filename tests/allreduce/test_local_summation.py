@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.allreduce import (
     Allreduce,
@@ -59,7 +60,7 @@ def test_a_stall_names_chunk_and_missing_workers() -> None:
 
 
 def test_a_check_ends_the_call_before_later_parts_are_waited_for() -> None:
-    group = LocalSummation.group(2, lanes=2, timeout_s=60)
+    group = LocalSummation.group(2, lanes=2, timeout_s=PATIENCE_S)
 
     def refuse(total: Any) -> None:
         raise ValueError(f"saw {total.tolist()}")

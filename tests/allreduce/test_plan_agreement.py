@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.allreduce import (
     Allreduce,
@@ -38,7 +39,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("steps_before", [0, 2])
 @pytest.mark.parametrize("form", ["dense", "sketch"])
 def test_every_worker_raises(make_workers: Any, odd: Any, steps_before: int, form: str) -> None:
-    group = make_workers(3, forms=form, timeout_s=10)
+    group = make_workers(3, forms=form, timeout_s=PATIENCE_S)
     for _ in range(steps_before):
         group.sum([{"g": ONES}] * 3)
     failures = group.failures([{"g": ONES}, odd, {"g": ONES}])
@@ -64,7 +65,7 @@ def test_every_worker_raises(make_workers: Any, odd: Any, steps_before: int, for
     ],
 )
 def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any]) -> None:
-    group, other = make_workers(2, timeout_s=10), make_workers(2, **setting)
+    group, other = make_workers(2, timeout_s=PATIENCE_S), make_workers(2, **setting)
     other.reduces[1]._summation = group.summations[1]
     group.reduces[1] = other.reduces[1]
     assert [type(failure) for failure in group.failures([{"g": ONES}] * 2)] == [PlanMismatchError] * 2
@@ -74,7 +75,7 @@ def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any
 @pytest.mark.parametrize("steps_before", [1, 3])
 def test_a_worker_that_counts_steps_anew_stops_all(make_workers: Any, form: str, steps_before: int) -> None:
     """A sketch's layout depends on the step, so one worker's new Allreduce would add to the wrong cells."""
-    group = make_workers(3, forms=form, timeout_s=10)
+    group = make_workers(3, forms=form, timeout_s=PATIENCE_S)
     for _ in range(steps_before):
         group.sum([{"g": ONES}] * 3)
     group.reduces[1] = Allreduce(group.summations[1], forms=form)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from patience import PATIENCE_S
 from sums_of_floats import (
     DTYPES,
     FAR,
@@ -122,7 +123,7 @@ def test_a_narrow_float_that_is_not_finite_reaches_all(make_workers: Any) -> Non
 
 
 def test_types_are_part_of_the_plan(make_workers: Any) -> None:
-    failures = make_workers(2, timeout_s=10).failures(
+    failures = make_workers(2, timeout_s=PATIENCE_S).failures(
         [{"g": np.zeros(4, np.float16)}, {"g": BFloat16(np.zeros(4, np.uint16))}]
     )
     assert "'g' float16[4] dense" in str(failures[0])

@@ -72,6 +72,7 @@ def job_of_three(rig, limit):
     return JobInTime(rig, job_id=1, ports=(1, 2, 3), server_port=SERVER)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("start_us", STARTS)
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("level", list(Level))

@@ -68,6 +68,7 @@ def test_json_rows_compare_the_three_paths(monkeypatch: pytest.MonkeyPatch) -> N
     assert switch["aggregation_over_dense"] == pytest.approx(over, rel=0.01)
 
 
+@pytest.mark.system
 def test_cpu_time_of_every_backend_is_compared_with_gloo_s() -> None:
     done = peelsum(*TRAIN, "--cpu", "--workers", "2", "--steps", "3", "--warm-ups", "1", "--json")
     assert done.returncode == 0, done.stderr

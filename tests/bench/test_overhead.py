@@ -9,6 +9,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 from peelsum.bench.methods.overhead import overhead_rows
 
 
+@pytest.mark.system
 def test_rows_of_both():
     rows = overhead_rows(4096, rounds=1, steps=3)
     assert [row.by for row in rows] == ["compressor", "strategy"]

@@ -19,6 +19,7 @@ def test_every_part_begins_somewhere() -> None:
         assert f"stamp({number})\n" in source, part
 
 
+@pytest.mark.system  # compiles the switch with readings in it
 def test_the_profile_has_every_part_and_every_call() -> None:
     # The profile itself checks the sums of the program with readings.
     report = profile.profile(lanes=[32], workers=[], seconds=0.1)

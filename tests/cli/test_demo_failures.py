@@ -78,6 +78,7 @@ def test_a_worker_that_gloo_does_not_find_is_one_line(tmp_path):
         GlooCheck(str(tmp_path / "store"), 0, 2, timeout_s=0.2)
 
 
+@pytest.mark.system  # test_wrong_sums.py plays the processes
 def test_a_wrong_sum_ends_the_demo(monkeypatch, capsys):
     def start(name, *arguments):
         if name == "worker 1":
@@ -98,6 +99,7 @@ def test_a_wrong_sum_ends_the_demo(monkeypatch, capsys):
     assert int(summed) ^ int(gloo) == 1 << 4
 
 
+@pytest.mark.system
 def test_a_worker_stopped_while_starting_is_named(monkeypatch):
     def star_behind_a_stopped_worker(*arguments, **settings):
         os.kill(hands._workers[1]._process.pid, signal.SIGSTOP)

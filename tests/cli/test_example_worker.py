@@ -2,16 +2,17 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.topology import Star
 
 WORKER = Path(__file__).parents[2] / "examples" / "worker.py"
-PATIENCE_S = 120.0
 
 
 def started(*arguments):
@@ -27,6 +28,16 @@ def said(worker):
     """Return the exit status, and the lines of stdout and stderr."""
     output, errors = worker.communicate(timeout=PATIENCE_S)
     return worker.returncode, output.splitlines(), errors.splitlines()
+
+
+def refused(monkeypatch, *arguments):
+    """Return what the program, run in this process, exits with: a line, which Python prints to stderr."""
+    monkeypatch.setattr(sys, "argv", [str(WORKER), *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(WORKER), run_name="__main__")
+    assert isinstance(ended.value.code, str)
+    assert "\n" not in ended.value.code
+    return ended.value.code
 
 
 @pytest.fixture
@@ -61,20 +72,20 @@ def file(tmp_path):
         ("{}", "0", "h:1", "worker 0: admission: job_id is missing; give what `peelsum job admit --json`"),
     ],
 )
-def test_arguments_that_cannot_be_meant(file, text, number, switch, message):
-    status, output, (error,) = said(started(file(text), number, switch))
-    assert (status, output) == (1, [])
+def test_arguments_that_cannot_be_meant(file, monkeypatch, text, number, switch, message):
+    error = refused(monkeypatch, file(text), number, switch)
     assert message in error
 
 
-def test_no_arguments_and_no_file():
-    status, _, (error,) = said(started())
-    assert status == 1
+def test_no_arguments_and_no_file(monkeypatch):
+    status, output, (error,) = said(started())
+    assert (status, output) == (1, [])
     assert error.startswith("usage: worker.py ADMISSION WORKER_ID SWITCH_PORT, such as admission.json 0")
-    _, _, (error,) = said(started("nowhere.json", "0", "h:1"))
+    error = refused(monkeypatch, "nowhere.json", "0", "h:1")
     assert error.startswith("nowhere.json: No such file or directory; give a file of what `peelsum job admit")
 
 
+@pytest.mark.system  # tests/topology/test_star.py has the same, in threads
 def test_workers_that_start_again_under_an_old_generation(file):
     with Star(2) as star:
         places = [(seat.worker_id, f"{seat.switch_host}:{seat.switch_port}") for seat in star.seats]

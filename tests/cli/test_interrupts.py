@@ -125,7 +125,7 @@ def test_a_signal_that_c_has_swallowed_is_raised_again():
         with pytest.raises(Interrupted, match="SIGTERM"):
             interruption.check()
         with ExitStack() as stack:
-            processes = Processes(stack, interruption, patience_s=60.0)
+            processes = Processes(stack, interruption, patience_s=PATIENCE_S)
             processes.start_worker(0, "--help")
             with pytest.raises(Interrupted, match="SIGTERM"):
                 processes.gather_reports()

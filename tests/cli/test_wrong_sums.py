@@ -9,9 +9,14 @@ from types import SimpleNamespace
 import pytest
 from command_line import peelsum
 
+import peelsum.bench.soak as bench_soak
+import peelsum.simulation.simulation as simulations
 from peelsum.bench.allreduce import rows as bench_allreduce
 from peelsum.bench.fairness import rows as bench_fairness
 from peelsum.bench.loss import rows as bench_loss
+from peelsum.bench.methods import measured as bench_plan
+from peelsum.bench.simulation import emulated as bench_emulated
+from peelsum.bench.simulation import rows as bench_simulation
 from peelsum.bench.train import rows as bench_train
 
 #: The module; in its package the name is the command's.
@@ -90,8 +95,8 @@ def loss(monkeypatch, wrong):
         server={"chunks_in_switch": 1, "chunks_at_server": 1}, ports={}, verdicts={}, queues={}
     )
     counted = [{"resends": 0, "window_cuts": 0}]
-    outcome = bench_loss.Run([0.1] * 9, wrong, counted, star)
-    monkeypatch.setattr(bench_loss, "run", lambda *_: outcome)
+    runs = iter([bench_loss.Run([0.1] * 9, one, counted, star) for one in (0, wrong)])
+    monkeypatch.setattr(bench_loss, "run", lambda *_: next(runs))
     return peelsum("bench", "loss", "--loss", "0.1", "--json")
 
 
@@ -115,7 +120,19 @@ def train(monkeypatch, wrong):
     return peelsum("bench", "train", "--json")
 
 
-@pytest.mark.parametrize("bench", [loss, allreduce, fairness, train])
+def plan(monkeypatch, wrong):
+    rows = [row_of(bench_plan.MeasuredRow, wrong=wrong), row_of(bench_plan.MeasuredRow, wrong=0)]
+    monkeypatch.setattr(bench_plan, "measure", lambda grid: rows)
+    return peelsum("bench", "plan", "--json")
+
+
+def simulation(monkeypatch, wrong):
+    rows = [row_of(bench_simulation.Row, wrong=wrong), row_of(bench_simulation.Row, wrong=0)]
+    monkeypatch.setattr(bench_simulation, "slots_rows", lambda: iter(rows))
+    return peelsum("bench", "simulation", "slots", "--json")
+
+
+@pytest.mark.parametrize("bench", [loss, allreduce, fairness, train, plan, simulation])
 def test_a_benchmark_that_met_a_wrong_sum_prints_its_rows_and_ends_with_status_1(monkeypatch, bench):
     done = bench(monkeypatch, 1)
     assert done.returncode == 1
@@ -123,3 +140,27 @@ def test_a_benchmark_that_met_a_wrong_sum_prints_its_rows_and_ends_with_status_1
     done = bench(monkeypatch, 0)
     assert done.returncode == 0
     assert len(json.loads(done.stdout)) == 2
+
+
+def emulated(monkeypatch, wrong):
+    monkeypatch.setattr(bench_emulated, "compared", lambda: row_of(bench_emulated.Compared, wrong=wrong))
+    return peelsum("bench", "simulation", "emulated", "--json")
+
+
+def soak(monkeypatch, wrong):
+    monkeypatch.setattr(bench_soak, "soak", lambda *_, tell: row_of(bench_soak.Report, wrong=wrong))
+    return peelsum("bench", "soak", "--json")
+
+
+def simulate(monkeypatch, wrong):
+    jobs = row_of(simulations.JobRow, wrong=wrong), row_of(simulations.JobRow, wrong=0)
+    monkeypatch.setattr("peelsum.simulation.simulate", lambda *_: row_of(simulations.Report, jobs=jobs))
+    return peelsum("simulate", "--json")
+
+
+@pytest.mark.parametrize("command", [emulated, soak, simulate])
+def test_a_report_of_one_wrong_sum_is_printed_and_ends_with_status_1(monkeypatch, command):
+    for wrong in (1, 0):
+        done = command(monkeypatch, wrong)
+        assert done.returncode == wrong, done.stderr
+        assert isinstance(json.loads(done.stdout), dict)

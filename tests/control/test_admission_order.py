@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from device_state import forwarding, rows, tables
 from finsy.p4entity import P4TableAction, P4TableEntry, P4TableMatch
+from patience import PATIENCE_S
 from test_controller import contribute, stamps
 
 from peelsum.control import Controller, DescriptionError, Fabric, SwitchError, admission
@@ -23,7 +24,7 @@ def fabric(controller, server, description, files):
     section = description.switch.model_copy(update={"p4runtime": server.address})
     controller.close()
     with Fabric.connect(
-        description.model_copy(update={"switch": section}), timeout_s=60, patience_s=60
+        description.model_copy(update={"switch": section}), timeout_s=PATIENCE_S, patience_s=PATIENCE_S
     ) as fabric:
         yield fabric
 
@@ -230,13 +231,13 @@ def test_no_two_jobs_start_at_the_same_slot():
 
 def test_a_clock_that_has_come_round_frees_what_looks_live(server, device, files, description):
     """A slot freed at time 0 looks live 40 hours later, unless it is freed again."""
-    with forwarding([device]), Controller.connect(server.address, timeout_s=60) as controller:
+    with forwarding([device]), Controller.connect(server.address, timeout_s=PATIENCE_S) as controller:
         controller.load_pipeline(*files)
         controller.admit(description)
     later_us = 40 * 3600 * 1_000_000
     with (
         forwarding([device], later_us),
-        Controller.connect(server.address, timeout_s=60, patience_s=60) as controller,
+        Controller.connect(server.address, timeout_s=PATIENCE_S, patience_s=PATIENCE_S) as controller,
     ):
         job = controller.admit(description)
         for chunk in range(64):

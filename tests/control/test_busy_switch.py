@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import grpc
 import pytest
 
 from peelsum.control import Controller, SwitchError, parse_description
+from peelsum.control.entries import bridge_entries
 from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
@@ -74,3 +77,13 @@ def test_a_switch_that_stays_full_is_an_error(controller, monkeypatch):
     with pytest.raises(SwitchError, match="refused writing: Concurrent RPC limit exceeded!"):
         controller.admit(parse_description(JOB), free_slots=False)
     assert len(came) > 1
+
+
+def test_a_table_that_is_full_is_an_error_at_once(controller, monkeypatch):
+    """The switch has taken part of that Write: sent again, it could only fail again."""
+    came = refuse(controller, monkeypatch, 0)
+    rows = bridge_entries(dict.fromkeys(range(1, 1200), 1))
+    with pytest.raises(SwitchError, match="writing"):
+        controller.session.write([+row for row in rows])
+    assert len(came) == 5  # of 256 rows each: the table has 1,024
+    assert all(one != other for one, other in pairwise(came))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from device_state import forward, forwarding, rows, tables
 from p4runtime_client import Client
+from patience import PATIENCE_S
 
 from peelsum.control import (
     ControlError,
@@ -23,7 +24,6 @@ from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
 
 LANES = 32
 #: For a switch to notice that its primary has left, on a machine however busy.
-PATIENCE_S = 60
 
 
 def exchange(device, port, now_us=0, lanes=1, **fields):
@@ -49,6 +49,16 @@ def test_a_pipeline_is_loaded_once(controller, server, files, device):
     assert device.switch is running
     assert controller.load_pipeline(*files, force=True)
     assert device.switch is not running
+
+
+def test_another_program_with_the_same_tables_is_loaded(controller, files, tmp_path):
+    json_path, p4info_path = files
+    other = tmp_path / "other.json"
+    other.write_bytes(json_path.read_bytes() + b"\n")
+    assert controller.runs(json_path, p4info_path)
+    assert not controller.runs(other, p4info_path)
+    assert controller.load_pipeline(other, p4info_path)
+    assert controller.runs(other, p4info_path)
 
 
 def test_admission_fills_the_tables(controller, device, description):
@@ -82,16 +92,16 @@ def test_admitting_again_raises_the_generation_and_frees_the_jobs_slots(
     first = controller.admit(description)
     contribute(device, first, 0, chunk_id=5)
     other = JobDescription.parse(
-        "[job]\nid=4\nworkers=2\nwindow=64\n[switch]\npipeline_lanes=32\nage_limit_ms=640\n"
+        "[job]\nid=131\nworkers=2\nwindow=64\n[switch]\npipeline_lanes=32\nage_limit_ms=640\n"
         "[ports]\nserver=9\nworkers=[4,5]"
     )
     kept = controller.admit(other)
     contribute(device, kept, 0, chunk_id=6)
-    assert controller.status().slots_in_use == {3: 1, 4: 1}
+    assert controller.status().slots_in_use == {3: 1, 131: 1}
 
     second = controller.admit(description)
     assert second.generation == (first.generation + 1) % (1 << 16)
-    assert controller.status().slots_in_use == {4: 1}
+    assert controller.status().slots_in_use == {131: 1}
     # An old packet is refused, and a new one starts the chunk from nothing.
     assert contribute(device, first, 1, chunk_id=5) == []
     assert contribute(device, second, 1, chunk_id=5) == []
@@ -241,10 +251,11 @@ def test_real_hosts_get_their_addresses(controller, device, description, data_pl
     # Another job may use the same host, and only where it is.
     other = text.replace("id=3", "id=4")
     controller.admit(JobDescription.parse(other))
-    with pytest.raises(
-        DescriptionError, match=r"hosts\.4: has another address for job 4; evict that job first"
-    ):
-        controller.admit(JobDescription.parse(text.replace("2:0:0:0:0:4", "2:0:0:0:0:5")))
+    for before, after in (("2:0:0:0:0:4", "2:0:0:0:0:5"), ("10.0.0.4", "10.0.0.5")):
+        with pytest.raises(
+            DescriptionError, match=r"hosts\.4: has another address for job 4; evict that job first"
+        ):
+            controller.admit(JobDescription.parse(text.replace(before, after)))
     controller.evict(4)
     assert rows(device, "hosts") == wanted
     controller.admit(JobDescription.parse(text.replace("2:0:0:0:0:4", "2:0:0:0:0:5")))

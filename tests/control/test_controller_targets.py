@@ -2,6 +2,7 @@
 
 import pytest
 from bmv2_process import running_bmv2
+from patience import PATIENCE_S
 
 from peelsum.control import Controller
 from peelsum.control.sections import SwitchSection
@@ -20,7 +21,7 @@ def address(request, tmp_path):
 
 
 def test_a_job_is_admitted_again_and_evicted(address, files, description, freed):
-    with Controller.connect(address, timeout_s=60) as controller:
+    with Controller.connect(address, timeout_s=PATIENCE_S) as controller:
         assert controller.load_pipeline(*files)
         assert not controller.load_pipeline(*files)
         first = controller.admit(description)
@@ -45,7 +46,7 @@ def test_other_traffic_gets_its_routes_and_its_bridge(address, files, descriptio
     """Two admissions: the second replaces the routes, and has a default route."""
     own = {"mac": "2:0:0:0:0:ff", "ip": "10.0.0.254"}
     hop = {"port": 4, "mac": "2:0:0:0:0:4"}
-    with Controller.connect(address, timeout_s=60) as controller:
+    with Controller.connect(address, timeout_s=PATIENCE_S) as controller:
         assert controller.load_pipeline(*files)
         for prefixes in (["10.0.1.0/24", "10.0.2.0/24"], ["0.0.0.0/0", "10.0.2.0/24"], ["0.0.0.0/0"]):
             section = SwitchSection.model_validate(
@@ -57,7 +58,7 @@ def test_other_traffic_gets_its_routes_and_its_bridge(address, files, descriptio
                 }
             )
             controller.admit(description.model_copy(update={"switch": section}))
-    with Session(address, 1, timeout_s=60) as session:
+    with Session(address, 1, timeout_s=PATIENCE_S) as session:
         (route,) = session.entries("routes")
         assert not route.match, "a route to everywhere matches nothing in particular"
         assert route.action.args == {"port": 4, "src_mac": 0x0200000000FF, "dst_mac": 0x020000000004}

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 import pytest
 from bmv2_process import running_bmv2
 from device_state import rows
+from patience import PATIENCE_S
 from restartable_switch import RestartableSwitch
 
 from peelsum.control import (
@@ -20,9 +21,6 @@ from peelsum.control import (
     parse_description,
 )
 from peelsum.pipelines import pipeline
-
-#: For what answers, on a machine however busy.
-PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -254,7 +252,7 @@ def test_the_switches_of_racks_are_looked_after_one_by_one(files, monkeypatch):
 def test_bmv2_gets_its_tables_back_too(tmp_path, description, files):
     with ExitStack() as later:
         with running_bmv2(tmp_path / "first.log") as address:
-            fabric = later.enter_context(Fabric.connect(at(description, address), timeout_s=10))
+            fabric = later.enter_context(Fabric.connect(at(description, address), timeout_s=PATIENCE_S))
             fabric.load_pipeline(*files)
             watch = Watch(fabric, fabric.admit().generation, *files)
             fabric.become_backup()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -23,7 +24,7 @@ def shell(tmp_path, monkeypatch):
     )
     yield process
     process.stdin.close()
-    process.wait(60)
+    process.wait(PATIENCE_S)
 
 
 def free_ports(count):

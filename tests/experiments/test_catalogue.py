@@ -91,7 +91,7 @@ def test_a_killed_experiment_leaves_no_process(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
-    _, left = psutil.wait_procs(list(family), timeout=30)
+    _, left = psutil.wait_procs(list(family), timeout=PATIENCE_S)
     assert left == []
 
 

@@ -1,6 +1,7 @@
 """Change the program in small ways, one at a time, and count how many changes the tests beside it notice.
 
     python tests/mutation/run.py [--area wire] [--sample 12] [--seed 0] [--jobs 2] [--json results.jsonl]
+    python tests/mutation/run.py --listed [--area transport] ...
 
 The changes are made in copies of the package folders, put first on PYTHONPATH; the checkout stays as it is.
 With --json, results are kept, and a later run goes on from them while sources and tests are the same.
@@ -26,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from listed import listed
 from mutants import Mutant, chosen, mutants
 
 ROOT = Path(__file__).parents[2]
@@ -36,18 +38,37 @@ PASSED, INTERNAL_ERROR, NO_TESTS = 0, 3, 5
 
 @dataclass(frozen=True)
 class Area:
-    """Files that are changed, as a pattern in the checkout, and the tests that should notice."""
+    """Files that are changed, as a pattern in the checkout, and the tests that should notice.
+
+    Those `in_python` run first, with compiled loops as Python: compiling takes longer than they do.
+    """
 
     sources: str
     tests: tuple[str, ...]
+    in_python: tuple[str, ...] = ()
 
 
 AREAS = {
     "wire": Area("switch/peelsum/wire/*.py", ("tests/wire",)),
     "spec": Area("switch/peelsum/spec/*.py", ("tests/behaviour", "tests/attack")),
-    "transport": Area("host/peelsum/transport/*.py", ("tests/transport",)),
+    "transport": Area(
+        "host/peelsum/transport/*.py",
+        ("tests/transport",),
+        tuple(
+            f"tests/transport/test_{name}.py"
+            for name in (
+                *("endpoint", "server", "stray_chunks", "edges", "round_trips", "rows_reused", "congestion"),
+                *("two_levels_at_hosts", "well_formed", "two_racks", "virtual_network"),
+            )
+        ),
+    ),
     "control": Area("control_plane/peelsum/control/*.py", ("tests/control",)),
     "p4runtime": Area("switch/peelsum/**/p4runtime/*.py", ("tests/p4runtime",)),
+    "compress": Area(
+        "host/peelsum/compress/*.py", ("tests/compress", "tests/torch/test_kept_between_steps.py")
+    ),
+    "cli": Area("cli/peelsum/cli/**/*.py", ("tests/cli/test_wrong_sums.py",)),
+    "topology": Area("topology/peelsum/topology/description.py", ("tests/topology/test_description.py",)),
 }
 
 
@@ -71,36 +92,32 @@ class Bench:
         self._copy, self._rest = folder / "copy", folder / "rest"
         self._rest.mkdir(parents=True)
 
-    def run(self, tests: Sequence[str], mutant: Mutant | None, limit_s: float) -> tuple[int | None, str]:
-        """Return the tests' exit status, None after a timeout, and their output."""
+    def run(self, area: Area, mutant: Mutant | None, limit_s: float) -> tuple[int | None, str]:
+        """Return the exit status of the area's tests, None after a timeout, and their output."""
         shutil.rmtree(self._copy, ignore_errors=True)
         for folder in FOLDERS:  # with what is compiled, and with the times by which that is known
             shutil.copytree(ROOT / folder, self._copy / folder)
         if mutant is not None:
             path = self._copy / mutant.path.relative_to(ROOT)
             path.write_bytes(mutant.applied(path.read_bytes()))
-        return _ended(self._command(tests), self._rest, self._environment(), limit_s)
+        if area.in_python:
+            command = self._command(area.in_python, "not bmv2 and not service and not own_code")
+            command += ["-p", "loops_in_python"]
+            status, said = _ended(command, self._rest, self._environment(), limit_s)
+            if status != PASSED:
+                return status, said
+        return _ended(self._command(area.tests, "not bmv2"), self._rest, self._environment(), limit_s)
 
-    def _command(self, tests: Sequence[str]) -> list[str]:
-        options = [
-            "-q",
-            "-x",
-            "-m",
-            "not slow",
-            "-k",
-            "not bmv2",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            "--hypothesis-seed=0",
-        ]
+    def _command(self, tests: Sequence[str], named: str) -> list[str]:
+        options = ["-q", "-x", "-m", "not slow", "-k", named, "--hypothesis-seed=0"]
+        options += ["-p", "no:cacheprovider", "-p", "no:xdist"]
         where = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
         return [sys.executable, "-m", "pytest", *options, *where, *(str(ROOT / one) for one in tests)]
 
     def _environment(self) -> dict[str, str]:
+        folders = [*(str(self._copy / folder) for folder in FOLDERS), str(ROOT / "tests/support")]
         return os.environ | {
-            "PYTHONPATH": os.pathsep.join(str(self._copy / folder) for folder in FOLDERS),
+            "PYTHONPATH": os.pathsep.join(folders),
             "XDG_CACHE_HOME": str(self._rest / "cache"),
             "HYPOTHESIS_STORAGE_DIRECTORY": str(self._rest / "hypothesis"),
             "TMPDIR": str(self._rest),
@@ -203,12 +220,15 @@ class Run:
     def area(self, name: str, area: Area, sample: int, seed: int) -> Iterator[Result]:
         """Yield the results of a sample of mutants. The tests must first pass without any."""
         found = [mutant for path in sorted(ROOT.glob(area.sources)) for mutant in mutants(path)]
-        taken = chosen(found, sample or len(found), f"{seed} {name}")
+        yield from self.of(name, area, chosen(found, sample or len(found), f"{seed} {name}"), len(found))
+
+    def of(self, name: str, area: Area, taken: list[Mutant], count: int) -> Iterator[Result]:
+        """Yield the results of some mutants of an area, which has `count`."""
         fingerprint = _fingerprint(area)
         known = [self._known.get(_key(mutant, fingerprint)) for mutant in taken]
         yield from (result for result in known if result is not None)
         left = [mutant for mutant, result in zip(taken, known, strict=True) if result is None]
-        print(f"{name}: {len(left)} of {len(found)} changes to try", file=sys.stderr, flush=True)
+        print(f"{name}: {len(left)} of {count} changes to try", file=sys.stderr, flush=True)
         if left:
             limit_s = self._unchanged(area)
             yield from self._threads.map(lambda one: self._tried(name, area, one, fingerprint, limit_s), left)
@@ -238,7 +258,7 @@ class Run:
     def _on_a_bench(self, area: Area, mutant: Mutant | None, limit_s: float) -> tuple[int | None, str]:
         bench = self._benches.get()
         try:
-            return bench.run(area.tests, mutant, limit_s)
+            return bench.run(area, mutant, limit_s)
         finally:
             self._benches.put(bench)
 
@@ -262,12 +282,20 @@ def _table(results: Sequence[Result]) -> str:
     return "\n".join([*lines, "", *survivors])
 
 
+def _results(run: Run, name: str, area: Area, given: argparse.Namespace) -> Iterator[Result]:
+    if not given.listed:
+        return run.area(name, area, given.sample, given.seed)
+    taken = listed(ROOT, name)
+    return run.of(name, area, taken, len(taken))
+
+
 def main() -> None:
     """Print a table by area, and every change that no test noticed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--area", action="append", choices=AREAS, help="one, or several; all if not given")
     parser.add_argument("--sample", type=int, default=12, help="changes an area; 0: all of them")
     parser.add_argument("--seed", type=int, default=0, help="which changes are chosen")
+    parser.add_argument("--listed", action="store_true", help="try the list in listed.py, not a sample")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="changes tested at a time")
     parser.add_argument("--json", type=Path, help="file of results, a line each, to go on from")
     given = parser.parse_args()
@@ -276,7 +304,7 @@ def main() -> None:
         run = Run(given.jobs, given.json, Path(folder))
         areas = {name: AREAS[name] for name in given.area or AREAS}
         try:
-            print(_table([r for n, a in areas.items() for r in run.area(n, a, given.sample, given.seed)]))
+            print(_table([one for name, area in areas.items() for one in _results(run, name, area, given)]))
         finally:
             run.stop()
 

@@ -311,7 +311,7 @@ def test_a_short_write_is_served_beside_sixty_long_ones(primary, large, long_wri
 
 def test_packets_flow_while_a_long_write_goes_on(primary, long_write):
     packet = p4r.PacketOut(payload=FRAME, metadata=[p4r.PacketMetadata(metadata_id=1, value=b"\xff")])
-    writing = primary.stub.Write.future(long_write, timeout=120)
+    writing = primary.stub.Write.future(long_write, timeout=PATIENCE_S)
     came_back = 0
     while not writing.done():
         primary.primary.send(packet=packet)
@@ -357,12 +357,12 @@ def test_an_interrupt_does_not_wait_for_a_compilation(tmp_path):
         client.become_primary()
         waiting = threading.Thread(target=_load, args=(client, schema.get_pipeline_config()))
         waiting.start()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not list(tmp_path.rglob("peelsum_*.py")):
             assert time.monotonic() < deadline, "no compilation began"
             time.sleep(0.01)
         running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=60)
+        _, err = running.communicate(timeout=PATIENCE_S)
         waiting.join(WAIT_S)
         assert (running.returncode, err) == (0, "")
         assert not list(tmp_path.rglob("*.run-*.nbc")), "it waited for the compiler"

@@ -7,13 +7,13 @@ import grpc
 import pytest
 from finsy.proto import U128, p4r
 from p4runtime_client import update
+from patience import PATIENCE_S
 
 from peelsum.softswitch.p4runtime.access import Access
 from peelsum.softswitch.p4runtime.pipeline import Pipeline
 from peelsum.softswitch.p4runtime.service import P4RuntimeService
 from peelsum.softswitch.p4runtime.stream import ControllerStream
 
-WAIT_S = 20
 Set = p4r.SetForwardingPipelineConfigRequest
 
 
@@ -90,7 +90,7 @@ def started(service, method, request):
     while len(service._turns._waiting) <= before:
         threading.Event().wait(0.001)
     yield context
-    thread.join(WAIT_S)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
@@ -184,5 +184,5 @@ def test_a_read_sees_no_write_half_done(service):
             return True
 
     service.Write(writing(*[group(number, 1, "INSERT") for number in (1, 2, 3)]), Watching())
-    seen[0].join(WAIT_S)
+    seen[0].join(PATIENCE_S)
     assert [len(part.entities) for part in seen[1]] == [3]

@@ -3,11 +3,10 @@
 import threading
 
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.softswitch.p4runtime.status import Code, RequestError
 from peelsum.softswitch.p4runtime.turns import Turns
-
-WAIT_S = 20
 
 
 class Call:
@@ -52,7 +51,7 @@ class Waiting:
 
 def joined(*requests):
     for request in requests:
-        request.thread.join(WAIT_S)
+        request.thread.join(PATIENCE_S)
         assert not request.thread.is_alive()
 
 

@@ -2,9 +2,9 @@
 
 import threading
 
-from peelsum.softswitch.runtime.locks import FairLock
+from patience import PATIENCE_S
 
-WAIT_S = 20
+from peelsum.softswitch.runtime.locks import FairLock
 
 
 def waits_at(lock):
@@ -27,7 +27,7 @@ def test_a_waiting_thread_comes_before_the_last_holder():
     for _ in range(3):
         with lock:
             order.append("changes")
-    waiting.join(WAIT_S)
+    waiting.join(PATIENCE_S)
     assert order == ["packets", "changes", "changes", "changes"]
 
 
@@ -45,8 +45,8 @@ def test_its_holder_may_take_it_again_while_another_waits():
         with lock:
             assert not taken.is_set()
         assert not taken.is_set()
-    assert taken.wait(WAIT_S)
-    waiting.join(WAIT_S)
+    assert taken.wait(PATIENCE_S)
+    waiting.join(PATIENCE_S)
 
 
 def test_an_error_releases_it():
@@ -63,7 +63,7 @@ def test_an_error_releases_it():
             done.set()
 
     threading.Thread(target=other).start()
-    assert done.wait(WAIT_S)
+    assert done.wait(PATIENCE_S)
 
 
 def test_no_two_hold_it():
@@ -81,5 +81,5 @@ def test_no_two_hold_it():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
     assert total == [1200]

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from patience import PATIENCE_S
+
 #: The main thread's wait is not interrupted by a signal to another thread, nor by one just before the wait.
 SCRIPT = """
 import signal, sys, threading, time
@@ -23,5 +25,5 @@ print(sorted(counts.ports), signal.set_wakeup_fd(-1))
 
 
 def test_a_signal_that_interrupts_nothing_is_noticed():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[1, 2] -1", "")

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch_compressed as compressed
 from compressors import Books
+from patience import PATIENCE_S
 from torch_training import model, parameters, step_loss
 
 from peelsum.flexible import DENSE, Decider, Flexible, Link
@@ -287,7 +288,7 @@ def to_and_from_a_compressor(rank: int) -> list[dict[str, np.ndarray]]:
 def mismatched(rank: int, settings: Sequence[dict[str, Any]]) -> str:
     """The error of ranks that differ in their settings."""
     try:
-        ddp, _, _ = hooked("gloo", timeout_s=20.0, **settings[rank])
+        ddp, _, _ = hooked("gloo", timeout_s=PATIENCE_S, **settings[rank])
         step_loss(ddp, rank, 0).backward()
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from networks import PEELSUM, exec_in, own_folder, said
+from patience import PATIENCE_S
 
 from peelsum.topology.records import Record, folder
 
@@ -19,7 +20,7 @@ PAIR = {"hosts": {"h1": {}}, "switches": {"s1": {}}, "links": [["h1", "s1-p1"]]}
 
 def detached(topology: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = [*PEELSUM, "up", topology, "--detach", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_ctrl_c_ends_what_is_not_up_yet(pair) -> None:
         "detached._until_ready = interrupted\nfrom peelsum.cli.main import main\nmain()\n"
     )
     command = [sys.executable, "-c", program, "up", pair, "--detach"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (130, "")
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)

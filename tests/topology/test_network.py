@@ -12,6 +12,7 @@ from pathlib import Path
 import networks
 import numpy as np
 import pytest
+from command_line import peelsum
 from networks import (
     PEELSUM,
     ROOT,
@@ -68,7 +69,10 @@ def await_members(network: str, expected: set[str]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(("links", "switch"), KINDS)
+@pytest.mark.parametrize(
+    ("links", "switch"),
+    [kind if kind[0] == "udp" else pytest.param(*kind, marks=pytest.mark.system) for kind in KINDS],
+)
 def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links: str, switch: str) -> None:
     needs(links, switch)
     with up(described(tmp_path), links, switch) as process:
@@ -123,7 +127,7 @@ def test_switches_joined_by_udp_find_each_other_again_after_a_restart(tmp_path) 
 
 def test_readmission_needs_a_job(tmp_path) -> None:
     def refusal() -> str:
-        return subprocess.run([*PEELSUM, "readmit"], capture_output=True, text=True, check=False).stderr
+        return peelsum("readmit").stderr
 
     assert refusal() == "peelsum: readmit: no network is up; start one with `peelsum up`\n"
     with up(described(tmp_path, job=None), "udp"):
@@ -207,7 +211,7 @@ def test_exec_names_what_is_not_there(tmp_path) -> None:
 
 
 def test_down_without_a_network_is_no_mistake() -> None:
-    done = subprocess.run([*PEELSUM, "down"], capture_output=True, text=True, check=False)
+    done = peelsum("down")
     assert (done.returncode, done.stdout) == (0, "no network is up\n")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from networks import PEELSUM, ROOT, exec_in, needs_namespaces, own_folder, said, up
+from patience import PATIENCE_S
 
 from peelsum.topology.records import Record
 
@@ -64,25 +65,22 @@ def test_exec_waits_for_a_network_that_is_starting(pair: str) -> None:
         assert int(said(early)) >= 0
     finally:
         starting.send_signal(signal.SIGTERM)
-        starting.communicate(timeout=60)
+        starting.communicate(timeout=PATIENCE_S)
 
 
-def test_exec_says_what_it_waits_for(pair: str) -> None:
-    with up(pair, "udp"):
-        Path(Record.read().seats_file).unlink()  # as a server does whose workers have all finished
-        waiting = exec_in("h1", "true")
-        assert waiting.stderr.readline() == (
-            "exec: waiting for the job's next generation: the workers of the last have finished\n"
-        )
-        subprocess.run([*PEELSUM, "readmit"], check=True)
-        assert waiting.wait(60) == 0
-        waiting.communicate()
-
-
-def test_a_command_at_the_server_has_no_seat_of_the_worker_that_started_it(pair: str) -> None:
+def test_exec_gives_a_host_its_own_seat_and_says_what_it_waits_for(pair: str) -> None:
+    """Also to a command that a worker starts at another host: the server's has no seat."""
     show = "echo ${PEELSUM_SEAT-none}"
     with up(pair, "udp"):
         command = " ".join(PEELSUM) + f" exec h3 -- sh -c '{show}'"
         assert said(exec_in("h1", "sh", "-c", command)) == "none"
         command = " ".join(PEELSUM) + f" exec h2 -- sh -c '{show}'"
         assert json.loads(said(exec_in("h1", "sh", "-c", command)))["worker_id"] == 1
+        Path(Record.read().seats_file).unlink()  # as a server does whose workers have all finished
+        waiting = exec_in("h1", "true")
+        assert waiting.stderr.readline() == (
+            "exec: waiting for the job's next generation: the workers of the last have finished\n"
+        )
+        subprocess.run([*PEELSUM, "readmit"], check=True)
+        assert waiting.wait(PATIENCE_S) == 0
+        waiting.communicate()

@@ -52,16 +52,39 @@ def expected_total(results, elements=100_000):
     return sum(r["t"].quantized.astype(np.int64) for r in results)
 
 
+def not_finite(worker, summation):
+    """Return the sum of a tensor that is not finite on worker 1, and of one that is."""
+    values = tensor_of(worker)
+    if worker == 1:
+        values[17] = np.nan
+    return Allreduce(summation).sum({"t": values, "u": tensor_of(worker)})
+
+
+def mismatch(worker, summation):
+    """Return the error of a sum in which worker 1 has a tensor of another length."""
+    with pytest.raises(PlanMismatchError) as raised:
+        Allreduce(summation).sum([np.zeros(99 if worker == 1 else 100, np.float32)])
+    return raised.value
+
+
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_sums_are_exact(loss):
-    """In every form, one after the other: what takes long is the star."""
+    """In every form, one after the other, then what must reach every worker: what takes long is the star."""
     forms = ("dense", "compact", "sketch")
     with Star(WORKERS, loss=loss, seed=3) as star:
         outcomes = on_every_worker(
             star,
-            lambda w, summation: [Allreduce(summation, forms=f).sum({"t": tensor_of(w)}) for f in forms],
+            lambda w, summation: (
+                [Allreduce(summation, forms=f).sum({"t": tensor_of(w)}) for f in forms]
+                + [not_finite(w, summation), mismatch(w, summation)]
+            ),
         )
-    for form, results in zip(forms, zip(*(outcomes[w] for w in range(WORKERS)), strict=True), strict=True):
+    *by_form, not_finite_sums, mismatches = zip(*(outcomes[w] for w in range(WORKERS)), strict=True)
+    for result in not_finite_sums:
+        assert np.isnan(result["t"].values).all()
+        assert np.isfinite(result["u"].values).all()
+    assert {type(one) for one in mismatches} == {PlanMismatchError}
+    for form, results in zip(forms, by_form, strict=True):
         expected = expected_total(results)
         for worker, result in enumerate(results):
             assert result["t"].form == form
@@ -98,29 +121,9 @@ def test_ports_with_a_rate_take_their_time_and_tell_workers_of_their_queues():
     assert len(star.report.queues) == WORKERS + 1
 
 
-def test_not_a_number_on_one_worker_reaches_all():
-    def work(worker, summation):
-        values = tensor_of(worker)
-        if worker == 1:
-            values[17] = np.nan
-        return Allreduce(summation).sum({"t": values, "u": tensor_of(worker)})
-
-    with Star(WORKERS) as star:
-        outcomes = on_every_worker(star, work)
-    for result in outcomes.values():
-        assert np.isnan(result["t"].values).all()
-        assert np.isfinite(result["u"].values).all()
-
-
+@pytest.mark.slow  # they differ in the plan alone, which tests/allreduce compares without a star
 @pytest.mark.parametrize(
-    "other",
-    [
-        np.zeros(99, np.float32),
-        # These two differ in the plan alone, which tests/allreduce compares without a star.
-        pytest.param(np.zeros((10, 10), np.float32), marks=pytest.mark.slow),
-        pytest.param(np.zeros(100, np.float64), marks=pytest.mark.slow),
-    ],
-    ids=["length", "shape", "dtype"],
+    "other", [np.zeros((10, 10), np.float32), np.zeros(100, np.float64)], ids=["shape", "dtype"]
 )
 def test_workers_that_differ_all_raise_the_same_error(other):
     tensors = {0: np.zeros(100, np.float32), 1: other, 2: np.zeros(100, np.float32)}

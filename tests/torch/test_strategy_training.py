@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -23,6 +24,8 @@ from peelsum.torch import HookConfigError, SwitchAllreduceState
 
 #: Every method after every other carrier, at two ratios.
 BY_SWITCH = [(method, ratio) for ratio in (0.1, 0.02) for method in METHODS]
+#: What holds over a switch whose links lose packets is hardly wrong over one that loses none.
+LOSSES = [pytest.param(0.0, marks=pytest.mark.slow), 0.05]
 BY_GROUP = [one for one in BY_SWITCH if carrier_of(one[0]) == "group"]
 
 
@@ -48,7 +51,7 @@ def test_books_close_over_every_method_and_a_checkpoint(world):
     all_equal(through)
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.05])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_books_close_from_switch_to_group_and_back(loss):
     with Star(2, loss=loss, seed=5) as star:
         ranks = run_ranks(
@@ -69,7 +72,7 @@ def test_a_method_gives_the_same_bits_by_ring_tree_and_switch():
                 np.testing.assert_array_equal(parameters, ranks[0][0])
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.05])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_ranks_decide_alike_over_links_that_lose_packets(loss):
     settings = {"strategy": Flexible(ratios=(0.1, 0.01), explore_steps=2, explore_after=10)}
     with Star(2, loss=loss, seed=6) as star:
@@ -183,7 +186,7 @@ def test_ranks_with_other_settings_learn_of_it_at_once(settings):
     for told in run_ranks(2, flexible.mismatched, settings):
         assert told.startswith("PlanMismatchError: ")
         assert len(told.splitlines()) == 1
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < PATIENCE_S / 3
 
 
 def test_an_infinite_gradient_is_skipped_by_every_method():

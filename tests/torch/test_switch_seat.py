@@ -129,7 +129,7 @@ def test_as_many_ranks_as_workers(plugged, job, held, ranks, monkeypatch):
                 with pytest.raises(HookConfigError) as raised:
                     plugged(source, rank, store, ranks)
                 assert str(raised.value) == said
-        assert controller.ended.wait(10)
+        assert controller.ended.wait(PATIENCE_S)
     assert held == []
 
 

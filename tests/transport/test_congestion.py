@@ -90,3 +90,9 @@ def test_two_windows_that_are_marked_together_become_equal(shares: tuple[int, in
     low, high = sorted(window.size for window in windows)
     assert high - low <= 2
     assert 60 <= low + high <= 105
+
+
+@pytest.mark.parametrize(("most", "least"), [(400, 16), (16, 16), (9, 9)])
+def test_a_cut_leaves_16_chunks_or_the_largest_window(most: int, least: int) -> None:
+    window = CongestionWindow(most, most)
+    assert [cut(window, 1000 * number) for number in range(30)][-1] == least

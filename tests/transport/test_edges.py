@@ -16,6 +16,7 @@ from udp_switch import UdpSwitch
 from peelsum.transport import (
     AggregationServer,
     SwitchSummation,
+    TensorCompleted,
     Timers,
     TransportConfigError,
     TransportError,
@@ -227,3 +228,183 @@ def test_an_admission_may_use_half_of_the_slots_and_every_port_of_a_switch() -> 
 def test_an_admission_that_no_switch_can_have_is_refused(changed: dict[str, object], message: str) -> None:
     with pytest.raises(TransportConfigError, match=message):
         job_config({**ADMISSION, **changed})
+
+
+def test_a_worker_that_waits_for_nothing_never_stalls() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0, timers=Timers(stall=2.0)), 0)
+    assert (all_of(worker, 5.0), worker.next_timer(), worker.expire(100.0)) == ([], None, [])
+    worker.submit(np.zeros(1, np.uint32), "add")
+    assert len(all_of(worker, 200.0)) == 1
+    worker.receive(result(0), 200.1)
+    assert (all_of(worker, 201.0), worker.next_timer(), worker.expire(300.0)) == ([], None, [])
+
+
+def in_a_run() -> tuple[WorkerEndpoint, int]:
+    """Return a worker that has joined by chunk 0 and sent two chunks of its run, and the first one's id."""
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 1)
+    worker.submit(np.full(1, 77, np.uint32), "add")
+    assert len(all_of(worker)) == 1
+    worker.receive(result(0, kind=Kind.NEED, bitmap=0b100), 0.0)
+    worker.receive(result(0), 0.0)
+    worker.start_run(5)
+    worker.submit(np.full(2 * LANES, 88, np.uint32), "add")
+    first, second = (int(packet["chunk_id"]) for packet in all_of(worker))
+    assert second == first + 1
+    return worker, first
+
+
+@pytest.mark.parametrize("before", [1, 2, WORKER_CONFIG.window])
+def test_a_result_of_a_chunk_between_the_first_sum_and_the_run_is_not_taken(before: int) -> None:
+    worker, first = in_a_run()
+    assert worker.receive(result(first - before, 5), 0.1) == []
+    (event,) = worker.receive(np.concatenate([result(first, 7), result(first + 1, 9)]), 0.1)
+    assert isinstance(event, TensorCompleted)
+    assert event.words.tolist() == [7] * LANES + [9] * LANES
+    assert (worker.stats().results, worker.stats().duplicates) == (3, 1)
+
+
+def test_a_need_for_the_first_sum_or_for_the_first_chunk_of_the_run_is_heeded() -> None:
+    worker, first = in_a_run()
+    for chunk, word in ((0, 77), (first, 88), (first + 1, 88)):
+        worker.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.1)
+        (packet,) = all_of(worker, 0.1)
+        assert (packet["kind"], packet["chunk_id"], packet["lanes"][0]) == (Kind.RESEND, chunk, word)
+    for chunk in (1, first - 1, first + 2):
+        worker.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.1)
+    assert all_of(worker, 0.1) == []
+
+
+def test_a_need_for_the_first_sum_is_heeded_until_the_run_is_a_window_on() -> None:
+    """The first sum's only chunk counts as the one just before the run's first."""
+    worker, first = in_a_run()
+    window = WORKER_CONFIG.window
+    worker.submit(np.zeros(window * LANES, np.uint32), "add")
+    for done in range(window + 1):
+        all_of(worker, 0.1)
+        worker.receive(result(0, kind=Kind.NEED, bitmap=0b010), 0.1)
+        resent = [int(packet["chunk_id"]) for packet in all_of(worker, 0.1)]
+        assert resent == ([0] if done <= window - 1 else [])
+        worker.receive(result(first + done), 0.1)
+
+
+def test_who_was_missing_when_the_workers_joined_is_not_named_for_the_run() -> None:
+    worker, _ = in_a_run()
+    assert worker.stalled(0.2).missing_workers == ()
+
+
+def test_a_run_is_begun_once_and_not_before_the_first_sum() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 1)
+    with pytest.raises(TransportConfigError, match="join with one sum"):
+        worker.start_run(5)
+    worker, first = in_a_run()
+    worker.receive(np.concatenate([result(first), result(first + 1)]), 0.1)
+    assert worker.outstanding == 0
+    with pytest.raises(TransportConfigError, match="join with one sum"):
+        worker.start_run(5)
+
+
+def test_a_need_is_heeded_though_the_chunk_was_to_be_resent_and_is_answered_before_that() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
+    worker.submit(np.zeros(2 * LANES, np.uint32), "add")
+    all_of(worker)
+    due = worker.next_timer()
+    assert due is not None
+    worker.expire(due)
+    worker.receive(result(0, kind=Kind.NEED, bitmap=1), due)
+    worker.receive(result(0), due)
+    assert [int(packet["chunk_id"]) for packet in all_of(worker, due)] == [0]
+
+
+def test_packets_of_a_chunk_do_not_put_its_first_request_off() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b001, 1, sender=0), 1.0)
+    server.receive(partial(0, 0b010, 1, sender=1), 1.008)
+    server.receive(partial(0, 0b010, 1, sender=1), 1.009)
+    assert server.next_timer() == 1.0 + CONFIG.timers.need
+
+
+@pytest.mark.parametrize("sender", [3, 31, 32, 1000])
+def test_a_sender_that_the_job_does_not_have_is_not_answered(sender: int) -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b111, 1), 0.0)
+    sent(server)
+    server.receive(partial(0, 0b001, 1, sender=sender), 1.0)
+    assert sent(server) == []
+    server.receive(partial(0, 0b001, 1, sender=2), 1.0)
+    assert [int(packet["sender"]) for packet in sent(server)] == [2]
+
+
+@pytest.mark.parametrize(("behind", "kept"), [(2 * CONFIG.window - 1, True), (2 * CONFIG.window, False)])
+def test_a_new_server_keeps_what_is_less_than_two_windows_behind_the_latest(behind: int, kept: bool) -> None:
+    server = AggregationServer(CONFIG)
+    for chunk in (RUN - behind, RUN):
+        server.receive(partial(chunk, 0b001, 1, sender=0), 0.0)
+    assert server.progress().oldest_chunk == (RUN - behind if kept else RUN)
+
+
+@pytest.mark.parametrize(("after", "again"), [(0.0002, []), (0.0008, [5])])
+def test_the_answer_to_a_resend_shows_what_was_lost_before_it_if_it_can_be_the_answer(
+    after: float, again: list[int]
+) -> None:
+    """An answer within half a round trip is to the packet that was sent first."""
+    worker = lossy_start([5])  # resent at 1 ms; a round trip is 1 ms
+    worker.receive(np.concatenate([result(chunk) for chunk in (33, 34, 35)]), 0.002)
+    resent = [int(packet["chunk_id"]) for packet in all_of(worker, 0.002) if packet["kind"] == Kind.RESEND]
+    assert resent == [32]
+    worker.receive(result(32), 0.002 + after)
+    packets = all_of(worker, 0.002 + after)
+    assert [int(packet["chunk_id"]) for packet in packets if packet["kind"] == Kind.RESEND] == again
+
+
+def test_an_older_answer_in_the_same_batch_hides_no_loss() -> None:
+    worker = lossy_start([5])
+    worker.receive(result(32), 0.0012)
+    (latest, *_) = all_of(worker, 0.00121)
+    worker.receive(np.concatenate([result(int(latest["chunk_id"])), result(33)]), 0.0018)
+    assert (Kind.RESEND, 5) in [(packet["kind"], packet["chunk_id"]) for packet in all_of(worker, 0.0018)]
+
+
+def test_an_older_result_in_the_same_batch_hides_no_loss() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
+    worker.submit(np.zeros(5 * LANES, np.uint32), "add")
+    all_of(worker)
+    worker.receive(np.concatenate([result(3), result(1)]), 0.001)
+    packets = all_of(worker, 0.001)
+    assert [(int(packet["kind"]), int(packet["chunk_id"])) for packet in packets] == [(Kind.RESEND, 0)]
+
+
+def test_only_the_oldest_chunk_and_what_was_resent_have_a_timer() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
+    worker.submit(np.zeros(8 * LANES, np.uint32), "add")
+    all_of(worker)
+    worker.receive(np.concatenate([result(chunk) for chunk in (0, 1, 2, 3, 4, 7)]), 0.001)  # T is 4 ms
+    assert worker.next_timer() == pytest.approx(0.005)
+    worker.expire(0.00501)
+    assert [int(packet["chunk_id"]) for packet in all_of(worker, 0.00501)] == [5]
+    due = worker.next_timer()
+    assert due is not None
+    assert due > 0.00501
+
+
+def test_silence_is_no_loss_so_the_window_stays() -> None:
+    """Others may still be computing. A result that came meanwhile shows that the chunk was lost."""
+    config = replace(WORKER_CONFIG, window=128, initial_window=64, first_chunk=0)
+    silent, answered = WorkerEndpoint(config, 0), WorkerEndpoint(config, 0)
+    for worker in (silent, answered):
+        worker.submit(np.zeros(128 * LANES, np.uint32), "add")
+        assert len(all_of(worker)) == 64
+    answered.receive(result(1), 0.001)
+    for worker in (silent, answered):
+        worker.expire(0.2)
+        assert all_of(worker, 0.2)[0]["kind"] == Kind.RESEND
+    assert (silent.stats().window, answered.stats().window) == (64, 32)
+
+
+def test_a_chunk_in_the_row_of_one_that_was_waited_for_is_waited_for_anew() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(100, 0b111, 1), 0.0)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(100 + CONFIG.window, 0b111, 1), 0.001)
+    server.receive(partial(101 + CONFIG.window, 0b111, 1), 0.001)
+    server.receive(partial(101 + 2 * CONFIG.window, 0b001, 1, sender=0), 0.005)
+    assert server.next_timer() == pytest.approx(0.005 + CONFIG.timers.need)

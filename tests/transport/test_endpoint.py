@@ -201,6 +201,7 @@ def test_a_lost_resend_is_known_by_the_answer_to_what_was_sent_after_it() -> Non
     assert all_of(endpoint, 0.00151)[0]["kind"] == Kind.CONTRIBUTION, "sent at the same time, not after"
     endpoint.receive(np.concatenate([result(c) for c in range(40, 63)]), 0.0025)
     assert [int(p["chunk_id"]) for p in all_of(endpoint, 0.0025) if p["kind"] == Kind.RESEND] == [5, 9]
+    assert endpoint.stats().lost == 2, "each once: only its first try tells of the network's room"
 
 
 def test_what_is_known_to_be_lost_has_a_timer_each_of_half_the_usual_length() -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from test_adapters import CONFIG as UDP_CONFIG
 from test_adapters import PORT, assert_sums, expected, work
 from test_endpoint import CONFIG as WORKER_CONFIG
@@ -298,14 +299,14 @@ def test_a_service_goes_on_until_the_last_of_its_jobs_has_finished() -> None:
             serving = pool.submit(service.run, note)
             for one in [pool.submit(work, switch, first, worker, 1) for worker in range(3)]:
                 assert_sums(one.result(), expected(3, 1))
-            assert finished.wait(120)
+            assert finished.wait(PATIENCE_S)
             for _ in range(5):
                 assert not wait([serving], 0.1).done
                 service._link.wake()
             assert {job: one.chunks_complete for job, one in service.progress().items()}[2] == 0
             for one in [pool.submit(work, switch, second, worker, 1) for worker in range(2)]:
                 assert_sums(one.result(), expected(2, 1))
-            stats = serving.result(120)
+            stats = serving.result(PATIENCE_S)
     assert heard == [JobFinished(1, confirmed=True), JobFinished(2, confirmed=True)]
     assert sorted(stats) == [1, 2]
     assert not any(sum(one.dropped.values()) for one in stats.values())

@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from rounds import Round
 from test_adapters import CONFIG, PORT, assert_sums, expected, steps
 from test_virtual_network import SLOTS, check, drawn_config, drawn_rounds
@@ -101,23 +102,26 @@ def test_over_udp_strays_of_an_admitted_port_are_counted_answered_by_nothing_and
         ):
             serving = pool.submit(service.run)
             summations = list(
-                pool.map(lambda n: SwitchSummation(CONFIG, n, addresses[n], timeout_s=120), range(3))
+                pool.map(lambda n: SwitchSummation(CONFIG, n, addresses[n], timeout_s=PATIENCE_S), range(3))
             )
             for got in pool.map(lambda one: steps(one, 1), summations):
                 assert_sums(got, expected(3, 1))
             before = service.stats()[1]
+            dropped_before = sum(before.dropped.values())
             for start in range(0, count, 50):
                 chunks = numbers.integers(0, 2**32, 50)
                 batch = np.concatenate([stray(CONFIG, 0, int(c), Kind.RESEND) for c in chunks])
                 stranger.send(batch, addresses[0])
-                give_up_at = time.monotonic() + 60
-                while service.stats()[1].packets < before.packets + start + 50:
+                give_up_at = time.monotonic() + PATIENCE_S
+                while sum(service.stats()[1].dropped.values()) < dropped_before + start + 50:
                     assert time.monotonic() < give_up_at, "packets were lost on the way"
                     time.sleep(0.001)
             after = service.stats()[1]
-            sent = [(one.results, one.replies, one.resends, one.needs) for one in (before, after)]
+            sent = [(one.results, one.resends, one.needs) for one in (before, after)]
             assert sent[0] == sent[1]
-            assert sum(after.dropped.values()) - sum(before.dropped.values()) == count
+            # On a busy machine, a RESEND of the first step may come late. It is answered; a stray is dropped.
+            assert after.replies - before.replies <= after.duplicates - before.duplicates
+            assert sum(after.dropped.values()) - dropped_before == count
             assert after.dropped["ahead_of_window"] > count / 4
             assert service.progress()[1].oldest_chunk is None
             for got in pool.map(lambda one: steps(one, 1), summations):

@@ -5,6 +5,7 @@ import socket
 import threading
 
 import pytest
+from patience import PATIENCE_S
 
 from peelsum.transport import SwitchUnreachableError, lease, link
 from peelsum.transport.lease import Lease
@@ -28,7 +29,7 @@ def controller(answers: threading.Event):
     def serve():
         connection, _ = listening.accept()
         with listening, connection:
-            answers.wait(60)
+            answers.wait(PATIENCE_S)
             connection.sendall(b"{}\n")
             connection.recv(4096)
             connection.recv(4096)
