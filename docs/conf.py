@@ -11,7 +11,8 @@ project = "peelsum"
 author = "the peelsum authors"
 copyright = "the peelsum authors, Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinxcontrib.mermaid"]
-
+# For those who browse the folder.
+exclude_patterns = ["README.md"]
 
 html_theme = "furo"
 html_title = "peelsum"

@@ -18,7 +18,7 @@ pytest.importorskip("sklearn")
 import torch
 
 from peelsum.bench.accuracy import rows as bench
-from peelsum.bench.accuracy.in_process import Crew
+from peelsum.bench.accuracy.in_process import WorkerThreads
 from peelsum.bench.accuracy.methods import METHODS, MethodError, parse
 from peelsum.bench.accuracy.network import fastest
 from peelsum.bench.accuracy.rows import Request, Row, Watch, rows_of
@@ -154,10 +154,10 @@ def test_a_failing_worker_does_not_leave_others_waiting() -> None:
     def work(worker: int) -> Any:
         if worker == 1:
             raise ValueError("worker 1 fails")
-        return crew.members[worker].sum_words([Part(np.zeros(3, np.uint32), "add")])
+        return threads.members[worker].sum_words([Part(np.zeros(3, np.uint32), "add")])
 
-    with Crew(3) as crew, pytest.raises(ValueError, match="worker 1 fails"):
-        crew.run(work)
+    with WorkerThreads(3) as threads, pytest.raises(ValueError, match="worker 1 fails"):
+        threads.run(work)
 
 
 def test_a_row_adds_up_what_was_measured_and_modelled() -> None:

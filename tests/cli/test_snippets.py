@@ -16,6 +16,7 @@ LONG = (
     "docs/reference/torch.md",
     "docs/reference/traces.md",
     "docs/tutorial/from-a-network-to-a-plot.md",
+    "docs/tutorial/train-a-model.md",
     "examples/README.md",
 )
 

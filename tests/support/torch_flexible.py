@@ -164,7 +164,7 @@ class Links:
 
 
 class SlowSwitch:
-    """A backend that is no process group, over one: it stands for a switch whose links are `links`."""
+    """A backend over a process group that does not show it: it stands for a switch with the given `links`."""
 
     def __init__(self, links: Links) -> None:
         self._inner, self._links = ProcessGroupSummation("gloo"), links

@@ -206,7 +206,7 @@ def test_a_state_that_is_dropped_leaves_its_job(monkeypatch):
 
 
 def test_a_state_whose_sum_failed_leaves_its_job_at_once(monkeypatch):
-    """Whoever holds it, as the error's own traceback does."""
+    """It leaves even if something holds it, as the error's own traceback does."""
     sums, before = Sums(0, TimeoutError("worker 1 is missing")), set(summing_threads())
     state = owned(sums, monkeypatch)
     state.connect()

@@ -50,7 +50,7 @@ class Found:
     """The measurement of a scene; times are medians of sums, of the slowest worker."""
 
     step_ms: float
-    """Milliseconds from the last worker's begin to the last result."""
+    """Milliseconds from the last worker's start to the last result."""
     switch_cpu_ms: float
     """Processor time of a sum in all switches."""
     server_cpu_ms: float

@@ -76,7 +76,7 @@ class _Host:
         self.arrived = 0
 
 
-class Network:
+class _Running:
     """A switch, its hosts, and a clock that only events advance."""
 
     def __init__(self, scene: Scene) -> None:
@@ -196,4 +196,4 @@ def _summed_by(machine: WorkerEndpoint | AggregationServer) -> int:
 
 def share_slots(scene: Scene) -> Shares:
     """Run a scene to its end."""
-    return Network(scene).run()
+    return _Running(scene).run()

@@ -33,7 +33,7 @@ class Difference:
 def compare(a: Path, b: Path) -> list[Difference]:
     """Return every number that both files have; of each file, the rows of its last commit.
 
-    Raises ExperimentError if a path is no file of rows, nor a folder that contains one.
+    Raises ExperimentError if a path is neither a file of rows nor a folder with one.
     """
     first, second = _file(a), _file(b)
     if names(first) != names(second):

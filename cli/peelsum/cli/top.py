@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from peelsum.control import SwitchStatus
 
-#: What a switch does with the packets of jobs; every other verdict is a refusal, but for other traffic.
+#: What a switch does with a job's packets and with other traffic; every other verdict is a refusal.
 _USEFUL = (
     Verdict.ABSORBED,
     Verdict.COMPLETED,

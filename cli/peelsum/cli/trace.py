@@ -29,16 +29,17 @@ def record(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for a file of each worker.")] = Path("trace"),
     model: Annotated[
-        str | None, typer.Option(help="Instead of a command: ncf, lstm, vgg19 or bert, the small ones.")
+        str | None,
+        typer.Option(help="Model to train in place of a command: ncf, lstm, vgg19 or bert, each small."),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Workers of --model.")] = 4,
+    workers: Annotated[int, typer.Option(help="Number of workers that train --model.")] = 4,
     steps: Annotated[int, typer.Option(help="Steps to record.")] = 50,
     values: Annotated[bool, typer.Option("--values", help="Record values too, 4 bytes each.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of --model's parameters and batches.")] = 0,
 ) -> None:
     """Record the gradients of a training run as they are summed: supports, scales, buckets, times.
 
-    Options stand before the command.
+    Put options before the command.
     """
     from peelsum.traces import TraceError
 
@@ -58,7 +59,7 @@ def record(
 
 @app.command("show")
 def show(folder: Annotated[Path, typer.Argument(help="A trace's folder.")], json: Json = False) -> None:
-    """Show the tensors of a trace: elements, densities, buckets, and seconds of computing."""
+    """Show a trace's tensors: shapes, buckets, shares of non-zeros."""
     from rich.console import Console
 
     from peelsum.traces import TraceError
@@ -140,7 +141,7 @@ def _line(trace: Trace, folder: Path) -> str:
 
 
 def _rows(traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """Return a row for each tensor, with shares of non-zeros that are means over steps."""
+    """Return a row per tensor; shares of non-zeros are means over steps."""
     import numpy as np
 
     first, rows = traces[0], []

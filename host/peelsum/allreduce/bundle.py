@@ -130,11 +130,17 @@ class Member:
     """One tensor of a bundle, with the attributes of a `TensorExchange` that has ended."""
 
     exponent_field: int | None
+    """The largest exponent field of all workers; None if all values are zero."""
     fixed: FixedPoint | None
+    """Fixed-point format; None if all values are zero or some are not finite."""
     quantized: Limbs
+    """int32[limbs, k]: what this worker contributed."""
     total: Limbs
+    """int32[limbs, k]: the sum over workers."""
     words_sent: int
+    """Words that this worker has sent for the tensor."""
     bundle: Bundle
+    """The bundle that the tensor is part of."""
     part: slice
     """The tensor's elements of all those in the bundle."""
     out: NDArray[np.float32] | None

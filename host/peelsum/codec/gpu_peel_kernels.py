@@ -28,7 +28,7 @@ def load_kernel(
     positions, count, state, waiting, seed, capacity, rows, share,
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add candidates to their cells' state, which must be zero, and mark all as waiting."""
+    """Add candidates to their cells' state, which must be zero; set all as waiting."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)

@@ -26,10 +26,10 @@ def each(
 ) -> list[_T]:
     """Run work(begin, end) on consecutive slices of range(items), on up to NUMBA_NUM_THREADS cores.
 
-    Items are a tensor's elements, or candidates in a tensor of `elements` elements. `copies_of` is the number
-    of words that every slice except the first needs for its own result; the number of slices is limited so
-    that all copies together are at most as large as the tensor. Return the results in order. A single slice
-    runs in the calling thread.
+    Items are a tensor's elements, or candidates in a tensor of `elements` elements. Every slice except the
+    first needs `copies_of` words for its own result. There are only so many slices that all copies together
+    are at most as large as the tensor. Return the results in order. A single slice runs in the calling
+    thread.
     """
     if (items if elements is None else elements) < 2 * PER_CORE:
         return [work(0, items)]

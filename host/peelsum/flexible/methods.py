@@ -1,10 +1,9 @@
 """Predict how long each method of summing a gradient takes on a network, and find where the fastest changes.
 
 A method combines the choice of elements (all, or the largest) with a collective (ring, tree, all_gather or
-the switch). "ar_top_k" is AR-Topk of "Flexible Communication for Optimal Distributed Learning over
-Unpredictable Networks" (arXiv 2312.02493). One worker broadcasts the positions of its k largest elements, and
-all_reduce adds up the values there. Through the switch, only that worker sets bits of the index, so the union
-has exactly k elements.
+the switch). "ar_top_k" is AR-Topk (arXiv 2312.02493): one worker broadcasts the positions of its k largest
+elements, and all_reduce adds up the values there. Through the switch, only that worker sets bits of the
+index, so the union has exactly k elements.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ def hook(state: SwitchAllreduceState, bucket: GradBucket) -> torch.futures.Futur
 
 
 def fsdp_hook(state: SwitchAllreduceState) -> Callable[[torch.Tensor], None]:
-    """Return a hook for `module.set_all_reduce_hook`, where `fully_shard` shards in one dimension.
+    """Return a hook for `set_all_reduce_hook` of modules that `fully_shard` shards in one dimension.
 
-    It averages each shard's gradients over the replicas, `state.process_group`, after FSDP has reduced and
-    scattered them among the shards. FSDP waits for it layer by layer.
+    It averages each shard's gradients over its replicas (the ranks of `state.process_group`), after FSDP has
+    reduced and scattered them among the shards. FSDP waits for it layer by layer.
     Raises HookConfigError if `state` is not a SwitchAllreduceState.
     """
     _check(state)

@@ -29,20 +29,35 @@ class Settings:
     """The settings of a `SwitchAllreduceState`, under the names of its arguments; see there."""
 
     over: str | Summation
+    """The backend: its name, or an object."""
     forms: RequestedForm | Mapping[str, RequestedForm]
+    """The form of all tensors, or of each by name."""
     index: RequestedIndex
+    """The form of the index."""
     predict: bool
+    """Whether values are sent together with exponents, at a predicted scale."""
     limbs: int
+    """Words per number, 1 or 2."""
     seed: int
+    """Seed of sketches, Bloom filters and random choices."""
     network: Network
+    """The network model by which forms are compared."""
     sparsifier: Chooser | None
+    """The choice of elements to send; None sends all."""
     compressor: Compressor | None
+    """The method of compression; None has none."""
     strategy: Flexible | None
+    """What chooses method and ratio in every step; None has none."""
     error_feedback: bool | None
+    """Whether what is not sent is kept; None asks the compressor."""
     momentum: float
+    """Factor of momentum correction, 0 to below 1; 0 has none."""
     implementation: Literal["cpu", "gpu"]
+    """Where gradients are encoded and decoded."""
     timeout_s: float | None
+    """Seconds that a sum waits for other ranks; None for the backend's."""
     log_every: int
+    """Steps between two lines of statistics; 0 for none."""
 
     def __post_init__(self) -> None:
         """Raise HookConfigError for values, and combinations of values, that are not allowed."""

@@ -63,6 +63,6 @@ def _seconds(scratch: NDArray[np.int64]) -> float:
     return float(scratch[0] + scratch[1] * 1e-9)
 
 
-# Not inlined, so that each call asks anew where the thread's error number lies.
+# Not inlined, so that each call looks up the address of the thread's error number again.
 errno = cast(Callable[[], int], njit(**OPTIONS, inline="never")(_errno))
 seconds = cast(Callable[[NDArray[np.int64]], float], njit(**OPTIONS)(_seconds))

@@ -1,8 +1,9 @@
 """The clock and the wires: nodes with ports, links between them, and time that advances in exact steps.
 
 A packet takes at least `lookahead` from one node to the next. So what happens within a step of that length at
-one node cannot reach another in the same step: a node processes all packets of a step in one batch, in order
-of their times, with the same result as one by one (conservative synchronisation; Chandy and Misra, 1979).
+one node cannot reach another in the same step. A node therefore processes all packets of a step in one batch,
+in order of their times, and the result is the same as one by one. This is conservative synchronisation
+(Chandy and Misra, 1979).
 """
 
 from __future__ import annotations

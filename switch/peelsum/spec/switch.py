@@ -116,7 +116,7 @@ class SpecSwitch:
         self.groups[group] = list(ports)
 
     def set_age_limit(self, ticks: int) -> None:
-        """Set how long an untouched slot keeps its chunk, in ticks: 0 is no time, NEVER_TICKS unlimited."""
+        """Set how long an untouched slot keeps its chunk, in ticks: 0 expires at once, NEVER_TICKS never."""
         self.age_limit = ticks
 
     # -- data plane ------------------------------------------------------------------------------------

@@ -248,7 +248,7 @@ def _port(port: int, who: str) -> Finding:
 
 
 def _clock() -> Finding:
-    """Certificates need the date, and switches a clock that is cheap to read."""
+    """Read the date, which certificates need, and time a reading of the clock, which switches make often."""
     reads = 1000
     began = time.perf_counter_ns()
     for _ in range(reads):

@@ -132,7 +132,7 @@ class FolderImages:
         try:
             from PIL import Image
         except ImportError:
-            raise TrainingDataError(f"{file}: needs Pillow; pip install 'peelsum[training]'") from None
+            raise TrainingDataError(f"{file}: Pillow is not installed; run: pip install pillow") from None
         with Image.open(file) as image:
             scaled = image.convert("RGB").resize((self._side, self._side))
         return np.asarray(scaled, np.float32).transpose(2, 0, 1) / 127.5 - 1
@@ -147,8 +147,8 @@ def digits() -> ArrayImages:
         from sklearn.datasets import load_digits
     except ImportError:
         raise TrainingDataError(
-            "scikit-learn's digits: scikit-learn is not installed; pip install 'peelsum[training]', or pass "
-            "a folder of images"
+            "scikit-learn's digits: scikit-learn is not installed; run: pip install scikit-learn, or pass a "
+            "folder of images"
         ) from None
     found = load_digits()
     pixels = (found.images * (255 / 16)).astype(np.uint8).repeat(4, 1).repeat(4, 2)

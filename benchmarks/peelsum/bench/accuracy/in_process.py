@@ -110,7 +110,7 @@ class InProcess:
         self.traffic.summed_words += sum(part.words.size for part in parts)
 
 
-class Crew:
+class WorkerThreads:
     """The workers' threads, and what each exchanges by. Close it with `with`."""
 
     def __init__(self, workers: int) -> None:
@@ -118,7 +118,7 @@ class Crew:
         self.members = [InProcess(self._meeting, worker, workers) for worker in range(workers)]
         self._threads = ThreadPoolExecutor(workers, "worker")
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerThreads:
         return self
 
     def __exit__(self, *_: object) -> None:

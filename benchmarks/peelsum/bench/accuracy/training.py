@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, StepResult
-from peelsum.bench.accuracy.in_process import Crew, InProcess
+from peelsum.bench.accuracy.in_process import InProcess, WorkerThreads
 from peelsum.bench.accuracy.methods import MOMENTUM, Method, MethodError, parse
 from peelsum.bench.accuracy.shares import divide
 from peelsum.bench.accuracy.subjects import Subject, SubjectName, make_subject
@@ -99,7 +99,7 @@ class Training:
         self.method = parse(setting.method, self.steps)
         require_sgd(self.subject, self.method)
         self._batches = batches(self.subject, setting)
-        self._crew = Crew(setting.workers)
+        self._threads = WorkerThreads(setting.workers)
         feedback = self.method.compressor is not None and self.method.compressor.needs_feedback
         feedback = feedback if self.method.feedback is None else self.method.feedback
         self._memories = [
@@ -114,14 +114,14 @@ class Training:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._crew.__exit__()
+        self._threads.__exit__()
 
     def step(self) -> bool:
         """Train one step; return whether all gradients were finite, without which nothing is updated."""
         started = time.thread_time()
         gradients = [self._gradients(rank) for rank in range(self.setting.workers)]
         self._compute_s += (time.thread_time() - started) / self.setting.workers
-        results = self._crew.run(lambda rank: self._summed(rank, gradients[rank]))
+        results = self._threads.run(lambda rank: self._summed(rank, gradients[rank]))
         self._count(results)
         self.done += 1
         if self.done == 1:  # what is done only once, such as compiling, does not count
@@ -150,7 +150,7 @@ class Training:
             kind=compressor.kind if compressor else "dense" if self.method.dense else "exact",
             wire_bytes=self.wire_bytes,
             payload_bytes=self.payload_bytes,
-            traffic=asdict(self._crew.members[0].traffic),
+            traffic=asdict(self._threads.members[0].traffic),
             compute_s=self._compute_s / max(self.done - 1, 1),
             compress_s=self._compress_s / max(self.done - 1, 1),
         )
@@ -164,7 +164,7 @@ class Training:
         return {name: one.grad.numpy() for name, one in model.named_parameters() if one.grad is not None}
 
     def _new_sums(self) -> list[Allreduce | CompressedSum]:
-        return [self._sum(member) for member in self._crew.members]
+        return [self._sum(member) for member in self._threads.members]
 
     def _sum(self, member: InProcess) -> Allreduce | CompressedSum:
         """Return what the hook would make for a bucket of all parameters, timed by the thread's clock."""

@@ -43,11 +43,13 @@ class Row:
     size_bytes: int
     """Size of the dense float32 tensor."""
     elements: int
+    """Its elements."""
     type: str
     """The dtype, as nccl-tests names it."""
     density: float
     """Share of elements that are non-zero on some worker; 1 for the dense tensor."""
     form: str
+    """The form of the values: one of FORMS."""
     time_us: float
     """Microseconds per step, of the slowest worker."""
     algbw: float
@@ -67,7 +69,9 @@ class Row:
     decode_us: float
     """Microseconds of decoding per step, of the slowest worker."""
     workers: int
+    """Workers that sum."""
     lanes: int
+    """Words per packet of the pipeline."""
 
 
 def bench_allreduce(

@@ -130,7 +130,8 @@ def rivals() -> dict[str, Rival]:
         except ImportError:
             name = package.partition(".")[0]
             raise MissingRivalError(
-                f"--rivals: {name} is not installed; run: pip install 'peelsum[rivals]'"
+                f"--rivals: {name} is not installed; run: pip install 'peelsum[rivals]' --extra-index-url "
+                "https://download.pytorch.org/whl/cpu"
             ) from None
     return {
         "zstd level 1": _zstd(1),

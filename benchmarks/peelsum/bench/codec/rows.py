@@ -63,9 +63,11 @@ class Row:
     """One form of one tensor."""
 
     elements: int
+    """Elements of the tensor."""
     density: float
     """Expected share of non-zeros."""
     support: str
+    """Where the non-zeros are: one of SUPPORTS, or "trace"."""
     form: str
     """"auto", "compact", "sketch", "sketch_after", or one of LHC_FORMS.
 
@@ -73,8 +75,11 @@ class Row:
     "sketch_after" is sent after it, in segments.
     """
     index: str
+    """Form of the index: "bitmap", "two_level" or "bloom"; empty if the form has none."""
     device: str
+    """"cpu" or "cuda"."""
     bits_per_element: float
+    """Bits of all words that a worker sends, over `elements`."""
     over_lower_bound: float
     """`bits_per_element` over the lower bound, 32 rho + H(rho)."""
     recovered_by_peeling: float | None
@@ -103,8 +108,11 @@ class Point(NamedTuple):
     """One tensor to measure."""
 
     elements: int
+    """Elements of the tensor."""
     density: float
+    """Expected share of non-zeros."""
     support: Support | Literal["trace"]
+    """Where the non-zeros are."""
 
 
 #: A tensor to warm up with: small, and so sparse that LHC's layout recovers everything and its loops run.

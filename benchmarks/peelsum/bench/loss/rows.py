@@ -30,9 +30,13 @@ class Row:
     loss: float
     """Share of packets lost at every port in each direction; a chunk passes 2 * workers + 2 such places."""
     workers: int
+    """Workers that sum."""
     lanes: int
+    """Words per packet of the pipeline."""
     elements: int
+    """Words of a sum."""
     seed: int
+    """Seed of the losses."""
     sums: int
     """Sums that were timed."""
     wrong: int

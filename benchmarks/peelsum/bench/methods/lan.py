@@ -51,13 +51,7 @@ class RelayedLan(ShapedLan):
         """Leave the links' ends in the hub to the relay."""
 
     def _attach_host(self, worker: int, pid: int) -> None:
-        name, mtu = f"w{worker}", str(_MTU)
-        peer = ["peer", "name", HOST_INTERFACE, "address", mac(worker), "netns", str(pid)]
-        self._run(self._hub, "ip", "link", "add", name, "type", "veth", *peer)
-        self._run(self._hub, "ip", "link", "set", name, "mtu", mtu, "up")
-        self._run(pid, "ip", "address", "add", f"10.0.0.{worker + 1}/24", "dev", HOST_INTERFACE)
-        self._run(pid, "ip", "link", "set", HOST_INTERFACE, "mtu", mtu, "up")
-        self._run(pid, "ip", "link", "set", "lo", "up")
+        self._wire(worker, pid, _MTU, "address", mac(worker))
         self._run(pid, sys.executable, "-c", _OFFLOADS_OFF.format(name=HOST_INTERFACE))
         for setting, value in _SETTINGS.items():
             write = f"echo {value} > /proc/sys/net/ipv4/{setting}"

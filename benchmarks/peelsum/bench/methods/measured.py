@@ -67,9 +67,9 @@ def measure(grid: Grid) -> Iterator[MeasuredRow]:
     with ExitStack() as stack:
         lans = [stack.enter_context(RelayedLan(workers)) for workers in grid.workers]
         for lan, workers in zip(lans, grid.workers, strict=True):
-            with ExitStack() as crew:
+            with ExitStack() as processes:
                 lan.shape(1.0)
-                children = _crew(crew, lan, workers)
+                children = _started(processes, lan, workers)
                 for mbit in grid.mbit:
                     for delay_ms in grid.delays_ms:
                         lan.shape(mbit / 1e3, delay_ms / 1e3)
@@ -140,7 +140,7 @@ def _once(children: Sequence[Child], name: str, words: int) -> tuple[float, int]
     return max(one["ended"] for one in done) - at, sum(one["wrong"] for one in done)
 
 
-def _crew(stack: ExitStack, lan: RelayedLan, workers: int) -> list[Child]:
+def _started(stack: ExitStack, lan: RelayedLan, workers: int) -> list[Child]:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))
     children = []
     for rank in range(workers):

@@ -75,12 +75,17 @@ class ShapedLan:
         self._run(self._hub, "ip", "link", "set", "bridge", "mtu", str(_MTU), "up")
 
     def _attach_host(self, worker: int, pid: int) -> None:
-        name, mtu = f"w{worker}", str(_MTU)
-        pair = ["type", "veth", "peer", "name", HOST_INTERFACE, "netns", str(pid)]
-        self._run(self._hub, "ip", "link", "add", name, *pair)
-        self._run(self._hub, "ip", "link", "set", name, "mtu", mtu, "master", "bridge", "up")
+        self._wire(worker, pid, _MTU)
+        self._run(self._hub, "ip", "link", "set", f"w{worker}", "master", "bridge")
+
+    def _wire(self, worker: int, pid: int, mtu: int, *peer: str) -> None:
+        """Join a worker's HOST_INTERFACE to `w<worker>` in the hub. peer: more of the host's end for `ip`."""
+        name = f"w{worker}"
+        ends = ["type", "veth", "peer", "name", HOST_INTERFACE, *peer, "netns", str(pid)]
+        self._run(self._hub, "ip", "link", "add", name, *ends)
+        self._run(self._hub, "ip", "link", "set", name, "mtu", str(mtu), "up")
         self._run(pid, "ip", "address", "add", f"10.0.0.{worker + 1}/24", "dev", HOST_INTERFACE)
-        self._run(pid, "ip", "link", "set", HOST_INTERFACE, "mtu", mtu, "up")
+        self._run(pid, "ip", "link", "set", HOST_INTERFACE, "mtu", str(mtu), "up")
         self._run(pid, "ip", "link", "set", "lo", "up")
 
     def _hold(self) -> int:

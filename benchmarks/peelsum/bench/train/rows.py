@@ -120,7 +120,7 @@ def _by_switch(request: Request, watch: Watch) -> Iterator[Row]:
     timeout_s = _TIMEOUT_SMALL_S if request.small else _TIMEOUT_FULL_S
     with ExitStack() as stack:
         watch.now(f"{request.model}: starting {request.workers} workers")
-        children = _crew(stack, request, None)
+        children = _started(stack, request, None)
         for gbps in [None] if request.cpu else request.gbps:
             rate = f"at {gbps:g} Gbit/s" if gbps else "without a rate"
             with Star(request.workers, rate_mbit=gbps and 1000 * gbps, timeout_s=timeout_s) as star:
@@ -134,7 +134,7 @@ def _by_switch(request: Request, watch: Watch) -> Iterator[Row]:
 def _by_gloo(request: Request, lan: ShapedLan | None, watch: Watch) -> Iterator[Row]:
     with ExitStack() as stack:
         watch.now(f"{request.model}: starting {request.workers} workers again")
-        children = _crew(stack, request, lan)
+        children = _started(stack, request, lan)
         for gbps in request.gbps if lan else [None]:
             if lan and gbps:
                 lan.shape(gbps)
@@ -144,7 +144,7 @@ def _by_gloo(request: Request, lan: ShapedLan | None, watch: Watch) -> Iterator[
                 yield replace(row, gbps=gbps, shaped_by="namespaces" if lan else None)
 
 
-def _crew(stack: ExitStack, request: Request, lan: ShapedLan | None) -> list[Child]:
+def _started(stack: ExitStack, request: Request, lan: ShapedLan | None) -> list[Child]:
     """Start the workers; return them when all are ready for commands."""
     store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))) / "gloo"
     options = {name: getattr(request, name) for name in asdict(request) if name not in ("gbps", "cpu")}

@@ -22,7 +22,11 @@ def measure(
 
 
 def grid(elements: int, mbit: float, late_ms: tuple[float, ...]) -> list[dict[str, tuple[Value, ...]]]:
-    """Return three parts: unlimited links with late workers, one level, and two with trunks."""
+    """Return three grids.
+
+    One has unlimited links with late workers; one has a level with a rate; one has two levels with rates on
+    links and trunks.
+    """
     same: dict[str, tuple[Value, ...]] = {"workers": (4,), "elements": (elements,)}
     return [
         {"levels": (1, 2), "mbit": (None,), "trunk": (1.0,), "late_ms": (0.0, *late_ms), **same},
@@ -43,9 +47,9 @@ that of the switch and server processes.
 """,
     measure=measure,
     columns={
-        "step_ms": Column("milliseconds from the last worker's begin to its sum, median of ten"),
-        "switch_cpu_ms": Column("processor milliseconds of a sum in all switches"),
-        "server_cpu_ms": Column("processor milliseconds of a sum in the server"),
+        "step_ms": Column("milliseconds from the last worker's start until it has the sum, median of ten"),
+        "switch_cpu_ms": Column("processor time of all switches per sum, ms"),
+        "server_cpu_ms": Column("processor time of the server per sum, ms"),
         "wrong": Column("words that differ from an independent sum"),
     },
     sizes={

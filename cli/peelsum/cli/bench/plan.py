@@ -24,7 +24,7 @@ _HEADINGS = (
 
 
 def plan(
-    workers: Annotated[list[int] | None, typer.Option(help="Workers; default: 2 and 4.")] = None,
+    workers: Annotated[list[int] | None, typer.Option(help="Numbers of workers; default: 2 and 4.")] = None,
     mbit: Annotated[
         list[float] | None, typer.Option(help="Rates of the links in Mbit/s; default: 20 and 100.")
     ] = None,
@@ -61,7 +61,7 @@ def plan(
 
 
 def _table(rows: Sequence[MeasuredRow]) -> Table:
-    caption = f"median error without its sign: {median(abs(row.error) for row in rows):.1%}"
+    caption = f"median absolute error: {median(abs(row.error) for row in rows):.1%}"
     table = table_of(_HEADINGS, left=("collective",), caption=caption, padding=0)
     for row in rows:
         table.add_row(

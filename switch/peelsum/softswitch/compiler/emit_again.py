@@ -1,8 +1,8 @@
 """Writes code for packets that go through the switch more than once: cloned, resubmitted, recirculated.
 
-Only programs with such packets are written this way. Pending work waits in `again`, a first-in first-out list
-of items: the packet's kind, the place of its bytes, the variables that it keeps. All items of a frame are
-processed before the next frame; simple_switch, too, prefers them to new frames.
+Only programs with such packets are written this way. Pending work waits in `again`, a first-in first-out
+list. An item has the packet's kind, the place of its bytes and the variables that it keeps. All items of a
+frame are processed before the next frame; simple_switch, too, prefers them to new frames.
 
 A clone goes before the packet that it was made from, as in simple_switch; that packet then waits as an item.
 A frame makes at most `MOST_ITEMS` items, so no program can keep the switch in an endless loop. simple_switch

@@ -19,7 +19,7 @@ MOST_VISITS = 4096
 
 
 def machine(emit: Emitter, part: Machine, write: Callable[[Block], None]) -> None:
-    """States in a loop. One that takes nothing off the packet could run forever: visits are counted."""
+    """Write a parser's states as a loop. It counts visits: a state that reads nothing could run forever."""
     emit.line(f"state = {emit.constant(0)}")
     emit.line(f"visits = {emit.constant(0)}")
     with emit.block("while True:"):

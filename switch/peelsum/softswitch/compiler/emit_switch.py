@@ -224,7 +224,7 @@ class SwitchWriter:
             emit.line(f"replicas = {zero} if {spec} == {emit.constant(DROP_PORT)} else {one}")
 
     def _drop_by_priority(self) -> None:
-        """Drop packets with a priority: simple_switch has one queue per port by default and drops them."""
+        """Drop packets whose priority is not 0, as simple_switch with one queue per port does."""
         ref = self._program.intrinsic("intrinsic_metadata.priority")
         writes = (node for block in self._blocks.all() for node in walk(block) if isinstance(node, Assign))
         if ref is not None and any(node.target == ref for node in writes):
@@ -271,8 +271,8 @@ class SwitchWriter:
         self._set_intrinsic("intrinsic_metadata.egress_global_timestamp", f"now + {waited}", mask=True)
         self._set_intrinsic("queueing_metadata.enq_timestamp", "now", mask=True)
         self._set_intrinsic("queueing_metadata.deq_timedelta", waited, mask=True)
-        # Egress runs when a packet is queued, so the queue's depth at its departure is not known yet. What
-        # stood before the packet's burst is: a burst that leaves before the next one does not count.
+        # Egress runs when a packet is queued, so the queue's depth at its departure is not known yet. The
+        # depth before the packet's burst is known, so that is reported.
         self._set_intrinsic("queueing_metadata.enq_qdepth", "depth" if self._queued else zero)
         stood = "standing(queues, egress_port)" if self._queued else zero
         self._set_intrinsic("queueing_metadata.deq_qdepth", stood)

@@ -39,10 +39,11 @@ from peelsum.softswitch.runtime.device import Device
 API_VERSION = "1.4.0"
 #: Most streams open at once; each holds a thread of the server.
 MAX_STREAMS = 16
-#: Most Writes and Reads that wait for their turn, and most pipelines that wait to be built; likewise.
+#: Most Writes and Reads that wait for their turn, and most pipelines that wait to be built. Each holds a
+#: thread.
 MAX_WAITING = 32
 MAX_CONFIGURING = 4
-#: Most Reads that are answered at once, and seconds that a client has to take its answer.
+#: Most Reads that are answered at the same time, and seconds that a client has to take its answer.
 MAX_READS = 16
 READ_S = 30.0
 _ENTITIES_PER_RESPONSE = 256
@@ -116,7 +117,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         """Yield what was read, in parts. Cut off a client that takes too long: it holds a thread."""
         if not self._free_reads.acquire(blocking=False):
             raise RequestError(
-                Code.RESOURCE_EXHAUSTED, f"{MAX_READS} Reads are being answered; await answers before you ask"
+                Code.RESOURCE_EXHAUSTED,
+                f"{MAX_READS} Reads are being answered; wait for one to end, then retry",
             )
         late = Timer(READ_S, context.cancel)
         late.daemon = True
@@ -230,7 +232,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         except RequestError as error:
             _abort(context, error)
         if not self._free_streams.acquire(blocking=False):
-            _abort(context, RequestError(Code.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} streams are open already"))
+            most = f"{MAX_STREAMS} streams are open already; close one"
+            _abort(context, RequestError(Code.RESOURCE_EXHAUSTED, most))
         stream = ControllerStream(context.cancel)
         self._arbiter.enter(stream)
         try:

@@ -12,7 +12,7 @@ _ZERO, _ONE, _TWO = 0, 1, 2
 _WORD = (1 << 64) - 1
 _FACTOR = 0x9E3779B97F4A7C15
 _SHIFT = 29
-#: Keys fill their word from the top: without folding, the lower bits of a product would all be zero.
+#: A short key fills the top bits of its word, so without folding the product's low bits would be zero.
 _FOLD = 32
 
 
