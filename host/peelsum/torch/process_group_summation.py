@@ -169,8 +169,8 @@ class ProcessGroupSummation:
         return [one.cpu().numpy() for one in everybody]
 
     def _all_to_all(self, received: Words, sent: Words) -> None:
-        into, data = (torch.from_numpy(one.view(np.int32).reshape(-1)) for one in (received, sent))
-        dist.all_to_all_single(into, data, group=self._open())
+        into, out = (torch.from_numpy(one.view(np.int32).reshape(-1)) for one in (received, sent))
+        dist.all_to_all_single(into, out, group=self._open())
 
     def _open(self) -> dist.ProcessGroup:
         if self._group is None:
