@@ -124,3 +124,9 @@ def test_what_is_put_back_is_the_same_though_the_grid_became_finer_meanwhile():
     for one in sent:
         one.put_back()
     assert (residual.scale, residual.numbers.tolist(), residual.velocity.tolist()) == (2, [32, 12], [20, 28])
+
+
+def test_velocities_are_rounded_to_the_nearest_on_the_grid():
+    residual = Residual(np.zeros(4, np.int64), np.array([3, -3, 5, 7]), scale=0)
+    grown = residual.grown(np.zeros(4, np.float32), 0.5)
+    assert grown.velocity.tolist() == grown.numbers.tolist() == [2, -2, 2, 4]
