@@ -8,7 +8,8 @@ from compressors import Workers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peelsum.compress import CompressConfigError, Indexed, Memory, RandomK, Threshold, TopK
+from peelsum.compress import CompressConfigError, Indexed, Memory, RandomK, Residual, Threshold, TopK
+from peelsum.compress.memory import Exact
 
 SPARSIFIERS = {
     "exact": TopK(0.1),
@@ -110,3 +111,22 @@ def test_a_residual_of_another_shape_is_refused():
     memory.residuals |= memory.grown({"a": np.zeros(4, np.float32)}, 1)
     with pytest.raises(CompressConfigError, match="residual: a has 4 elements, its gradient 5"):
         memory.grown({"a": np.ones(5, np.float32)}, 1)
+
+
+def test_what_is_put_back_is_the_same_though_the_grid_became_finer_meanwhile():
+    """The second of two buckets sends quarters. What was there before comes back, in quarters."""
+    residual = Residual(np.array([8, 3]), np.array([5, 7]), scale=0)
+    sent = [
+        residual.send(Exact(np.array([at]), np.array([units]), scale))
+        for at, units, scale in ((0, 8, 0), (1, 3, 2))
+    ]
+    assert (residual.scale, residual.numbers.tolist(), residual.velocity.tolist()) == (2, [0, 9], [0, 0])
+    for one in sent:
+        one.put_back()
+    assert (residual.scale, residual.numbers.tolist(), residual.velocity.tolist()) == (2, [32, 12], [20, 28])
+
+
+def test_velocities_are_rounded_to_the_nearest_on_the_grid():
+    residual = Residual(np.zeros(4, np.int64), np.array([3, -3, 5, 7]), scale=0)
+    grown = residual.grown(np.zeros(4, np.float32), 0.5)
+    assert grown.velocity.tolist() == grown.numbers.tolist() == [2, -2, 2, 4]

@@ -50,14 +50,14 @@ def controller():
     device.close()
 
 
-def refuse(controller, monkeypatch, times):
+def refuse(controller, monkeypatch, times, refusal=Full):
     """Let the next Writes fail, so many; return a list that grows by each one that came."""
     came, send = [], controller.session._stub.Write
 
     def write(request, timeout):
         came.append(request)
         if len(came) <= times:
-            raise Full
+            raise refusal
         return send(request, timeout=timeout)
 
     monkeypatch.setattr(controller.session._stub, "Write", write)
@@ -87,3 +87,17 @@ def test_a_table_that_is_full_is_an_error_at_once(controller, monkeypatch):
         controller.session.write([+row for row in rows])
     assert len(came) == 5  # of 256 rows each: the table has 1,024
     assert all(one != other for one, other in pairwise(came))
+
+
+class FullTable(Full):
+    """How a switch refuses a Write that it has looked at: with the reason for each update."""
+
+    def trailing_metadata(self):
+        return (("grpc-status-details-bin", b""),)
+
+
+def test_a_write_that_the_switch_has_looked_at_is_not_sent_again(controller, monkeypatch):
+    came = refuse(controller, monkeypatch, 10_000, FullTable)
+    with pytest.raises(SwitchError, match="writing"):
+        controller.session.write([+row for row in bridge_entries({1: 1})])
+    assert len(came) == 1

@@ -1,4 +1,5 @@
 import socket
+import time
 from contextlib import ExitStack
 
 import numpy as np
@@ -448,3 +449,12 @@ def test_a_losing_bid_is_made_once_and_its_stream_ends(controller, server, monke
         assert closed == opened
         assert len(opened) == 1
         assert not controller.is_primary
+
+
+def test_the_end_of_a_session_is_told_to_every_caller(controller, server):
+    stream = controller.session.stream
+    server.stop()
+    with pytest.raises(SwitchError):
+        stream.next_packet(time.monotonic() + PATIENCE_S)
+    with pytest.raises(SwitchError):
+        stream.next_packet(time.monotonic())

@@ -265,6 +265,20 @@ def test_what_one_switch_cannot_hold_changes_nothing_on_any(fabric, text):
     assert [status.jobs[0].generation for status in fabric.status()] == [admission.generation] * 3
 
 
+def test_eviction_begins_at_the_workers(fabric, monkeypatch):
+    """No switch forwards packets to one that has lost the job."""
+    evict, order = controller.Controller.evict, []
+
+    def noted(self, job_id):
+        order.append(self.session.address)
+        evict(self, job_id)
+
+    monkeypatch.setattr(controller.Controller, "evict", noted)
+    fabric.admit()
+    fabric.evict()
+    assert order == [*reversed(fabric.switches)]
+
+
 def test_an_unreachable_switch_leaves_the_others_to_other_controllers(text, servers):
     description = parse_description(text)
     gone = servers[2].address

@@ -313,23 +313,31 @@ def test_a_service_goes_on_until_the_last_of_its_jobs_has_finished() -> None:
     assert min(one.chunks_in_switch + one.chunks_at_server for one in stats.values()) > 1
 
 
-def test_a_service_stays_until_it_has_been_quiet_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job finishes at 100 s; a late packet comes at 104 s, and then none for 5 s."""
+@pytest.mark.parametrize("others", [[], [0.5], [5.0, 0.5]], ids=str)
+def test_a_service_stays_until_it_has_been_quiet_for_so_long(
+    others: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs finish at 100 s; a late packet comes at 104 s, and then none for 5 s, the longest `linger`."""
     config = replace(UDP_CONFIG, timers=Timers(linger=5.0))
+    configs = [config] + [
+        replace(config, job_id=2 + number, timers=Timers(linger=linger))
+        for number, linger in enumerate(others)
+    ]
     turns = iter([(100.0, True), (103.0, False), (104.0, True), (108.9, False), (109.0, False)])
     now = [0.0]
     with UdpSwitch(8) as switch:
         switch.admit(config, PORT)
-        with AggregationService([config], switch.server_address(PORT)) as service:
+        with AggregationService(configs, switch.server_address(PORT)) as service:
 
             def turn(_: float) -> tuple[list[Event], bool]:
                 now[0], heard = next(turns)
-                service._servers[1].finished = True
+                for server in service._servers.values():
+                    server.finished = True
                 return [], heard
 
             monkeypatch.setattr(service, "_turn", turn)
             monkeypatch.setattr("peelsum.transport.service.time", SimpleNamespace(monotonic=lambda: now[0]))
-            assert sorted(service.run()) == [1]
+            assert len(service.run()) == len(configs)
     assert next(turns, None) is None
 
 
