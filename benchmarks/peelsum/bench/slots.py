@@ -1,7 +1,7 @@
 """Jobs that share fewer slots than they need, in virtual time: the specification's switch, real hosts.
 
-Every host has a link of its own with a rate and a delay, and every job has its own server, so that jobs
-share nothing but slots. Two runs with one seed are identical, event by event.
+Every host has a link of its own, with a rate and a delay, and every job has its own server. So jobs share
+nothing but slots. Two runs with one seed are identical, event by event.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ class Summary:
 def summary(values: Sequence[float]) -> Summary:
     """Return median and interval of one value or more.
 
-    The interval is that between the k-th smallest and the k-th largest value, for the largest k with which
-    it has CONFIDENCE, or else between the smallest and the largest. Both ends are off with the binomial
-    probability of fewer than k heads among n coins (David and Nagaraja, Order Statistics, 7.1).
+    The interval reaches from the k-th smallest to the k-th largest value, for the largest k with which it has
+    CONFIDENCE. Without such a k it reaches from the smallest to the largest. Both ends are off with the
+    binomial probability of fewer than k heads among n coins (David and Nagaraja, Order Statistics, 7.1).
     """
     ordered, count = sorted(values), len(values)
     k = 1

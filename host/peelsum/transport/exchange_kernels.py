@@ -2,8 +2,8 @@
 
 Theory of operation. A turn sends what the endpoint has to send, receives what has arrived, retransmits what
 is due, and otherwise waits for the socket. A datagram that the kernel segments holds up to 64 packets. The
-loop returns when all results or an urgent one are there, when another worker has left, when a system call
-fails, and at the latest at `until`.
+loop returns when all results or an urgent one are there, or another worker has left. It also returns when a
+system call fails, and at the latest at `until`.
 """
 
 from __future__ import annotations
