@@ -61,6 +61,7 @@ def _train(model: ModelName, options: argparse.Namespace, rank: int, workers: in
     if options.sum != "none":
         if state is not None:
             state.close()
+        dist.barrier()  # gloo aborts a rank that leaves while another still waits for it
         dist.destroy_process_group()
     return losses
 

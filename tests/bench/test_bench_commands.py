@@ -89,7 +89,7 @@ PLAYED = {
         measured,
         "measure",
         measured.MeasuredRow("all_gather", 3, 20.0, 2.5, 1_000, 2.61, 0.0191, 5.91, 6.42, -0.079, 0),
-        ("all_gather", "2.5", "1,000", "2.61", "5.9", "6.4", "-8%", "its sign: 7.9%"),
+        ("all_gather", "2.5", "1,000", "2.61", "5.9", "6.4", "-8%", "error: 7.9%"),
         {
             *("collective", "workers", "mbit", "delay_ms", "words", "latency_ms", "gbps"),
             *("predicted_ms", "measured_ms", "error", "wrong"),

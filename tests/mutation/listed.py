@@ -242,8 +242,8 @@ _CONTROL: Changes = {
         ),
         ("if one % _GENERATIONS not in known", "if one not in known"),
         (
-            "job_id, generation)\n    free_slots(session, plan.job_id, slots(session), lanes(session))\n",
-            "job_id, generation)\n",
+            "    if free:\n        free_slots(session, plan.job_id, slots(session), lanes(session))\n",
+            "",
         ),
         ("    check(session, plan)\n    close_job(session, plan", "    close_job(session, plan"),
         ("min(slots(session) for session in sessions)", "slots(sessions[0])"),
