@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from bmv2_process import running_bmv2
 from clusters import Controllers, actual, cluster_text, expected, job_text
 from patience import PATIENCE_S
 from restartable_switch import RestartableSwitch
@@ -24,6 +25,7 @@ from peelsum.control.cluster.description import ClusterSwitch, ControllerSection
 from peelsum.control.cluster.events import KINDS
 from peelsum.control.cluster.store import StoredJob
 from peelsum.control.session import Session
+from peelsum.control.status import read_jobs
 
 TOKEN = "0123456789abcdef"
 
@@ -443,3 +445,39 @@ def test_the_reference_has_all_keys_and_events():
     keys = [f"{name}.{key}" for name, section in sections.items() for key in section.model_fields]
     for name in (*keys, *KINDS):
         assert f"`{name}`" in page
+
+
+def polled_until_up(cluster):
+    """Poll until every switch is up, which loads BMv2's pipeline."""
+    for _ in range(100):
+        if all(one["state"] == "up" for one in polled(cluster).listed()["switches"]):
+            return cluster
+        time.sleep(0.1)
+    raise AssertionError(cluster.listed()["switches"])
+
+
+def jobs_on(address):
+    """Return a switch's open jobs and their generations, read by a controller that changes nothing."""
+    with Session(address, 1, timeout_s=PATIENCE_S) as session:
+        return {job.job_id: job.generation for job in read_jobs(session)}
+
+
+def test_bmv2_is_kept_and_taken_over_too(tmp_path, told):
+    with ExitStack() as later:
+        with running_bmv2(tmp_path / "first.log") as address:
+            controllers = later.enter_context(
+                closing(Controllers(tmp_path, [address], tell=lambda event: told.append(event.kind)))
+            )
+            first = polled_until_up(controllers.start(address="here:1"))
+            kept = {job_id: first.admit(job_text(job_id, address))["generation"] for job_id in (3, 4)}
+            first.admit(job_text(5, address))
+            assert first.evict(5) == {"waiting": []}
+            assert jobs_on(address) == kept
+            first.close()
+            second = polled_until_up(controllers.start(address="here:2"))
+            assert jobs_on(address) == kept
+            assert "restored" not in told
+        with running_bmv2(tmp_path / "second.log", address):
+            polled_until_up(second)
+            assert told.count("restored") == 2
+            assert jobs_on(address) == kept
