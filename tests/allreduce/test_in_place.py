@@ -112,3 +112,61 @@ def test_results_go_to_the_first_tensors_or_over_all(make_workers: Any) -> None:
 def test_an_array_that_cannot_take_the_sum_is_refused(make_workers: Any, out: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         make_workers(1).each(lambda w, reduce: reduce.sum({"g": drawn(0, 1.0, (6,))}, out=out))
+
+
+Places = dict[str, tuple[int, int, int]]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "out", "pair"),
+    [
+        (
+            {"g": (0, 6, 1), "h": (6, 12, 1)},
+            {"g": (12, 18, 1), "h": (12, 18, 1)},
+            "'g' shares memory with 'h'",
+        ),
+        (
+            {"g": (0, 6, 1), "h": (6, 12, 1)},
+            {"g": (12, 18, 1), "h": (17, 23, 1)},
+            "'g' shares memory with 'h'",
+        ),
+        ({"g": (0, 6, 1), "h": (6, 12, 1)}, {"g": (6, 12, 1)}, "'g' shares memory with 'h'"),
+        (
+            {"g": (0, 6, 1), "h": (6, 12, 1)},
+            {"h": (5, 11, 1), "g": (12, 18, 1)},
+            "'h' shares memory with 'g'",
+        ),
+        ({"g": (0, 6, 1), "h": (20, 24, 1)}, {"g": (5, 11, 1)}, "'g' shares memory with 'g'"),
+        ({"g": (12, 18, 1), "h": (0, 24, 4)}, {"g": (18, 24, 1)}, "'g' shares memory with 'h'"),
+    ],
+)
+def test_arrays_that_share_memory_are_refused_and_nothing_is_lost(
+    make_workers: Any, tensors: Places, out: Places, pair: str
+) -> None:
+    """Places are slices of one array: first, behind the last, step."""
+    workers, memory = make_workers(1), np.arange(24, dtype=np.float32)
+    given, into = (
+        {name: memory[slice(*place)] for name, place in places.items()} for places in (tensors, out)
+    )
+    with pytest.raises(InvalidRequestError, match=f"out: {pair}; pass an array of its own"):
+        workers.each(lambda w, reduce: reduce.sum(given, out=into))
+    assert memory.tolist() == list(range(24))
+    (result,) = workers.each(lambda w, reduce: reduce.sum(given))
+    assert all(np.array_equal(result[name].values, tensor) for name, tensor in given.items())
+
+
+def test_neighbours_in_one_array_do_not_share_memory(make_workers: Any) -> None:
+    memory = np.arange(24, dtype=np.float32)
+    g, h, i = memory[:6], memory[6:12], memory[12:18]
+    empty = memory[3:3]
+    (result,) = make_workers(1).each(
+        lambda w, reduce: reduce.sum({"g": g, "h": h, "none": empty}, out={"g": g, "h": i, "none": empty})
+    )
+    assert np.shares_memory(result["g"].values, g)
+    assert memory.tolist() == [*range(12), *range(6, 12), *range(18, 24)]
+
+
+def test_a_number_without_dimensions_is_written_to_one(make_workers: Any) -> None:
+    own = np.array(0.0, np.float32)
+    make_workers(1).each(lambda w, reduce: reduce.sum({"g": np.array(2.5, np.float32)}, out={"g": own}))
+    assert own == 2.5

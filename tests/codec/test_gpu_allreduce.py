@@ -204,3 +204,17 @@ def test_results_are_written_to_tensors_of_the_caller(form: str) -> None:
         np.testing.assert_array_equal(bits(out), want.view(np.uint32))
     with pytest.raises(InvalidRequestError, match="out: '0' cannot take the sum"):
         reduce.sum([tensor(gradient)], out=[torch.zeros(N, dtype=torch.float64, device=DEVICE)])
+
+
+@needs_device
+def test_tensors_that_share_memory_are_refused() -> None:
+    memory = torch.arange(24, dtype=torch.float32, device=DEVICE)
+    allreduce = Allreduce(LocalSummation.group(1, 8)[0], implementation="gpu")
+    for out in (memory[11:17], memory[1:21:4]):
+        with pytest.raises(
+            InvalidRequestError, match=r"out: 'g' (shares memory with 'h'|cannot take the sum)"
+        ):
+            allreduce.sum({"g": memory[18:24], "h": memory[:24:4]}, out={"g": out})
+    own = torch.empty(6, device=DEVICE)
+    assert allreduce.sum({"g": memory[18:24]}, out={"g": own})["g"].values.data_ptr() == own.data_ptr()
+    assert own.tolist() == list(range(18, 24))

@@ -23,8 +23,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -165,24 +167,25 @@ class Allreduce:
 
         `in_place` overwrites tensors that are writable float32 arrays in C order with the `values` of their
         results, which saves an array each. `out` holds arrays to which the `values` are written, by the names
-        of their tensors, or in the order of the first tensors: writable float32 arrays in C order, of the
-        tensors' shapes. The arrays of an earlier step's results can be passed. All other results are new.
+        of their tensors, or in the order of the first tensors. They must be writable float32 arrays in C
+        order, of the tensors' shapes, and share no memory with each other or with other tensors. The arrays
+        of an earlier step's results can be passed. All other results are new.
 
-        Raises PlanMismatchError if the workers differ, and InvalidRequestError for an array in `out` that
-        does not fit, or if all pass an unsupported dtype. If the summation stalls, its error is raised. After
-        an error the workers may be out of step: further calls raise InvalidRequestError, and a new summation
-        is needed.
+        Raises InvalidRequestError for tensors or an `out` that cannot be used: nothing has been sent then,
+        and the call can be repeated. Raises PlanMismatchError if the workers differ, InvalidRequestError if
+        all pass an unsupported dtype, and the summation's error if it stalls. After these, the workers may be
+        out of step: further calls raise InvalidRequestError, and a new summation is needed.
         """
         if self._failed:
             raise InvalidRequestError("sum: an earlier call failed; start again with a new summation")
+        named = self._named(tensors)
+        into = self._into(named, in_place, self._named({} if out is None else out))
         self._failed = True
-        result = self._sum(tensors, in_place, out if out is not None else {})
+        result = self._sum(named, into)
         self._failed = False
         return result
 
-    def _sum(self, tensors: Tensors, in_place: bool, out: Tensors) -> StepResult:
-        named = self._named(tensors)
-        into = self._into(named, in_place, self._named(out))
+    def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> StepResult:
         self._steps += 1
         step = Step(self._summation, self._memory, self._clock, self._span)
         plan = self._plan(named)
@@ -233,7 +236,23 @@ class Allreduce:
                     f"{shape}"
                 )
             into[name] = tensor
+        self._require_apart(named, out)
         return into
+
+    def _require_apart(self, named: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+        """Raise InvalidRequestError if an array of `out` shares memory with another, or with a tensor."""
+        places = ((*self._memory.span(tensor), name) for name, tensor in out.items())
+        spans = sorted(one for one in places if one[0] < one[1])
+        shared = [(one, other) for (_, end, one), (start, _, other) in pairwise(spans) if start < end]
+        for other, tensor in named.items():
+            start, end = self._memory.span(tensor)
+            if start < end and (before := bisect_left(spans, (end,))):
+                *place, one = spans[before - 1]
+                if start < place[1] and (one != other or place != [start, end]):
+                    shared.append((one, other))
+        if shared:
+            one, other = shared[0]
+            raise InvalidRequestError(f"out: {one!r} shares memory with {other!r}; pass an array of its own")
 
     def _agree(self, plan: Plan, step: Step) -> None:
         """Exchange a new plan's digest alone: if plans differ, so may the lengths of what follows."""

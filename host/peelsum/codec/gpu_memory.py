@@ -44,6 +44,12 @@ class DeviceMemory:
         """See `Memory.overwritable`."""
         return tensor.dtype == torch.float32 and tensor.is_contiguous()
 
+    def span(self, tensor: Tensor) -> tuple[int, int]:
+        """See `Memory.span`."""
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = sum((size - 1) * stride for size, stride in steps) if tensor.numel() else -1
+        return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
     def dtype(self, tensor: Tensor) -> str:
         """See `Memory.dtype`."""
         return str(tensor.dtype).removeprefix("torch.")

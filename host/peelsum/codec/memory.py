@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from peelsum.codec.fixed_point import exponent_words
@@ -30,6 +31,9 @@ class Memory(Protocol):
 
     def overwritable(self, tensor: Any) -> bool:
         """Return whether a result can be written over an accepted tensor: `widened` does not copy it."""
+
+    def span(self, tensor: Any) -> tuple[int, int]:
+        """Return the addresses of an accepted tensor's first byte and of the one behind its last."""
 
     def dtype(self, tensor: Any) -> str:
         """Return the name of the tensor's dtype, e.g. "float32", the same for every memory."""
@@ -88,6 +92,10 @@ class HostMemory:
         if not isinstance(tensor, np.ndarray) or tensor.dtype != np.float32:
             return False
         return tensor.flags.c_contiguous and tensor.flags.writeable
+
+    def span(self, tensor: Any) -> tuple[int, int]:
+        """See `Memory.span`."""
+        return byte_bounds(tensor.bits if isinstance(tensor, BFloat16) else tensor)
 
     def dtype(self, tensor: Any) -> str:
         """See `Memory.dtype`."""
