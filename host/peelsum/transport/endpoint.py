@@ -102,6 +102,8 @@ class WorkerEndpoint:
         self.state: WorkerState = new_state(
             self.limits, config.lanes, racks, first, self._window.numbers, header
         )
+        self.state.cursors[Cursor.PLACE] = place
+        self.state.cursors[Cursor.PLACES] = config.rack_masks[rack].bit_count()
         self._tensors: deque[_Tensor] = deque()
         self._tickets = 0
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)

@@ -32,7 +32,8 @@ from peelsum.transport.system_calls import load, save
 from peelsum.wire import Flag, Kind
 
 Numbers = NDArray[np.int64]
-RESULT, NEED, RESEND = int(Kind.RESULT), int(Kind.NEED), int(Kind.RESEND)
+RESULT, NEED = int(Kind.RESULT), int(Kind.NEED)
+RETRY, RESEND = int(Kind.RETRY), int(Kind.RESEND)
 CE, FIN, SPINE = int(Flag.CE), int(Flag.FIN), int(Flag.SPINE)
 #: A contribution counts as lost once the chunk this many positions later has its result.
 REORDERING = 3
@@ -337,6 +338,14 @@ def _probes(state: WorkerState) -> int:
 
 
 @compiled
+def _kind(cursors: Numbers, position: int, tries: int, cause: int) -> int:
+    if cause == NEEDED or tries > 1:
+        return RESEND
+    turn = position % cursors[Cursor.PLACES] == cursors[Cursor.PLACE]
+    return RESEND if tries == 1 and turn else RETRY
+
+
+@compiled
 def resend(state: WorkerState, now: float, out: Words) -> int:
     """Fill out uint32[limit, words] with queued RESENDs; return how many."""
     cursors, rows, filled = state.cursors, state.queue.shape[0], 0
@@ -348,7 +357,7 @@ def resend(state: WorkerState, now: float, out: Words) -> int:
         if state.answered[row] and cause != NEEDED:
             continue
         copy(state.packets[row], out[filled])
-        put(out[filled], KIND, RESEND)
+        put(out[filled], KIND, _kind(cursors, position, state.tries[row], cause))
         state.tries[row] += 1
         state.sent_at[row] = now
         filled += 1

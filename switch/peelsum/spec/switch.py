@@ -60,7 +60,7 @@ SERVER = Member("server", worker_mask=0, worker_id=EVERYONE)
 
 #: Which kinds each role may send. Others are counted as FOREIGN_PORT.
 MAY_SEND = {
-    "worker": {Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS},
+    "worker": {Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS},
     "rack": {Kind.CONTRIBUTION, Kind.BYPASS},
     "server": {Kind.RESULT, Kind.NEED, Kind.RESEND},
 }
@@ -139,6 +139,8 @@ class SpecSwitch:
         match packet.kind:
             case Kind.CONTRIBUTION:
                 return self._contribute(job, member, packet, slot, tag, now)
+            case Kind.RETRY:
+                return self._retry(job, member, packet, slot, tag)
             case Kind.RESEND if job.level is Level.SPINE and not packet.flags & Flag.SPINE:
                 return self._down(job, packet, Verdict.RESEND_FORWARDED)
             case Kind.RESEND:
@@ -176,23 +178,38 @@ class SpecSwitch:
     def _contribute(
         self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int, now: int
     ) -> Outputs:
-        mine = member.worker_mask
         if slot.tag == tag:
             slot.stamp = now
-            slot.marks |= packet.flags & MARKS
-            if slot.worker_bitmap == 0:
-                packet.bitmap = mine
-                return self._up(job, packet, Verdict.TOMBSTONED)
-            if slot.worker_bitmap & mine:
-                return self._count(Verdict.DUPLICATE)
-            slot.worker_bitmap |= mine
-            slot.lanes = packet.combined_with(slot.lanes)
-        elif _expired(slot.stamp, now - self.age_limit):
-            slot.tag, slot.stamp, slot.worker_bitmap = tag, now, mine
-            slot.marks, slot.lanes = packet.flags & MARKS, packet.lanes
-        else:
-            packet.bitmap = mine
+            return self._join(job, member, packet, slot, Verdict.TOMBSTONED)
+        if not _expired(slot.stamp, now - self.age_limit):
+            packet.bitmap = member.worker_mask
             return self._up(job, packet, Verdict.COLLIDED)
+        slot.tag, slot.stamp, slot.worker_bitmap = tag, now, member.worker_mask
+        slot.marks, slot.lanes = packet.flags & MARKS, packet.lanes
+        return self._kept(job, packet, slot)
+
+    def _retry(self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int) -> Outputs:
+        if slot.tag == tag:
+            return self._join(job, member, packet, slot, Verdict.RESEND_PASSED)
+        packet.bitmap = member.worker_mask
+        return self._up(job, packet, Verdict.RESEND_PASSED)
+
+    def _join(self, job: Job, member: Member, packet: Packet, slot: Slot, alone: Verdict) -> Outputs:
+        """Add a packet to its chunk's slot; to a tombstone nothing is added, and the packet leaves `alone`."""
+        mine = member.worker_mask
+        slot.marks |= packet.flags & MARKS
+        if slot.worker_bitmap == 0:
+            if alone == Verdict.RESEND_PASSED: return self._count(Verdict.NOTHING_HELD)
+            packet.bitmap = mine
+            return self._up(job, packet, alone)
+        if slot.worker_bitmap & mine:
+            return self._count(Verdict.DUPLICATE)
+        slot.worker_bitmap |= mine
+        slot.lanes = packet.combined_with(slot.lanes)
+        return self._kept(job, packet, slot)
+
+    def _kept(self, job: Job, packet: Packet, slot: Slot) -> Outputs:
+        """Send the slot's sum up if it is complete."""
         if slot.worker_bitmap != job.expected_mask:
             return self._count(Verdict.ABSORBED)
         packet.bitmap, packet.lanes = slot.worker_bitmap, slot.lanes
