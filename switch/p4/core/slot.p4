@@ -53,9 +53,9 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
             (_, KIND_CONTRIBUTION, OWNER_EXPIRED, _, _, _, _) : absorb(LANES_SET);
             // Another chunk owns the slot.
             (_, KIND_CONTRIBUTION, _, _, _, _, _) : pass(WAY_UP, VERDICT_COLLIDED);
-            // A retry joins its chunk's slot, but takes no slot. It goes up alone if the slot holds nothing.
+            // A retry adds to a partial sum, but claims no slot: it leaves alone if the slot is another chunk's.
             (_, KIND_RETRY, MATCH_MINE, MATCH_HELD_NONE, _, _, _) : pass(WAY_NOWHERE, VERDICT_NOTHING_HELD);
-            (_, KIND_RETRY, _, MATCH_HELD_NONE, _, _, _) : pass(WAY_UP, VERDICT_RESEND_PASSED);
+            (_, KIND_RETRY, _, MATCH_HELD_NONE, _, _, _)          : pass(WAY_UP, VERDICT_RESEND_PASSED);
             (_, KIND_RETRY, _, HELD_SOME, 0, 0, _) : absorb(LANES_ADD);
             (_, KIND_RETRY, _, HELD_SOME, 0, 1, _) : absorb(LANES_OR);
             (_, KIND_RETRY, _, HELD_REST, 0, 0, _) : leave_summed(LANES_ADD, VERDICT_COMPLETED);

@@ -178,30 +178,33 @@ class SpecSwitch:
     def _contribute(
         self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int, now: int
     ) -> Outputs:
+        mine = member.worker_mask
         if slot.tag == tag:
             slot.stamp = now
-            return self._join(job, member, packet, slot, Verdict.TOMBSTONED)
+            if slot.worker_bitmap == 0:
+                slot.marks |= packet.flags & MARKS
+                packet.bitmap = mine
+                return self._up(job, packet, Verdict.TOMBSTONED)
+            return self._join(job, mine, packet, slot)
         if not _expired(slot.stamp, now - self.age_limit):
-            packet.bitmap = member.worker_mask
+            packet.bitmap = mine
             return self._up(job, packet, Verdict.COLLIDED)
-        slot.tag, slot.stamp, slot.worker_bitmap = tag, now, member.worker_mask
+        slot.tag, slot.stamp, slot.worker_bitmap = tag, now, mine
         slot.marks, slot.lanes = packet.flags & MARKS, packet.lanes
         return self._kept(job, packet, slot)
 
     def _retry(self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int) -> Outputs:
-        if slot.tag == tag:
-            return self._join(job, member, packet, slot, Verdict.RESEND_PASSED)
-        packet.bitmap = member.worker_mask
-        return self._up(job, packet, Verdict.RESEND_PASSED)
-
-    def _join(self, job: Job, member: Member, packet: Packet, slot: Slot, alone: Verdict) -> Outputs:
-        """Add a packet to its chunk's slot; to a tombstone nothing is added, and the packet leaves `alone`."""
-        mine = member.worker_mask
-        slot.marks |= packet.flags & MARKS
+        if slot.tag != tag:
+            packet.bitmap = member.worker_mask
+            return self._up(job, packet, Verdict.RESEND_PASSED)
         if slot.worker_bitmap == 0:
-            if alone == Verdict.RESEND_PASSED: return self._count(Verdict.NOTHING_HELD)
-            packet.bitmap = mine
-            return self._up(job, packet, alone)
+            slot.marks |= packet.flags & MARKS
+            return self._count(Verdict.NOTHING_HELD)
+        return self._join(job, member.worker_mask, packet, slot)
+
+    def _join(self, job: Job, mine: int, packet: Packet, slot: Slot) -> Outputs:
+        """Add a packet to the sum that the slot holds of its chunk, unless its worker is in it."""
+        slot.marks |= packet.flags & MARKS
         if slot.worker_bitmap & mine:
             return self._count(Verdict.DUPLICATE)
         slot.worker_bitmap |= mine
@@ -209,7 +212,7 @@ class SpecSwitch:
         return self._kept(job, packet, slot)
 
     def _kept(self, job: Job, packet: Packet, slot: Slot) -> Outputs:
-        """Send the slot's sum up if it is complete."""
+        """Send the sum up if it is complete."""
         if slot.worker_bitmap != job.expected_mask:
             return self._count(Verdict.ABSORBED)
         packet.bitmap, packet.lanes = slot.worker_bitmap, slot.lanes

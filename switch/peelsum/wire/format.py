@@ -92,7 +92,7 @@ class Verdict(IntEnum):
     FOREIGN_PORT = 7  # this port may not send this kind for this job
     WRONG_SENDER = 8  # `sender` is not the worker behind this port
     DUPLICATE = 9  # this worker is in the slot already
-    NOTHING_HELD = 10  # the server asked for a partial sum that is not there
+    NOTHING_HELD = 10  # the server asked for a partial sum, or a worker retried, but the slot gave it up
     NO_RETURN_PATH = 11  # a RESULT or NEED for a `sender` the job does not have
     ABSORBED = 12  # added to a slot, packet consumed
     COMPLETED = 13  # the last contribution: the sum left upwards
