@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Network
+from peelsum.allreduce import NetworkModel
 from peelsum.codec import BFloat16
 
 Floats = NDArray[np.float32]
 #: Where words are what counts, and where exchanges are.
-SLOW, FAR = Network(gbps=1e-3, round_trip_s=0.0), Network(gbps=0.1, round_trip_s=1.0)
+SLOW, FAR = NetworkModel(gbps=1e-3, round_trip_s=0.0), NetworkModel(gbps=0.1, round_trip_s=1.0)
 INDEXES = ["bitmap", "two_level", "bloom", "auto"]
 FORMS = ["dense", "compact", "sketch"]
 DTYPES = ["float32", "float16", "bfloat16"]

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die
 
-from peelsum.allreduce import LocalSummation, Network, Part
+from peelsum.allreduce import LocalSummation, NetworkModel, Part
 from peelsum.torch import (
     CallTimeoutError,
     HookConfigError,
@@ -557,7 +557,7 @@ class Counted:
 def exchanges_of_steps(rank: int, steps: int, gbps: float) -> tuple[list[int], np.ndarray]:
     """Train; the exchanges of each step, and the parameters at the end. `gbps`: of the network model."""
     counted = Counted(ProcessGroupSummation("gloo"))
-    state = SwitchAllreduceState(over=counted, forms="dense", network=Network(gbps=gbps))
+    state = SwitchAllreduceState(over=counted, forms="dense", network=NetworkModel(gbps=gbps))
     ddp = model()
     ddp.register_comm_hook(state, hook)
     optimizer, totals = torch.optim.SGD(ddp.parameters(), lr=0.1), [0]

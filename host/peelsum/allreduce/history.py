@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peelsum.allreduce.costs import Network, Seen, lower_bound_bits
+from peelsum.allreduce.costs import NetworkModel, Seen, lower_bound_bits
 from peelsum.allreduce.refinement import Refinement
 
 #: Words that a tensor may take in all steps together if values are sent ahead, over the lower bound, and the
@@ -31,7 +31,7 @@ class History:
         """
         return min(self._last, self._before, key=lambda seen: seen.candidates)
 
-    def refinement(self, network: Network) -> Refinement:
+    def refinement(self, network: NetworkModel) -> Refinement:
         """Return what decides how the tensor's index is refined in the coming step."""
         likely = self.filled.candidates
         # Of a dense tensor it is unknown how its non-zeros would cluster if they were few.

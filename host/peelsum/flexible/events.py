@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from peelsum.flexible.collectives import Link
+from peelsum.flexible.collectives import LinkModel
 from peelsum.flexible.front import Candidate
 from peelsum.flexible.methods import Carrier, Method
 
@@ -64,9 +64,9 @@ class LinkChanged:
     """Steps observed so far."""
     carrier: Carrier
     """Whose link it is."""
-    before: Link
+    before: LinkModel
     """The link when a method was last chosen."""
-    now: Link
+    now: LinkModel
     """The link as estimated now."""
 
 

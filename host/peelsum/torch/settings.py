@@ -6,7 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from peelsum.allreduce import Allreduce, LocalSummation, Network, RequestedForm, RequestedIndex, Summation
+from peelsum.allreduce import (
+    Allreduce,
+    LocalSummation,
+    NetworkModel,
+    RequestedForm,
+    RequestedIndex,
+    Summation,
+)
 from peelsum.compress import (
     Chooser,
     Collectives,
@@ -40,7 +47,7 @@ class Settings:
     """Words per number, 1 or 2."""
     seed: int
     """Seed of sketches, Bloom filters and random choices."""
-    network: Network
+    network: NetworkModel
     """The network model by which forms are compared."""
     sparsifier: Chooser | None
     """The choice of elements to send; None sends all."""

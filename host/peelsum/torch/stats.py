@@ -10,7 +10,7 @@ from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
 from peelsum.allreduce.result import non_zeros
 from peelsum.compress import CompressedTensor, Kind
-from peelsum.flexible import Carrier, DecidedStep, Event, Link, Next
+from peelsum.flexible import Carrier, DecidedStep, Event, LinkModel, Next
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StrategyStats:
     plan: Next | None
     """Method and ratio of the last step that began; None before the first."""
 
-    links: Mapping[Carrier, Link]
+    links: Mapping[Carrier, LinkModel]
     """The link of each carrier as estimated; one is missing before its first measurement."""
 
     history: tuple[DecidedStep, ...]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from peelsum.flexible.collectives import Link, SwitchPath, rounds
+from peelsum.flexible.collectives import LinkModel, SwitchPath, rounds
 from peelsum.simulation.errors import SimulationError
 from peelsum.simulation.scenario import Scenario
 from peelsum.simulation.simulation import frame_bytes
@@ -98,7 +98,7 @@ class _Setting:
     """Seconds that the words take at a link's rate, in whole frames."""
     hop_s: float
     """Seconds of a frame on one link."""
-    link: Link
+    link: LinkModel
     path: SwitchPath
 
     @classmethod
@@ -111,7 +111,9 @@ class _Setting:
         window = min(job.window, scenario.slots // 2)
         path = SwitchPath(lanes=scenario.lanes, window=window, slots=scenario.slots, hops=hops)
         words_s = frame_s * job.elements / scenario.lanes
-        return cls(job.workers, network.racks, job.elements, words_s, hop_s, Link(hop_s, network.gbps), path)
+        return cls(
+            job.workers, network.racks, job.elements, words_s, hop_s, LinkModel(hop_s, network.gbps), path
+        )
 
     @property
     def far(self) -> int:

@@ -96,8 +96,11 @@ class LinkCounts:
     """Packets of cross traffic that found the queue full."""
 
 
-class Link:
-    """One direction of a link. Equal seeds and numbers give equal losses, however packets are batched."""
+class SimulatedLink:
+    """One direction of a link, in virtual time.
+
+    Equal seeds and numbers give equal losses, however packets are batched.
+    """
 
     def __init__(self, spec: LinkSpec, seed: int, number: int) -> None:
         self.spec = spec

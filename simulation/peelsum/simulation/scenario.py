@@ -32,7 +32,7 @@ class RateChange(Section):
     """Rate in Gbit/s."""
 
 
-class Network(Section):
+class NetworkSection(Section):
     """`[network]`: links, queues and switches."""
 
     racks: int = Field(default=1, ge=1, le=32)
@@ -154,7 +154,7 @@ class Scenario(Section):
     """Whether one host is the aggregation server of all jobs; else each job has its own."""
     limit_s: float = Field(default=60.0, gt=0, le=1e6)
     """Simulated seconds after which the simulation fails."""
-    network: Network = Field(default_factory=Network)
+    network: NetworkSection = Field(default_factory=NetworkSection)
     """Links and switches."""
     jobs: tuple[Job, ...] = Field(default=(Job(),), strict=False, min_length=1, max_length=128)
     """The jobs."""

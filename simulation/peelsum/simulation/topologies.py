@@ -9,7 +9,7 @@ from typing import TypeVar
 from peelsum.simulation.engine import Engine, Node
 from peelsum.simulation.hosts import PORT
 from peelsum.simulation.links import LinkSpec
-from peelsum.simulation.scenario import Network, Scenario
+from peelsum.simulation.scenario import NetworkSection, Scenario
 
 #: The first port of a switch that leads to a server, or to a spine.
 UP_PORT = 2048
@@ -31,7 +31,7 @@ class Attach:
     """Its address; workers are numbered from 0 on."""
 
 
-def host_links(network: Network, gbps: float | None = None) -> tuple[LinkSpec, LinkSpec]:
+def host_links(network: NetworkSection, gbps: float | None = None) -> tuple[LinkSpec, LinkSpec]:
     """Return the link from a host to its switch, and the link back; `gbps` None is the network's rate."""
     own = gbps or network.gbps
     changes = tuple((one.at_s, one.gbps * own / network.gbps) for one in network.schedule)
@@ -42,7 +42,7 @@ def host_links(network: Network, gbps: float | None = None) -> tuple[LinkSpec, L
     return replace(down, queue=HOST_QUEUE, mark_from=HOST_QUEUE, cross=0.0), down
 
 
-def switch_link(network: Network, hosts: int) -> LinkSpec:
+def switch_link(network: NetworkSection, hosts: int) -> LinkSpec:
     """Return the link between a rack of so many hosts and one spine, in either direction."""
     factor = hosts / (network.oversubscription * network.spines)
     _, base = host_links(network)

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce, Network, Part, TensorResult
+from peelsum.allreduce import Allreduce, NetworkModel, Part, TensorResult
 from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.codec.timing import NotExactError
 from peelsum.summation import Words
@@ -22,7 +22,7 @@ STEPS = 30
 DEFAULT_ELEMENTS = (2**16, 2**20, 2**22)
 QUICK_ELEMENTS = (2**16,)
 #: The network models, and the ways to send: `forms` and `predict` of the allreduce.
-NETWORKS = {"words": Network(gbps=1e-6, round_trip_s=0.0), "default": Network()}
+NETWORKS = {"words": NetworkModel(gbps=1e-6, round_trip_s=0.0), "default": NetworkModel()}
 WAYS: dict[str, tuple[Literal["auto", "sketch"], bool]] = {
     "auto": ("auto", False),
     "predict": ("auto", True),
