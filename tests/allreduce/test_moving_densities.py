@@ -94,7 +94,7 @@ def test_words_stay_near_the_bound(predict: bool, network: NetworkModel, shape: 
     words, bounds = 0, 0.0
     for tensor, header, count, bound in words_and_bounds(reduce, backend, shape, N):
         words, bounds = words + tensor.words_sent, bounds + bound
-        if not predict:  # what is sent ahead may be in vain
+        if not predict:  # words sent ahead may be wasted
             assert tensor.words_sent <= 2 * bound + header
             assert tensor.form != "dense" or count >= 0.2 * N
     assert words <= 1.5 * bounds

@@ -414,7 +414,7 @@ def in_groups(rank: int) -> list[Any]:
 
 
 def monitored(rank: int) -> list[str]:
-    """What barriers say that the last of three ranks is late for: of the group, and of one beside it."""
+    """Return the errors of barriers for which the last of three ranks is late, in the default and a new group."""
     beside, late = dist.new_group(backend="gloo"), timedelta(seconds=1)
     barriers = [
         lambda: dist.group.WORLD.monitored_barrier(late),

@@ -1,4 +1,4 @@
-"""Buckets of few words travel together, by the same decision on all ranks; no bucket waits for ever."""
+"""Buckets of few words are summed together, grouped the same way on all ranks; every bucket is summed."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class Fabric:
         if controller.runs(json_path, p4info_path) is False:
             raise ControlError(
                 f"job: {plan.job_id}: {plan.switch.p4runtime} runs another program now, which somebody else "
-                "loaded; admit the job again to have it replaced"
+                "loaded; admit the job again to replace it"
             )
         controller.load_pipeline(json_path, p4info_path)
 

@@ -33,7 +33,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class AdmittedJob:
-    """A job as a switch's tables have it."""
+    """A job as read from a switch's tables."""
 
     job_id: int
     """Number of the job."""

@@ -20,7 +20,7 @@ class History:
         self._steps = 0
         #: The union of the last step in which some value was not zero.
         self.filled = self._last
-        #: Words that may be sent in vain, because earlier steps took fewer than they may.
+        #: Words that later steps may waste, because earlier ones sent fewer than they were allowed.
         self.spare = 0.0
 
     @property

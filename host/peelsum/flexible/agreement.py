@@ -69,7 +69,7 @@ class Measurement:
     compress_s: float = 0.0
     """Time of selecting what to send."""
     compute_s: float = 0.0
-    """Time of the step beside all these."""
+    """The rest of the step's time."""
     gain: float = 0.0
     """Compression gain: the energy of what was sent over that of the gradient, 0 to 1."""
 

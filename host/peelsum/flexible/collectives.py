@@ -34,7 +34,7 @@ class LinkModel:
 
 @dataclass(frozen=True)
 class SwitchPath:
-    """What a sum through switches depends on, beside the link. Raises FlexibleConfigError for a bad value."""
+    """What a sum through switches depends on, besides the link. Raises FlexibleConfigError for bad values."""
 
     lanes: int = 256
     """Words in a chunk."""

@@ -21,7 +21,7 @@ class Next:
     exploring: bool
     """Whether the ratio is only explored."""
     probe_words: Mapping[Carrier, int]
-    """Words of zeros to exchange beside the step over each carrier, to learn its rate; 0 for none."""
+    """Zeros to exchange over each carrier in addition to the step's words, to learn its rate; 0 for none."""
 
 
 @dataclass(frozen=True)

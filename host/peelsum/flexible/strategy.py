@@ -56,7 +56,7 @@ _LEAST_GAIN = 1e-6
 
 @dataclass
 class _Known:
-    """What a decider keeps between steps beside its estimates of links, in plain values."""
+    """What a decider keeps between steps, except its estimates of links, in plain values."""
 
     elements: int
     sums: int = 1
@@ -79,7 +79,7 @@ class _Known:
 class Decider:
     """Decides for the gradients of a step, of `elements` elements over `workers` workers.
 
-    Workers whose `observe` calls get the same arguments decide alike. `carriers`: who can carry words; over
+    Workers whose `observe` calls get the same arguments make the same decisions. `carriers`: what can carry words; over
     each of them, measurements and probes are exchanged by an all_reduce in a ring or by the switch. `headers`
     is that of `Step`. Raises FlexibleConfigError if no method of `settings` that selects has a carrier.
     """

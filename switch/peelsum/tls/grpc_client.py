@@ -20,7 +20,7 @@ def open_channel(
     """Return a channel to host:port. Raises TlsError if TLS is needed there, or fails.
 
     name: what listens there, e.g. "switch", for errors. identity: this end's certificate; without one, the
-    channel is plain. timeout_s: seconds to try TLS for; a server that does not answer is no error here.
+    channel is plain. timeout_s: seconds for a trial of TLS; it passes if nothing answers.
     """
     require_tls(name, address.rpartition(":")[0], identity)
     if identity is None:
