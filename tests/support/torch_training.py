@@ -414,7 +414,7 @@ def in_groups(rank: int) -> list[Any]:
 
 
 def monitored(rank: int) -> list[str]:
-    """Return the errors of barriers for which the last of three ranks is late, in the default and a new group."""
+    """Return the errors of barriers for which the last of three ranks is late, in two groups."""
     beside, late = dist.new_group(backend="gloo"), timedelta(seconds=1)
     barriers = [
         lambda: dist.group.WORLD.monitored_barrier(late),

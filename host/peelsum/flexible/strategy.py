@@ -79,9 +79,10 @@ class _Known:
 class Decider:
     """Decides for the gradients of a step, of `elements` elements over `workers` workers.
 
-    Workers whose `observe` calls get the same arguments make the same decisions. `carriers`: what can carry words; over
-    each of them, measurements and probes are exchanged by an all_reduce in a ring or by the switch. `headers`
-    is that of `Step`. Raises FlexibleConfigError if no method of `settings` that selects has a carrier.
+    Workers whose `observe` calls get the same arguments make the same decisions. `carriers`: what can carry
+    words; over each of them, measurements and probes are exchanged by an all_reduce in a ring or by the
+    switch. `headers` is that of `Step`. Raises FlexibleConfigError if no method of `settings` that selects
+    has a carrier.
     """
 
     def __init__(

@@ -209,6 +209,28 @@ def _leave(n: Times, ring: Times, time: int, size: int, rate_at: Times, byte_ps:
 
 
 @njit(cache=True)
+def _cross_traffic(
+    n: Times,
+    ring: Times,
+    until: int,
+    rate_at: Times,
+    byte_ps: NDArray[np.float64],
+    cross: float,
+    key: np.uint64,
+) -> None:
+    """Pass frames of cross traffic, with Poisson arrivals up to a picosecond, through the queue."""
+    while n[State.CROSS_AT] <= until:
+        if n[State.CROSS_DRAWN]:
+            if _leave(n, ring, n[State.CROSS_AT], CROSS_BYTES, rate_at, byte_ps) < 0:
+                n[State.CROSS_DROPPED] += 1
+            else:
+                n[State.CROSS_SENT] += 1
+        n[State.CROSS_DRAWN] += 1
+        gap = -np.log(1.0 - uniform(key ^ np.uint64(0x5DEECE66D), n[State.CROSS_DRAWN]))
+        n[State.CROSS_AT] += 1 + int(gap * CROSS_BYTES * byte_ps[n[State.RATE]] / cross)
+
+
+@njit(cache=True)
 def _transmit(
     n: Times,
     ring: Times,
@@ -225,17 +247,10 @@ def _transmit(
     cross: float,
     key: np.uint64,
 ) -> None:
-    """Pass packets through the queue, and what cross traffic comes before each; `n` is int64[State]."""
+    """Pass packets through the queue, each after the cross traffic before it; `n` is int64[State]."""
     for i in range(times.shape[0]):
-        while cross > 0 and n[State.CROSS_AT] <= times[i]:
-            if n[State.CROSS_DRAWN]:
-                if _leave(n, ring, n[State.CROSS_AT], CROSS_BYTES, rate_at, byte_ps) < 0:
-                    n[State.CROSS_DROPPED] += 1
-                else:
-                    n[State.CROSS_SENT] += 1
-            n[State.CROSS_DRAWN] += 1
-            gap = -np.log(1.0 - uniform(key ^ np.uint64(0x5DEECE66D), n[State.CROSS_DRAWN]))
-            n[State.CROSS_AT] += 1 + int(gap * CROSS_BYTES * byte_ps[n[State.RATE]] / cross)
+        if cross > 0:
+            _cross_traffic(n, ring, times[i], rate_at, byte_ps, cross, key)
         n[State.OFFERED] += 1
         end = _leave(n, ring, times[i], sizes[i], rate_at, byte_ps)
         kept[i], marked[i] = end >= 0, False
