@@ -47,7 +47,7 @@ class StrategyStats:
     """Method and ratio of the last step that began; None before the first."""
 
     links: Mapping[Carrier, LinkModel]
-    """The link of each carrier as estimated; one is missing before its first measurement."""
+    """The estimated link of each carrier that has been measured."""
 
     history: tuple[DecidedStep, ...]
     """The last 10,000 steps; each is added when the next one begins."""
@@ -98,7 +98,7 @@ class HookStats:
 
     @property
     def saving(self) -> float:
-        """How many times as many bytes dense gradients would take; 1 before the first sum."""
+        """Bytes that dense gradients would take, over the bytes sent; 1 before the first sum."""
         return self.dense_bytes / self.wire_bytes if self.wire_bytes else 1.0
 
     def since(self, before: HookStats) -> str:
@@ -117,7 +117,7 @@ class HookStats:
 
 
 def tensor_stats(tensor: TensorResult | CompressedTensor) -> TensorStats:
-    """Return what is kept of a parameter's sum."""
+    """Return the statistics of a parameter's sum."""
     block = None
     if isinstance(tensor, CompressedTensor):
         own = tensor.density_worker

@@ -1,4 +1,4 @@
-"""What an allreduce takes by formula, for thousands of workers: `peelsum.flexible`'s costs, calibrated.
+"""The time of an allreduce by formula, for thousands of workers: `peelsum.flexible`'s costs, calibrated.
 
 A time has two parts: words at the links' rate, and messages that wait for each other. Each algorithm has two
 factors, fitted to packet-level simulations of 4 to 32 workers (`peelsum bench simulation calibrate`).
@@ -131,13 +131,13 @@ def _peelsum(at: _Setting) -> Parts:
 
 
 def _switchml(at: _Setting) -> Parts:
-    # The switch answers by itself.
+    # The switch returns the results itself.
     network = replace(at.path, hops=2).network(at.link)
     return Parts(network.seconds(at.words, 0), network.seconds(0, 1))
 
 
 def _ring(at: _Setting) -> Parts:
-    # A partial sum goes round the ring twice, and leaves a rack once per rack.
+    # A partial sum goes round the ring twice; one hop per rack leads to another rack.
     tour = 2 * (at.workers - at.racks) + at.far * at.racks
     share = 2 * (at.workers - 1) / at.workers
     return Parts(share * at.words_s, share * tour * at.hop_s)
