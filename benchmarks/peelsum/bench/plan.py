@@ -45,7 +45,7 @@ class Request:
 
     @property
     def step(self) -> Step | None:
-        """The step by which methods are compared; None with one worker, who has nothing to sum."""
+        """The step by which methods are compared; None with one worker, which has nothing to sum."""
         ratio = self.density if self.ratio is None else self.ratio
         if self.workers < 2:
             return None

@@ -1,4 +1,4 @@
-"""Controllers of all switches of one job, one or several, and what is done with them together."""
+"""The controllers of all switches of one job, and operations on all of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Exact error feedback: integers keep what a compressor leaves out and what it rounds off.
 
 Theory of operation. A parameter's gradients accumulate in 64-bit integers, in units of 2**-scale: the grid.
-Each step offers them to a compressor as floats, rounded to 24 bits, which lie on the grid. What the
-compressor sent of them is a multiple of some power of two, and is subtracted from what is kept. Hence
+Each step offers them to a compressor as floats, rounded to 24 bits, which lie on the grid. The values that
+the compressor sent are multiples of some power of two, and are subtracted from the integers. Hence
 
     all that was sent + what is kept  ==  all gradients, each rounded once to the grid
 

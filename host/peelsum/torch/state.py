@@ -245,7 +245,7 @@ class SwitchAllreduceState:
         )
 
     def _start(self, names: Iterable[tuple[str, torch.nn.Parameter]], decided: Mapping[str, Any]) -> None:
-        """Set up what is neither pickled nor restored. `decided`: what earlier decisions are saved as."""
+        """Set up what is neither pickled nor restored. `decided`: earlier decisions, as saved."""
         self._names = ParameterNames()
         self._passes = PassCounter()
         self._tracing = Tracing.of_environment()

@@ -42,7 +42,7 @@ class NetworkSection(Section):
     gbps: float = Field(default=100.0, ge=1e-3, le=1600)
     """Rate of a host's link in Gbit/s."""
     oversubscription: float = Field(default=1.0, ge=0.01, le=1000)
-    """What the hosts of a rack can send over what its links to the spines carry."""
+    """Rate of a rack's hosts over the rate of its links to the spines."""
     delay_us: float = Field(default=1.0, ge=0, le=1e6)
     """Propagation delay of each link in microseconds."""
     queue: int = Field(default=1024, ge=1, le=1 << 20)

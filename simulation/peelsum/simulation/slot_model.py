@@ -24,7 +24,7 @@ from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, Train, ps
 from peelsum.transport import Timers
 from peelsum.wire import Flag
 
-#: Destinations of what a switch sends, besides workers from 0 on.
+#: Destinations of a switch's packets, besides workers from 0 on.
 SERVER, EVERYBODY = -1, -2
 _WORD = 0xFFFFFFFF
 _CE = int(Flag.CE)

@@ -131,12 +131,12 @@ class Watch:
         """Take all settings, of which the first `done` in number were kept by earlier calls."""
 
     def trains(self, setting: Setting) -> Advance:
-        """Take the setting that is trained now; return what is called with shares of it that are done."""
+        """Take the setting whose training starts; return a function to call with the share that is done."""
         return lambda done: None
 
 
 def bench_accuracy(request: Request, kept: Path | None = None, watch: Watch | None = None) -> list[Row]:
-    """Train what is not among the kept runs, keep each run as soon as it is done, and return all rows.
+    """Train the runs that are not kept yet, keep each as soon as it is done, and return all rows.
 
     Raises MethodError, SharesError, CompressError, TrainingDataError, KeptRunsError.
     """
