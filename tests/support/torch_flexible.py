@@ -227,9 +227,9 @@ def timed_over_switch(rank: int, seconds: float, strategy: Flexible) -> dict[str
 
 
 def not_finite(rank: int, script: Script) -> list[tuple[list[bool], bool]]:
-    """Of as many steps as the script has, rank 1's first gradient of each second one is infinite.
+    """Train as many steps as the script has; in every second one, rank 1's first gradient is infinite.
 
-    Returns which averages are finite, and whether the books of the step close.
+    Return for each step which averages are finite, and whether its books balance.
     """
     outcome = []
     with patch("peelsum.torch.settings.Memory", Books), scripted(script):

@@ -400,7 +400,7 @@ def _said_of(call: Callable[[], Any]) -> str:
 
 
 def in_groups(rank: int) -> list[Any]:
-    """What sums, broadcasts and barriers of a part of the ranks, of all in another group, and of all give."""
+    """Return the results of sums, broadcasts and barriers in groups of some ranks and of all."""
     seen: list[Any] = []
     for ranks in ([0, 1], [1, 2], [0, 1, 2]):
         group = dist.new_group(ranks)
@@ -500,7 +500,7 @@ def misnamed(rank: int) -> str:
 
 
 def leaves_early(rank: int, timeout_s: float) -> float:
-    """How long rank 0 takes at exit, in seconds, with a sum under way that no other rank asked for."""
+    """Return how long rank 0 takes to exit, in seconds, while it waits for a sum that no other rank joins."""
     state = SwitchAllreduceState(over="gloo", timeout_s=timeout_s)
     state.connect()
     assert dist.group.WORLD is not None

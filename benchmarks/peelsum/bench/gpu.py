@@ -30,7 +30,7 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Machine:
-    """What the figures were measured on."""
+    """The machine on which the figures were measured."""
 
     date: str
     device: str

@@ -1,4 +1,4 @@
-"""What a row is measured on: machine, versions, commit."""
+"""The conditions of a measured row: machine, versions, commit."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Placement(NamedTuple):
     session: Session
     """The primary's session with the switch."""
     plan: SwitchPlan
-    """What the switch gets."""
+    """The job's plan for the switch."""
 
 
 def admit(

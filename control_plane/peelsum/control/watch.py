@@ -23,7 +23,7 @@ class SwitchLost:
     p4runtime: str
     """The switch's P4Runtime server, host:port."""
     reason: str
-    """What went wrong, in one line."""
+    """The error, in one line."""
 
     def __str__(self) -> str:
         return f"{self.reason}; connecting again"

@@ -49,7 +49,7 @@ _INDEX_CALLS, _REFINE_CALLS, _SKETCH_CALLS = 2, 1, 3  # in addition, e.g. for an
 
 @dataclass(frozen=True)
 class Seen:
-    """What all workers know about a tensor from the last step in which it had values."""
+    """Facts about a tensor that all workers know from the last step in which it had values."""
 
     exponent_field: int
     """The largest exponent field of any worker."""

@@ -51,7 +51,7 @@ _GAIN = _Scale(2.0**-15, 16, smallest_wins=True)
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a worker measured in one step, or what all agree on. Times are in seconds, 0 if not measured.
+    """A worker's measurements of a step, or those that all agree on. Times are seconds, 0 if not measured.
 
     Agreed times are within 5 % of a worker's, from a microsecond to an hour; agreed gains within 3 %.
     """

@@ -1,4 +1,4 @@
-"""What a strategy is told of a step, says of the next one, and what happened, as events."""
+"""A strategy's input from a step, its decision for the next one, and its events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peelsum.flexible.methods import Carrier, Method
 
 @dataclass(frozen=True)
 class Next:
-    """What the next step does."""
+    """The decision for the next step."""
 
     method: Method
     """The method by which it sums."""
@@ -26,7 +26,7 @@ class Next:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a step summed, the same on all workers."""
+    """The sums of a step, the same on all workers."""
 
     elements: int
     """Elements of the gradients."""

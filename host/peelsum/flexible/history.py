@@ -1,4 +1,4 @@
-"""What a strategy has decided, step by step, and its events in words."""
+"""The decisions of a strategy, step by step, and its events in words."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _LEAST_GAIN = 1e-6
 
 @dataclass
 class _Known:
-    """What a decider keeps between steps, except its estimates of links, in plain values."""
+    """A decider's state between steps, except its estimates of links, in plain values."""
 
     elements: int
     sums: int = 1
@@ -108,7 +108,7 @@ class Decider:
 
     @property
     def carriers(self) -> tuple[Carrier, ...]:
-        """Who carries the methods: the process group, the switch, or both, in this order."""
+        """The carriers of the methods: the process group, the switch, or both, in this order."""
         return tuple(self._estimates)
 
     @property

@@ -54,7 +54,7 @@ class Settings:
     compressor: Compressor | None
     """The method of compression; None has none."""
     strategy: Flexible | None
-    """What chooses method and ratio in every step; None has none."""
+    """The strategy that chooses method and ratio in every step, or None."""
     error_feedback: bool | None
     """Whether what is not sent is kept; None asks the compressor."""
     momentum: float

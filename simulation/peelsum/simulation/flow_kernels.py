@@ -95,7 +95,7 @@ class FlowState(NamedTuple):
 
 
 class Out(NamedTuple):
-    """What one call sends."""
+    """The packets that one call sends."""
 
     rows: Rows
     times: Ints

@@ -27,7 +27,7 @@ _ROOM = 4096
 
 @dataclass(frozen=True)
 class FlowRow:
-    """What a collective did."""
+    """The results of a collective."""
 
     collective: str
     """Its name."""

@@ -50,7 +50,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """What one direction of a link is like."""
+    """The properties of one direction of a link."""
 
     gbps: float
     """Rate in Gbit/s."""
@@ -70,7 +70,7 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class LinkCounts:
-    """What became of the packets of one direction of a link. Cross traffic is counted apart."""
+    """Counts of the packets in one direction of a link; those of cross traffic are separate."""
 
     offered: int
     """Packets that came to the queue."""

@@ -1,4 +1,4 @@
-"""What is simulated: a network, its jobs, and a seed; from a TOML file, from options, or in Python."""
+"""A scenario to simulate: a network, its jobs, and a seed; from a TOML file, from options, or in Python."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Scenario(Section):
     slots: int = Field(default=COMPILED_SLOTS, ge=256, le=1 << 24)
     """Slots of each switch, a power of two."""
     switch: Literal["auto", "compiled", "specification"] = "auto"
-    """What runs as switch; "auto" takes the compiled program if it has these lanes and slots."""
+    """The implementation of the switch; "auto" takes the compiled program if it has these lanes and slots."""
     shared_server: bool = False
     """Whether one host is the aggregation server of all jobs; else each job has its own."""
     limit_s: float = Field(default=60.0, gt=0, le=1e6)

@@ -93,7 +93,7 @@ class Row:
     final_spread: float | None
     """Its standard deviation; None for one seed."""
     target: float | None
-    """What the time is to: 95 % of dense training's improvement; None if dense training was not finite."""
+    """The target: 95 % of dense training's improvement; None if dense training was not finite."""
     reached: int
     """Runs that reached the target."""
     steps_to_target: float | None
@@ -101,7 +101,7 @@ class Row:
     bytes_per_step: int
     """Measured bytes that a worker contributes, by the hook's statistics."""
     times_less: float
-    """How many times as many bytes dense training's worker contributes."""
+    """Bytes that a worker of dense training contributes, over this method's."""
     compute_ms: float
     """Measured processor time of a step's computation: the median over all runs of the model."""
     gbps: float
@@ -183,7 +183,7 @@ def grouped(runs: Sequence[Run]) -> dict[tuple[Any, ...], list[Run]]:
 
 @dataclass(frozen=True)
 class _Baseline:
-    """What a method is compared with."""
+    """Dense training, with which methods are compared."""
 
     dense: Sequence[Run]
     """The runs of dense training."""

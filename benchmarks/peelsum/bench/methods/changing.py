@@ -38,7 +38,7 @@ NETWORKS: dict[str, Callable[[float], LinkModel]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of training steps took."""
+    """The cost of a run of training steps."""
 
     seconds: float
     """Seconds of the network, selecting and computing."""
