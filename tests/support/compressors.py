@@ -74,7 +74,7 @@ COMPRESSORS: dict[str, Compressor] = {
 
 
 def alone(compressor: Compressor, tensor: np.ndarray, **fields: Any) -> tuple[np.ndarray, TensorState]:
-    """Return the values of a worker's payload, in a job of one or with `fields` of the state; and the state."""
+    """Return a payload's values and the state, of one worker alone or with `fields` of the state."""
     state = TensorState(tensor.shape, **fields)
     flat = tensor.reshape(-1)
     for number in range(compressor.rounds):
