@@ -81,7 +81,7 @@ def test_a_ring_takes_a_part_of_the_words_in_every_step(workers: int) -> None:
     ("arguments", "message"),
     [((1, 10, 0), "workers: 1 are too few for a ring; use 2"), ((2, 0, 0), "gbps: 0")],
 )
-def test_what_is_no_ring_is_refused(arguments: tuple[int, float, float], message: str) -> None:
+def test_an_impossible_ring_is_refused(arguments: tuple[int, float, float], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         NetworkModel.ring(*arguments)
 
