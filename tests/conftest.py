@@ -16,7 +16,7 @@ for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, default)
 
-# An example that takes long on a busy machine is no failure.
+# A slow example is not a failure: the machine may be busy.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-#: Seconds of waiting before a message says so, and between two. Loading what is compiled takes less.
+#: Seconds of waiting before a message says so, and between two. Loading compiled code takes less.
 BEAT_S = 2.0
 _PAUSE_S = 0.02
 _log = logging.getLogger("peelsum")
@@ -32,10 +32,10 @@ def cache_of(function: Any) -> str:
 
 @contextmanager
 def first_alone(folder: str | Path, what: str) -> Iterator[None]:
-    """Run the body at once if no other process runs such a body; otherwise once the first one has ended.
+    """Run the body at once if no other process runs such a body; otherwise after the first one has ended.
 
-    folder: Numba's cache of `what`, the same for all of them. Those who waited run side by side. If the
-    folder cannot be locked, the body runs at once.
+    folder: Numba's cache of `what`, the same for all processes. Processes that waited run side by side. If
+    the folder cannot be locked, the body runs at once.
     """
     lock = -1
     with suppress(ImportError, OSError):

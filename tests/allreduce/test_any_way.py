@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sums_of_floats import DTYPES, FAR, FORMS, INDEXES, ODD_SIZES, SLACK, SLOW, check, typed, workers_of
 
-from peelsum.allreduce import Allreduce, Network
+from peelsum.allreduce import Allreduce, NetworkModel
 from peelsum.codec import BFloat16, threads
 
 
@@ -26,7 +26,7 @@ def any_way(draw: Callable[..., Any]) -> dict[str, Any]:
         "limbs": draw(st.sampled_from([1, 2])),
         "implementation": draw(st.sampled_from(["cpu", "reference"])),
         "cells_per_candidate": draw(st.floats(0.05, 3.0)),
-        "network": draw(st.sampled_from([SLOW, FAR, Network()])),
+        "network": draw(st.sampled_from([SLOW, FAR, NetworkModel()])),
         "seed": draw(st.integers(0, 2**64)),
     }
 

@@ -109,7 +109,7 @@ def test_a_sketch_of_any_size_is_finished_by_the_left_over_round(
     assert left_over == 0 if cells_per_candidate > 1 else left_over > 0.9 * union
 
 
-def test_sketches_are_laid_out_anew_each_step(make_workers: Any) -> None:
+def test_each_step_lays_out_its_sketches_differently(make_workers: Any) -> None:
     group = make_workers(2, forms="sketch", cells_per_candidate=0.8)
     inputs = [{"g": sparse(w, (3000,), 0.1), "h": sparse(w, (3000,), 0.1)} for w in range(2)]
     sent = [tensor.words_sent for _ in range(3) for tensor in group.sum(inputs)[0].tensors]

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peelsum.allreduce import Allreduce, Network, Summation
+from peelsum.allreduce import Allreduce, NetworkModel, Summation
 from peelsum.codec import threads, warm_up
 
 N = 1 << 20
 #: Bytes for arrays whose size does not grow with the tensor, interpreter objects, etc.
 SLACK = 64 * 1024
 #: Networks for which the choice has the fewest words, and the fewest exchanges (filters are not refined).
-SLOW, FAR = Network(gbps=1e-3, round_trip_s=0.0), Network(gbps=0.01, round_trip_s=10.0)
+SLOW, FAR = NetworkModel(gbps=1e-3, round_trip_s=0.0), NetworkModel(gbps=0.01, round_trip_s=10.0)
 
 
 def peak_bytes(

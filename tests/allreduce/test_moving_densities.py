@@ -10,13 +10,13 @@ import pytest
 from numpy.typing import NDArray
 from sums_of_floats import SLACK, check
 
-from peelsum.allreduce import Allreduce, Network, Part
+from peelsum.allreduce import Allreduce, NetworkModel, Part
 from peelsum.allreduce.costs import lower_bound_bits
 
 N, STEPS = 1 << 16, 30
 #: A sketch of fewer candidates than this tensor has is a few cells larger, and is peeled less often.
 N_SKETCH = 1 << 20
-WORDS_ONLY, DEFAULT = Network(gbps=1e-6, round_trip_s=0.0), Network()
+WORDS_ONLY, DEFAULT = NetworkModel(gbps=1e-6, round_trip_s=0.0), NetworkModel()
 
 
 class Recorder:
@@ -88,13 +88,13 @@ def words_and_bounds(reduce: Allreduce, backend: Recorder, shape: str, n: int) -
 @pytest.mark.parametrize("shape", [*UNIFORM, "rows of 1024", "rows of 64", "largest k"])
 @pytest.mark.parametrize("network", [WORDS_ONLY, DEFAULT], ids=["words", "default"])
 @pytest.mark.parametrize("predict", [False, True], ids=["auto", "predict"])
-def test_words_stay_near_the_bound(predict: bool, network: Network, shape: str) -> None:
+def test_words_stay_near_the_bound(predict: bool, network: NetworkModel, shape: str) -> None:
     backend = Recorder()
     reduce = Allreduce(backend, sparse=["g"], predict=predict, network=network)
     words, bounds = 0, 0.0
     for tensor, header, count, bound in words_and_bounds(reduce, backend, shape, N):
         words, bounds = words + tensor.words_sent, bounds + bound
-        if not predict:  # what is sent ahead may be in vain
+        if not predict:  # words sent ahead may be wasted
             assert tensor.words_sent <= 2 * bound + header
             assert tensor.form != "dense" or count >= 0.2 * N
     assert words <= 1.5 * bounds

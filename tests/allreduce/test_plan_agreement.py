@@ -12,7 +12,7 @@ from peelsum.allreduce import (
     Allreduce,
     Choice,
     InvalidRequestError,
-    Network,
+    NetworkModel,
     Plan,
     PlanMismatchError,
     Settings,
@@ -58,7 +58,7 @@ def test_every_worker_raises(make_workers: Any, odd: Any, steps_before: int, for
         {"cells_per_candidate": 2.0},
         {"index": "bloom"},
         {"predict": True},
-        {"network": Network(gbps=100.0)},
+        {"network": NetworkModel(gbps=100.0)},
         {"limbs": 2},
         {"estimate": True},
         {"sparse": {"g"}},
@@ -73,7 +73,9 @@ def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any
 
 @pytest.mark.parametrize("form", ["dense", "compact", "sketch"])
 @pytest.mark.parametrize("steps_before", [1, 3])
-def test_a_worker_that_counts_steps_anew_stops_all(make_workers: Any, form: str, steps_before: int) -> None:
+def test_a_worker_that_counts_steps_from_0_again_stops_all(
+    make_workers: Any, form: str, steps_before: int
+) -> None:
     """A sketch's layout depends on the step, so one worker's new Allreduce would add to the wrong cells."""
     group = make_workers(3, forms=form, timeout_s=PATIENCE_S)
     for _ in range(steps_before):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce, Network
+from peelsum.allreduce import Allreduce, NetworkModel
 from peelsum.allreduce.costs import Seen, candidates, lower_bound_bits
 from peelsum.allreduce.forms import FormChooser
 from peelsum.allreduce.plan import Settings
 
 N = 1 << 20
-SMALLEST = Network(gbps=1e-3, round_trip_s=0.0)
+SMALLEST = NetworkModel(gbps=1e-3, round_trip_s=0.0)
 
 
 def support(kind: str, density: float, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -67,7 +67,7 @@ def test_false_positives_are_not_expected_twice(echo: Any, monkeypatch: pytest.M
         FormChooser, "learn", lambda chooser, name, elements, seen, words, limbs: learnt.append(seen)
     )
     # Exchanges are so expensive that the filter is not refined.
-    network = Network(gbps=0.01, round_trip_s=10.0)
+    network = NetworkModel(gbps=0.01, round_trip_s=10.0)
     reduce = Allreduce(echo, forms="compact", index="bloom", network=network)
     chosen = np.random.default_rng(6).random(N) < 0.02
     tensor = reduce.sum({"g": chosen.astype(np.float32)})["g"]

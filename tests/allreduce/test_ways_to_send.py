@@ -22,7 +22,7 @@ from sums_of_floats import (
     workers_of,
 )
 
-from peelsum.allreduce import Allreduce, InvalidRequestError, Network
+from peelsum.allreduce import Allreduce, InvalidRequestError, NetworkModel
 from peelsum.codec import BFloat16, CodecError
 
 
@@ -332,12 +332,14 @@ def test_unknown_indexes_are_refused_at_once(make_workers: Any) -> None:
 )
 def test_impossible_networks_are_refused_at_once(field: str, value: float) -> None:
     with pytest.raises(InvalidRequestError, match=f"^{field}: {value} is not a .*; use "):
-        Network(**{field: value})
+        NetworkModel(**{field: value})
 
 
 @pytest.mark.parametrize("form", ["compact", "sketch"])
 @pytest.mark.parametrize("network", [SLOW, FAR], ids=["refined", "unrefined"])
-def test_a_filter_so_small_that_everything_passes(make_workers: Any, form: str, network: Network) -> None:
+def test_a_filter_so_small_that_everything_passes(
+    make_workers: Any, form: str, network: NetworkModel
+) -> None:
     n = 3001
     group = make_workers(2, 8, forms=form, index="bloom", predict=True, network=network)
     few, many = np.zeros(n, np.float32), workers_of(n, 1, 0.4, 1)[0]

@@ -121,7 +121,9 @@ def worker_with_sums() -> tuple[WorkerEndpoint, np.ndarray]:
         (packet(Kind.RESULT, FIRST + 29 - 2**31, 99), "out_of_window"),
     ],
 )
-def test_what_is_no_result_of_a_chunk_in_flight_changes_nothing(forged: np.ndarray, reason: str) -> None:
+def test_a_packet_that_is_not_a_result_of_a_chunk_in_flight_changes_nothing(
+    forged: np.ndarray, reason: str
+) -> None:
     worker, words = worker_with_sums()
     assert worker.receive(forged, 0.0) == []
     assert worker.stats().dropped[reason] == 1

@@ -27,7 +27,7 @@ from peelsum.bench.accuracy.subjects import SUBJECTS, SubjectName, make_subject
 from peelsum.bench.accuracy.training import Run, Setting, train
 from peelsum.cli.bench.accuracy import tables
 from peelsum.compress import PackedIntegers, TopK
-from peelsum.flexible import DENSE, Link, Step, cost, costs
+from peelsum.flexible import DENSE, LinkModel, Step, cost, costs
 from peelsum.summation import Part
 
 ROOT = Path(__file__).parents[2]
@@ -161,7 +161,7 @@ def test_a_failing_worker_does_not_leave_others_waiting() -> None:
 
 
 def test_a_row_adds_up_what_was_measured_and_modelled() -> None:
-    link = Link(1e-4, 1.0)
+    link = LinkModel(1e-4, 1.0)
     slow = [finished(seed=seed, curve=[(0, 0.1), (2, 0.5), (4, 0.9 + 0.02 * seed)]) for seed in (0, 1)]
     quick = [
         finished(
@@ -189,7 +189,7 @@ def test_a_row_adds_up_what_was_measured_and_modelled() -> None:
 def test_dense_gradients_take_the_planner_s_fastest_path() -> None:
     """Without time to encode, the paths of floats are those of `peelsum plan`."""
     for gbps in (0.1, 100.0):
-        link = Link(1e-3, gbps)
+        link = LinkModel(1e-3, gbps)
         path = fastest(finished(compress_s=1.0, elements=100_000), link)
         rows = costs(Step(100_000, 1.0, 4, link), [one for one in DENSE if one != "dense_switch"])
         assert path.network_s == pytest.approx(rows[0].seconds)
@@ -197,7 +197,7 @@ def test_dense_gradients_take_the_planner_s_fastest_path() -> None:
 
 
 def test_gathered_values_take_the_planner_s_time() -> None:
-    link = Link(1e-3, 1.0)
+    link = LinkModel(1e-3, 1.0)
     run = finished(
         "top-k", kind="indexed", payload_bytes=4 * 8 * 1000, traffic={"exchanges": 10**6, "parts": 10**6}
     )

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from command_line import peelsum
 
-from peelsum.allreduce import InvalidRequestError, Network, Settings
+from peelsum.allreduce import InvalidRequestError, NetworkModel, Settings
 from peelsum.allreduce.forms import FormChooser
 from peelsum.bench.codec import seen
 from peelsum.bench.methods import method_rows
 from peelsum.bench.plan import Request, plan
-from peelsum.flexible import AXES, METHODS, Link, Step, crossovers
+from peelsum.flexible import AXES, METHODS, LinkModel, Step, crossovers
 
 SLOW = Request(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform", False)
 
@@ -72,7 +72,7 @@ def test_a_check_finds_predicted_bytes_near_those_sent(support: Any, predict: bo
 def test_a_ring_takes_a_part_of_the_words_in_every_step(workers: int) -> None:
     words, hop_s = 480_000, 1e-4
     steps = [32 * words / workers / 10e9 + hop_s for _ in ("reduce", "gather") for _ in range(workers - 1)]
-    ring = Network.ring(workers, 10, hop_s)
+    ring = NetworkModel.ring(workers, 10, hop_s)
     assert ring.seconds(words, 1) == pytest.approx(sum(steps))
     assert ring.seconds(0, 3) == pytest.approx(3 * len(steps) * hop_s)
 
@@ -81,9 +81,9 @@ def test_a_ring_takes_a_part_of_the_words_in_every_step(workers: int) -> None:
     ("arguments", "message"),
     [((1, 10, 0), "workers: 1 are too few for a ring; use 2"), ((2, 0, 0), "gbps: 0")],
 )
-def test_what_is_no_ring_is_refused(arguments: tuple[int, float, float], message: str) -> None:
+def test_an_impossible_ring_is_refused(arguments: tuple[int, float, float], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        Network.ring(*arguments)
+        NetworkModel.ring(*arguments)
 
 
 PLAN = ("plan", "--elements", "1000000", "--gbps", "10", "--rtt", "0.001", "--density")
@@ -127,7 +127,7 @@ def test_methods_are_compared_and_dense_is_advised_where_it_wins(
 ) -> None:
     request = Request(1 << 20, 0.3, gbps, 1e-4, 4, "uniform", False, ratio)
     found = plan(request)
-    assert found.methods == method_rows(Step(1 << 20, ratio, 4, Link(5e-5, gbps)))
+    assert found.methods == method_rows(Step(1 << 20, ratio, 4, LinkModel(5e-5, gbps)))
     assert found.advice.startswith(start)
     assert {one.axis for one in found.crossovers} <= set(AXES)
     assert [one.at for one in crossovers(request.step, "gbps")] == [

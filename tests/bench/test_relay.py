@@ -8,7 +8,7 @@ import pytest
 
 from peelsum.bench.methods import relay
 from peelsum.bench.methods.measured import predict
-from peelsum.flexible import Link, Step, cost
+from peelsum.flexible import LinkModel, Step, cost
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.schedule import Change, LinkSchedule, LinkState
 
@@ -93,6 +93,6 @@ def test_a_new_setting_starts_at_once() -> None:
 
 @pytest.mark.parametrize("name", ["ar_top_k_ring", "ar_top_k_tree"])
 def test_predictions_equal_those_of_the_cost_model(name: str) -> None:
-    link = Link(1e-3, 0.1)
+    link = LinkModel(1e-3, 0.1)
     step = Step(1_000_000, 0.01, 4, link, select_s=0.0)
     assert predict(name, link, 4, 10_000) == pytest.approx(cost(name, step).seconds)  # type: ignore[arg-type]

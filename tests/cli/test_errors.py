@@ -197,7 +197,7 @@ def test_admission_of_wrong_types(field, value, message):
 
 
 @pytest.mark.parametrize("admission", [None, [], "{}"])
-def test_admission_that_is_no_object(admission):
+def test_an_admission_that_is_not_an_object(admission):
     with pytest.raises(
         TransportConfigError, match=r"^admission: .* is not a JSON object; give what `peelsum"
     ):
@@ -313,7 +313,7 @@ def test_output_that_is_full_is_said_in_one_line(arguments, unbuffered):
 
 
 @pytest.mark.parametrize("arguments", [PLAN, [*PLAN, "--json"]], ids=["table", "json"])
-def test_a_reader_that_left_is_no_error_to_speak_of(arguments):
+def test_a_reader_that_left_causes_no_message(arguments):
     with subprocess.Popen([*PEELSUM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""

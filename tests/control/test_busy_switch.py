@@ -1,4 +1,4 @@
-"""A switch that has no room for a call: a controller's Write waits for room, and not for ever."""
+"""A switch with no room for a call: a controller's Write waits for room, up to a time limit."""
 
 from __future__ import annotations
 

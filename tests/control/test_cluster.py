@@ -357,7 +357,7 @@ def test_a_primary_that_was_stopped_and_goes_on_is_a_backup_and_cannot_write(
     assert have(switches, jobs)
 
 
-def test_a_controller_with_other_switches_is_no_backup(primary, controllers, switches, told):
+def test_a_controller_with_other_switches_is_not_a_backup(primary, controllers, switches, told):
     backup = controllers.start(addresses=[switches[0].address])
     backup.poll()
     assert told[-1][1].endswith("has other switches in its file, so it will not take over")

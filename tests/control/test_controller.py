@@ -148,7 +148,7 @@ def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_has_no_slot_that_loo
     assert (verdicts[Verdict.ABSORBED], verdicts[Verdict.COLLIDED]) == (64, 0)
 
 
-def test_slots_in_use_and_slots_freed_lately_are_left_alone(controller, device, description, freed):
+def test_slots_in_use_and_slots_just_freed_are_left_alone(controller, device, description, freed):
     job = controller.admit(description)
     register = stamps(device)
     for slot in range(0, register.size, 2):

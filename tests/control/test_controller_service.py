@@ -227,8 +227,10 @@ def cluster(tmp_path, switches):
         yield Cluster(described, store, PIPELINES)
 
 
-@pytest.mark.parametrize("request_", [b"", b"[]", b'{"job_id": "3"}', b'{"job_id": 3, "token": 4}'])
-def test_a_request_that_is_none_gets_an_error(cluster, request_):
+@pytest.mark.parametrize(
+    "request_", [b"", b"[]", b'{"job_id": "3"}', b'{"job_id": true}', b'{"job_id": 3, "token": 4}']
+)
+def test_a_malformed_request_gets_an_error(cluster, request_):
     with ControllerService("127.0.0.1:0", None) as service, grpc.insecure_channel(service.address) as channel:
         service.start(cluster)
         with pytest.raises(grpc.RpcError) as caught:

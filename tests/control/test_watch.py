@@ -197,6 +197,31 @@ def test_a_pipeline_with_other_jobs_is_not_replaced(switch, description):
         fabric.load_pipeline(other.json_path, other.p4info_path)
 
 
+#: A job on two racks, with the addresses of three switches.
+RACKS = """
+[job]
+id = 3
+workers = 2
+window = 64
+[spine]
+p4runtime = "{.address}"
+pipeline_lanes = 32
+server = 9
+[[racks]]
+p4runtime = "{.address}"
+pipeline_lanes = 32
+uplink = 7
+spine_port = 1
+workers = [4]
+[[racks]]
+p4runtime = "{.address}"
+pipeline_lanes = 32
+uplink = 8
+spine_port = 2
+workers = [4]
+"""
+
+
 def test_the_switches_of_racks_are_looked_after_one_by_one(files, monkeypatch):
     def reconnect(fabric, switch, *, timeout_s, _reconnect=Fabric.reconnect):
         _reconnect(fabric, switch, timeout_s=0.1 if fabric.switches[switch] in away else timeout_s)
@@ -204,29 +229,8 @@ def test_the_switches_of_racks_are_looked_after_one_by_one(files, monkeypatch):
     monkeypatch.setattr(Fabric, "reconnect", reconnect)
     away = set()
     switches = [RestartableSwitch() for _ in range(3)]
-    text = """
-    [job]
-    id = 3
-    workers = 2
-    window = 64
-    [spine]
-    p4runtime = "{.address}"
-    pipeline_lanes = 32
-    server = 9
-    [[racks]]
-    p4runtime = "{.address}"
-    pipeline_lanes = 32
-    uplink = 7
-    spine_port = 1
-    workers = [4]
-    [[racks]]
-    p4runtime = "{.address}"
-    pipeline_lanes = 32
-    uplink = 8
-    spine_port = 2
-    workers = [4]
-    """.format(*switches)
-    with Fabric.connect(parse_description(text), timeout_s=PATIENCE_S) as fabric:
+    described = parse_description(RACKS.format(*switches))
+    with Fabric.connect(described, timeout_s=PATIENCE_S) as fabric:
         fabric.load_pipeline(*files)
         watch = Watch(fabric, fabric.admit().generation, *files)
         fabric.become_backup()

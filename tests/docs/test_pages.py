@@ -7,6 +7,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+#: Folders whose README has a picture.
+FOLDERS = (
+    "switch",
+    "host",
+    "control_plane",
+    "topology",
+    "simulation",
+    "training",
+    "benchmarks",
+    "cli",
+    "tests",
+    "docs",
+)
 #: Made by the build.
 GENERATED = {DOCS / "reference/command-line.md"}
 PAGES = sorted(
@@ -43,41 +56,12 @@ def test_links_lead_somewhere(page):
             assert linked.exists() or linked in GENERATED, target
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        "switch",
-        "host",
-        "control_plane",
-        "topology",
-        "simulation",
-        "training",
-        "benchmarks",
-        "cli",
-        "examples",
-        "tests",
-        "docs",
-    ],
-)
+@pytest.mark.parametrize("folder", [*FOLDERS, "examples"])
 def test_every_folder_has_a_page_of_its_own(folder):
     assert (ROOT / folder / "README.md").read_text().startswith("# ")
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        "switch",
-        "host",
-        "control_plane",
-        "topology",
-        "simulation",
-        "training",
-        "benchmarks",
-        "cli",
-        "tests",
-        "docs",
-    ],
-)
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folders_page_is_short_and_has_a_picture(folder):
     page = (ROOT / folder / "README.md").read_text()
     assert page.count("```") == 2

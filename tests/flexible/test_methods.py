@@ -13,7 +13,7 @@ from peelsum.flexible import (
     DENSE,
     METHODS,
     FlexibleConfigError,
-    Link,
+    LinkModel,
     Step,
     SwitchPath,
     cost,
@@ -22,9 +22,9 @@ from peelsum.flexible import (
 )
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
-LINK = Link(1e-3, 0.1)
+LINK = LinkModel(1e-3, 0.1)
 WORD_S = 32 / 0.1e9
-STEP = Step(1_000_000, 0.01, 4, Link(1e-3, 1.0), select_s=0.0)
+STEP = Step(1_000_000, 0.01, 4, LinkModel(1e-3, 1.0), select_s=0.0)
 
 
 class Clocks:
@@ -84,14 +84,14 @@ def test_other_numbers_of_workers_take_no_longer_than_modelled(name: str, worker
 
 def test_a_switch_sends_whole_packets_and_at_most_a_window_in_a_round_trip() -> None:
     frame_s = 8 * (FRAME_HEADER_BYTES + packet_bytes(256)) / 1e9
-    wide = SwitchPath(window=1 << 16, slots=1 << 18).network(Link(1e-4, 1.0))
+    wide = SwitchPath(window=1 << 16, slots=1 << 18).network(LinkModel(1e-4, 1.0))
     assert wide.seconds(256, 0) == pytest.approx(frame_s)
     assert wide.seconds(0, 3) == pytest.approx(3 * 2 * 1e-4)
-    narrow = SwitchPath(window=10).network(Link(1e-3, 1.0))
+    narrow = SwitchPath(window=10).network(LinkModel(1e-3, 1.0))
     assert narrow.seconds(256 * 1000, 0) == pytest.approx(1000 / 10 * 2e-3)
-    few_slots = SwitchPath(window=1024, slots=20).network(Link(1e-3, 1.0))
+    few_slots = SwitchPath(window=1024, slots=20).network(LinkModel(1e-3, 1.0))
     assert few_slots == narrow
-    two_racks = SwitchPath(hops=4).network(Link(1e-3, 1.0))
+    two_racks = SwitchPath(hops=4).network(LinkModel(1e-3, 1.0))
     assert two_racks.seconds(0, 1) == pytest.approx(4e-3)
 
 
@@ -136,7 +136,7 @@ def test_one_worker_s_index_is_shorter_than_the_union_of_all() -> None:
 @pytest.mark.parametrize("gbps", [0.001, 1.0, 400.0])
 @pytest.mark.parametrize("elements", [1, 1000, 10**8])
 def test_costs_are_sorted_and_their_parts_are_not_negative(elements: int, gbps: float, ratio: float) -> None:
-    found = costs(Step(elements, ratio, 5, Link(1e-5, gbps)))
+    found = costs(Step(elements, ratio, 5, LinkModel(1e-5, gbps)))
     assert {one.method for one in found} == set(METHODS)
     assert [one.seconds for one in found] == sorted(one.seconds for one in found)
     for one in found:
@@ -145,10 +145,10 @@ def test_costs_are_sorted_and_their_parts_are_not_negative(elements: int, gbps: 
 
 
 def test_dense_wins_where_links_are_fast_or_everything_is_sent() -> None:
-    fast = replace(STEP, link=Link(1e-5, 100.0), select_s=0.01)
+    fast = replace(STEP, link=LinkModel(1e-5, 100.0), select_s=0.01)
     assert costs(fast)[0].method in DENSE
     assert costs(replace(STEP, ratio=1.0))[0].method in DENSE
-    assert costs(replace(STEP, link=Link(1e-4, 0.01)))[0].method not in DENSE
+    assert costs(replace(STEP, link=LinkModel(1e-4, 0.01)))[0].method not in DENSE
 
 
 @pytest.mark.parametrize("axis", AXES)
@@ -197,8 +197,8 @@ def test_what_is_out_of_range_is_named(change: dict[str, float], told: str) -> N
 
 def test_links_and_paths_are_checked() -> None:
     with pytest.raises(FlexibleConfigError, match="gbps: 0 is out of range"):
-        Link(0, 0)
+        LinkModel(0, 0)
     with pytest.raises(FlexibleConfigError, match="latency_s: -1 "):
-        Link(-1, 1)
+        LinkModel(-1, 1)
     with pytest.raises(FlexibleConfigError, match="window: 0 "):
         SwitchPath(window=0)

@@ -18,8 +18,8 @@ from peelsum.flexible import (
     Flexible,
     FlexibleConfigError,
     GainChanged,
-    Link,
     LinkChanged,
+    LinkModel,
     Measurement,
     Method,
     MethodChosen,
@@ -32,13 +32,13 @@ from peelsum.flexible import (
     pareto_front,
 )
 
-FAST, SLOW = Link(1e-4, 10.0), Link(1e-4, 1.0)
+FAST, SLOW = LinkModel(1e-4, 10.0), LinkModel(1e-4, 1.0)
 EXPLORING = 15
 #: Methods that all have the same link.
 BY_GROUP = tuple(method for method in METHODS if carrier_of(method) == "group")
 
 
-def falling(step: int) -> Link:
+def falling(step: int) -> LinkModel:
     """Return a link whose rate falls tenfold from step 100 to step 200."""
     return SLOW if 100 <= step < 200 else FAST
 
@@ -61,9 +61,11 @@ def test_a_rate_that_falls_tenfold_switches_within_ten_steps_and_back(prefer: st
 @pytest.mark.parametrize("seed", range(5))
 def test_a_switch_whose_links_slow_down_is_left_within_ten_steps_and_used_again(seed: int) -> None:
     """The process group has links of its own, which stay as they are."""
-    slow = Link(1e-3, 0.1)
+    slow = LinkModel(1e-3, 0.1)
     world = World(
-        lambda _: Link(2e-4, 1.0), lambda step: slow if 100 <= step < 200 else Link(1e-5, 10.0), seed=seed
+        lambda _: LinkModel(2e-4, 1.0),
+        lambda step: slow if 100 <= step < 200 else LinkModel(1e-5, 10.0),
+        seed=seed,
     )
     world.run(Flexible(ratios=(0.01,), prefer=0.0), 300)
     by = [carrier_of(method) for method, _, _ in world.used]
@@ -98,7 +100,7 @@ def test_a_gradient_of_another_size_is_decided_for() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_latency_that_rises_is_noticed_within_ten_steps(seed: int) -> None:
-    world = World(lambda step: Link(1e-2 if step >= 50 else 1e-5, 1.0), seed=seed)
+    world = World(lambda step: LinkModel(1e-2 if step >= 50 else 1e-5, 1.0), seed=seed)
     world.run(Flexible(), 80)
     assert 50 <= world.of(LinkChanged)[0] < 60
     assert world.used[49] != world.used[60]
@@ -106,7 +108,7 @@ def test_a_latency_that_rises_is_noticed_within_ten_steps(seed: int) -> None:
 
 @pytest.mark.parametrize("prefer", ["knee", 0.5, 2.0])
 def test_what_is_in_use_is_the_best_of_all_candidates_by_the_true_times(prefer: str | float) -> None:
-    for link in (Link(1e-5, 0.05), Link(1e-3, 1.0), Link(5e-3, 0.1)):
+    for link in (LinkModel(1e-5, 0.05), LinkModel(1e-3, 1.0), LinkModel(5e-3, 0.1)):
         world = World(lambda _, link=link: link, noise=0.0)
         settings = Flexible(prefer=prefer)
         world.run(settings, EXPLORING + 1)
@@ -125,7 +127,7 @@ def test_what_is_in_use_is_the_best_of_all_candidates_by_the_true_times(prefer: 
         assert loss(here, front, prefer) <= loss(best, front, prefer) + 0.1
 
 
-def seconds(world: World, method: Method, ratio: float, link: Link) -> float:
+def seconds(world: World, method: Method, ratio: float, link: LinkModel) -> float:
     one = cost(method, Step(ELEMENTS, ratio, WORKERS, link, select_s=world.select_s))
     return one.seconds + world.compute_s
 
@@ -135,7 +137,7 @@ def gain(method: Method, ratio: float) -> float:
 
 
 def test_dense_is_used_where_it_is_fastest() -> None:
-    world = World(lambda _: Link(1e-5, 100.0), select_s=0.02)
+    world = World(lambda _: LinkModel(1e-5, 100.0), select_s=0.02)
     world.run(Flexible(), 40)
     assert {method for method, _, _ in world.used[EXPLORING:]} <= set(DENSE)
     assert {ratio for _, ratio, _ in world.used[EXPLORING:]} == {1.0}
@@ -183,20 +185,20 @@ def test_old_gains_are_explored_again_when_the_link_moves() -> None:
 
 def test_a_steady_network_is_left_alone() -> None:
     for seed in range(5):
-        world = World(lambda _: Link(1e-3, 0.5), noise=0.1, seed=seed)
+        world = World(lambda _: LinkModel(1e-3, 0.5), noise=0.1, seed=seed)
         world.run(Flexible(), 400)
         assert len(world.of(MethodChosen)) == 1
         assert not world.of(ExplorationStarted)
 
 
 def test_a_slow_step_changes_nothing() -> None:
-    world = World(lambda step: Link(1e-3, 0.001 if step in (60, 90) else 1.0))
+    world = World(lambda step: LinkModel(1e-3, 0.001 if step in (60, 90) else 1.0))
     world.run(Flexible(), 150)
     assert world.of(LinkChanged) == []
 
 
 def test_a_small_step_is_told_the_rate_by_probes() -> None:
-    world = World(lambda step: Link(5e-3, 1.0 if step < 100 else 0.02))
+    world = World(lambda step: LinkModel(5e-3, 1.0 if step < 100 else 0.02))
     settings = Flexible(ratios=(1e-6,), methods=("ar_top_k_tree",))
     deciders = world.run(settings, 130)
     probes = [one["group"] for one in world.probes]
@@ -207,7 +209,7 @@ def test_a_small_step_is_told_the_rate_by_probes() -> None:
 
 
 def test_a_step_that_tells_the_rate_needs_no_probe() -> None:
-    world = World(lambda _: Link(1e-5, 0.1))
+    world = World(lambda _: LinkModel(1e-5, 0.1))
     deciders = world.run(Flexible(methods=BY_GROUP), 60)
     assert not any(one["group"] for one in world.probes[EXPLORING + 1 :])
     link = deciders[0].links["group"]

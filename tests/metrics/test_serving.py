@@ -141,6 +141,19 @@ class Store:
     def get(self, key): ...
 
 
+def two_workers_that_sum(seats, caplog, stack):
+    """Sum 40 chunks of words by two workers that leave with `stack`; return their statistics and metrics."""
+    workers = [connect_rank(str(seats), rank, 2, Store(), PATIENCE_S) for rank in range(2)]
+    urls = [record.args[0] for record in caplog.records if record.msg == "metrics at %s"]
+    words = np.arange(40 * 32, dtype=np.uint32)
+    with ThreadPoolExecutor(2) as pool:
+        sums = list(pool.map(lambda worker: worker.sum_words([Part(words, "add")])[0], workers))
+        assert all(np.array_equal(one, 2 * words) for one in sums)
+    for worker in workers:
+        stack.callback(worker.close)
+    return [(worker.stats(), read(url)) for worker, url in zip(workers, urls, strict=True)]
+
+
 @pytest.mark.system
 def test_after_a_run_they_are_what_the_parts_print(tmp_path, monkeypatch, caplog):
     """Two workers sum; every part's metrics are compared with its own last words."""
@@ -168,17 +181,8 @@ def test_after_a_run_they_are_what_the_parts_print(tmp_path, monkeypatch, caplog
         places = [f"127.0.0.1:{udp[port]}" for port in "12"]
         seats.write_text(json.dumps({"admission": admission, "switch": places}))
         monkeypatch.setenv(METRICS, "0")
-        workers = [connect_rank(str(seats), rank, 2, Store(), PATIENCE_S) for rank in range(2)]
-        urls = [record.args[0] for record in caplog.records if record.msg == "metrics at %s"]
-        words = np.arange(40 * 32, dtype=np.uint32)
-        with ThreadPoolExecutor(2) as pool:
-            sums = list(pool.map(lambda worker: worker.sum_words([Part(words, "add")])[0], workers))
-            assert all(np.array_equal(one, 2 * words) for one in sums)
-            of_workers = {number: read(url) for number, url in enumerate(urls)}
-            stats = [worker.stats() for worker in workers]
-            list(pool.map(lambda worker: worker.close(), workers))
-        for number, worker in enumerate(stats):
-            seen = of_workers[number]
+        # They stay until the end, because the server ends soon after them.
+        for number, (worker, seen) in enumerate(two_workers_that_sum(seats, caplog, stack)):
             assert seen["peelsum_worker_contributions_total", "3", str(number)] == worker.contributions
             assert seen["peelsum_worker_results_total", "3", str(number)] == worker.results == 41
             assert seen["peelsum_worker_round_trip_seconds", "3", "most", str(number)] == worker.rtt_most

@@ -185,7 +185,7 @@ def _ended(
 
 
 def _fingerprint(area: Area) -> str:
-    """Of all that the fate of a change depends on, besides the change."""
+    """Return a digest of the area's tests and sources, on which the result of a mutant depends."""
     files = [path for folder in (*area.tests, "tests/support") for path in (ROOT / folder).rglob("*.py")]
     files += ROOT.glob(area.sources)
     contents = b"\0".join(path.read_bytes() for path in sorted(files))

@@ -98,7 +98,7 @@ def test_a_packet_does_not_enter_a_pipeline_that_it_was_not_made_for(client, dev
     def slow(packet, info):
         frame = to_frame(packet, info)
         encoded.set()
-        committed.wait(0.5)  # in vain: the commit waits for the packet
+        committed.wait(0.5)  # times out, as the commit waits for the packet
         return frame
 
     def commit():

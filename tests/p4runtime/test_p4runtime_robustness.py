@@ -116,7 +116,7 @@ def error_of(call):
 
 @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32))
-def test_random_entities_get_a_status_that_is_no_bug(client, ids, good, seed):
+def test_random_entities_never_get_a_status_that_means_a_bug(client, ids, good, seed):
     pick = random.Random(seed)
     pick.ids = ids
     request = p4r.WriteRequest(device_id=1, election_id=U128.encode(1))
@@ -139,7 +139,7 @@ def test_random_entities_get_a_status_that_is_no_bug(client, ids, good, seed):
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32))
-def test_random_pipelines_get_a_status_that_is_no_bug(client, schema, ids, seed):
+def test_random_pipelines_never_get_a_status_that_means_a_bug(client, schema, ids, seed):
     pick = random.Random(seed)
     pick.ids = ids
     config = p4r.ForwardingPipelineConfig(p4_device_config=schema.p4blob)

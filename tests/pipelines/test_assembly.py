@@ -1,9 +1,10 @@
-"""The check of a Tofino program's assembly, on excerpts of what p4c made of ours, and with parts left out.
+"""The check that an assembly for Tofino has every part of its program.
 
-The excerpts in data/ have both parsers, the tables `jobs`, `permissions` and `overlap.arrivals`, and the
-registers of the owner, the overlap and lane 0, compiled by p4c 1.2.5.16 with pull request 5753. Lines and
-fields that the check does not read are left out. For Tofino 2, the entries of `overlap.arrivals` are in a
-gateway.
+It runs on excerpts of assembly that p4c made of this project's program, and on mutants of them that lack a
+part. The excerpts in data/ have both parsers, the tables `jobs`, `permissions` and `overlap.arrivals`, and
+the registers of the owner, the overlap and lane 0, compiled by p4c 1.2.5.16 with pull request 5753. They
+leave out lines and fields that the check does not read. For Tofino 2, the entries of `overlap.arrivals` are
+in a gateway.
 """
 
 import json

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peelsum.simulation import Link, LinkSpec, Train
+from peelsum.simulation import LinkSpec, SimulatedLink, Train
 from peelsum.simulation.trains import joined, merged, ps
 
 FRAME_BYTES = 1086
@@ -23,11 +23,11 @@ def train(times: np.ndarray) -> Train:
 
 
 def test_two_senders_into_one_link_lose_as_many_packets_as_in_ns_3() -> None:
-    hosts = [Link(LinkSpec(0.1, 10e-6, 1 << 10), 1, number) for number in (0, 1)]
+    hosts = [SimulatedLink(LinkSpec(0.1, 10e-6, 1 << 10), 1, number) for number in (0, 1)]
     sent = [train(ps(1.0) + host * FRAME_PS // 3 + np.arange(1000) * FRAME_PS) for host in (0, 1)]
     arrived = merged([(host, hosts[host].send(sent[host])) for host in (0, 1)]).train
     # ns-3's queue of 50 does not count the packet that is being sent.
-    shared = Link(LinkSpec(0.1, 10e-6, 51), 1, 2)
+    shared = SimulatedLink(LinkSpec(0.1, 10e-6, 51), 1, 2)
     assert len(shared.send(arrived)) == NS3_RECEIVED
     assert shared.counts().queue_full == 2000 - NS3_RECEIVED
 
@@ -44,7 +44,7 @@ def test_every_packet_is_counted_once_however_trains_are_cut(
 ) -> None:
     spec = LinkSpec(0.1, 1e-6, queue, 2, loss, cross)
     times = np.cumsum(gaps)
-    whole, parts = Link(spec, 3, 0), Link(spec, 3, 0)
+    whole, parts = SimulatedLink(spec, 3, 0), SimulatedLink(spec, 3, 0)
     arrived = whole.send(train(times))
     pieces = [parts.send(train(piece)) for piece in (times[:cut], times[cut:]) if len(piece)]
     np.testing.assert_array_equal(joined(pieces).times, arrived.times)

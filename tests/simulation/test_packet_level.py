@@ -6,7 +6,7 @@ import pytest
 
 from peelsum.simulation import (
     Job,
-    Network,
+    NetworkSection,
     RateChange,
     Report,
     Scenario,
@@ -24,7 +24,7 @@ QUICK = TimersSection(
 )
 LOSSY = Scenario(
     lanes=LANES,
-    network=Network(loss=0.02),
+    network=NetworkSection(loss=0.02),
     jobs=(
         Job(workers=4, elements=9000, timers=QUICK),
         Job(
@@ -38,7 +38,9 @@ LOSSY = Scenario(
 )
 CROWDED = Scenario(
     lanes=LANES,
-    network=Network(racks=2, spines=2, loss=0.01, cross=0.3, mark_from=8, oversubscription=8.0, queue=20),
+    network=NetworkSection(
+        racks=2, spines=2, loss=0.01, cross=0.3, mark_from=8, oversubscription=8.0, queue=20
+    ),
     jobs=LOSSY.jobs,
 )
 
@@ -81,7 +83,9 @@ def test_a_chunk_takes_exactly_four_links() -> None:
 
 
 def test_two_levels_take_eight_links() -> None:
-    report = simulate(Scenario(lanes=LANES, network=Network(racks=2), jobs=(Job(workers=2, elements=LANES),)))
+    report = simulate(
+        Scenario(lanes=LANES, network=NetworkSection(racks=2), jobs=(Job(workers=2, elements=LANES),))
+    )
     frame_s = 8 * (FRAME_HEADER_BYTES + packet_bytes(LANES)) / 100e9
     assert report.jobs[0].seconds == pytest.approx(6 * (frame_s + 1e-6), abs=1e-12)
 
@@ -106,7 +110,7 @@ def test_few_slots_move_sums_to_the_server() -> None:
 def test_the_rate_changes_when_the_schedule_says_so() -> None:
     job = Job(workers=2, elements=LANES * 1000, initial_window=1024)
     steady = simulate(Scenario(lanes=LANES, jobs=(job,))).jobs[0].seconds
-    slower = Network(schedule=(RateChange(at_s=steady / 2, gbps=50.0),))
+    slower = NetworkSection(schedule=(RateChange(at_s=steady / 2, gbps=50.0),))
     assert simulate(Scenario(lanes=LANES, network=slower, jobs=(job,))).jobs[0].seconds == pytest.approx(
         1.5 * steady, rel=0.05
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peelsum.simulation import Job, Network, Scenario, SimulationError, Straggler, TimersSection
+from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError, Straggler, TimersSection
 from peelsum.simulation.collectives import COLLECTIVES, Transfers, ring
 from peelsum.simulation.flows import replayed, run_collective
 from peelsum.simulation.slot_model import run_protocol
@@ -20,7 +20,7 @@ QUICK = TimersSection(first_answer=1e-3, resend_least=5e-5, resend_most=2e-3, ne
 
 def scenario(workers: int, elements: int, **network: float) -> Scenario:
     job = Job(workers=workers, elements=elements, timers=QUICK)
-    return Scenario(lanes=LANES, network=Network(**network), jobs=(job,))
+    return Scenario(lanes=LANES, network=NetworkSection(**network), jobs=(job,))
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)

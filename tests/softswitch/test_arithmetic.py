@@ -8,6 +8,8 @@ import pytest
 from peelsum.softswitch import Frames
 
 EDGES = [0, 1, 2, 77, 127, 128, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1]
+#: The fields of the program's answer, and their bits.
+RESULTS = {"wide": 64, "word": 32, "signed": 32, "seven": 7, "flag": 1, "mac": 48, "path": 8}
 
 
 def number(rng, bits):
@@ -29,7 +31,7 @@ def packet(op, small, odd, shift, a, b, c, d, tail=b""):
 
 def expected(op, small, odd, shift, a, b, c, d, tail):
     """Return the P4 program's expected answer, computed on integers of any size."""
-    r = {"wide": 0, "word": 0, "signed": 0, "seven": 0, "flag": 0, "mac": 0, "path": 0}
+    r = dict.fromkeys(RESULTS, 0)
     c_, d_ = signed(c), signed(d)
     if op == 0:
         r |= {"wide": a + b, "word": a - b, "signed": c + d, "seven": (a >> 3 & 127) * (b & 127)}
@@ -71,15 +73,7 @@ def expected(op, small, odd, shift, a, b, c, d, tail):
     if size > 60 and op != 5:
         r["path"] = r["path"] + 128 & 255
     word = 0
-    for name, bits in (
-        ("wide", 64),
-        ("word", 32),
-        ("signed", 32),
-        ("seven", 7),
-        ("flag", 1),
-        ("mac", 48),
-        ("path", 8),
-    ):
+    for name, bits in RESULTS.items():
         word = word << bits | r[name] & (1 << bits) - 1
     return frame + word.to_bytes(24, "big") + tail
 

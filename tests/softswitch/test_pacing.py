@@ -1,4 +1,4 @@
-"""Frames held until their port may send them: none is early, late, lost or out of order."""
+"""Frames are held until their port may send them; none leaves early or late, is lost or out of order."""
 
 import random
 from collections import defaultdict

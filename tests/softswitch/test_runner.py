@@ -281,7 +281,7 @@ def test_an_injected_frame_meets_the_pipeline_that_it_is_for(rig: SimpleNamespac
     def take_later() -> list[bytes]:
         rig.device.take_injected = take
         committing.start()
-        committing.join(0.5)  # in vain
+        committing.join(0.5)  # times out
         return take()
 
     committing = threading.Thread(target=commit)

@@ -109,7 +109,7 @@ def test_what_does_not_fit_the_stack_stays_in_the_packet(switch_of):
     assert send(switch_of("stack"), frame) == [(3, expected)]
 
 
-def test_a_full_stack_is_no_error(switch_of):
+def test_a_full_stack_is_not_an_error(switch_of):
     frame = ask(TOLD) + b"".join(label(n, 1, n == 3) for n in range(4))
     assert send(switch_of("stack"), frame) == [(3, ask(TOLD, seen=3 << 16 | 3) + frame[8:])]
 

@@ -74,7 +74,7 @@ COMPRESSORS: dict[str, Compressor] = {
 
 
 def alone(compressor: Compressor, tensor: np.ndarray, **fields: Any) -> tuple[np.ndarray, TensorState]:
-    """What one worker's payload of a tensor stands for, in a job of one or as `fields` of the state say."""
+    """Return a payload's values and the state, of one worker alone or with `fields` of the state."""
     state = TensorState(tensor.shape, **fields)
     flat = tensor.reshape(-1)
     for number in range(compressor.rounds):
@@ -90,7 +90,7 @@ def alone(compressor: Compressor, tensor: np.ndarray, **fields: Any) -> tuple[np
 
 
 def fractions(sent: Exact, elements: int) -> list[Fraction]:
-    """What a worker sent of each element."""
+    """Return the part of each element that a worker sent."""
     out = [Fraction(0)] * elements
     for at, number in zip(sent.positions.tolist(), sent.numbers.tolist(), strict=True):
         out[at] = Fraction(number) / Fraction(2) ** sent.scale

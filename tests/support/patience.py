@@ -1,4 +1,4 @@
-"""How tests get along with a busy machine: how long they wait at most, and what they try again."""
+"""Patience with a busy machine: how long tests wait at most, and what they try again."""
 
 from __future__ import annotations
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from peelsum.flexible import CARRIERS, Decider, Event, Flexible, Link, Measurement, Step, carrier_of, cost
+from peelsum.flexible import (
+    CARRIERS,
+    Decider,
+    Event,
+    Flexible,
+    LinkModel,
+    Measurement,
+    Step,
+    carrier_of,
+    cost,
+)
 
 WORKERS = 4
 ELEMENTS = 1_000_000
@@ -20,8 +30,8 @@ class World:
     `switch_link` is the link through the switch; None is the same as that of the process group.
     """
 
-    link: Callable[[int], Link]
-    switch_link: Callable[[int], Link] | None = None
+    link: Callable[[int], LinkModel]
+    switch_link: Callable[[int], LinkModel] | None = None
     gain: Callable[[int, float], float] = lambda step, ratio: ratio**0.2
     noise: float = 0.05
     select_s: float = 1e-3

@@ -61,7 +61,7 @@ def blocks(page: str) -> list[Block]:
             found.append(Block(text))
         else:
             raise SnippetError(
-                f"{mark}: is no mark; use `goes on, ready with`, or `not run` with a known reason"
+                f"{mark}: is not a known mark; use `goes on, ready with`, or `not run` with a known reason"
             )
     return found
 

@@ -1,4 +1,4 @@
-"""What the sum of workers' floats must be, computed from them alone: scale, integers and floats.
+"""The right sum of workers' floats, computed from them alone: scale, integers and floats.
 
 Shares no code with what is tested, and takes nothing from its results.
 """
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Network
+from peelsum.allreduce import NetworkModel
 from peelsum.codec import BFloat16
 
 Floats = NDArray[np.float32]
 #: Where words are what counts, and where exchanges are.
-SLOW, FAR = Network(gbps=1e-3, round_trip_s=0.0), Network(gbps=0.1, round_trip_s=1.0)
+SLOW, FAR = NetworkModel(gbps=1e-3, round_trip_s=0.0), NetworkModel(gbps=0.1, round_trip_s=1.0)
 INDEXES = ["bitmap", "two_level", "bloom", "auto"]
 FORMS = ["dense", "compact", "sketch"]
 DTYPES = ["float32", "float16", "bfloat16"]
@@ -70,7 +70,7 @@ def scales_of(arrays: Sequence[Floats], fixed: Any, limbs: int = 1) -> NDArray[n
 
 
 def exponent_of(arrays: Sequence[Floats]) -> int | None:
-    """Of the largest magnitude on any worker; None if all are zero."""
+    """Return the exponent of the largest magnitude on any worker; None if all are zero."""
     largest = max(float(np.abs(array).max(initial=0.0)) for array in arrays)
     return max(math.frexp(largest)[1] - 1, -127) if largest else None
 

@@ -61,12 +61,12 @@ def hooked(state: SwitchAllreduceState, module: torch.nn.Module) -> torch.nn.Mod
 
 
 def layers() -> torch.nn.Module:
-    """Three layers, the buckets of which are as many."""
+    """Return three layers, which make three buckets."""
     return torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(3)))
 
 
 def in_time(work: Callable[[], Any]) -> Any:
-    """What work returns or raises; a TimeoutError if it hangs."""
+    """Return what `work` returns, or raise what it raises; TimeoutError if it hangs."""
     outcome: list[Any] = []
 
     def run() -> None:

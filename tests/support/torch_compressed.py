@@ -85,7 +85,7 @@ def _restored(ddp: Any, state: SwitchAllreduceState, *settings: Any) -> tuple[An
 
 
 def not_finite(rank: int, compressor: Compressor, over: str) -> list[list[bool]]:
-    """Of three steps, in whose second rank 1 has an infinite gradient: which averages are finite."""
+    """Train three steps, the second with an infinite gradient on rank 1; return which averages are finite."""
     ddp = model()
     state = SwitchAllreduceState(over=over, compressor=compressor)
     ddp.register_comm_hook(state, hook)

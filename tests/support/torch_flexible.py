@@ -19,7 +19,7 @@ from compressors import Books
 from patience import PATIENCE_S
 from torch_training import model, parameters, step_loss
 
-from peelsum.flexible import DENSE, Decider, Flexible, Link
+from peelsum.flexible import DENSE, Decider, Flexible, LinkModel
 from peelsum.summation import Part, Words
 from peelsum.torch import ProcessGroupSummation, SwitchAllreduceState, TopK, hook
 from peelsum.torch.backends import connect
@@ -137,7 +137,9 @@ def same_methods(rank: int, over: str, methods: Sequence[str], steps: int) -> li
 class Links:
     """Links whose latency and rate depend on the training's step; an exchange over them sleeps."""
 
-    def __init__(self, group: Callable[[int], Link], switch: Callable[[int], Link] | None = None) -> None:
+    def __init__(
+        self, group: Callable[[int], LinkModel], switch: Callable[[int], LinkModel] | None = None
+    ) -> None:
         self._by = {"group": group, "switch": switch}
         self.step = 0
 
@@ -178,7 +180,7 @@ class SlowSwitch:
 def over_changing_links(rank: int, changes: Sequence[int], strategy: Flexible) -> dict[str, Any]:
     """Train over a switch whose links are ten times as slow between the two `changes`."""
     torch.set_num_threads(1)
-    fast, slow, steady = Link(1e-4, 0.2), Link(1e-4, 0.02), Link(1e-4, 0.06)
+    fast, slow, steady = LinkModel(1e-4, 0.2), LinkModel(1e-4, 0.02), LinkModel(1e-4, 0.06)
     links = Links(lambda step: steady, lambda step: slow if changes[0] <= step < changes[1] else fast)
     with links.slowing():
         layer = torch.nn.Linear(256, 256)
@@ -201,7 +203,7 @@ def timed_over_switch(rank: int, seconds: float, strategy: Flexible) -> dict[str
     The process group, which does not go through the star, is slowed down to 60 Mbit/s and 5 ms.
     """
     torch.set_num_threads(1)
-    links = Links(lambda step: Link(5e-3, 0.06))
+    links = Links(lambda step: LinkModel(5e-3, 0.06))
     began: list[float] = []
     with links.slowing():
         torch.manual_seed(0)
@@ -225,9 +227,9 @@ def timed_over_switch(rank: int, seconds: float, strategy: Flexible) -> dict[str
 
 
 def not_finite(rank: int, script: Script) -> list[tuple[list[bool], bool]]:
-    """Of as many steps as the script has, rank 1's first gradient of each second one is infinite.
+    """Train as many steps as the script has; in every second one, rank 1's first gradient is infinite.
 
-    Returns which averages are finite, and whether the books of the step close.
+    Return for each step which averages are finite, and whether its books balance.
     """
     outcome = []
     with patch("peelsum.torch.settings.Memory", Books), scripted(script):

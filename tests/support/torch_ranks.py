@@ -32,10 +32,10 @@ def run_ranks(
     backend: str = "gloo",
     patience_s: float = PATIENCE_S,
 ) -> list[Any]:
-    """work(rank, *arguments) on every rank at once; what each returned, None for one that was killed.
+    """Run work(rank, *arguments) on all ranks at once; return the results, None for a rank that was killed.
 
-    `work` is a function that the ranks can import. Raises what a rank printed when it failed, TimeoutError
-    if one does not return within `patience_s`.
+    `work` is a function that the ranks can import. Raises RuntimeError with the traceback of a rank that
+    failed, TimeoutError if one does not return within `patience_s`.
     """
     with tempfile.TemporaryDirectory(prefix="peelsum-") as folder:
         given = environments or [{}] * world
@@ -54,7 +54,7 @@ class _Rank:
     def __init__(self, *arguments: Any) -> None:
         self._mine, theirs = _CONTEXT.Pipe()
         self._process = _CONTEXT.Process(target=_run, args=(theirs, *arguments))
-        # The ranks need nothing of the program that runs the tests, and the server what is loaded for them.
+        # The ranks need nothing of the program that runs the tests; the server needs the path of its preload.
         nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
         with nothing, patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
             self._process.start()
@@ -101,7 +101,7 @@ def _run(
         pipe.send((False, work(rank, *arguments)))
     except BaseException:
         pipe.send((True, traceback.format_exc()))
-    # As a script ends: what asked to be called at exit, but no destructor that waits for others.
+    # End as a script does: run exit handlers, but no destructor, which could wait for other ranks.
     atexit._run_exitfuncs()
     os._exit(0)
 

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die
 
-from peelsum.allreduce import LocalSummation, Network, Part
+from peelsum.allreduce import LocalSummation, NetworkModel, Part
 from peelsum.torch import (
     CallTimeoutError,
     HookConfigError,
@@ -400,7 +400,7 @@ def _said_of(call: Callable[[], Any]) -> str:
 
 
 def in_groups(rank: int) -> list[Any]:
-    """What sums, broadcasts and barriers of a part of the ranks, of all in another group, and of all give."""
+    """Return the results of sums, broadcasts and barriers in groups of some ranks and of all."""
     seen: list[Any] = []
     for ranks in ([0, 1], [1, 2], [0, 1, 2]):
         group = dist.new_group(ranks)
@@ -414,7 +414,7 @@ def in_groups(rank: int) -> list[Any]:
 
 
 def monitored(rank: int) -> list[str]:
-    """What barriers say that the last of three ranks is late for: of the group, and of one beside it."""
+    """Return the errors of barriers for which the last of three ranks is late, in two groups."""
     beside, late = dist.new_group(backend="gloo"), timedelta(seconds=1)
     barriers = [
         lambda: dist.group.WORLD.monitored_barrier(late),
@@ -500,7 +500,7 @@ def misnamed(rank: int) -> str:
 
 
 def leaves_early(rank: int, timeout_s: float) -> float:
-    """How long rank 0 takes at exit, in seconds, with a sum under way that no other rank asked for."""
+    """Return how long rank 0 takes to exit, in seconds, while it waits for a sum that no other rank joins."""
     state = SwitchAllreduceState(over="gloo", timeout_s=timeout_s)
     state.connect()
     assert dist.group.WORLD is not None
@@ -557,7 +557,7 @@ class Counted:
 def exchanges_of_steps(rank: int, steps: int, gbps: float) -> tuple[list[int], np.ndarray]:
     """Train; the exchanges of each step, and the parameters at the end. `gbps`: of the network model."""
     counted = Counted(ProcessGroupSummation("gloo"))
-    state = SwitchAllreduceState(over=counted, forms="dense", network=Network(gbps=gbps))
+    state = SwitchAllreduceState(over=counted, forms="dense", network=NetworkModel(gbps=gbps))
     ddp = model()
     ddp.register_comm_hook(state, hook)
     optimizer, totals = torch.optim.SGD(ddp.parameters(), lr=0.1), [0]

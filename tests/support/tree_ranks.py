@@ -1,4 +1,4 @@
-"""What a rank of the tests of `all_reduce_tree` does."""
+"""The ranks of the tests of `all_reduce_tree`."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_a_token_is_secret_and_not_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"a b c d e f g h i j k l", b"\xff" * 20, b"x" * 65])
-def test_what_is_no_token_is_refused(tmp_path, content):
+def test_a_file_that_is_not_a_token_is_refused(tmp_path, content):
     path = tmp_path / "token"
     path.write_bytes(content)
     with pytest.raises(TlsError, match=r"token: .*make one: peelsum certificates token FILE"):

@@ -101,7 +101,7 @@ def test_without_a_certificate_of_today_nothing_is_heard(serving, ask, name, rea
     assert serving.requests.holder is None
 
 
-def test_plain_text_is_no_handshake(serving, ask):
+def test_plain_text_is_not_a_handshake(serving, ask):
     assert ask(None) is None
     assert serving.requests.holder is None
 

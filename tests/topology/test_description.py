@@ -199,7 +199,7 @@ def test_what_is_not_there_is_named(source: str, message: str) -> None:
         read(source)
 
 
-def test_what_is_no_toml_is_named() -> None:
+def test_a_file_that_is_not_toml_is_named() -> None:
     with pytest.raises(TopologyDescriptionError, match=r"net\.toml: cannot be read: .*; correct it"):
         parse("hosts = {", "net.toml")
 

@@ -116,7 +116,7 @@ def test_a_slot_whose_sum_is_lost_is_counted_and_not_timed() -> None:
 
 @pytest.mark.parametrize("run", [drive, time_slots])
 @pytest.mark.parametrize(("first_within", "ends"), [(0.0, 5), (50.0, 50), (1000.0, 100)])
-def test_a_slow_start_is_waited_out_but_not_for_ever(
+def test_a_slow_start_is_waited_for_up_to_a_limit(
     run: Callable[..., Any], first_within: float, ends: int
 ) -> None:
     """Five seconds asked for, and nothing comes back in the first hundred."""

@@ -210,7 +210,7 @@ def test_exec_names_what_is_not_there(tmp_path) -> None:
             assert process.returncode == 2
 
 
-def test_down_without_a_network_is_no_mistake() -> None:
+def test_down_without_a_network_succeeds() -> None:
     done = peelsum("down")
     assert (done.returncode, done.stdout) == (0, "no network is up\n")
 

@@ -8,7 +8,7 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.topology import Child, ProcessError, Signalled
-from peelsum.topology.parts import MOST_RESTARTS, Part
+from peelsum.topology.restartable import MOST_RESTARTS, RestartableProcess
 
 
 def ended(program: str) -> Child:
@@ -48,21 +48,21 @@ def test_a_part_that_always_ends_is_given_up() -> None:
     def again() -> Child:
         return ended("raise SystemExit(1)")
 
-    part = Part(again(), again)
+    process = RestartableProcess(again(), again)
     for _ in range(MOST_RESTARTS):
-        before = part.child.pid
-        assert part.restart() == "part: ended with status 1; started again"
-        assert part.child.pid != before
+        before = process.child.pid
+        assert process.restart() == "part: ended with status 1; started again"
+        assert process.child.pid != before
     with pytest.raises(ProcessError, match="status 1; not started again after 5 restarts"):
-        part.restart()
-    part.stop()
+        process.restart()
+    process.stop()
 
 
 def test_a_part_that_cannot_start_again_is_an_error() -> None:
-    part = Part(ended("raise SystemExit(1)"))
+    process = RestartableProcess(ended("raise SystemExit(1)"))
     with pytest.raises(ProcessError, match=r"part: ended with status 1$"):
-        part.restart()
-    part.stop()
+        process.restart()
+    process.stop()
 
 
 def test_a_signal_is_remembered_until_it_was_waited_for() -> None:

@@ -116,7 +116,7 @@ def test_what_numba_compiles_is_told_and_how_much_of_it_is_done(monkeypatch):
     assert told[0].startswith("compiling the packet loops, once for this machine: 0 s")
 
 
-def test_functions_that_one_calls_are_counted_and_none_is_not(monkeypatch):
+def test_functions_are_counted_from_the_first_one_done(monkeypatch):
     """A switch program is one function, which is under way until all is done."""
     work, told = compiling._Work(), queue.SimpleQueue()
     work.tell = told.put

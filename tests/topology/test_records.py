@@ -89,7 +89,7 @@ def command(*arguments: str):
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
-def test_a_file_that_is_no_record_is_named_with_what_to_do(text) -> None:
+def test_a_file_that_is_not_a_record_is_named_with_a_remedy(text) -> None:
     records.file().write_text(text, encoding="latin-1")
     with pytest.raises(
         UnreadableRecordError, match=r"^/.*network\.json: is not a record .*; run `peelsum down`$"

@@ -30,7 +30,7 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"predict": "x"}, "predict: 'x' is not a bool; use True or False"),
         ({"implementation": "tpu"}, "implementation: 'tpu' is unknown; use 'cpu' or 'gpu'"),
         ({"seed": "x"}, "seed: 'x' is not a seed; give an integer"),
-        ({"network": 5}, "network: 5 is not a network model; give a peelsum.allreduce.Network"),
+        ({"network": 5}, "network: 5 is not a network model; give a peelsum.allreduce.NetworkModel"),
         ({"sparsifier": 0.1}, "sparsifier: 0.1 is not a sparsifier; give a TopK,"),
         ({"sparsifier": TopK}, "is not a sparsifier; give a TopK,"),
         ({"compressor": "qsgd"}, "compressor: 'qsgd' is not a compressor; give one of peelsum.compress"),

@@ -14,7 +14,7 @@ import torch
 import torch_training as training
 from torch_ranks import run_ranks
 
-from peelsum.allreduce import Network
+from peelsum.allreduce import NetworkModel
 from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK
 
 
@@ -26,7 +26,7 @@ def test_training_goes_on_from_a_pickle_bit_for_bit(sparsifier):
 
 
 def test_a_pickle_warns_of_what_is_not_in_it(caplog):
-    network = Network(gbps=10.0, round_trip_s=1e-5)
+    network = NetworkModel(gbps=10.0, round_trip_s=1e-5)
     state = SwitchAllreduceState(over="gloo", sparsifier=TopK(0.1, warm_up_steps=3), seed=4, network=network)
     with caplog.at_level(logging.WARNING):
         copy = pickle.loads(pickle.dumps(state))

@@ -1,4 +1,4 @@
-"""Buckets of few words travel together, by the same decision on all ranks; no bucket waits for ever."""
+"""Buckets of few words are summed together, grouped the same way on all ranks; every bucket is summed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch_training as training
 from torch_ranks import run_ranks
 
-from peelsum.allreduce import Network
+from peelsum.allreduce import NetworkModel
 from peelsum.torch import HookError
 from peelsum.torch.waiting_buckets import WaitingBuckets, tell
 
 A, B, C = ("a",), ("b", "b2"), ("c",)
 #: Two exchanges take as long as 1,000 words.
-NETWORK = Network(gbps=32e-6, round_trip_s=0.5)
+NETWORK = NetworkModel(gbps=32e-6, round_trip_s=0.5)
 
 
 def summed(waiting, words, error=None):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +34,32 @@ from peelsum.wire import Flag, Kind, unpack
 RUN = 5000
 
 
+def new_worker(worker_id: int = 0, **changed: Any) -> WorkerEndpoint:
+    """Return a worker whose first chunk is 0, with further fields of its configuration changed."""
+    return WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0, **changed), worker_id)
+
+
+def sending(chunks: int, **changed: Any) -> WorkerEndpoint:
+    """Return a new worker that has sent its first window of a sum of `chunks` chunks of zeros."""
+    worker = new_worker(**changed)
+    worker.submit(np.zeros(chunks * LANES, np.uint32), "add")
+    assert len(all_of(worker)) == min(chunks, worker.stats().window)
+    return worker
+
+
+def let_expire(worker: WorkerEndpoint) -> float:
+    """Let a worker's next timer expire; return when it did."""
+    due = worker.next_timer()
+    assert due is not None
+    worker.expire(due)
+    return due
+
+
+def chunks_of(packets: Iterable[Any], *kinds: Kind) -> list[int]:
+    """Return the packets' chunk ids; with `kinds`, only those of packets of these kinds."""
+    return [int(packet["chunk_id"]) for packet in packets if not kinds or packet["kind"] in kinds]
+
+
 def test_a_first_sum_that_is_incomplete_is_waited_for_until_a_run_is_on() -> None:
     server = AggregationServer(CONFIG)
     server.receive(partial(0, 0b001, 1, sender=0), 0.0)
@@ -39,7 +67,7 @@ def test_a_first_sum_that_is_incomplete_is_waited_for_until_a_run_is_on() -> Non
     stand = server.progress()
     assert (stand.oldest_chunk, stand.chunks_incomplete, stand.missing_workers) == (0, 2, (1, 2))
     server.expire(CONFIG.timers.need)
-    assert {int(packet["chunk_id"]) for packet in sent(server)} == {0, RUN}
+    assert set(chunks_of(sent(server))) == {0, RUN}
     server.receive(partial(RUN, 0b111, 1), 1.0)
     assert server.progress().oldest_chunk is None
     server.expire(10.0)
@@ -66,30 +94,24 @@ def test_a_stall_counts_from_a_chunk_s_first_part_and_is_reported_again() -> Non
     assert (stall.seconds, stall.missing_workers) == (10.0, (2,))
 
 
-def test_what_was_sent_lately_is_not_asked_for_with_the_oldest() -> None:
-    worker = WorkerEndpoint(replace(WORKER_CONFIG, window=32, initial_window=8, first_chunk=0), 0)
-    worker.submit(np.zeros(32 * LANES, np.uint32), "add")
-    assert len(all_of(worker)) == 8
+def test_what_was_just_sent_is_not_asked_for_with_the_oldest() -> None:
+    worker = sending(32, window=32, initial_window=8)
     worker.receive(np.concatenate([result(chunk) for chunk in range(6)]), 0.001)  # T is 4 ms
     worker.expire(0.0051)
-    assert [int(packet["chunk_id"]) for packet in unpack(worker.to_send(0.0051).copy(), LANES)] == [6]
+    assert chunks_of(unpack(worker.to_send(0.0051).copy(), LANES)) == [6]
     worker.receive(result(6), 0.0055)
     assert {int(packet["kind"]) for packet in all_of(worker, 0.006)} == {Kind.CONTRIBUTION}
     worker.expire(0.0096)
-    assert [int(packet["chunk_id"]) for packet in unpack(worker.to_send(0.0096).copy(), LANES)] == [7]
+    assert chunks_of(unpack(worker.to_send(0.0096).copy(), LANES)) == [7]
 
 
 def test_what_is_answered_before_it_is_resent_is_not_resent() -> None:
-    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
-    worker.submit(np.zeros(2 * LANES, np.uint32), "add")
-    all_of(worker)
-    due = worker.next_timer()
-    assert due is not None
-    worker.expire(due)
+    worker = sending(2)
+    due = let_expire(worker)
     worker.receive(result(0), due)
     assert all_of(worker, due) == []
     worker.receive(result(0, kind=Kind.NEED, bitmap=1), due)
-    assert [int(packet["chunk_id"]) for packet in all_of(worker, due)] == [0]
+    assert chunks_of(all_of(worker, due)) == [0]
 
 
 @pytest.mark.parametrize(("after", "again"), [(0.0004, []), (0.0007, [5])])
@@ -100,35 +122,27 @@ def test_a_resend_is_lost_when_later_packets_are_answered_after_half_a_round_tri
     worker.receive(result(32), 0.0012)
     (latest, *_) = all_of(worker, 0.00121)
     worker.receive(result(int(latest["chunk_id"])), 0.001 + after)
-    resent = [
-        packet for packet in all_of(worker, 0.001 + after) if packet["kind"] in (Kind.RETRY, Kind.RESEND)
-    ]
-    assert [int(packet["chunk_id"]) for packet in resent if packet["chunk_id"] == 5] == again
+    resent = chunks_of(all_of(worker, 0.001 + after), Kind.RETRY, Kind.RESEND)
+    assert [chunk for chunk in resent if chunk == 5] == again
 
 
 def test_backing_off_starts_small_after_an_idle_hour() -> None:
     timers = Timers(first_answer=0.125, resend_most=1000.0)
-    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0, timers=timers), 0)
-    worker.submit(np.zeros(1, np.uint32), "add")
-    all_of(worker, 0.0)
+    worker = sending(1, timers=timers)
     worker.receive(result(0), 0.001)
     worker.submit(np.zeros(1, np.uint32), "add")
     all_of(worker, 3600.0)
     pauses, now = [], 3600.0
     for _ in range(4):
-        due = worker.next_timer()
-        assert due is not None
+        due = let_expire(worker)
         pauses.append(due - now)
         now = due
-        worker.expire(now)
         assert len(all_of(worker, now)) == 1
     assert pauses == pytest.approx([0.125, 0.125, 0.25, 0.5])
 
 
 def test_who_was_missing_from_a_chunk_that_is_there_is_not_named_for_the_next() -> None:
-    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
-    worker.submit(np.zeros(2 * LANES, np.uint32), "add")
-    all_of(worker)
+    worker = sending(2)
     worker.receive(result(0, kind=Kind.NEED, bitmap=0b110), 0.1)
     assert worker.stalled(0.2).missing_workers == (1, 2)
     worker.receive(result(0), 0.2)
@@ -137,7 +151,7 @@ def test_who_was_missing_from_a_chunk_that_is_there_is_not_named_for_the_next() 
 
 
 def test_a_worker_that_has_left_sends_no_second_last_chunk() -> None:
-    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
+    worker = new_worker()
     worker.finish(0.0)
     (fin,) = all_of(worker)
     assert (fin["kind"], fin["flags"], fin["lanes"].any()) == (Kind.CONTRIBUTION, Flag.FIN, False)
@@ -233,7 +247,7 @@ def test_an_admission_that_no_switch_can_have_is_refused(changed: dict[str, obje
 
 
 def test_a_worker_that_waits_for_nothing_never_stalls() -> None:
-    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0, timers=Timers(stall=2.0)), 0)
+    worker = new_worker(timers=Timers(stall=2.0))
     assert (all_of(worker, 5.0), worker.next_timer(), worker.expire(100.0)) == ([], None, [])
     worker.submit(np.zeros(1, np.uint32), "add")
     assert len(all_of(worker, 200.0)) == 1
@@ -243,14 +257,14 @@ def test_a_worker_that_waits_for_nothing_never_stalls() -> None:
 
 def in_a_run() -> tuple[WorkerEndpoint, int]:
     """Return a worker that has joined by chunk 0 and sent two chunks of its run, and the first one's id."""
-    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 1)
+    worker = new_worker(1)
     worker.submit(np.full(1, 77, np.uint32), "add")
     assert len(all_of(worker)) == 1
     worker.receive(result(0, kind=Kind.NEED, bitmap=0b100), 0.0)
     worker.receive(result(0), 0.0)
     worker.start_run(5)
     worker.submit(np.full(2 * LANES, 88, np.uint32), "add")
-    first, second = (int(packet["chunk_id"]) for packet in all_of(worker))
+    first, second = chunks_of(all_of(worker))
     assert second == first + 1
     return worker, first
 
@@ -284,7 +298,7 @@ def test_a_need_for_the_first_sum_is_heeded_until_the_run_is_a_window_on() -> No
     for done in range(window + 1):
         all_of(worker, 0.1)
         worker.receive(result(0, kind=Kind.NEED, bitmap=0b010), 0.1)
-        resent = [int(packet["chunk_id"]) for packet in all_of(worker, 0.1)]
+        resent = chunks_of(all_of(worker, 0.1))
         assert resent == ([0] if done <= window - 1 else [])
         worker.receive(result(first + done), 0.1)
 
@@ -295,7 +309,7 @@ def test_who_was_missing_when_the_workers_joined_is_not_named_for_the_run() -> N
 
 
 def test_a_run_is_begun_once_and_not_before_the_first_sum() -> None:
-    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 1)
+    worker = new_worker(1)
     with pytest.raises(TransportConfigError, match="join with one sum"):
         worker.start_run(5)
     worker, first = in_a_run()
@@ -306,15 +320,11 @@ def test_a_run_is_begun_once_and_not_before_the_first_sum() -> None:
 
 
 def test_a_need_is_heeded_though_the_chunk_was_to_be_resent_and_is_answered_before_that() -> None:
-    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
-    worker.submit(np.zeros(2 * LANES, np.uint32), "add")
-    all_of(worker)
-    due = worker.next_timer()
-    assert due is not None
-    worker.expire(due)
+    worker = sending(2)
+    due = let_expire(worker)
     worker.receive(result(0, kind=Kind.NEED, bitmap=1), due)
     worker.receive(result(0), due)
-    assert [int(packet["chunk_id"]) for packet in all_of(worker, due)] == [0]
+    assert chunks_of(all_of(worker, due)) == [0]
 
 
 def test_packets_of_a_chunk_do_not_put_its_first_request_off() -> None:
@@ -351,17 +361,10 @@ def test_the_answer_to_a_resend_shows_what_was_lost_before_it_if_it_can_be_the_a
     """An answer within half a round trip is to the packet that was sent first."""
     worker = lossy_start([5])  # resent at 1 ms; a round trip is 1 ms
     worker.receive(np.concatenate([result(chunk) for chunk in (33, 34, 35)]), 0.002)
-    resent = [
-        int(packet["chunk_id"])
-        for packet in all_of(worker, 0.002)
-        if packet["kind"] in (Kind.RETRY, Kind.RESEND)
-    ]
+    resent = chunks_of(all_of(worker, 0.002), Kind.RETRY, Kind.RESEND)
     assert resent == [32]
     worker.receive(result(32), 0.002 + after)
-    packets = all_of(worker, 0.002 + after)
-    assert [
-        int(packet["chunk_id"]) for packet in packets if packet["kind"] in (Kind.RETRY, Kind.RESEND)
-    ] == again
+    assert chunks_of(all_of(worker, 0.002 + after), Kind.RETRY, Kind.RESEND) == again
 
 
 def test_an_older_answer_in_the_same_batch_hides_no_loss() -> None:
@@ -373,34 +376,26 @@ def test_an_older_answer_in_the_same_batch_hides_no_loss() -> None:
 
 
 def test_an_older_result_in_the_same_batch_hides_no_loss() -> None:
-    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
-    worker.submit(np.zeros(5 * LANES, np.uint32), "add")
-    all_of(worker)
+    worker = sending(5)
     worker.receive(np.concatenate([result(3), result(1)]), 0.001)
     packets = all_of(worker, 0.001)
     assert [(int(packet["kind"]), int(packet["chunk_id"])) for packet in packets] == [(Kind.RETRY, 0)]
 
 
 def test_only_the_oldest_chunk_and_what_was_resent_have_a_timer() -> None:
-    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
-    worker.submit(np.zeros(8 * LANES, np.uint32), "add")
-    all_of(worker)
+    worker = sending(8)
     worker.receive(np.concatenate([result(chunk) for chunk in (0, 1, 2, 3, 4, 7)]), 0.001)  # T is 4 ms
     assert worker.next_timer() == pytest.approx(0.005)
     worker.expire(0.00501)
-    assert [int(packet["chunk_id"]) for packet in all_of(worker, 0.00501)] == [5]
+    assert chunks_of(all_of(worker, 0.00501)) == [5]
     due = worker.next_timer()
     assert due is not None
     assert due > 0.00501
 
 
-def test_silence_is_no_loss_so_the_window_stays() -> None:
+def test_silence_does_not_count_as_loss_so_the_window_stays() -> None:
     """Others may still be computing. A result that came meanwhile shows that the chunk was lost."""
-    config = replace(WORKER_CONFIG, window=128, initial_window=64, first_chunk=0)
-    silent, answered = WorkerEndpoint(config, 0), WorkerEndpoint(config, 0)
-    for worker in (silent, answered):
-        worker.submit(np.zeros(128 * LANES, np.uint32), "add")
-        assert len(all_of(worker)) == 64
+    silent, answered = (sending(128, window=128, initial_window=64) for _ in range(2))
     answered.receive(result(1), 0.001)
     for worker in (silent, answered):
         worker.expire(0.2)
@@ -408,7 +403,7 @@ def test_silence_is_no_loss_so_the_window_stays() -> None:
     assert (silent.stats().window, answered.stats().window) == (64, 32)
 
 
-def test_a_chunk_in_the_row_of_one_that_was_waited_for_is_waited_for_anew() -> None:
+def test_a_chunk_in_the_row_of_one_that_was_waited_for_is_waited_for_again() -> None:
     server = AggregationServer(CONFIG)
     server.receive(partial(100, 0b111, 1), 0.0)
     server.receive(partial(101, 0b001, 1, sender=0), 0.0)

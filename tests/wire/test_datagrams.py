@@ -192,7 +192,7 @@ def test_a_full_buffer_stops_the_send_and_says_how_far_it_came() -> None:
         assert np.array_equal(burst.packets, sent[:1])
 
 
-def test_a_full_buffer_is_no_refusal_of_segments() -> None:
+def test_a_full_buffer_is_not_a_refusal_of_segments() -> None:
     full = FullSocket(socket.AF_INET, socket.SOCK_DGRAM)
     sent = batch_of(400, 100)
     with BatchSocket.bind(("127.0.0.1", 0), 100) as into, BatchSocket(full, 100) as out:

@@ -30,7 +30,7 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Machine:
-    """What the figures were measured on."""
+    """The machine on which the figures were measured."""
 
     date: str
     device: str
@@ -142,6 +142,14 @@ def _page(results: GpuResults) -> Iterator[str]:
         f"- {machine.versions}",
         f"- The device copies {machine.copy_gbytes:g} GB/s within its memory.",
         "",
+        *_codec_section(results),
+        "",
+        *_training_section(results),
+    )
+
+
+def _codec_section(results: GpuResults) -> Iterator[str]:
+    yield from (
         "## Codec",
         "",
         "`peelsum bench codec --device cuda`, uniform support. The shares compare gradient bytes encoded or",
@@ -152,14 +160,18 @@ def _page(results: GpuResults) -> Iterator[str]:
         "|---|---|---|---|---|---|---|---|---|",
     )
     for row in results.codec:
-        encode, decode = (gbps / 8 / machine.copy_gbytes for gbps in (row.encode_gbps, row.decode_gbps))
+        encode, decode = (
+            gbps / 8 / results.machine.copy_gbytes for gbps in (row.encode_gbps, row.decode_gbps)
+        )
         ratio = f"{1 / row.time_ratio_to_best:.2f}" if row.time_ratio_to_best else "-"
         yield (
             f"| {row.elements:,} | {row.density:.1%} | {row.form} | {row.index} | {row.bits_per_element:.3g} "
             f"| {row.codec_ms:.3g} | {encode:.1%} | {decode:.1%} | {ratio} |"
         )
+
+
+def _training_section(results: GpuResults) -> Iterator[str]:
     yield from (
-        "",
         "## Training",
         "",
         "`peelsum bench train --cpu --device cuda`: all workers share the GPU; switch, server and links are",

@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from peelsum.allreduce import BloomIndex, Choice, Index, Network, Settings, TwoLevelIndex
+from peelsum.allreduce import BloomIndex, Choice, Index, NetworkModel, Settings, TwoLevelIndex
 from peelsum.allreduce.costs import Candidate, candidates, expected
 from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, require_memory, seen, tensor
 from peelsum.bench.methods import MethodRow, advice, method_rows
 from peelsum.codec import SketchLayout, scale_for
-from peelsum.flexible import AXES, Crossover, Link, Step, crossovers
+from peelsum.flexible import AXES, Crossover, LinkModel, Step, crossovers
 
 #: Exponent field of 1.0: error bounds are given for tensors whose largest value is from 1 to 2.
 _EXPONENT_FIELD = 127
@@ -45,16 +45,16 @@ class Request:
 
     @property
     def step(self) -> Step | None:
-        """The step by which methods are compared; None with one worker, who has nothing to sum."""
+        """The step by which methods are compared; None with one worker, which has nothing to sum."""
         ratio = self.density if self.ratio is None else self.ratio
         if self.workers < 2:
             return None
-        return Step(self.elements, ratio, self.workers, Link(self.rtt / 2, self.gbps))
+        return Step(self.elements, ratio, self.workers, LinkModel(self.rtt / 2, self.gbps))
 
     @property
-    def network(self) -> Network:
+    def network(self) -> NetworkModel:
         """The network model by which ways are compared."""
-        return Network(self.gbps, self.rtt)
+        return NetworkModel(self.gbps, self.rtt)
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def accuracy(figure: Any) -> None:
     """Plot what was learned by modelled seconds, at a slow and a fast link, mean over seeds."""
     from peelsum.bench.accuracy.network import fastest
     from peelsum.bench.accuracy.rows import Request, grouped, read_runs
-    from peelsum.flexible import Link
+    from peelsum.flexible import LinkModel
 
     groups = grouped(list(read_runs(RESULTS / "accuracy.json").values()))
     models = ("digits", "ratings", "text")
@@ -158,7 +158,7 @@ def accuracy(figure: Any) -> None:
         for axes, model in zip(axes_of, models, strict=True):
             for number, method in enumerate(_SHOWN):
                 runs = groups[model, method, 4, "iid", None]
-                step_s = fastest(runs[0], Link(Request().latency_s, gbps)).seconds + runs[0].compute_s
+                step_s = fastest(runs[0], LinkModel(Request().latency_s, gbps)).seconds + runs[0].compute_s
                 points = zip(*(run.curve for run in runs), strict=True)
                 curve = [(one[0][0] * step_s, sum(value for _, value in one) / len(one)) for one in points]
                 axes.plot(*zip(*curve, strict=True), color=f"C{number}", label=method, linewidth=1)

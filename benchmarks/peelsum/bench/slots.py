@@ -54,7 +54,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Shares:
-    """What the jobs of a scene got."""
+    """The results of a scene's jobs."""
 
     chunks_per_s: tuple[float, ...]
     """Chunks summed per second of virtual time, by job."""

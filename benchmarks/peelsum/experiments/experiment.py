@@ -1,4 +1,4 @@
-"""What an experiment is: parameters, a function that measures one row, plots, and what was published."""
+"""Definitions of experiments: parameters, a function that measures one row, plots, published figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Column:
     """A figure of a row."""
 
     meaning: str
-    """What it is, with its unit."""
+    """Its meaning, with its unit."""
     modelled: bool = False
     """Whether it is computed from a model in every row, instead of measured."""
 
@@ -67,7 +67,7 @@ class Published:
     """A published figure, to be shown beside ours."""
 
     what: str
-    """What was measured, on what."""
+    """The quantity, and the system that was measured."""
     value: float
     """The figure."""
     source: str
@@ -82,7 +82,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Sentences:
-    """What a run taught, in three sentences."""
+    """The lessons of a run, in three sentences."""
 
     shows: str
     """What it shows."""
@@ -122,7 +122,7 @@ class Experiment:
     timed: bool = True
     """Whether other programs change its figures, so that disturbed rows are repeated."""
     sentences: Sentences | None = None
-    """What it taught."""
+    """The lessons of a run."""
 
     def __post_init__(self) -> None:
         check(self)

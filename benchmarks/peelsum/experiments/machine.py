@@ -1,4 +1,4 @@
-"""What a row is measured on: machine, versions, commit."""
+"""The conditions of a measured row: machine, versions, commit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-#: What figures depend on, beside an experiment's own file, whose digest each row has.
+#: Files on which figures depend, besides an experiment's own file; each row has the digest of that.
 _SOURCES = ("*.py", "*.p4", "switch/artifacts", "constraints.txt", ":!docs", ":!tests", ":!*/catalogue")
 _PACKAGES = ("peelsum", "numpy", "numba", "torch")
 

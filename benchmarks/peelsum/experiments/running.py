@@ -40,7 +40,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run did."""
+    """The result of a run."""
 
     rows: Sequence[Row]
     """All rows of the plan that there are now, in its order."""

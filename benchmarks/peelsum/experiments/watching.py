@@ -15,7 +15,7 @@ _NOT_WORK = (3, 4, 8, 9)
 
 @dataclass(frozen=True)
 class Load:
-    """What a machine did in a span of time."""
+    """The load of a machine during a span of time."""
 
     wall_s: float
     """Seconds by the clock."""

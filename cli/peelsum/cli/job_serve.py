@@ -21,8 +21,8 @@ import typer
 
 from peelsum.cli.options import ChildOf, Json, Metrics, Tls, address, identity, serving_metrics
 from peelsum.topology import Child, ProcessError, Signalled, end_with_parent, say
-from peelsum.topology.parts import Part
 from peelsum.topology.progress import taking_time
+from peelsum.topology.restartable import RestartableProcess
 from peelsum.topology.telling import told
 from peelsum.topology.user_errors import reported
 
@@ -140,7 +140,7 @@ class _Runs:
         self._files = (compiled.json_path, compiled.p4info_path)
         self._run = ExitStack()
         self._watch: Watch | None = None
-        self._server: Part | None = None
+        self._server: RestartableProcess | None = None
 
     def __enter__(self) -> _Runs:
         return self
@@ -171,7 +171,7 @@ class _Runs:
             run.callback(self._evict, fabric, admitted.generation)
             fabric.become_backup()  # let other controllers admit jobs
             admission = {**asdict(admitted), "timeout_s": self._job.job.timeout_s}
-            server = Part(self._serving(admission), lambda: self._serving(admission))
+            server = RestartableProcess(self._serving(admission), lambda: self._serving(admission))
             run.callback(server.stop)
             self._watch, self._server = Watch(fabric, admitted.generation, *self._files), server
             self._run = run.pop_all()

@@ -19,7 +19,7 @@ _HEADINGS = ("job", "workers", "sums", "us", "Gbit/s", "in switch", "resends", "
 
 def simulate(
     scenario: Annotated[
-        Path | None, typer.Argument(help="TOML file with what has no option; options go before it.")
+        Path | None, typer.Argument(help="A scenario in TOML; options replace its values.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Workers of each job.")] = None,
     gbps: Annotated[float | None, typer.Option(help="Rate of a host's link in Gbit/s.")] = None,

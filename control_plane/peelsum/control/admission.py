@@ -1,6 +1,6 @@
 """Admit a job to its switches, in an order that never exposes a half-configured job.
 
-One switch and several take the same steps. A switch is a session and the plan of what it gets.
+One switch and several take the same steps. A switch is given as a session and a plan.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Placement(NamedTuple):
     session: Session
     """The primary's session with the switch."""
     plan: SwitchPlan
-    """What the switch gets."""
+    """The job's plan for the switch."""
 
 
 def admit(

@@ -1,4 +1,4 @@
-"""How much the running pipeline holds, from its P4Info."""
+"""The capacity of the running pipeline, from its P4Info."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Controller:
         self.session.become_primary(election_id, patience_s=patience_s)
 
     def become_backup(self) -> None:
-        """Leave the role of primary to other controllers; reading goes on."""
+        """Leave the role of primary to other controllers; this one can still read."""
         self.session.become_backup()
 
     # The switch
@@ -110,7 +110,7 @@ class Controller:
         return capacity.slots(self.session)
 
     def set_limits(self, *, age_limit_ms: float | None = None, queue_depth: int | None = None) -> None:
-        """Change the switch's limits; None keeps one. Raises ControlError for a negative age limit.
+        """Change the switch's limits; None leaves one as it is. Raises ControlError for a negative age limit.
 
         age_limit_ms: milliseconds without a packet after which another chunk may take a slot over. 0 allows
         it at once, infinity never.
@@ -131,7 +131,7 @@ class Controller:
         return admission.admit(description, placed, self._clock(), free=free_slots)
 
     def evict(self, job_id: int) -> None:
-        """Stop letting a job's packets in. Raises ControlError if the job is not admitted."""
+        """Refuse a job's packets from now on. Raises ControlError if the job is not admitted."""
         admission.evict(self.session, job_id)
 
     def jobs(self, *, closed: bool = False) -> list[AdmittedJob]:

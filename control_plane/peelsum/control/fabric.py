@@ -1,4 +1,4 @@
-"""Controllers of all switches of one job, one or several, and what is done with them together."""
+"""The controllers of all switches of one job, and operations on all of them."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Fabric:
         if controller.runs(json_path, p4info_path) is False:
             raise ControlError(
                 f"job: {plan.job_id}: {plan.switch.p4runtime} runs another program now, which somebody else "
-                "loaded; admit the job again to have it replaced"
+                "loaded; admit the job again to replace it"
             )
         controller.load_pipeline(json_path, p4info_path)
 

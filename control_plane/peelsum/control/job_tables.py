@@ -41,9 +41,9 @@ def check(session: Session, plan: SwitchPlan) -> None:
 
 
 def known_generation(session: Session, job_id: int, *, closed: bool = True) -> int | None:
-    """Return the last generation of a job that the switch remembers.
+    """Return a job's last generation; None if the switch does not know the job.
 
-    closed: also return that of a closed job.
+    closed: whether a closed job counts as known.
     """
     for entry in session.entries("jobs", P4TableMatch(job_id=job_id)):
         action = entry.action
@@ -63,15 +63,15 @@ def prepare(session: Session, plan: SwitchPlan) -> None:
 
 
 def open_job(session: Session, plan: SwitchPlan, generation: int) -> None:
-    """Let a prepared job's packets in."""
+    """Accept a prepared job's packets from now on."""
     session.write([~job_entry(plan, generation)])
 
 
 def close_job(session: Session, job_id: int, generation: int) -> None:
-    """Stop letting a job's packets in, and remove its rows, except the one in `jobs`.
+    """Refuse a job's packets from now on, and remove its rows, except the one in `jobs`.
 
     That row remembers the generation. If a generation were used twice, late packets of its first use would
-    be let in.
+    be accepted.
     """
     closed = closed_job_entry(job_id, generation)
     present = session.entries("jobs", P4TableMatch(job_id=job_id))
@@ -122,7 +122,7 @@ def _check_ports(session: Session, plan: SwitchPlan) -> None:
 
 
 def _ports_in_use(session: Session, besides: int) -> dict[int, int]:
-    """Return the ports that jobs other than `besides` use, with one such job for each."""
+    """Return each port that jobs other than `besides` use, with one of those jobs."""
     return {
         entry["ingress_port"]: entry["job_id"]
         for entry in session.entries("members")

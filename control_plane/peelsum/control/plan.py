@@ -1,4 +1,4 @@
-"""What one switch gets for one job, whatever the shape of the network."""
+"""The plan of one job on one switch, in networks of any shape."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ class SwitchPlan:
 
     @property
     def prefix(self) -> str:
-        """What names of fields start with in errors: '' for a switch that is alone."""
+        """The prefix of field names in errors: '' for a switch that is alone."""
         return "" if self.level is Level.ONLY else f"{self.section}."

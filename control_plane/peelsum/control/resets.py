@@ -72,7 +72,7 @@ def stale_slots(session: Session, slots: int, lanes: int) -> list[int]:
         return []
     reset(session, [probe], lanes)
     stamps = _register(session, "owner_stamp")
-    # A slot in use has a stamp up to FREED_TICKS after the probe's, one freed lately a bit before it.
+    # A slot in use has a stamp up to FREED_TICKS after the probe's; a slot just freed, slightly before it.
     earliest = stamps[probe] - _STALE_AFTER
     return [
         slot

@@ -1,4 +1,4 @@
-"""What controllers return about jobs and switches, as plain values."""
+"""Responses of controllers about jobs and switches, as plain values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from peelsum.wire import Verdict
 
 @dataclass(frozen=True)
 class Admission:
-    """What the participants of an admitted job need to know."""
+    """The facts that participants of an admitted job need."""
 
     job_id: int
     """Number of the job."""
@@ -33,7 +33,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class AdmittedJob:
-    """A job as a switch's tables have it."""
+    """A job as read from a switch's tables."""
 
     job_id: int
     """Number of the job."""

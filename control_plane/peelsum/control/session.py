@@ -16,7 +16,8 @@ from google.protobuf import text_format
 from peelsum.control.errors import ControlError, NotPrimaryError, SwitchError
 from peelsum.control.rpc_errors import translated
 from peelsum.control.stream import Stream
-from peelsum.tls import Identity, TlsError, require_tls
+from peelsum.tls import Identity, TlsError
+from peelsum.tls.grpc_client import open_channel
 
 #: A switch may compile a pipeline for minutes, on a slow machine, before it responds.
 _PIPELINE_TIMEOUT_S = 600.0
@@ -62,7 +63,10 @@ class Session:
         self._cookie = 0
         self._stream: Stream | None = None
         connect_s = timeout_s if connect_s is None else connect_s
-        self._channel = _channel(address, identity, connect_s)
+        try:
+            self._channel = open_channel("switch", address, identity, _OPTIONS, connect_s)
+        except TlsError as error:
+            raise SwitchError(str(error)) from None
         self._stub = p4r_grpc.P4RuntimeStub(self._channel)
         try:
             self._await_channel(connect_s, " (with TLS there, give --tls here)" if identity is None else "")
@@ -253,24 +257,6 @@ class Session:
 
     def _raise(self, error: grpc.RpcError, doing: str, updates: Sequence[Any] = ()) -> NoReturn:
         raise translated(error, self.address, doing, election_id=self._election_id, updates=updates) from None
-
-
-def _channel(address: str, identity: Identity | None, timeout_s: float) -> grpc.Channel:
-    """Return a channel to a switch. Raises SwitchError if TLS is needed, or fails."""
-    try:
-        require_tls("switch", address.rpartition(":")[0], identity)
-        if identity is None:
-            return grpc.insecure_channel(address, options=_OPTIONS)
-        refusal = identity.refusal(address, timeout_s)
-        credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
-    except TlsError as error:
-        raise SwitchError(str(error)) from None
-    if refusal is not None:
-        raise SwitchError(
-            f"switch: {address}: TLS failed ({refusal}); check that both ends' certificates are of one CA, "
-            "valid today, and the switch's for this host"
-        )
-    return grpc.secure_channel(address, credentials, options=_OPTIONS)
 
 
 def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:

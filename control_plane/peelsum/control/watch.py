@@ -23,7 +23,7 @@ class SwitchLost:
     p4runtime: str
     """The switch's P4Runtime server, host:port."""
     reason: str
-    """What went wrong, in one line."""
+    """The error, in one line."""
 
     def __str__(self) -> str:
         return f"{self.reason}; connecting again"
@@ -61,7 +61,7 @@ class Watch:
         self._halfway: set[int] = set()
 
     def look(self) -> list[SwitchLost | SwitchRegained]:
-        """Poll every switch once, and put back what is missing. `str` turns an event into a sentence.
+        """Poll every switch once, and restore a job that is missing. `str` turns an event into a sentence.
 
         Raises ControlError if a switch has the job closed or in another generation, or runs another program:
         the job has then ended.
@@ -91,7 +91,7 @@ class Watch:
         return SwitchLost(self._fabric.switches[switch], str(error).partition(";")[0])
 
     def _regain(self, switch: int) -> bool:
-        """Connect again if necessary, and put back what is missing. Return whether the job was."""
+        """Connect again and restore pipeline and job if necessary; return whether the job was missing."""
         if switch in self._away:
             self._fabric.reconnect(switch, timeout_s=_PATIENCE_S)
         with self._fabric.as_primary(switch, patience_s=_PATIENCE_S):

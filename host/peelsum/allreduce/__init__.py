@@ -4,7 +4,7 @@
 """
 
 from peelsum.allreduce.allreduce import Allreduce
-from peelsum.allreduce.costs import Network
+from peelsum.allreduce.costs import NetworkModel
 from peelsum.allreduce.errors import (
     AllreduceError,
     InvalidRequestError,
@@ -29,7 +29,7 @@ __all__ = [
     "IndexForm",
     "InvalidRequestError",
     "LocalSummation",
-    "Network",
+    "NetworkModel",
     "Op",
     "Part",
     "Plan",

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.bundle import Bundle, Member, bundled
-from peelsum.allreduce.costs import Network, Seen
+from peelsum.allreduce.costs import NetworkModel, Seen
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.exchange import Setting, TensorExchange
 from peelsum.allreduce.forms import (
@@ -118,7 +118,7 @@ class Allreduce:
         names: Collection[str] = (),
         index: RequestedIndex = "auto",
         predict: bool = False,
-        network: Network = DEFAULT_NETWORK,
+        network: NetworkModel = DEFAULT_NETWORK,
         seed: int = 0,
         average: bool = False,
         cells_per_candidate: float = CELLS_PER_CANDIDATE,

@@ -49,7 +49,7 @@ _INDEX_CALLS, _REFINE_CALLS, _SKETCH_CALLS = 2, 1, 3  # in addition, e.g. for an
 
 @dataclass(frozen=True)
 class Seen:
-    """What all workers know about a tensor from the last step in which it had values."""
+    """Facts about a tensor that all workers know from the last step in which it had values."""
 
     exponent_field: int
     """The largest exponent field of any worker."""
@@ -97,7 +97,7 @@ def _occupied_uniformly(elements: int, density: float) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkModel:
     """A network model: the time that sending takes a worker.
 
     Through a switch, a worker sends and receives the same words for any number of workers; `ring` models a
@@ -120,7 +120,7 @@ class Network:
             )
 
     @classmethod
-    def ring(cls, workers: int, gbps: float, hop_s: float) -> Network:
+    def ring(cls, workers: int, gbps: float, hop_s: float) -> NetworkModel:
         """Return the model of a ring all_reduce, such as gloo's, over `workers` workers.
 
         Each of n workers sends 2 (n - 1) / n times its words at `gbps`, in 2 (n - 1) steps that take `hop_s`
@@ -148,7 +148,7 @@ class Candidate:
     codec_s: float
     """Seconds in the codec."""
 
-    def seconds(self, network: Network) -> float:
+    def seconds(self, network: NetworkModel) -> float:
         """Return the expected seconds in total."""
         return network.seconds(self.words, self.exchanges) + self.codec_s
 

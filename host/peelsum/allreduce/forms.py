@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from peelsum.allreduce.costs import Candidate, Network, Seen, candidates, with_scales
+from peelsum.allreduce.costs import Candidate, NetworkModel, Seen, candidates, with_scales
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.history import History
 from peelsum.allreduce.plan import FORMS, NAMED, Choice, Form, Settings
@@ -28,8 +28,8 @@ _REMEMBERED = 8
 _UNKNOWN_SHARE = 1 / 32
 #: Without a prediction, a sketch waits for the index and is larger than the compact values: never the best.
 _WITHOUT_PREDICTION: tuple[Form, ...] = ("dense", "compact")
-DEFAULT_NETWORK = Network()
-_WORDS_ONLY = Network(gbps=1e-6, round_trip_s=0.0)
+DEFAULT_NETWORK = NetworkModel()
+_WORDS_ONLY = NetworkModel(gbps=1e-6, round_trip_s=0.0)
 
 
 class FormChooser:
@@ -50,7 +50,7 @@ class FormChooser:
         *,
         index: RequestedIndex = "auto",
         predict: bool = False,
-        network: Network = DEFAULT_NETWORK,
+        network: NetworkModel = DEFAULT_NETWORK,
     ) -> None:
         if not isinstance(forms, str | Mapping):
             raise InvalidRequestError(f"forms: {forms!r} is not a form; give one for all, or a dict by name")
@@ -110,7 +110,7 @@ class FormChooser:
         history, network = self._histories.get(name), self._network_of(self._forms.get(name, self._default))
         return history.refinement(network) if history else Refinement(network)
 
-    def _network_of(self, form: RequestedForm) -> Network:
+    def _network_of(self, form: RequestedForm) -> NetworkModel:
         """Return the network model for a form. Sketches that wait for the union are not for speed."""
         return self._network if form != "sketch" or self._predict else _WORDS_ONLY
 

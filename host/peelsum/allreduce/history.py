@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peelsum.allreduce.costs import Network, Seen, lower_bound_bits
+from peelsum.allreduce.costs import NetworkModel, Seen, lower_bound_bits
 from peelsum.allreduce.refinement import Refinement
 
 #: Words that a tensor may take in all steps together if values are sent ahead, over the lower bound, and the
@@ -20,7 +20,7 @@ class History:
         self._steps = 0
         #: The union of the last step in which some value was not zero.
         self.filled = self._last
-        #: Words that may be sent in vain, because earlier steps took fewer than they may.
+        #: Words that later steps may waste, because earlier ones sent fewer than they were allowed.
         self.spare = 0.0
 
     @property
@@ -31,7 +31,7 @@ class History:
         """
         return min(self._last, self._before, key=lambda seen: seen.candidates)
 
-    def refinement(self, network: Network) -> Refinement:
+    def refinement(self, network: NetworkModel) -> Refinement:
         """Return what decides how the tensor's index is refined in the coming step."""
         likely = self.filled.candidates
         # Of a dense tensor it is unknown how its non-zeros would cluster if they were few.

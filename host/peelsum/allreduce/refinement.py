@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from peelsum.allreduce.costs import Network, Seen, expected, indexes
+from peelsum.allreduce.costs import NetworkModel, Seen, expected, indexes
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Estimate, Index, TwoLevelIndex
 from peelsum.codec import Kernels
 from peelsum.summation import Words
@@ -30,7 +30,7 @@ class _Option(NamedTuple):
 class Refinement:
     """What decides how a tensor's index is refined; the same on every worker."""
 
-    network: Network = field(default_factory=Network)
+    network: NetworkModel = field(default_factory=NetworkModel)
     seen: Seen | None = None
     """The union of an earlier step, which shows how non-zeros cluster; None if they are taken as uniform."""
     likely: float = 0.0

@@ -21,12 +21,12 @@ from peelsum.summation import Part, Summation, Words
 _NOTHING = np.zeros(0, np.uint32)
 #: What a step spends its time on.
 Phase = Literal["encode", "exchange", "decode"]
-#: From a phase to what is entered and left with it.
+#: Maps a phase to a context manager, entered and left with the phase.
 Span = Callable[[Phase], AbstractContextManager[object]]
 
 
 class Exchange(Protocol):
-    """What takes part in a step's rounds: the exchange of a tensor or of a bundle of tensors."""
+    """The exchange of a tensor or of a bundle of tensors, in the rounds of a step."""
 
     words_sent: int
     """Words that this worker has sent; `Step` counts them."""

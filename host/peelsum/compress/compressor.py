@@ -22,7 +22,7 @@ from peelsum.summation import Words
 
 #: One tensor's or bucket's gradient, flat: float32[n], finite.
 Floats = NDArray[np.float32]
-#: What payloads stand for: float64[n], exact.
+#: The values that payloads represent: float64[n], exact.
 Values = NDArray[np.float64]
 Positions = NDArray[np.int64]
 #: How payloads of several workers become a sum; see `Payload`.
@@ -34,7 +34,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """What one worker sends of one tensor, or the sum of what several sent.
+    """One worker's data of one tensor, or the sum of several workers' data.
 
     There are three kinds of sum. Additive payloads of equal length are added up word by word, modulo 2**32,
     by a switch or an all_reduce. Indexed payloads are values and their positions, which add up once the
@@ -75,7 +75,7 @@ class TensorState:
     """The tensor's shape before it was made flat."""
 
     seed: int = 0
-    """Of this tensor and step, 0 to 2**64 - 1."""
+    """The seed of this tensor and step, 0 to 2**64 - 1."""
 
     step: int = 0
     """Number of the step, from 0."""
@@ -129,7 +129,7 @@ class SharedIndex(Protocol):
         """Return the worker that decides in this step, or None if the largest `merit` does."""
 
     def merit(self, tensor: Floats, state: TensorState) -> float:
-        """Return a number from 0 on; of the workers with the largest, the first decides."""
+        """Return a number, at least 0; the first of the workers with the largest decides."""
 
     def words(self, state: TensorState) -> int:
         """Return the number of words of an index, the same on all workers."""
@@ -144,8 +144,9 @@ class SharedIndex(Protocol):
 class Compressor(ABC):
     """A method of gradient compression.
 
-    Additive compressors run in this order in every round: `announced`, the largest over workers into
-    `TensorState.bound`, a shared `index` if there is one, `compress`, the sum. The others only `compress`.
+    In every round of an additive compressor, workers call `announced` and set `TensorState.bound` to the
+    largest over workers, share an `index` if there is one, call `compress`, and sum. Of the other
+    compressors, they call only `compress`.
     Compressors are frozen dataclasses, whose text is part of what workers agree on.
     """
 
@@ -174,7 +175,7 @@ class Compressor(ABC):
         """Raise CompressConfigError if the sum over `workers` workers would not fit."""
 
     def announced(self, tensor: Floats, state: TensorState) -> float:
-        """Return the magnitude that no number of this worker's next payload exceeds."""
+        """Return a bound on the magnitudes of the numbers in this worker's next payload."""
         return float(np.abs(tensor).max(initial=0.0))
 
     @abstractmethod
@@ -183,7 +184,7 @@ class Compressor(ABC):
 
     @abstractmethod
     def decompress(self, payload: Payload, state: TensorState) -> Values:
-        """Return float64[n]: what a payload, or the sum of additive payloads, stands for."""
+        """Return float64[n]: the values that a payload, or the sum of additive payloads, represents."""
 
 
 def seed_of(seed: int, step: int, name: str) -> int:

@@ -23,7 +23,7 @@ _DIGEST_BYTES = 8
 
 @dataclass(eq=False)
 class Unit:
-    """What is compressed as one: a tensor, or all tensors of a bucket."""
+    """Elements that are compressed as one: a tensor, or all tensors of a bucket."""
 
     names: Sequence[str]
     """The tensors' names."""

@@ -41,7 +41,7 @@ class PowerSGD(Compressor):
 
     M is the tensor as a matrix, its first dimension by all others; for a bucket it is as square as possible.
     Round 1 sums P = M Q over workers, and makes P's columns orthonormal; round 2 sums Q = M^T P. The result
-    is P Q^T, and Q is kept for the next step. A worker has sent P Q_w^T, Q_w being what it added. Tensors for
+    is P Q^T, and Q is kept for the next step. A worker has sent P Q_w^T, Q_w being its part of Q. Tensors for
     which both factors have as many elements are sent whole. P is rounded to 12 bits, which error feedback
     makes up for, as it does for the approximation. Warm start and error feedback are those of the paper.
     """

@@ -1,8 +1,8 @@
 """Exact error feedback: integers keep what a compressor leaves out and what it rounds off.
 
 Theory of operation. A parameter's gradients accumulate in 64-bit integers, in units of 2**-scale: the grid.
-Each step offers them to a compressor as floats, rounded to 24 bits, which lie on the grid. What the
-compressor sent of them is a multiple of some power of two, and is subtracted from what is kept. Hence
+Each step offers them to a compressor as floats, rounded to 24 bits, which lie on the grid. The values that
+the compressor sent are multiples of some power of two, and are subtracted from the integers. Hence
 
     all that was sent + what is kept  ==  all gradients, each rounded once to the grid
 
@@ -80,10 +80,10 @@ class Exact:
 
 @dataclass
 class Residual:
-    """What is kept of one parameter."""
+    """One parameter's values that are still to be sent."""
 
     numbers: Numbers
-    """int64[n] in units of 2**-scale: what was not sent yet."""
+    """int64[n] in units of 2**-scale: the values not sent yet."""
 
     velocity: Numbers | None = None
     """int64[n] in units of 2**-scale; None without momentum."""
@@ -176,14 +176,14 @@ class Residual:
 
 @dataclass(frozen=True)
 class Sent:
-    """What one step subtracted from a residual."""
+    """The values that one step subtracted from a residual."""
 
     residual: Residual
     positions: Positions
     """int64[k]: the elements that were sent."""
 
     units: Numbers
-    """int64[k] in units of 2**-scale: what was subtracted."""
+    """int64[k] in units of 2**-scale: the values."""
 
     velocities: Numbers | None
     """int64[k] in units of 2**-scale: the velocities that were cleared; None without momentum."""
@@ -200,7 +200,7 @@ class Sent:
 
 
 class Memory:
-    """What a worker keeps between steps, by the tensors' names: residuals, and what compressors keep.
+    """A worker's state between steps, by the tensors' names: residuals, and arrays of compressors.
 
     `feedback` adds to every gradient what was not sent before, exactly. `momentum` is that of Deep Gradient
     Compression. `clip` is its local clipping: a gradient's 2-norm is limited to clip / sqrt(workers). Both
@@ -224,7 +224,7 @@ class Memory:
 
     @property
     def settings(self) -> tuple[bool, float, float | None]:
-        """What must be the same on all workers: feedback, momentum and clip."""
+        """The settings that must be the same on all workers: feedback, momentum and clip."""
         return self.feedback, self.momentum, self.clip
 
     def restore(self, residuals: Mapping[str, Residual]) -> None:

@@ -59,9 +59,9 @@ class CompressedResult(Mapping[str, CompressedTensor]):
     """Bytes of this worker's payloads, by `Payload.nbytes`."""
 
     wire_bytes: int
-    """Bytes that this worker contributed: packets with headers and padding, and what it gathered for others.
+    """Bytes that this worker contributed: packets with headers and padding, and payloads for all_gathers.
 
-    In an all_gather each worker's bytes are passed on to all others, which counts as workers - 1 times.
+    An all_gather passes each worker's bytes on to all others, so they count workers - 1 times.
     """
 
     dense_bytes: int
@@ -83,7 +83,7 @@ class CompressedResult(Mapping[str, CompressedTensor]):
     """
 
     sent_energy: float = 0.0
-    """Sum of squares of what this worker sent of them."""
+    """Sum of squares of the values of them that this worker sent."""
 
     def __getitem__(self, name: str) -> CompressedTensor:
         return self._by_name[name]

@@ -5,7 +5,7 @@ The idea is that of "Flexible Communication for Optimal Distributed Learning ove
 """
 
 from peelsum.flexible.agreement import Measurement
-from peelsum.flexible.collectives import COLLECTIVES, Link, SwitchPath
+from peelsum.flexible.collectives import COLLECTIVES, LinkModel, SwitchPath
 from peelsum.flexible.drawing import draw
 from peelsum.flexible.errors import FlexibleConfigError
 from peelsum.flexible.events import (
@@ -59,9 +59,9 @@ __all__ = [
     "Flexible",
     "FlexibleConfigError",
     "GainChanged",
-    "Link",
     "LinkChanged",
     "LinkEstimate",
+    "LinkModel",
     "Measurement",
     "Method",
     "MethodChosen",

@@ -51,7 +51,7 @@ _GAIN = _Scale(2.0**-15, 16, smallest_wins=True)
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a worker measured in one step, or what all agree on. Times are in seconds, 0 if not measured.
+    """A worker's measurements of a step, or those that all agree on. Times are seconds, 0 if not measured.
 
     Agreed times are within 5 % of a worker's, from a microsecond to an hour; agreed gains within 3 %.
     """
@@ -69,7 +69,7 @@ class Measurement:
     compress_s: float = 0.0
     """Time of selecting what to send."""
     compute_s: float = 0.0
-    """Time of the step beside all these."""
+    """The rest of the step's time."""
     gain: float = 0.0
     """Compression gain: the energy of what was sent over that of the gradient, 0 to 1."""
 

@@ -1,6 +1,6 @@
 """The cost of collectives by alpha and beta: seconds per message, and seconds per word.
 
-Every collective over a link costs a fixed time and a time per word, so that each is a `Network` of its own.
+Every collective over a link costs a fixed time and a time per word: each is a `NetworkModel` of its own.
 Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH"
 (2005), for ring and tree; ATP (NSDI'21) for the window of a switch.
 """
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peelsum.allreduce import Network
+from peelsum.allreduce import NetworkModel
 from peelsum.flexible.errors import within
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
@@ -19,8 +19,8 @@ _WORD_BITS = 32
 
 
 @dataclass(frozen=True)
-class Link:
-    """A link between two workers. Raises FlexibleConfigError for a value out of range."""
+class LinkModel:
+    """A model of a link between two workers. Raises FlexibleConfigError for a value out of range."""
 
     latency_s: float
     """Seconds that a message takes, however short: alpha."""
@@ -34,7 +34,7 @@ class Link:
 
 @dataclass(frozen=True)
 class SwitchPath:
-    """What a sum through switches depends on, beside the link. Raises FlexibleConfigError for a bad value."""
+    """What a sum through switches depends on, besides the link. Raises FlexibleConfigError for bad values."""
 
     lanes: int = 256
     """Words in a chunk."""
@@ -51,13 +51,13 @@ class SwitchPath:
         within("slots", self.slots, 2, 1 << 32)
         within("hops", self.hops, 1, 64)
 
-    def network(self, link: Link) -> Network:
-        """Return the network that a worker sees: whole packets, at most a window of them in a round trip."""
+    def network(self, link: LinkModel) -> NetworkModel:
+        """Return the network model of a worker: whole packets, at most a window of them in a round trip."""
         frame_bits = 8 * (FRAME_HEADER_BYTES + packet_bytes(self.lanes))
         round_trip_s = self.hops * link.latency_s
         outstanding = min(self.window, self.slots // 2)
         chunk_s = max(frame_bits / (link.gbps * 1e9), round_trip_s / outstanding)
-        return Network(_WORD_BITS * self.lanes / (chunk_s * 1e9), round_trip_s)
+        return NetworkModel(_WORD_BITS * self.lanes / (chunk_s * 1e9), round_trip_s)
 
 
 def rounds(workers: int) -> int:
@@ -65,33 +65,33 @@ def rounds(workers: int) -> int:
     return math.ceil(math.log2(workers))
 
 
-def all_reduce_ring(link: Link, workers: int) -> Network:
+def all_reduce_ring(link: LinkModel, workers: int) -> NetworkModel:
     """Return the cost of a ring all_reduce: 2 (n - 1) messages, each an n-th of the words."""
-    return Network.ring(workers, link.gbps, link.latency_s)
+    return NetworkModel.ring(workers, link.gbps, link.latency_s)
 
 
-def all_reduce_tree(link: Link, workers: int) -> Network:
+def all_reduce_tree(link: LinkModel, workers: int) -> NetworkModel:
     """Return the cost of a reduce and a broadcast by binomial trees: twice the rounds, all words in each."""
     return _in_messages(link, 2 * rounds(workers), 2 * rounds(workers))
 
 
-def reduce_scatter(link: Link, workers: int) -> Network:
+def reduce_scatter(link: LinkModel, workers: int) -> NetworkModel:
     """Return the cost of a ring reduce_scatter: n - 1 messages, each an n-th of the words."""
     return _in_messages(link, workers - 1, (workers - 1) / workers)
 
 
-def all_gather(link: Link, workers: int) -> Network:
+def all_gather(link: LinkModel, workers: int) -> NetworkModel:
     """Return the cost of a ring all_gather: n - 1 messages, each with all words of one worker."""
     return _in_messages(link, workers - 1, workers - 1)
 
 
-def broadcast(link: Link, workers: int) -> Network:
+def broadcast(link: LinkModel, workers: int) -> NetworkModel:
     """Return the cost of a broadcast by a binomial tree: all words in every round."""
     return _in_messages(link, rounds(workers), rounds(workers))
 
 
 #: The collectives by the name that torch.distributed gives them, with the algorithm where there are two.
-COLLECTIVES: dict[str, Callable[[Link, int], Network]] = {
+COLLECTIVES: dict[str, Callable[[LinkModel, int], NetworkModel]] = {
     "all_reduce_ring": all_reduce_ring,
     "all_reduce_tree": all_reduce_tree,
     "reduce_scatter": reduce_scatter,
@@ -100,6 +100,6 @@ COLLECTIVES: dict[str, Callable[[Link, int], Network]] = {
 }
 
 
-def _in_messages(link: Link, messages: int, sent: float) -> Network:
+def _in_messages(link: LinkModel, messages: int, sent: float) -> NetworkModel:
     """Return the cost of `messages` in a row that carry the words `sent` times in all."""
-    return Network(link.gbps / sent, messages * link.latency_s)
+    return NetworkModel(link.gbps / sent, messages * link.latency_s)

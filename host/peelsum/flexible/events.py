@@ -1,18 +1,18 @@
-"""What a strategy is told of a step, says of the next one, and what happened, as events."""
+"""A strategy's input from a step, its decision for the next one, and its events."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from peelsum.flexible.collectives import Link
+from peelsum.flexible.collectives import LinkModel
 from peelsum.flexible.front import Candidate
 from peelsum.flexible.methods import Carrier, Method
 
 
 @dataclass(frozen=True)
 class Next:
-    """What the next step does."""
+    """The decision for the next step."""
 
     method: Method
     """The method by which it sums."""
@@ -21,12 +21,12 @@ class Next:
     exploring: bool
     """Whether the ratio is only explored."""
     probe_words: Mapping[Carrier, int]
-    """Words of zeros to exchange beside the step over each carrier, to learn its rate; 0 for none."""
+    """Zeros to exchange over each carrier in addition to the step's words, to learn its rate; 0 for none."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a step summed, the same on all workers."""
+    """The sums of a step, the same on all workers."""
 
     elements: int
     """Elements of the gradients."""
@@ -64,9 +64,9 @@ class LinkChanged:
     """Steps observed so far."""
     carrier: Carrier
     """Whose link it is."""
-    before: Link
+    before: LinkModel
     """The link when a method was last chosen."""
-    now: Link
+    now: LinkModel
     """The link as estimated now."""
 
 

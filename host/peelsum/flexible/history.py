@@ -1,11 +1,11 @@
-"""What a strategy has decided, step by step, and its events in words."""
+"""The decisions of a strategy, step by step, and its events in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from peelsum.flexible.collectives import Link
+from peelsum.flexible.collectives import LinkModel
 from peelsum.flexible.events import (
     Event,
     ExplorationEnded,
@@ -31,7 +31,7 @@ class DecidedStep:
     """Whether the ratio was only explored."""
     exchange_s: float
     """Seconds of the step's collectives, as agreed."""
-    links: Mapping[Carrier, Link]
+    links: Mapping[Carrier, LinkModel]
     """The link of each carrier."""
 
 
@@ -50,7 +50,7 @@ def told(event: Event) -> str:
     return f"use {_candidate(event.chosen)}{before}"
 
 
-def _link(link: Link) -> str:
+def _link(link: LinkModel) -> str:
     return f"{1e3 * link.latency_s:.3g} ms, {link.gbps:.3g} Gbit/s"
 
 

@@ -15,11 +15,11 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal, get_args
 
-from peelsum.allreduce import Network, Settings
+from peelsum.allreduce import NetworkModel, Settings
 from peelsum.allreduce.costs import Seen, candidates
 from peelsum.allreduce.plan import Form
 from peelsum.flexible import collectives
-from peelsum.flexible.collectives import Link, SwitchPath
+from peelsum.flexible.collectives import LinkModel, SwitchPath
 from peelsum.flexible.errors import within
 
 Method = Literal[
@@ -54,7 +54,7 @@ class Step:
     """Share of its elements that a worker sends; dense methods send all."""
     workers: int
     """Number of workers, at least 2."""
-    link: Link
+    link: LinkModel
     """The link between two workers."""
     path: SwitchPath = field(default_factory=SwitchPath)
     """The path through the switch."""
@@ -122,7 +122,7 @@ def costs(step: Step, methods: Collection[Method] = METHODS) -> list[Cost]:
     )
 
 
-def _over(step: Step, method: Method, *parts: tuple[Network, float], codec_s: float = 0.0) -> Cost:
+def _over(step: Step, method: Method, *parts: tuple[NetworkModel, float], codec_s: float = 0.0) -> Cost:
     """Return the cost of collectives in sequence, as (network, words); the last also carries headers."""
     header_s = step.headers * parts[-1][0].seconds(0, 1)
     latency_s = step.sums * (header_s + sum(network.seconds(0, 1) for network, _ in parts))
@@ -131,7 +131,7 @@ def _over(step: Step, method: Method, *parts: tuple[Network, float], codec_s: fl
     return Cost(method, words, latency_s, transfer_s, codec_s)
 
 
-def _dense(method: Method, reduce: Callable[[Link, int], Network], step: Step) -> Cost:
+def _dense(method: Method, reduce: Callable[[LinkModel, int], NetworkModel], step: Step) -> Cost:
     return _over(step, method, (reduce(step.link, step.workers), step.elements))
 
 
@@ -141,7 +141,7 @@ def _all_gather(step: Step) -> Cost:
     return _over(step, "top_k_all_gather", (gather, 2 * step.sent), codec_s=step.compress_s)
 
 
-def _ar_top_k(method: Method, reduce: Callable[[Link, int], Network], step: Step) -> Cost:
+def _ar_top_k(method: Method, reduce: Callable[[LinkModel, int], NetworkModel], step: Step) -> Cost:
     return _over(
         step,
         method,

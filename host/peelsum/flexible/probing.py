@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from peelsum.flexible.collectives import Link
+from peelsum.flexible.collectives import LinkModel
 
 #: Samples of which the least is the estimate: a faster link is believed at once, a slower one at the fourth.
 _SAMPLES = 4
@@ -44,12 +44,12 @@ class LinkEstimate:
         self._untold, self._repeated = _PATIENCE, 0
 
     @property
-    def link(self) -> Link | None:
+    def link(self) -> LinkModel | None:
         """The estimate; None before the first sample of latency and of bandwidth."""
         if not self._latency or not self._word_s:
             return None
         gbps = _WORD_BITS * 1e-9 / max(min(self._word_s), _LEAST_S * _WORD_BITS * 1e-6)
-        return Link(min(*self._latency, _MOST_S), min(max(gbps, 1e-9), 1e6))
+        return LinkModel(min(*self._latency, _MOST_S), min(max(gbps, 1e-9), 1e6))
 
     @property
     def probe_words(self) -> int:
@@ -123,7 +123,7 @@ class LinkEstimate:
         return True
 
 
-def moved(before: Link, now: Link, tolerance: float) -> bool:
+def moved(before: LinkModel, now: LinkModel, tolerance: float) -> bool:
     """Return whether rate or latency changed by more than a factor of 1 + `tolerance`.
 
     Latencies count for as long as they are not negligible: from a microsecond on.

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from peelsum.flexible.agreement import Measurement
-from peelsum.flexible.collectives import Link, SwitchPath
+from peelsum.flexible.collectives import LinkModel, SwitchPath
 from peelsum.flexible.errors import FlexibleConfigError
 from peelsum.flexible.events import (
     Event,
@@ -56,7 +56,7 @@ _LEAST_GAIN = 1e-6
 
 @dataclass
 class _Known:
-    """What a decider keeps between steps beside its estimates of links, in plain values."""
+    """A decider's state between steps, except its estimates of links, in plain values."""
 
     elements: int
     sums: int = 1
@@ -79,9 +79,10 @@ class _Known:
 class Decider:
     """Decides for the gradients of a step, of `elements` elements over `workers` workers.
 
-    Workers whose `observe` calls get the same arguments decide alike. `carriers`: who can carry words; over
-    each of them, measurements and probes are exchanged by an all_reduce in a ring or by the switch. `headers`
-    is that of `Step`. Raises FlexibleConfigError if no method of `settings` that selects has a carrier.
+    Workers whose `observe` calls get the same arguments make the same decisions. `carriers`: what can carry
+    words; over each of them, measurements and probes are exchanged by an all_reduce in a ring or by the
+    switch. `headers` is that of `Step`. Raises FlexibleConfigError if no method of `settings` that selects
+    has a carrier.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Decider:
         if set(self._methods) <= set(DENSE):
             raise FlexibleConfigError(f"methods: none that selects goes over {', '.join(carriers)}; add one")
         path = path or SwitchPath()
-        self._step = Step(elements, 1.0, workers, Link(1e-4, 1.0), path, headers=headers)
+        self._step = Step(elements, 1.0, workers, LinkModel(1e-4, 1.0), path, headers=headers)
         used = {carrier_of(method) for method in self._methods}
         small = {"group": 2 * (workers - 1), "switch": path.hops}
         self._estimates = {one: LinkEstimate(small[one]) for one in CARRIERS if one in used}
@@ -107,7 +108,7 @@ class Decider:
 
     @property
     def carriers(self) -> tuple[Carrier, ...]:
-        """Who carries the methods: the process group, the switch, or both, in this order."""
+        """The carriers of the methods: the process group, the switch, or both, in this order."""
         return tuple(self._estimates)
 
     @property
@@ -116,7 +117,7 @@ class Decider:
         return self._known.observed
 
     @property
-    def links(self) -> dict[Carrier, Link]:
+    def links(self) -> dict[Carrier, LinkModel]:
         """The link of each carrier as estimated; one is missing before its first measurement."""
         found = ((carrier, one.link) for carrier, one in self._estimates.items())
         return {carrier: link for carrier, link in found if link is not None}
@@ -155,7 +156,7 @@ class Decider:
         done, known = self.next, self._known
         if traffic is None:
             one = cost(done.method, self._at(done.ratio, self._link_of(done.method)))
-            messages = cost(done.method, self._at(done.ratio, Link(1.0, 1.0))).latency_s
+            messages = cost(done.method, self._at(done.ratio, LinkModel(1.0, 1.0))).latency_s
             traffic = Traffic(known.elements, known.sums, messages, one.words)
         known.elements, known.sums = traffic.elements, traffic.sums
         self._step = replace(self._step, elements=known.elements, sums=known.sums)
@@ -192,9 +193,9 @@ class Decider:
         known, tolerance = self._known, self._settings.tolerance
         old = known.observed - known.explored_at >= self._settings.explore_after
         events: list[Event] = [
-            LinkChanged(known.observed, carrier, Link(*known.links[carrier]), link)
+            LinkChanged(known.observed, carrier, LinkModel(*known.links[carrier]), link)
             for carrier, link in self.links.items()
-            if carrier in known.links and moved(Link(*known.links[carrier]), link, tolerance)
+            if carrier in known.links and moved(LinkModel(*known.links[carrier]), link, tolerance)
         ]
         if events or self.links.keys() != known.links.keys():
             events += self._choose()
@@ -250,10 +251,10 @@ class Decider:
         )
         return min(found, key=lambda one: one.seconds)
 
-    def _link_of(self, method: Method) -> Link | None:
+    def _link_of(self, method: Method) -> LinkModel | None:
         return self.links.get(carrier_of(method))
 
-    def _at(self, ratio: float, link: Link | None) -> Step:
+    def _at(self, ratio: float, link: LinkModel | None) -> Step:
         select_s = median(self._known.select_s) if self._known.select_s else None
         return replace(self._step, ratio=ratio, link=link or self._step.link, select_s=select_s)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import Network
+from peelsum.allreduce import NetworkModel
 from peelsum.compress import Compressor
 from peelsum.compress.compressor import SCOPES
 from peelsum.flexible import Flexible
@@ -33,8 +33,8 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         "is not a seed; give an integer",
     ),
     "network": (
-        lambda value: value is None or isinstance(value, Network),
-        "is not a network model; give a peelsum.allreduce.Network",
+        lambda value: value is None or isinstance(value, NetworkModel),
+        "is not a network model; give a peelsum.allreduce.NetworkModel",
     ),
     "sparsifier": (
         lambda value: value is None or (not isinstance(value, type) and _chooses(value)),

@@ -16,7 +16,7 @@ _VERSION = 1
 
 
 def saved(steps: int, memory: Memory | None, decisions: Decisions | None) -> dict[str, Any]:
-    """Return the number of steps, and a copy of what is kept and decided, if anything is."""
+    """Return the number of steps, with copies of what `memory` keeps and of the decisions."""
     values: dict[str, Any] = {"version": _VERSION, "steps": steps}
     if memory is not None:
         values["residuals"] = {name: _written(one) for name, one in memory.residuals.items()}
@@ -28,7 +28,7 @@ def saved(steps: int, memory: Memory | None, decisions: Decisions | None) -> dic
 
 
 def loaded(values: Mapping[str, Any], memory: Memory | None, decisions: Decisions | None) -> int:
-    """Restore what was kept and decided, and return the number of steps.
+    """Restore what `saved` returned; return the number of steps.
 
     Residuals serve any compressor or strategy, but only a strategy continues its decisions.
     Raises HookConfigError if `values` do not fit this state.

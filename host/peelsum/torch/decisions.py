@@ -66,7 +66,7 @@ class Decisions:
 
     @property
     def next(self) -> Next:
-        """What the step does whose sums run now."""
+        """The decision for the step whose sums run now."""
         assert self._decider is not None
         return self._decider.next
 

@@ -13,8 +13,8 @@ from peelsum.torch.state import SwitchAllreduceState
 def hook(state: SwitchAllreduceState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket's gradients over ranks, exactly; for `ddp.register_comm_hook(state, hook)`.
 
-    Return a future of the bucket's own buffer, at once. Gradients are float32, float16 or bfloat16. One that
-    is not finite on some rank becomes NaN on all, so that a GradScaler skips the step on all ranks.
+    Return at once, with a future of the bucket's own buffer. Gradients are float32, float16 or bfloat16.
+    One that is not finite on some rank becomes NaN on all ranks, so a GradScaler skips the step everywhere.
     If the allreduce fails, e.g. because a rank died, `backward` raises.
     Raises HookConfigError if `state` is not a SwitchAllreduceState.
     """

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Meter:
-    """What the exchanges of a step take: seconds, messages in a row, and words on the busiest link.
+    """The cost of a step's exchanges: seconds, messages in a row, and words on the busiest link.
 
     Exchanges take turns, so that no two add to it at once.
     """

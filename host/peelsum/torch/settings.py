@@ -6,7 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from peelsum.allreduce import Allreduce, LocalSummation, Network, RequestedForm, RequestedIndex, Summation
+from peelsum.allreduce import (
+    Allreduce,
+    LocalSummation,
+    NetworkModel,
+    RequestedForm,
+    RequestedIndex,
+    Summation,
+)
 from peelsum.compress import (
     Chooser,
     Collectives,
@@ -40,14 +47,14 @@ class Settings:
     """Words per number, 1 or 2."""
     seed: int
     """Seed of sketches, Bloom filters and random choices."""
-    network: Network
+    network: NetworkModel
     """The network model by which forms are compared."""
     sparsifier: Chooser | None
     """The choice of elements to send; None sends all."""
     compressor: Compressor | None
     """The method of compression; None has none."""
     strategy: Flexible | None
-    """What chooses method and ratio in every step; None has none."""
+    """The strategy that chooses method and ratio in every step, or None."""
     error_feedback: bool | None
     """Whether what is not sent is kept; None asks the compressor."""
     momentum: float

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import Network, RequestedForm, RequestedIndex, Summation
+from peelsum.allreduce import NetworkModel, RequestedForm, RequestedIndex, Summation
 from peelsum.compress import Chooser, Compressor
 from peelsum.flexible import Flexible
 from peelsum.torch.arguments import check_arguments
@@ -91,7 +91,7 @@ class SwitchAllreduceState:
         predict: bool = False,
         limbs: int = 1,
         seed: int = 0,
-        network: Network | None = None,
+        network: NetworkModel | None = None,
         sparsifier: Chooser | None = None,
         compressor: Compressor | None = None,
         strategy: Flexible | None = None,
@@ -110,7 +110,7 @@ class SwitchAllreduceState:
             predict=predict,
             limbs=limbs,
             seed=seed,
-            network=network or Network(),
+            network=network or NetworkModel(),
             sparsifier=sparsifier,
             compressor=compressor,
             strategy=strategy,
@@ -245,7 +245,7 @@ class SwitchAllreduceState:
         )
 
     def _start(self, names: Iterable[tuple[str, torch.nn.Parameter]], decided: Mapping[str, Any]) -> None:
-        """Set up what is neither pickled nor restored. `decided`: what earlier decisions are saved as."""
+        """Set up what is neither pickled nor restored. `decided`: earlier decisions, as saved."""
         self._names = ParameterNames()
         self._passes = PassCounter()
         self._tracing = Tracing.of_environment()

@@ -10,7 +10,7 @@ from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
 from peelsum.allreduce.result import non_zeros
 from peelsum.compress import CompressedTensor, Kind
-from peelsum.flexible import Carrier, DecidedStep, Event, Link, Next
+from peelsum.flexible import Carrier, DecidedStep, Event, LinkModel, Next
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class StrategyStats:
     plan: Next | None
     """Method and ratio of the last step that began; None before the first."""
 
-    links: Mapping[Carrier, Link]
-    """The link of each carrier as estimated; one is missing before its first measurement."""
+    links: Mapping[Carrier, LinkModel]
+    """The estimated link of each carrier that has been measured."""
 
     history: tuple[DecidedStep, ...]
     """The last 10,000 steps; each is added when the next one begins."""
@@ -98,7 +98,7 @@ class HookStats:
 
     @property
     def saving(self) -> float:
-        """How many times as many bytes dense gradients would take; 1 before the first sum."""
+        """Bytes that dense gradients would take, over the bytes sent; 1 before the first sum."""
         return self.dense_bytes / self.wire_bytes if self.wire_bytes else 1.0
 
     def since(self, before: HookStats) -> str:
@@ -117,7 +117,7 @@ class HookStats:
 
 
 def tensor_stats(tensor: TensorResult | CompressedTensor) -> TensorStats:
-    """Return what is kept of a parameter's sum."""
+    """Return the statistics of a parameter's sum."""
     block = None
     if isinstance(tensor, CompressedTensor):
         own = tensor.density_worker

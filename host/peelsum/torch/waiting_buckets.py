@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from peelsum.allreduce import Network, StepResult
+from peelsum.allreduce import NetworkModel, StepResult
 from peelsum.torch.errors import HookError
 from peelsum.torch.host_memory import Bucket
 
@@ -36,7 +36,7 @@ class Waiting:
 class WaitingBuckets:
     """The buckets that wait in one backward pass. `network`: the model of what words and exchanges take."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: NetworkModel) -> None:
         self._network = network
         self._waiting: list[Waiting] = []
         self._pass: int | None = None

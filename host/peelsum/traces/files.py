@@ -29,7 +29,7 @@ _ARRAYS = {
     "supports": (np.uint8, 1),
 }
 _VALUES = (np.float32, 1)
-#: What NumPy, zipfile and json raise for bytes that are no such file.
+#: What NumPy, zipfile and json raise for bytes that are not a trace file.
 _UNREADABLE = (
     *(ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error, NotImplementedError),
     *(IndexError, OverflowError, MemoryError, SyntaxError, RecursionError, AttributeError),

@@ -15,10 +15,13 @@ NO_EXPONENT = 0
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What one worker summed in some steps. `steps`, `tensors` and `buckets` are the sizes of its arrays."""
+    """The gradients that one worker summed in some steps.
+
+    `steps`, `tensors` and `buckets` are the sizes of its arrays.
+    """
 
     name: str
-    """What was trained."""
+    """The name of the model or script that was trained."""
     worker: int
     """The worker's number."""
     workers: int

@@ -6,10 +6,10 @@ losses and cross traffic are modelled.
 
 from peelsum.simulation.engine import Engine, Node
 from peelsum.simulation.errors import SimulationError
-from peelsum.simulation.links import Link, LinkCounts, LinkSpec
+from peelsum.simulation.links import LinkCounts, LinkSpec, SimulatedLink
 from peelsum.simulation.scenario import (
     Job,
-    Network,
+    NetworkSection,
     RateChange,
     Scenario,
     Straggler,
@@ -25,14 +25,14 @@ __all__ = [
     "Engine",
     "Job",
     "JobRow",
-    "Link",
     "LinkCounts",
     "LinkSpec",
-    "Network",
+    "NetworkSection",
     "Node",
     "RateChange",
     "Report",
     "Scenario",
+    "SimulatedLink",
     "Simulation",
     "SimulationError",
     "Straggler",

@@ -98,7 +98,7 @@ def halving_doubling(workers: int, words: int) -> Transfers:
     """Return recursive halving, then recursive doubling: 2 log2(n) rounds, 2 (n - 1) / n of the words.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH"
-    (2005), section 4.5. Left out: numbers of workers that are no power of two. Raises SimulationError for
+    (2005), section 4.5. Left out: numbers of workers that are not powers of two. Raises SimulationError for
     those.
     """
     levels = workers.bit_length() - 1

@@ -1,4 +1,4 @@
-"""What an allreduce takes by formula, for thousands of workers: `peelsum.flexible`'s costs, calibrated.
+"""The time of an allreduce by formula, for thousands of workers: `peelsum.flexible`'s costs, calibrated.
 
 A time has two parts: words at the links' rate, and messages that wait for each other. Each algorithm has two
 factors, fitted to packet-level simulations of 4 to 32 workers (`peelsum bench simulation calibrate`).
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from peelsum.flexible.collectives import Link, SwitchPath, rounds
+from peelsum.flexible.collectives import LinkModel, SwitchPath, rounds
 from peelsum.simulation.errors import SimulationError
 from peelsum.simulation.scenario import Scenario
 from peelsum.simulation.simulation import frame_bytes
@@ -98,7 +98,7 @@ class _Setting:
     """Seconds that the words take at a link's rate, in whole frames."""
     hop_s: float
     """Seconds of a frame on one link."""
-    link: Link
+    link: LinkModel
     path: SwitchPath
 
     @classmethod
@@ -111,7 +111,9 @@ class _Setting:
         window = min(job.window, scenario.slots // 2)
         path = SwitchPath(lanes=scenario.lanes, window=window, slots=scenario.slots, hops=hops)
         words_s = frame_s * job.elements / scenario.lanes
-        return cls(job.workers, network.racks, job.elements, words_s, hop_s, Link(hop_s, network.gbps), path)
+        return cls(
+            job.workers, network.racks, job.elements, words_s, hop_s, LinkModel(hop_s, network.gbps), path
+        )
 
     @property
     def far(self) -> int:
@@ -129,13 +131,13 @@ def _peelsum(at: _Setting) -> Parts:
 
 
 def _switchml(at: _Setting) -> Parts:
-    # The switch answers by itself.
+    # The switch returns the results itself.
     network = replace(at.path, hops=2).network(at.link)
     return Parts(network.seconds(at.words, 0), network.seconds(0, 1))
 
 
 def _ring(at: _Setting) -> Parts:
-    # A partial sum goes round the ring twice, and leaves a rack once per rack.
+    # A partial sum goes round the ring twice; one hop per rack leads to another rack.
     tour = 2 * (at.workers - at.racks) + at.far * at.racks
     share = 2 * (at.workers - 1) / at.workers
     return Parts(share * at.words_s, share * tour * at.hop_s)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from peelsum.simulation.errors import SimulationError
-from peelsum.simulation.links import Link, LinkCounts, LinkSpec, total
+from peelsum.simulation.links import LinkCounts, LinkSpec, SimulatedLink, total
 from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, Train, joined, merged
 
 Outputs = list[tuple[int, Train]]
@@ -37,7 +37,7 @@ class _Placed:
     """A node, its outgoing links by port, and what is on the way to it."""
 
     node: Node
-    links: dict[int, tuple[Link, _Placed, int]] = field(default_factory=dict)
+    links: dict[int, tuple[SimulatedLink, _Placed, int]] = field(default_factory=dict)
     waiting: dict[int, list[Train]] = field(default_factory=dict)
 
     def next_time(self) -> int:
@@ -72,7 +72,7 @@ class Engine:
         self._seed, self._step, self._limit = seed, NEVER, step_ps or NEVER
         self._placed: dict[int, _Placed] = {}
         #: Every direction of a link, by name.
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, SimulatedLink] = {}
 
     def add(self, node: Node) -> None:
         """Add a node. Nodes of one step are processed in the order in which they were added."""
@@ -82,7 +82,7 @@ class Engine:
         self, source: Node, port: int, target: Node, target_port: int, spec: LinkSpec, name: str
     ) -> None:
         """Connect a port of one node to a port of another, in this direction. `name` is for the counts."""
-        link = Link(spec, self._seed, len(self.links))
+        link = SimulatedLink(spec, self._seed, len(self.links))
         self.links[name] = link
         self._placed[id(source)].links[port] = link, self._placed[id(target)], target_port
         self._step = min(self._step, link.lookahead, self._limit)

@@ -95,7 +95,7 @@ class FlowState(NamedTuple):
 
 
 class Out(NamedTuple):
-    """What one call sends."""
+    """The packets that one call sends."""
 
     rows: Rows
     times: Ints
@@ -196,7 +196,7 @@ def _arrived(state: FlowState, owner: Ints, out: Out, c: int, seq: int, marked: 
 
 @njit(cache=True)
 def _acknowledged(state: FlowState, out: Out, row: NDArray[np.uint32], now: int) -> None:
-    """Take an acknowledgement, and send again what it shows to be lost."""
+    """Take an acknowledgement, and send packets again that it shows to be lost."""
     c = int(row[2])
     conn, window = state.connections[c], state.windows[c]
     gained = 0
@@ -255,7 +255,7 @@ def _next_due(state: FlowState, mine: Ints, host: Ints, more: bool, frame_ps: in
 
 @njit(cache=True)
 def _expire(state: FlowState, out: Out, mine: Ints, now: int, least: int) -> None:
-    """Send the oldest packet of each connection again whose timer has run out."""
+    """Send the oldest packet again, of each connection whose timer has run out."""
     for c in mine:
         if _due(state, c, least) <= now:
             conn = state.connections[c]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +27,7 @@ _ROOM = 4096
 
 @dataclass(frozen=True)
 class FlowRow:
-    """What a collective did."""
+    """The results of a collective."""
 
     collective: str
     """Its name."""
@@ -210,10 +210,7 @@ def flow_state(transfers: Transfers, lanes: int, job: Job) -> tuple[FlowState, I
             end += len(packets)
             owner[number[t]], ends[number[t]], missing[number[t]] = c, end, len(packets)
         first += end
-    followers: list[list[int]] = [[] for _ in order]
-    for t in order:
-        for before in transfers.each[t].after:
-            followers[number[before]].append(number[t])
+    followers = _followers(transfers, order, number)
     flat = np.concatenate(sizes)
     state = FlowState(
         connections=connections,
@@ -233,6 +230,15 @@ def flow_state(transfers: Transfers, lanes: int, job: Job) -> tuple[FlowState, I
         done_at=np.zeros(count, np.int64),
     )
     return state, owner
+
+
+def _followers(transfers: Transfers, order: list[int], number: Mapping[int, int]) -> list[list[int]]:
+    """Return the transfers that wait for each transfer, all by their numbers."""
+    followers: list[list[int]] = [[] for _ in order]
+    for t in order:
+        for before in transfers.each[t].after:
+            followers[number[before]].append(number[t])
+    return followers
 
 
 def _packet_sizes(words: int, lanes: int) -> NDArray[np.int32]:

@@ -25,7 +25,7 @@ OnSum = Callable[[int, NDArray[np.uint32], int], Sequence[NDArray[np.uint32]]]
 
 
 class _Output:
-    """What one call of a compiled loop sends, and the loop's numbers."""
+    """The packets that one call of a compiled loop sends, and the loop's numbers."""
 
     def __init__(self, lanes: int, room: int) -> None:
         self.rows: Words = np.zeros((room, packet_bytes(lanes) // 4), np.uint32)

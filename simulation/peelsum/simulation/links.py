@@ -50,7 +50,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """What one direction of a link is like."""
+    """The properties of one direction of a link."""
 
     gbps: float
     """Rate in Gbit/s."""
@@ -70,7 +70,7 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class LinkCounts:
-    """What became of the packets of one direction of a link. Cross traffic is counted apart."""
+    """Counts of the packets in one direction of a link; those of cross traffic are separate."""
 
     offered: int
     """Packets that came to the queue."""
@@ -96,8 +96,11 @@ class LinkCounts:
     """Packets of cross traffic that found the queue full."""
 
 
-class Link:
-    """One direction of a link. Equal seeds and numbers give equal losses, however packets are batched."""
+class SimulatedLink:
+    """One direction of a link, in virtual time.
+
+    Equal seeds and numbers give equal losses, however packets are batched.
+    """
 
     def __init__(self, spec: LinkSpec, seed: int, number: int) -> None:
         self.spec = spec
@@ -206,6 +209,28 @@ def _leave(n: Times, ring: Times, time: int, size: int, rate_at: Times, byte_ps:
 
 
 @njit(cache=True)
+def _cross_traffic(
+    n: Times,
+    ring: Times,
+    until: int,
+    rate_at: Times,
+    byte_ps: NDArray[np.float64],
+    cross: float,
+    key: np.uint64,
+) -> None:
+    """Pass frames of cross traffic, with Poisson arrivals up to a picosecond, through the queue."""
+    while n[State.CROSS_AT] <= until:
+        if n[State.CROSS_DRAWN]:
+            if _leave(n, ring, n[State.CROSS_AT], CROSS_BYTES, rate_at, byte_ps) < 0:
+                n[State.CROSS_DROPPED] += 1
+            else:
+                n[State.CROSS_SENT] += 1
+        n[State.CROSS_DRAWN] += 1
+        gap = -np.log(1.0 - uniform(key ^ np.uint64(0x5DEECE66D), n[State.CROSS_DRAWN]))
+        n[State.CROSS_AT] += 1 + int(gap * CROSS_BYTES * byte_ps[n[State.RATE]] / cross)
+
+
+@njit(cache=True)
 def _transmit(
     n: Times,
     ring: Times,
@@ -222,17 +247,10 @@ def _transmit(
     cross: float,
     key: np.uint64,
 ) -> None:
-    """Pass packets through the queue, and what cross traffic comes before each; `n` is int64[State]."""
+    """Pass packets through the queue, each after the cross traffic before it; `n` is int64[State]."""
     for i in range(times.shape[0]):
-        while cross > 0 and n[State.CROSS_AT] <= times[i]:
-            if n[State.CROSS_DRAWN]:
-                if _leave(n, ring, n[State.CROSS_AT], CROSS_BYTES, rate_at, byte_ps) < 0:
-                    n[State.CROSS_DROPPED] += 1
-                else:
-                    n[State.CROSS_SENT] += 1
-            n[State.CROSS_DRAWN] += 1
-            gap = -np.log(1.0 - uniform(key ^ np.uint64(0x5DEECE66D), n[State.CROSS_DRAWN]))
-            n[State.CROSS_AT] += 1 + int(gap * CROSS_BYTES * byte_ps[n[State.RATE]] / cross)
+        if cross > 0:
+            _cross_traffic(n, ring, times[i], rate_at, byte_ps, cross, key)
         n[State.OFFERED] += 1
         end = _leave(n, ring, times[i], sizes[i], rate_at, byte_ps)
         kept[i], marked[i] = end >= 0, False

@@ -1,4 +1,4 @@
-"""What is simulated: a network, its jobs, and a seed; from a TOML file, from options, or in Python."""
+"""A scenario to simulate: a network, its jobs, and a seed; from a TOML file, from options, or in Python."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RateChange(Section):
     """Rate in Gbit/s."""
 
 
-class Network(Section):
+class NetworkSection(Section):
     """`[network]`: links, queues and switches."""
 
     racks: int = Field(default=1, ge=1, le=32)
@@ -42,7 +42,7 @@ class Network(Section):
     gbps: float = Field(default=100.0, ge=1e-3, le=1600)
     """Rate of a host's link in Gbit/s."""
     oversubscription: float = Field(default=1.0, ge=0.01, le=1000)
-    """What the hosts of a rack can send over what its links to the spines carry."""
+    """Rate of a rack's hosts over the rate of its links to the spines."""
     delay_us: float = Field(default=1.0, ge=0, le=1e6)
     """Propagation delay of each link in microseconds."""
     queue: int = Field(default=1024, ge=1, le=1 << 20)
@@ -149,12 +149,12 @@ class Scenario(Section):
     slots: int = Field(default=COMPILED_SLOTS, ge=256, le=1 << 24)
     """Slots of each switch, a power of two."""
     switch: Literal["auto", "compiled", "specification"] = "auto"
-    """What runs as switch; "auto" takes the compiled program if it has these lanes and slots."""
+    """The implementation of the switch; "auto" takes the compiled program if it has these lanes and slots."""
     shared_server: bool = False
     """Whether one host is the aggregation server of all jobs; else each job has its own."""
     limit_s: float = Field(default=60.0, gt=0, le=1e6)
     """Simulated seconds after which the simulation fails."""
-    network: Network = Field(default_factory=Network)
+    network: NetworkSection = Field(default_factory=NetworkSection)
     """Links and switches."""
     jobs: tuple[Job, ...] = Field(default=(Job(),), strict=False, min_length=1, max_length=128)
     """The jobs."""

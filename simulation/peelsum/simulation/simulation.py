@@ -36,7 +36,7 @@ Words = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class JobRow:
-    """What one job did."""
+    """The results of one job."""
 
     job: int
     """Its number, from 1 on."""
@@ -70,7 +70,7 @@ class JobRow:
 
 @dataclass(frozen=True)
 class Report:
-    """What a simulation did. Two runs of one scenario compare equal."""
+    """The results of a simulation. Two runs of one scenario compare equal."""
 
     jobs: tuple[JobRow, ...]
     """One row for each job."""

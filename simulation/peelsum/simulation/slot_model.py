@@ -24,7 +24,7 @@ from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, Train, ps
 from peelsum.transport import Timers
 from peelsum.wire import Flag
 
-#: Destinations of what a switch sends, besides workers from 0 on.
+#: Destinations of a switch's packets, besides workers from 0 on.
 SERVER, EVERYBODY = -1, -2
 _WORD = 0xFFFFFFFF
 _CE = int(Flag.CE)
@@ -34,7 +34,7 @@ class Message(NamedTuple):
     """A packet of a slot protocol."""
 
     kind: int
-    """What it is, as the protocol numbers it; below 256."""
+    """The kind of message: a number below 256 that the protocol assigns."""
     sender: int
     """The worker that sent it, or that it is for; SERVER for the server."""
     chunk: int
@@ -42,9 +42,9 @@ class Message(NamedTuple):
     slot: int = 0
     """The switch's slot, if the worker chooses it."""
     extra: int = 0
-    """A bitmap, a version or whatever the protocol needs, up to 63 bits."""
+    """Up to 63 further bits of the protocol, such as a bitmap or a version."""
     value: int = 0
-    """What stands for the chunk's lanes, modulo 2**32."""
+    """A number in place of the chunk's lanes, modulo 2**32."""
     ce: bool = False
     """Whether a queue marked it on the way."""
 
@@ -80,7 +80,7 @@ class Worker(Endpoint, Protocol):
 
 
 class Program(Protocol):
-    """What a switch does with a message."""
+    """The program of a switch."""
 
     in_switch: int
     """Sums that the switch completed."""
@@ -91,7 +91,7 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a protocol is told about its job."""
+    """A job, as its protocol sees it."""
 
     workers: int
     """Number of workers."""
@@ -106,7 +106,7 @@ class Setting:
     timers: Timers
     """Timers of workers and servers."""
     values: NDArray[np.uint32]
-    """What stands for each worker's chunks, uint32[workers, chunks]; 0 if a chunk has no non-zero."""
+    """Numbers in place of each worker's chunks, uint32[workers, chunks]; 0 for a chunk of zeros."""
 
     @property
     def everyone(self) -> int:
@@ -116,7 +116,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class SlotProtocol:
-    """A protocol: what each part is made of. Put it into a mapping, or pass it to `run_protocol`."""
+    """A protocol: the class of each part. Put it into a mapping, or pass it to `run_protocol`."""
 
     worker: Callable[[Setting, int], Worker]
     """Return worker number n."""
@@ -130,7 +130,7 @@ class SlotProtocol:
 
 @dataclass(frozen=True)
 class SlotRow:
-    """What a slot protocol did."""
+    """The results of a slot protocol."""
 
     protocol: str
     """Its name."""

@@ -221,7 +221,7 @@ class AtpServer:
         return []
 
     def receive(self, message: Message, now: float) -> list[Message]:
-        """Add a packet whose workers are new; send the result when all are in, and to who asks later."""
+        """Add a packet whose workers are new; send the result when all are in, and when asked later."""
         bitmap, value, ce = self._held.get(message.chunk, (0, 0, False))
         if bitmap == self._all:
             return [Message(_RESULT, message.sender, message.chunk, value=value)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -9,7 +10,7 @@ from typing import TypeVar
 from peelsum.simulation.engine import Engine, Node
 from peelsum.simulation.hosts import PORT
 from peelsum.simulation.links import LinkSpec
-from peelsum.simulation.scenario import Network, Scenario
+from peelsum.simulation.scenario import NetworkSection, Scenario
 
 #: The first port of a switch that leads to a server, or to a spine.
 UP_PORT = 2048
@@ -31,7 +32,7 @@ class Attach:
     """Its address; workers are numbered from 0 on."""
 
 
-def host_links(network: Network, gbps: float | None = None) -> tuple[LinkSpec, LinkSpec]:
+def host_links(network: NetworkSection, gbps: float | None = None) -> tuple[LinkSpec, LinkSpec]:
     """Return the link from a host to its switch, and the link back; `gbps` None is the network's rate."""
     own = gbps or network.gbps
     changes = tuple((one.at_s, one.gbps * own / network.gbps) for one in network.schedule)
@@ -42,7 +43,7 @@ def host_links(network: Network, gbps: float | None = None) -> tuple[LinkSpec, L
     return replace(down, queue=HOST_QUEUE, mark_from=HOST_QUEUE, cross=0.0), down
 
 
-def switch_link(network: Network, hosts: int) -> LinkSpec:
+def switch_link(network: NetworkSection, hosts: int) -> LinkSpec:
     """Return the link between a rack of so many hosts and one spine, in either direction."""
     factor = hosts / (network.oversubscription * network.spines)
     _, base = host_links(network)
@@ -78,15 +79,9 @@ def build(
         for host in hosts:
             attach(host, only, host.address)
         return
-    spines, leaves = [switch() for _ in range(network.spines)], [switch() for _ in range(network.racks)]
-    for node in (*spines, *leaves):
-        engine.add(node)
     rack_of = {host.address: host.address * network.racks // job.workers for host in hosts if host.is_worker}
-    for rack, leaf in enumerate(leaves):
-        spec = switch_link(network, sum(at == rack for at in rack_of.values()))
-        for n, spine in enumerate(spines):
-            engine.connect(leaf, UP_PORT + n, spine, rack, spec, f"uplink {rack}.{n} up")
-            engine.connect(spine, rack, leaf, UP_PORT + n, spec, f"uplink {rack}.{n} down")
+    in_rack = Counter(rack_of.values())
+    spines, leaves = _connected_switches(engine, network, switch, [in_rack[n] for n in range(network.racks)])
     for host in hosts:
         home = rack_of.get(host.address)
         # Servers hang on one spine, which all packets to them cross.
@@ -100,3 +95,18 @@ def build(
         for spine in spines:
             route(spine, host.address, home)
         attach(host, leaves[home], host.address)
+
+
+def _connected_switches(
+    engine: Engine, network: NetworkSection, switch: Callable[[], Switch], hosts: Sequence[int]
+) -> tuple[list[Switch], list[Switch]]:
+    """Add spines, and a leaf for each rack of `hosts[rack]` hosts; connect each leaf to each spine."""
+    spines, leaves = [switch() for _ in range(network.spines)], [switch() for _ in hosts]
+    for node in (*spines, *leaves):
+        engine.add(node)
+    for rack, leaf in enumerate(leaves):
+        spec = switch_link(network, hosts[rack])
+        for n, spine in enumerate(spines):
+            engine.connect(leaf, UP_PORT + n, spine, rack, spec, f"uplink {rack}.{n} up")
+            engine.connect(spine, rack, leaf, UP_PORT + n, spec, f"uplink {rack}.{n} down")
+    return spines, leaves

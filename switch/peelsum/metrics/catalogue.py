@@ -48,7 +48,7 @@ SERVER = (
     Metric("peelsum_server_dropped_packets_total", "Packets dropped", ("job", "reason")),
 )
 CONTROLLER = (
-    Metric("peelsum_controller_generation", "Generation that is held; 0 if none is", _JOB),
+    Metric("peelsum_controller_generation", "Generation of the held job; 0 for none", _JOB),
     Metric("peelsum_controller_admissions_total", "Admissions of the job", _JOB),
     Metric("peelsum_controller_lost_switches_total", "Switches that stopped responding", _JOB),
     Metric("peelsum_controller_regained_switches_total", "Switches that responded again", _JOB),

@@ -10,7 +10,7 @@ Node = dict[str, Any]
 
 
 class Key(NamedTuple):
-    """What a branch of a `select`, or a constant entry of a table, compares with one key."""
+    """The value with which a branch of a `select`, or a constant entry of a table, compares one key."""
 
     value: int
     mask: int

@@ -40,7 +40,7 @@ def limited_server(threads: ThreadPoolExecutor, calls: int, message_bytes: int) 
 
 
 def bind(server: grpc.Server, address: str, identity: Identity | None) -> int | None:
-    """Make a server listen at host:port; return the port, or None if the address cannot be had.
+    """Make a server listen at host:port; return the port, or None if the address cannot be bound.
 
     identity: with one, clients need TLS and a certificate of its CA.
     """

@@ -1,4 +1,4 @@
-"""Who a process is to others: a folder with its certificate, its key, and the CA that signed both ends'.
+"""The identity of a process: a folder with its certificate, its key, and the CA that signed both ends'.
 
 Plain connections are for loopback only; `require_tls` keeps to that.
 """

@@ -50,13 +50,13 @@ class Finding:
     """The result of one check."""
 
     what: str
-    """What was looked at."""
+    """The subject of the check."""
     found: str
-    """What was found."""
+    """The result."""
     wanted: str
-    """What is wanted."""
+    """The wanted result."""
     remedy: str
-    """What to do; empty if nothing."""
+    """The remedy; empty if none is needed."""
     state: State
     """`failed` if something that is needed is missing, `note` if something is slower or cannot be used."""
 

@@ -1,7 +1,7 @@
-"""Network namespaces that live as long as a process of ours, and the links between them, over netlink.
+"""Network namespaces that live as long as the process that holds them, and links between them, over netlink.
 
-Nothing here has a name in the file system: the kernel removes namespaces and links with the processes that
-hold them, however these end.
+Namespaces have no names in the file system: the kernel removes them, with their links, when the processes
+that hold them end in any way.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def inside(pid: int, *command: str) -> list[str]:
 
 
 class Wires:
-    """Links in the calling thread's network namespace, the switches', and from there to the hosts'.
+    """Links inside the calling thread's namespace, that of the switches, and from there to the hosts'.
 
     A context manager. Raises TopologyError if pyroute2 is missing.
     """
@@ -101,7 +101,7 @@ class Wires:
             self._netlink.link("set", index=master, mtu=_MTU, state="up")
 
     def shape(self, name: str, *, rate_mbit: float | None, latency_ms: float) -> None:
-        """Limit the rate and delay what leaves by `name`. Raises TopologyError if the kernel cannot."""
+        """Limit the rate of what leaves by `name`, and delay it. Raises TopologyError."""
         shape(self._netlink, name, rate_mbit=rate_mbit, latency_ms=latency_ms)
 
     def _bring_up(self, name: str) -> None:
@@ -144,7 +144,7 @@ class HostNetwork:
             self._netlink.route("replace", dst=f"{ip}/32", oif=self._index, scope=_SCOPE_LINK)
 
     def shape(self, *, rate_mbit: float | None, latency_ms: float) -> None:
-        """Limit the rate and delay what the host sends. Raises TopologyError if the kernel cannot."""
+        """Limit the rate of what the host sends, and delay it. Raises TopologyError if the kernel cannot."""
         shape(self._netlink, HOST_INTERFACE, rate_mbit=rate_mbit, latency_ms=latency_ms)
 
 

@@ -23,9 +23,9 @@ from peelsum.topology.description import JobNode, Link, Topology, switch_port
 from peelsum.topology.errors import ProcessError, TopologyError
 from peelsum.topology.losses import lose
 from peelsum.topology.namespaces import HostNetwork, Wires, hold_namespace, inside
-from peelsum.topology.parts import Part
 from peelsum.topology.processes import Child
 from peelsum.topology.records import MARKER, Place, Process
+from peelsum.topology.restartable import RestartableProcess
 from peelsum.transport.seats import SEAT
 from peelsum.wire import UDP_PORT
 
@@ -52,7 +52,7 @@ class Network(ABC):
         self.places: dict[str, Place] = {}
         self.p4runtime: dict[str, str] = {}
         self._stack, self._job_stack = ExitStack(), ExitStack()
-        self._parts: dict[str, Part] = {}
+        self._processes: dict[str, RestartableProcess] = {}
         #: A file that exists while workers can take their seats; None without a job.
         self.seats_file: Path | None = None
 
@@ -72,21 +72,21 @@ class Network(ABC):
     @property
     def processes(self) -> dict[str, int]:
         """The process ids of switches, controller and server, by name."""
-        return {name: part.child.pid for name, part in self._parts.items()}
+        return {name: process.child.pid for name, process in self._processes.items()}
 
     def check(self) -> list[str]:
         """Return what happened since the last call, in words; after that, `places` may have new seats.
 
-        A finished job is admitted again, in a new generation. Raises ProcessError if a part has ended by
+        A finished job is admitted again, in a new generation. Raises ProcessError if a process has ended by
         itself and is not to be restarted.
         """
         news = self._told_by_controller()
-        ended = [part for part in self._parts.values() if not part.child.running]
-        finished = [part for part in ended if part.name == _SERVER and part.child.status == 0]
+        ended = [process for process in self._processes.values() if not process.child.running]
+        finished = [process for process in ended if process.name == _SERVER and process.child.status == 0]
         with self._marked():
-            for part in ended:
-                if part not in finished:
-                    news.append(self._after_the_end_of(part))
+            for process in ended:
+                if process not in finished:
+                    news.append(self._after_the_end_of(process))
         if finished:
             news.append(f"job: has finished; {self.readmit()}")
         return news
@@ -100,22 +100,22 @@ class Network(ABC):
 
     def _told_by_controller(self) -> list[str]:
         news = []
-        controller = self._parts.get(_CONTROLLER)
+        controller = self._processes.get(_CONTROLLER)
         while controller is not None and controller.child.running and controller.child.has_line(0):
             line = controller.child.next_line(0) or {}
             news += [line["event"]] if "event" in line else []
         return news
 
-    def _after_the_end_of(self, part: Part) -> str:
-        if self._restart or part.again is None:
-            return part.restart()
-        raise ProcessError(f"{part.child.exit_report()}; with --restart it would have been started again")
+    def _after_the_end_of(self, process: RestartableProcess) -> str:
+        if self._restart or process.again is None:
+            return process.restart()
+        raise ProcessError(f"{process.child.exit_report()}; with --restart it would have been started again")
 
     def close(self) -> None:
         """End every process, the ones that use others first."""
         self._job_stack.close()
         self._stack.close()
-        self._parts.clear()
+        self._processes.clear()
 
     @abstractmethod
     def _start(self) -> None:
@@ -147,9 +147,9 @@ class Network(ABC):
         return said
 
     def _play(self, stack: ExitStack, child: Child) -> None:
-        """Register a child as the part of its name until `stack` ends."""
-        self._parts[child.name] = part = Part(child)
-        stack.callback(part.stop)
+        """Register a child under its name until `stack` ends."""
+        self._processes[child.name] = process = RestartableProcess(child)
+        stack.callback(process.stop)
 
     def _admit(self, job: JobNode, *, addressed: bool) -> dict[str, Any]:
         """Admit the job; `addressed` is whether packets to hosts must carry their addresses."""
@@ -168,7 +168,7 @@ class Network(ABC):
         self._child(self._job_stack, _SERVER, "server", "run", *options, pid=pid)
         # Removed first when the job ends, so that `exec` gives out no seat whose server is about to end.
         self._job_stack.callback(self.seats_file.unlink, missing_ok=True)
-        self._parts[_SERVER].again = lambda: _ready(_SERVER, "server", "run", *options, pid=pid)[0]
+        self._processes[_SERVER].again = lambda: _ready(_SERVER, "server", "run", *options, pid=pid)[0]
 
     def _place(
         self, host: str, address: tuple[str, int], wire: str, admission: Mapping[str, Any] | None, **more: Any
@@ -242,7 +242,7 @@ class UdpNetwork(Network):
         for port, udp in udp_ports.items():
             same += ["--udp-port", f"{port}@{udp}"]
         # A restarted switch has to say hello on its trunks itself: its neighbours no longer do.
-        self._parts[name].again = lambda: _ready(name, *command, *same, *self._joins(name))[0]
+        self._processes[name].again = lambda: _ready(name, *command, *same, *self._joins(name))[0]
         return udp_ports
 
     def _joins(self, name: str) -> list[str]:
@@ -308,7 +308,7 @@ class VethNetwork(Network):
         if self.switch == "bmv2":
             address, child = bmv2.start(interfaces, name=name, device_id=device_id)
             self._play(self._stack, child)
-            self._parts[name].again = lambda: bmv2.start(
+            self._processes[name].again = lambda: bmv2.start(
                 interfaces, name=name, device_id=device_id, address=address
             )[1]
             return address
@@ -316,7 +316,7 @@ class VethNetwork(Network):
         command += [word for port, end in interfaces.items() for word in ("--interface", f"{port}@{end}")]
         listening = self._child(self._stack, name, *command, "--p4runtime", f"{_LOOPBACK}:0")
         address = f"{_LOOPBACK}:{listening['grpc_port']}"
-        self._parts[name].again = lambda: _ready(name, *command, "--p4runtime", address)[0]
+        self._processes[name].again = lambda: _ready(name, *command, "--p4runtime", address)[0]
         return address
 
     def _start_job(self) -> None:

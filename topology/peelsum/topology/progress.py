@@ -11,7 +11,7 @@ from contextlib import contextmanager
 Tell = Callable[[str], None]
 #: Seconds from one message of `taking_time` to the next, and before the first.
 BEAT_S = 2.0
-#: Messages equal up to their last colon are shown this long after the first, then at this interval.
+#: Seconds until the first of messages that are equal up to their last colon is shown, and then between two.
 SHOWN_AFTER_S, SHOWN_EVERY_S = 3.0, 10.0
 
 

@@ -24,7 +24,7 @@ from peelsum.training.text import Text, standard_library
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _BEGIN, _SEPARATOR, _PADDING = "[CLS]", "[SEP]", "[PAD]"
-#: Words in a synthetic passage, at most in its answer, and in its question on each side of the answer.
+#: Words of a synthetic passage; the most of its answer; those beside the answer that its question quotes.
 _PASSAGE, _ANSWER, _AROUND = 48, 3, 3
 
 

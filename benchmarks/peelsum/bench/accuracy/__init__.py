@@ -1,1 +1,1 @@
-"""What compression costs in accuracy, and on which links it pays."""
+"""The cost of compression in accuracy, and the links on which it pays."""

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 @dataclass
 class Traffic:
-    """What one worker exchanged: the counts that a cost model needs."""
+    """The exchanges of one worker, as counts that a cost model needs."""
 
     exchanges: int = 0
     """Sums of words, and broadcasts, that waited for each other; all parts of one travel together."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from peelsum.bench.accuracy.in_process import Traffic
 from peelsum.bench.accuracy.training import Run
-from peelsum.flexible import Link, SwitchPath, collectives
+from peelsum.flexible import LinkModel, SwitchPath, collectives
 
 _WORD_BYTES = 4
 #: Reductions over a process group, by the path's name.
@@ -39,12 +39,12 @@ class Path:
         return self.compress_s + self.network_s
 
 
-def fastest(run: Run, link: Link) -> Path:
+def fastest(run: Run, link: LinkModel) -> Path:
     """Return the fastest path of a run's steps, mean over steps."""
     return min(_paths(run, link), key=lambda path: path.seconds)
 
 
-def _paths(run: Run, link: Link) -> Iterator[Path]:
+def _paths(run: Run, link: LinkModel) -> Iterator[Path]:
     """Yield the paths on which a run's payloads can travel.
 
     Dense gradients also travel as floats, without encoding. Values and positions can also be gathered.
@@ -68,7 +68,7 @@ def _paths(run: Run, link: Link) -> Iterator[Path]:
         yield Path("all_gather", run.compress_s, gather.seconds(run.payload_bytes / _WORD_BYTES / done, 1))
 
 
-def _gathered_s(traffic: Traffic, link: Link, workers: int) -> float:
+def _gathered_s(traffic: Traffic, link: LinkModel, workers: int) -> float:
     """Return the seconds of gathers, each of lengths and then of bytes."""
     network = collectives.all_gather(link, workers)
     return network.seconds(traffic.gathered_bytes / _WORD_BYTES, 2 * traffic.gathers)

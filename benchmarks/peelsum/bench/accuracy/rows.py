@@ -19,7 +19,7 @@ from peelsum.bench.accuracy.network import fastest
 from peelsum.bench.accuracy.shares import check_shares
 from peelsum.bench.accuracy.subjects import SubjectName, make_subject
 from peelsum.bench.accuracy.training import Advance, Run, Setting, require_sgd, train
-from peelsum.flexible import Link
+from peelsum.flexible import LinkModel
 
 #: The target is this share of what dense training improves, from the start to its last measurement.
 TARGET_SHARE = 0.95
@@ -93,7 +93,7 @@ class Row:
     final_spread: float | None
     """Its standard deviation; None for one seed."""
     target: float | None
-    """What the time is to: 95 % of dense training's improvement; None if dense training was not finite."""
+    """The target: 95 % of dense training's improvement; None if dense training was not finite."""
     reached: int
     """Runs that reached the target."""
     steps_to_target: float | None
@@ -101,7 +101,7 @@ class Row:
     bytes_per_step: int
     """Measured bytes that a worker contributes, by the hook's statistics."""
     times_less: float
-    """How many times as many bytes dense training's worker contributes."""
+    """Bytes that a worker of dense training contributes, over this method's."""
     compute_ms: float
     """Measured processor time of a step's computation: the median over all runs of the model."""
     gbps: float
@@ -131,12 +131,12 @@ class Watch:
         """Take all settings, of which the first `done` in number were kept by earlier calls."""
 
     def trains(self, setting: Setting) -> Advance:
-        """Take the setting that is trained now; return what is called with shares of it that are done."""
+        """Take the setting whose training starts; return a function to call with the share that is done."""
         return lambda done: None
 
 
 def bench_accuracy(request: Request, kept: Path | None = None, watch: Watch | None = None) -> list[Row]:
-    """Train what is not among the kept runs, keep each run as soon as it is done, and return all rows.
+    """Train the runs that are not kept yet, keep each as soon as it is done, and return all rows.
 
     Raises MethodError, SharesError, CompressError, TrainingDataError, KeptRunsError.
     """
@@ -169,7 +169,7 @@ def rows_of(runs: Sequence[Run], gbps: Sequence[float], latency_s: float) -> lis
         baseline = _Baseline(groups[key], _target(groups[key]), median(run.compute_s for run in everything))
         for mine in methods:
             sooner = baseline.pays_below(mine, latency_s) if mine[0].setting.method != DENSE else None
-            rows += [_row(mine, baseline, Link(latency_s, rate), sooner) for rate in gbps]
+            rows += [_row(mine, baseline, LinkModel(latency_s, rate), sooner) for rate in gbps]
     return rows
 
 
@@ -183,7 +183,7 @@ def grouped(runs: Sequence[Run]) -> dict[tuple[Any, ...], list[Run]]:
 
 @dataclass(frozen=True)
 class _Baseline:
-    """What a method is compared with."""
+    """Dense training, with which methods are compared."""
 
     dense: Sequence[Run]
     """The runs of dense training."""
@@ -201,7 +201,7 @@ class _Baseline:
                 return steps
         return None
 
-    def times(self, runs: Sequence[Run], link: Link) -> list[float | None]:
+    def times(self, runs: Sequence[Run], link: LinkModel) -> list[float | None]:
         """Return the seconds of each run to the target."""
         counts = [self.steps(run) for run in runs]
         return [
@@ -209,7 +209,7 @@ class _Baseline:
             for run, count in zip(runs, counts, strict=True)
         ]
 
-    def faster(self, runs: Sequence[Run], link: Link) -> float | None:
+    def faster(self, runs: Sequence[Run], link: LinkModel) -> float | None:
         """Return dense training's mean time over that of other runs; None unless all reach the target."""
         mine, dense = _mean_of_all(self.times(runs, link)), _mean_of_all(self.times(self.dense, link))
         return None if dense is None or not mine else dense / mine
@@ -218,10 +218,12 @@ class _Baseline:
         """Return the highest rate at which the runs are faster than dense training; None if there is none."""
         count = round(math.log10(_MOST_GBPS / _LEAST_GBPS) * _PER_DECADE)
         rates = (_LEAST_GBPS * 10 ** (number / _PER_DECADE) for number in range(count, -1, -1))
-        return next((rate for rate in rates if (self.faster(runs, Link(latency_s, rate)) or 0) > 1), None)
+        return next(
+            (rate for rate in rates if (self.faster(runs, LinkModel(latency_s, rate)) or 0) > 1), None
+        )
 
 
-def _row(runs: Sequence[Run], baseline: _Baseline, link: Link, sooner: float | None) -> Row:
+def _row(runs: Sequence[Run], baseline: _Baseline, link: LinkModel, sooner: float | None) -> Row:
     setting, first = runs[0].setting, runs[0]
     finals = [run.curve[-1][1] for run in runs]
     known = [value for value in finals if value is not None]

@@ -1,4 +1,4 @@
-"""What is trained: small models with training examples, and a held-out measure of how well they have learned.
+"""The subjects of training: small models with examples, and a measure of learning on held-out data.
 
 All data are on every machine: scikit-learn's digits, the text of Python's standard library, and two sets that
 are generated here, images of gratings and ratings by a power law. Each example has a label, by which workers'
@@ -55,7 +55,7 @@ class Subject:
     data: str
     """Description of the data, for humans."""
     metric: str
-    """What `measure` returns."""
+    """The name of what `measure` returns."""
     higher: bool
     """Whether more of it is better."""
     model: nn.Module

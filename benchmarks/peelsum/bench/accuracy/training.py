@@ -43,7 +43,7 @@ class Setting:
     shares: str = "iid"
     """How examples are divided among workers: "iid", "label", or an alpha of Dirichlet's distribution."""
     seed: int = 0
-    """Of parameters, batches and compressors."""
+    """The seed of parameters, batches and compressors."""
     steps: int | None = None
     """Steps of training; None takes the subject's."""
 
@@ -72,7 +72,7 @@ class Run:
     payload_bytes: int
     """Bytes of its payloads; 0 without a compressor."""
     traffic: dict[str, int] = field(default_factory=dict)
-    """What it exchanged, as `peelsum.bench.accuracy.in_process.Traffic` counts it."""
+    """The exchanges, as `peelsum.bench.accuracy.in_process.Traffic` counts them."""
     compute_s: float = 0.0
     """Seconds of a step's forward and backward pass of one worker, and of the optimizer.
 

@@ -36,11 +36,11 @@ class Device:
     lhc: Callable[[LhcLayout], Any]
     """Returns LHC's `index`, `encode` and `decode` for arrays on the device."""
     clock: Callable[[], float] = time.perf_counter
-    """Returns the time in seconds: the thread's processor time if it works alone, else the wall clock's."""
+    """Returns seconds: of the thread's processor time if Numba uses one thread, else of the wall clock."""
 
     @classmethod
     def of(cls, name: str) -> Device:
-        """Return the device of that name, its kernels compiled. Raises NoDeviceError if it is missing."""
+        """Return the device of that name, with compiled kernels. Raises NoDeviceError if it is missing."""
         if name == "cpu":
             warm_up()
             alone = config.NUMBA_NUM_THREADS == 1  # type: ignore[attr-defined]  # made at run time

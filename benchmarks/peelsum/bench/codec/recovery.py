@@ -39,7 +39,7 @@ AIM_DENSITIES = (0.001, 0.01, 0.05, 0.1, 0.2)
 
 @dataclass(frozen=True)
 class LeftOver:
-    """What peeling leaves over in sketches of one size, as means over seeds."""
+    """The left-over of sketches of one size, as means over seeds."""
 
     part: Literal["table", "curve"]
     """Whether the row belongs to the table or to the plot."""

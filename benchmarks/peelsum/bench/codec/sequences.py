@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce, Network, Part, TensorResult
+from peelsum.allreduce import Allreduce, NetworkModel, Part, TensorResult
 from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.codec.timing import NotExactError
 from peelsum.summation import Words
@@ -22,7 +22,7 @@ STEPS = 30
 DEFAULT_ELEMENTS = (2**16, 2**20, 2**22)
 QUICK_ELEMENTS = (2**16,)
 #: The network models, and the ways to send: `forms` and `predict` of the allreduce.
-NETWORKS = {"words": Network(gbps=1e-6, round_trip_s=0.0), "default": Network()}
+NETWORKS = {"words": NetworkModel(gbps=1e-6, round_trip_s=0.0), "default": NetworkModel()}
 WAYS: dict[str, tuple[Literal["auto", "sketch"], bool]] = {
     "auto": ("auto", False),
     "predict": ("auto", True),
@@ -47,7 +47,7 @@ class SequenceRow:
     over_lower_bound: float
     """Words of all steps over the lower bounds of all steps."""
     worst_step: float
-    """The largest ratio, of one step, of words without the first index to the lower bound."""
+    """The largest ratio of a step's words, without the first index, to its lower bound."""
     exchanges: float
     """Mean exchanges of a step."""
     wrongly_dense: int
@@ -55,7 +55,7 @@ class SequenceRow:
 
 
 class _Alone:
-    """A backend of one worker that counts calls, and words of the first header since `first_or` was 0."""
+    """A backend of one worker. It counts calls, and words of the first header after `first_or` is 0."""
 
     lanes, workers, worker_id = 256, 1, 0
 
@@ -83,12 +83,12 @@ _UNIFORM: dict[str, list[float]] = {
     "empty": [0.01] * _THIRD + [0.0] * _THIRD + [0.01] * _THIRD,
     "dense": [0.01] * _THIRD + [1.0] * _THIRD + [0.01] * _THIRD,
 }
-#: "bursts" are whole rows of _BURST elements, three in a thousand rows on average and at least one.
+#: In "bursts", whole rows of _BURST elements are non-zero: three in a thousand on average, at least one.
 SEQUENCES = (*_UNIFORM, "bursts")
 
 
 def supports(sequence: str, elements: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the non-zeros' ascending positions of every step of a sequence."""
+    """Yield the ascending positions of the non-zeros, for every step of a sequence."""
     rng = np.random.default_rng([seed, elements])
     if sequence == "bursts":
         for _ in range(STEPS):

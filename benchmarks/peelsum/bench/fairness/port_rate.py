@@ -27,7 +27,7 @@ BURST = 64
 
 @dataclass(frozen=True)
 class Row:
-    """What one port sent under a load of EXCESS times its rate."""
+    """The traffic that one port sent under a load of EXCESS times its rate."""
 
     mbit: float
     """The port's rate in Mbit/s."""

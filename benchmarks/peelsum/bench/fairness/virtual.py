@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from peelsum.bench.fairness.scene import Scene, Shares
-from peelsum.simulation import Job, Network, Scenario, Simulation
+from peelsum.simulation import Job, NetworkSection, Scenario, Simulation
 from peelsum.softswitch.runtime.queues import QueueCounts
 
 #: Delay of a link in microseconds, in addition to its rate.
@@ -28,7 +28,7 @@ def simulated(scene: Scene) -> Shares:
 
 def virtual_network(scene: Scene, starts_s: Sequence[float] | None = None) -> Simulation:
     """Return the scene's simulation. `starts_s` are the jobs' start times; by default, all start at once."""
-    network = Network(
+    network = NetworkSection(
         gbps=scene.mbit / 1000, delay_us=HOP_US, queue=scene.queue_limit, mark_from=scene.mark_from
     )
     jobs = tuple(

@@ -1,1 +1,1 @@
-"""What lost packets cost."""
+"""The cost of lost packets."""

@@ -16,7 +16,7 @@ from peelsum.flexible import (
     DENSE,
     Decider,
     Flexible,
-    Link,
+    LinkModel,
     Measurement,
     Method,
     MethodChosen,
@@ -27,18 +27,18 @@ from peelsum.flexible import (
 _NOISE = 0.05
 _COMPUTE_S, _SELECT_NS = 5e-3, 1.0
 #: The networks: the link at a share of the run that is done.
-NETWORKS: dict[str, Callable[[float], Link]] = {
-    "steady_fast": lambda share: Link(1e-4, 10.0),
-    "steady_slow": lambda share: Link(1e-4, 0.1),
-    "falling": lambda share: Link(1e-4, 0.2 if 1 / 3 <= share < 2 / 3 else 10.0),
-    "alternating": lambda share: Link(1e-4, 10.0 if int(share * 10) % 2 else 0.2),
-    "far": lambda share: Link(1e-2 if share >= 0.5 else 1e-4, 1.0),
+NETWORKS: dict[str, Callable[[float], LinkModel]] = {
+    "steady_fast": lambda share: LinkModel(1e-4, 10.0),
+    "steady_slow": lambda share: LinkModel(1e-4, 0.1),
+    "falling": lambda share: LinkModel(1e-4, 0.2 if 1 / 3 <= share < 2 / 3 else 10.0),
+    "alternating": lambda share: LinkModel(1e-4, 10.0 if int(share * 10) % 2 else 0.2),
+    "far": lambda share: LinkModel(1e-2 if share >= 0.5 else 1e-4, 1.0),
 }
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of training steps took."""
+    """The cost of a run of training steps."""
 
     seconds: float
     """Seconds of the network, selecting and computing."""
@@ -82,7 +82,7 @@ def _step_s(network: str, method: Method, ratio: float, share: float, elements: 
 
 
 def _measured(
-    decider: Decider, link: Link, random: np.random.Generator, elements: int, workers: int
+    decider: Decider, link: LinkModel, random: np.random.Generator, elements: int, workers: int
 ) -> np.ndarray:
     """Return one worker's measurement of the step that the decider planned, as words."""
     plan = decider.next

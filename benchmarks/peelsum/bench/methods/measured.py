@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from peelsum.bench.methods.lan import RelayedLan
-from peelsum.flexible import COLLECTIVES, Link
+from peelsum.flexible import COLLECTIVES, LinkModel
 from peelsum.topology import Child, TopologyError
 from peelsum.topology.namespaces import HOST_INTERFACE
 
@@ -108,18 +108,18 @@ _MODELS: dict[str, tuple[str, ...]] = {
 }
 
 
-def predict(name: str, link: Link, workers: int, words: int) -> float:
+def predict(name: str, link: LinkModel, workers: int, words: int) -> float:
     """Return the seconds of a collective of `words` words by the cost model."""
     return sum(COLLECTIVES[part](link, workers).seconds(words, 1) for part in _MODELS[name])
 
 
-def _link(children: Sequence[Child]) -> Link:
+def _link(children: Sequence[Child]) -> LinkModel:
     """Measure the link by short and long messages; the first ones open connections."""
     for name in _MODELS:
         _once(children, name, _PROBE_WORDS)
     latency_s, _ = _seconds(children, "send", 1)
     long_s, _ = _seconds(children, "send", _PROBE_WORDS)
-    return Link(latency_s, 32 * _PROBE_WORDS / max(long_s - latency_s, 1e-9) / 1e9)
+    return LinkModel(latency_s, 32 * _PROBE_WORDS / max(long_s - latency_s, 1e-9) / 1e9)
 
 
 def _seconds(children: Sequence[Child], name: str, words: int) -> tuple[float, int]:

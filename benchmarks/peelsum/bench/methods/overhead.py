@@ -1,4 +1,4 @@
-"""What a strategy costs beside the compressor that it chooses.
+"""The cost of a strategy in addition to the compressor that it chooses.
 
 Run `python -m peelsum.bench.methods.overhead`. Two ranks over gloo sum the same buckets by turns with both,
 so that other work on the machine hits them alike.

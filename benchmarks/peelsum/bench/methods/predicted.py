@@ -1,4 +1,4 @@
-"""What each method of a step takes by the cost model of `peelsum.flexible`, and which one to use."""
+"""The cost of each method of a step by the model of `peelsum.flexible`, and which one to use."""
 
 from __future__ import annotations
 

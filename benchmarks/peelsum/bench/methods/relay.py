@@ -24,7 +24,7 @@ from peelsum.softswitch.ports.schedule import Change, LinkSchedule, LinkState, l
 from peelsum.softswitch.runtime.queues import TICK_SHIFT
 from peelsum.topology import say
 
-#: Frames that may wait at a port. TCP fills what it gets, and nothing is to be lost.
+#: Frames that may wait at a port. TCP fills any queue, and this one must lose nothing.
 _QUEUE = 1 << 14
 _BATCH = 4096
 

@@ -1,1 +1,1 @@
-"""Simulated allreduces: scale, slots, loss, and what the formulas are calibrated with."""
+"""Simulated allreduces: by workers, slots, loss and density; and the calibration of the formulas."""

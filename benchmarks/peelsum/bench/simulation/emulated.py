@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from peelsum.simulation import Job, Network, Scenario, simulate
+from peelsum.simulation import Job, NetworkSection, Scenario, simulate
 from peelsum.summation import Part
 from peelsum.topology import Star, TopologyError
 from peelsum.transport import SwitchSummation, TransportError
@@ -42,7 +42,7 @@ def compared(
     """Run the case both ways. Raises TopologyError if a process fails."""
     emulated, wrong = _emulated(workers, mbit, elements, window, sums)
     # Loopback has hardly a delay; the switch's process takes about this time for a packet.
-    network = Network(gbps=mbit / 1000, delay_us=50.0)
+    network = NetworkSection(gbps=mbit / 1000, delay_us=50.0)
     job = Job(workers=workers, elements=elements, window=window, initial_window=window)
     row = simulate(Scenario(network=network, jobs=(job,))).jobs[0]
     error = (row.seconds - emulated) / emulated

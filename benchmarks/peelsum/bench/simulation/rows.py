@@ -12,7 +12,7 @@ import numpy as np
 from peelsum.allreduce import Settings
 from peelsum.allreduce.costs import Seen, candidates
 from peelsum.bench.codec.lhc import smallest_lhc
-from peelsum.simulation import Job, Network, Scenario, TimersSection, simulate
+from peelsum.simulation import Job, NetworkSection, Scenario, TimersSection, simulate
 from peelsum.simulation.collectives import COLLECTIVES
 from peelsum.simulation.cost_model import (
     ALGORITHMS,
@@ -91,7 +91,7 @@ def scenario_of(
     """Return a scenario of one job, in as few racks of 32 as hold it."""
     racks = 1 if one_switch else max(1, -(-workers // 32))
     job = Job(workers=workers, elements=elements, timers=QUICK if quick else TimersSection())
-    return Scenario(network=Network(racks=racks, gbps=gbps, loss=loss), jobs=(job,))
+    return Scenario(network=NetworkSection(racks=racks, gbps=gbps, loss=loss), jobs=(job,))
 
 
 def measured(scenario: Scenario, algorithm: str) -> Row:
@@ -161,7 +161,7 @@ def by_formula(workers: int, algorithm: str, elements: int = 1 << 20) -> Row:
     """Return the row of a formula. More than 1,024 workers are in racks of as many as 32 racks need."""
     racks = min(max(1, -(-workers // 32)), 32)
     job = Job.model_construct(workers=workers, elements=elements)
-    scenario = Scenario.model_construct(network=Network(racks=racks), jobs=(job,))
+    scenario = Scenario.model_construct(network=NetworkSection(racks=racks), jobs=(job,))
     seconds = estimate(scenario, algorithm)
     row = _row(scenario, algorithm, seconds, None, 0, None)
     return replace(row, level="formula")
@@ -249,7 +249,7 @@ def slots_rows(
 def _long_links(slots: int, jobs: int) -> Scenario:
     window = 8192
     job = Job(workers=2, elements=8 * 3 * window, window=window, initial_window=window, timers=QUICK)
-    network = Network(delay_us=15.0, queue=1 << 17, mark_from=1 << 17)
+    network = NetworkSection(delay_us=15.0, queue=1 << 17, mark_from=1 << 17)
     return Scenario(lanes=8, slots=slots, network=network, jobs=(job,) * jobs)
 
 

@@ -74,7 +74,7 @@ class Watch:
         """
 
     def now(self, what: str, *, done: int = 0) -> None:
-        """Take what is measured now, and the number of rows completed since the last call."""
+        """Take the name of the measurement that starts, and the rows completed since the last call."""
 
 
 def bench_train(request: Request, watch: Watch | None = None) -> list[Row]:

@@ -42,9 +42,9 @@ def modelled(
     seed: int, density: float, way: str, elements: int, mbit: float, workers: int
 ) -> dict[str, Value]:
     """Return a row from the cost model, with the switch's dense sum by the same model as the base."""
-    from peelsum.flexible import COLLECTIVES, Link, SwitchPath
+    from peelsum.flexible import COLLECTIVES, LinkModel, SwitchPath
 
-    link = Link(50e-6, mbit / 1e3)
+    link = LinkModel(50e-6, mbit / 1e3)
     switch = SwitchPath().network(link)
     base_s = switch.seconds(elements, 1)
     codec_s = 0.0

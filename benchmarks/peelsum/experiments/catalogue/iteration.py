@@ -71,11 +71,11 @@ def modelled(model: str, gbps: float) -> tuple[float, float, float]:
     from peelsum.allreduce import Settings
     from peelsum.allreduce.costs import Seen, candidates
     from peelsum.codec import kernels
-    from peelsum.flexible import Link, SwitchPath
+    from peelsum.flexible import LinkModel, SwitchPath
 
     total = sum(trace.gradient(-1) for trace in traces(model))
     found = Seen(0, tuple(kernels().occupied(np.flatnonzero(total)).tolist()))
-    network = SwitchPath(LANES).network(Link(50e-6, gbps))
+    network = SwitchPath(LANES).network(LinkModel(50e-6, gbps))
     ways = list(candidates(total.size, found, Settings(), predict=False))
     dense = min((one for one in ways if one.choice.form == "dense"), key=lambda one: one.seconds(network))
     sparse = min((one for one in ways if one.choice.form != "dense"), key=lambda one: one.seconds(network))

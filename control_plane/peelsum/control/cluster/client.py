@@ -11,7 +11,8 @@ import grpc
 
 from peelsum.control.cluster.calls import LONGEST_RESPONSE, SERVICE, decoded, encoded
 from peelsum.control.errors import ControlError
-from peelsum.tls import Identity, TlsError, require_tls
+from peelsum.tls import Identity, TlsError
+from peelsum.tls.grpc_client import open_channel
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", LONGEST_RESPONSE),
@@ -96,19 +97,9 @@ class ControllerClient:
 
     def _channel(self, address: str) -> grpc.Channel:
         try:
-            require_tls("controller", address.rpartition(":")[0], self._identity)
-            if self._identity is None:
-                return grpc.insecure_channel(address, options=_OPTIONS)
-            refusal = self._identity.refusal(address, _CONNECT_S)
+            return open_channel("controller", address, self._identity, _OPTIONS, _CONNECT_S)
         except TlsError as error:
             raise ControlError(str(error)) from None
-        if refusal is not None:
-            raise ControlError(
-                f"controller: {address}: TLS failed ({refusal}); check that both ends' certificates are of "
-                "one CA, valid today, and the controller's for this host"
-            )
-        keys = (self._identity.ca, self._identity.key, self._identity.certificate)
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(*keys), options=_OPTIONS)
 
 
 class _OtherError(Exception):

@@ -114,7 +114,7 @@ def _admit(cluster: Cluster, asked: dict[str, Any]) -> dict[str, Any]:
 
 def _evict(cluster: Cluster, asked: dict[str, Any]) -> dict[str, Any]:
     job_id = asked.get("job_id")
-    if not isinstance(job_id, int):
+    if not isinstance(job_id, int) or isinstance(job_id, bool):
         raise ValueError(f"job_id: {job_id!r}: is not a number")
     return cluster.evict(job_id, _text(asked, "token"))
 

@@ -31,7 +31,7 @@ _ROUNDS = 2
 def largest_values(
     program: Program, storage: Storage, plans: dict[str, TablePlan], blocks: Sequence[Block]
 ) -> dict[FieldRef, int]:
-    """Return the largest value of each metadata field whose largest value is below what its width allows."""
+    """Return the largest value of each metadata field that never reaches the largest of its width."""
     nodes = [node for block in blocks for node in walk(block)]
     copied = {name for node in nodes if isinstance(node, CopyHeader) for name in (node.target, node.source)}
     elsewhere = {node.target for node in nodes if isinstance(node, (Hash, ReadRegister))}

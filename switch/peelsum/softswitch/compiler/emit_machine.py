@@ -31,7 +31,7 @@ def machine(emit: Emitter, part: Machine, write: Callable[[Block], None]) -> Non
 
 
 def note_again(emit: Emitter, part: Clone | Resubmit | Recirculate) -> None:
-    """Note what is to happen once the pipeline is through; the last call of a kind counts."""
+    """Write code that requests another pass for the pipeline's end; of each kind, the last request counts."""
     match part:
         case Clone(session, fields):
             text = emit.expressions.stored(session, 15)

@@ -1,4 +1,4 @@
-"""Who may call what: roles of clients, read from their certificates."""
+"""Access control by the roles of clients, which their certificates name."""
 
 from __future__ import annotations
 

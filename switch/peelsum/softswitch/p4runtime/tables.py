@@ -28,7 +28,7 @@ Key = tuple[KeyPart, ...]
 
 
 class _Address(NamedTuple):
-    """What identifies an entry."""
+    """The key of an entry."""
 
     table: str
     key: Key
@@ -36,7 +36,7 @@ class _Address(NamedTuple):
 
 
 class _Metadata(NamedTuple):
-    """What a controller stores with an entry; the switch does not interpret it."""
+    """Data that a controller stores with an entry; the switch does not interpret them."""
 
     metadata: bytes = b""
     controller_metadata: int = 0

@@ -14,7 +14,7 @@ class Links:
     """Rates and delays of ports, which `follow` changes by a schedule.
 
     Theory of operation: a new rate holds for frames that join the port's queue from then on, a new delay for
-    frames that leave it. Frames never overtake each other, so after a shorter delay the next ones wait for
+    frames that leave it. Frames never overtake each other: when a delay is shortened, later frames wait for
     those under way. The schedule starts with the first frame that arrives at a port.
     """
 
@@ -29,7 +29,7 @@ class Links:
     ) -> None:
         """rates: Mbit/s by port. delays: milliseconds by port. queue_limit: see `Queues`.
 
-        Raises SoftswitchError naming a value out of range, and a port that is not among `ports`.
+        Raises SoftswitchError naming a value out of range, or a port that is not among `ports`.
         """
         known = sorted(ports)
         rates, self._delays, self._schedule = dict(rates or {}), dict(delays or {}), schedule

@@ -53,7 +53,7 @@ class Change:
     at_s: float
     """Seconds from the start of the schedule."""
     state: LinkState
-    """What it sets."""
+    """The rate and delay that it sets."""
     port: int | None = None
     """The port; None for all."""
 

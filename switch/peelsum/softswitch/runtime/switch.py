@@ -5,8 +5,9 @@ It has no sockets and no clock: time is an argument, and ports are numbers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from peelsum.softswitch.runtime.tables import Table
 
 #: The clock that programs see (48 bits of microseconds) wraps at this.
 _CLOCK_WRAP = 1 << 48
+_Scalar = TypeVar("_Scalar", np.uint32, np.uint64)
 
 
 class Switch:
@@ -51,15 +53,12 @@ class Switch:
         self.mode = mode
         self.lock = FairLock()
         self._generated = generated = generate(program, roll, queues is not None)
-        self._memory = np.zeros(max([plan.end for plan in generated.tables.values()], default=0), np.uint64)
         places = generated.places
         plans = places.registers.values()
-        self._regs = np.zeros(
-            max((p.base + p.size * p.step for p in plans if not p.wide), default=0), np.uint32
-        )
-        self._wide = np.zeros(max((p.base + p.size * p.step for p in plans if p.wide), default=0), np.uint64)
-        ends = (plan.base + 2 * plan.size for plan in places.counters.values())
-        self._counts = np.zeros(max(ends, default=0), np.uint64)
+        self._memory = _zeros((plan.end for plan in generated.tables.values()), np.uint64)
+        self._regs = _zeros((p.base + p.size * p.step for p in plans if not p.wide), np.uint32)
+        self._wide = _zeros((p.base + p.size * p.step for p in plans if p.wide), np.uint64)
+        self._counts = _zeros((p.base + 2 * p.size for p in places.counters.values()), np.uint64)
         self.tables = {
             name: Table(program, plan, self._memory, self.lock) for name, plan in generated.tables.items()
         }
@@ -175,6 +174,11 @@ class _Room:
         """Return the first `count` frames."""
         data = self.data[: count * stride].reshape(count, stride)
         return Frames(data, self.length[:count], self.port[:count], self.leave[:count])
+
+
+def _zeros(ends: Iterable[int], dtype: type[_Scalar]) -> NDArray[_Scalar]:
+    """Return zeros up to the last of `ends`."""
+    return np.zeros(max(ends, default=0), dtype)
 
 
 def _checked(frames: Frames) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int32]]:

@@ -1,9 +1,9 @@
-"""Parts of a network that end by themselves: how often they are restarted."""
+"""Processes of a network that end by themselves: how often they are restarted."""
 
 import pytest
 
 from peelsum.topology.errors import ProcessError
-from peelsum.topology.parts import LONG_LIFE_S, MOST_RESTARTS, Part
+from peelsum.topology.restartable import LONG_LIFE_S, MOST_RESTARTS, RestartableProcess
 
 
 class Mortal:
@@ -31,28 +31,28 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def part(clock) -> Part:
-    return Part(Mortal(), Mortal, clock)
+def process(clock) -> RestartableProcess:
+    return RestartableProcess(Mortal(), Mortal, clock)
 
 
-def test_one_that_ends_at_once_again_and_again_is_given_up(part) -> None:
+def test_one_that_ends_at_once_again_and_again_is_given_up(process) -> None:
     for _ in range(MOST_RESTARTS):
-        assert part.restart() == "s1: ended by SIGKILL; started again"
+        assert process.restart() == "s1: ended by SIGKILL; started again"
     with pytest.raises(ProcessError, match="s1: ended by SIGKILL; not started again after 5 restarts"):
-        part.restart()
+        process.restart()
 
 
-def test_one_that_lives_for_a_while_may_be_restarted_as_often_again(part, clock) -> None:
+def test_one_that_lives_for_a_while_may_be_restarted_as_often_again(process, clock) -> None:
     for _ in range(MOST_RESTARTS):
-        part.restart()
+        process.restart()
     clock.now += LONG_LIFE_S
     for _ in range(MOST_RESTARTS):
-        part.restart()
+        process.restart()
     clock.now += LONG_LIFE_S - 1
     with pytest.raises(ProcessError, match="not started again after 5 restarts"):
-        part.restart()
+        process.restart()
 
 
 def test_one_that_cannot_be_started_again_says_how_it_ended(clock) -> None:
     with pytest.raises(ProcessError, match=r"^s1: ended by SIGKILL$"):
-        Part(Mortal(), None, clock).restart()
+        RestartableProcess(Mortal(), None, clock).restart()

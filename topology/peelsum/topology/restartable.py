@@ -14,8 +14,8 @@ MOST_RESTARTS = 5
 LONG_LIFE_S = 60.0
 
 
-class Part:
-    """A running child, and `again`, which starts its successor and waits until that is ready; or None."""
+class RestartableProcess:
+    """A child, and `again`, which starts its successor and waits until that is ready; None if it cannot."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """The part's name in messages."""
+        """The name in messages."""
         return self.child.name
 
     def restart(self) -> str:
