@@ -83,9 +83,12 @@ def run(
 
 
 def _pipelines(described: ClusterDescription) -> Mapping[int, P4Schema]:
-    """Return the pipelines that the cluster's switches run, by lanes."""
+    """Return the v1model pipelines that the cluster's switches run, by lanes."""
     from peelsum.control.session import pipeline_schema
     from peelsum.pipelines import pipeline
 
-    found = {lanes: pipeline(lanes) for lanes in {switch.pipeline_lanes for switch in described.switches}}
+    found = {
+        lanes: pipeline(lanes)
+        for lanes in {one.pipeline_lanes for one in described.switches if one.tofino is None}
+    }
     return {lanes: pipeline_schema(one.json_path, one.p4info_path) for lanes, one in found.items()}

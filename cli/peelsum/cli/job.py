@@ -59,8 +59,9 @@ def admit(
     """
     from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.control import ControlError, Fabric, Watch, read_description
+    from peelsum.control.opening import program_files
     from peelsum.metrics import MetricsError
-    from peelsum.pipelines import PipelineError, pipeline
+    from peelsum.pipelines import PipelineError
     from peelsum.tls import TlsError
 
     if controller:
@@ -78,10 +79,11 @@ def admit(
     tell = told(json=json, child=child)
     with reported(ControlError, PipelineError, TlsError, MetricsError), ExitStack() as stack:
         job = read_description(description)
-        compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
+        switch = job.plans()[0].switch
+        files = program_files(switch.pipeline_lanes, switch.tofino)
         with Fabric.connect(job, patience_s=_PATIENCE_S, identity=identity(tls)) as fabric:
             with taking_time(_LOADING, tell):
-                fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
+                fabric.load_pipeline(*files)
             with taking_time("freeing the job's slots, filling tables", tell):
                 admission = fabric.admit()
             fabric.become_backup()
@@ -91,7 +93,7 @@ def admit(
                 counts.admitted(admission.generation)
                 if metrics is not None:
                     stack.enter_context(serving_metrics(metrics, "controller", counts.values, tls, json))
-                watch = Watch(fabric, admission.generation, compiled.json_path, compiled.p4info_path)
+                watch = Watch(fabric, admission.generation, *files)
                 _look_after(watch, counts, json)
                 _leave(fabric, json)
 

@@ -93,7 +93,11 @@ def examine_job(
         switch = f"switch {address}"
         try:
             with Controller.observe(
-                address, plan.switch.device_id, timeout_s=_WAIT_S, identity=identity
+                address,
+                plan.switch.device_id,
+                timeout_s=_WAIT_S,
+                identity=identity,
+                tofino=plan.switch.tofino,
             ) as controller:
                 running = controller.session.schema is not None
                 seen = controller.status() if running else None

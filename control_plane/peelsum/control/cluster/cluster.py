@@ -17,14 +17,16 @@ from finsy.p4schema import P4Schema
 from peelsum.control import admission
 from peelsum.control.admission import Placement
 from peelsum.control.cluster.audit import Wanted
-from peelsum.control.cluster.description import ClusterDescription
+from peelsum.control.cluster.description import ClusterDescription, ClusterSwitch
 from peelsum.control.cluster.events import KINDS, Event, Events
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
 from peelsum.control.cluster.switches import ManagedSwitch
 from peelsum.control.errors import ControlError, DescriptionError, SwitchError
 from peelsum.control.job_tables import close_job
+from peelsum.control.opening import program_files
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.racks import parse_description
+from peelsum.control.session import pipeline_schema
 from peelsum.tls import Identity
 
 #: Polls in a row that must see no primary before a backup takes over from one that did not resign.
@@ -62,7 +64,10 @@ class Cluster:
         tell: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """pipelines: by lanes. address: where this controller answers. tell: called with every event."""
+        """pipelines: of v1model, by lanes. address: where this controller answers.
+
+        tell: called with every event.
+        """
         self.address = address
         #: What happens here.
         self.events = Events(self._tell)
@@ -72,7 +77,7 @@ class Cluster:
         self._store, self._clock = store, clock
         self._poll_s = described.controller.poll_s
         self._switches = {
-            switch.place: ManagedSwitch(switch, pipelines[switch.pipeline_lanes], identity)
+            switch.place: ManagedSwitch(switch, _program(switch, pipelines), identity)
             for switch in described.switches
         }
         self._epoch = 0
@@ -324,6 +329,12 @@ class Cluster:
     def _tell(self, event: Event) -> None:
         self._counts[event.kind] += 1
         self._tell_caller(event)
+
+
+def _program(switch: ClusterSwitch, pipelines: Mapping[int, P4Schema]) -> P4Schema:
+    if switch.tofino is None:
+        return pipelines[switch.pipeline_lanes]
+    return pipeline_schema(*program_files(switch.pipeline_lanes, switch.tofino))
 
 
 @lru_cache(maxsize=512)
