@@ -14,7 +14,7 @@ from finsy.proto import U128, p4r, p4r_grpc
 from google.protobuf import text_format
 
 from peelsum.control.errors import ControlError, NotPrimaryError, SwitchError
-from peelsum.control.rpc_errors import translated
+from peelsum.control.rpc_errors import nothing_there, translated
 from peelsum.control.stream import Stream
 from peelsum.tls import Identity, TlsError, require_tls
 
@@ -241,8 +241,7 @@ class Session:
             for response in self._stub.Read(request, timeout=self._timeout_s):
                 yield from response.entities
         except grpc.RpcError as error:
-            # BMv2's response for a group that does not exist; other switches send an empty one.
-            if error.code() != grpc.StatusCode.NOT_FOUND:
+            if not nothing_there(error):
                 self._raise(error, "reading")
 
     def entries(self, table: str, match: P4TableMatch | None = None) -> list[P4TableEntry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from peelsum.control.errors import RefusedError, SwitchError, UnsupportedError
 from peelsum.control.rpc_errors import translated
 
 _DETAILS_KEY = "grpc-status-details-bin"
+#: What bf_switchd says with the code that gRPC has for a lost connection.
+_FROM_SWITCH = re.compile(r"\b(unknown|for) client\b", re.IGNORECASE)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -25,6 +28,9 @@ def codes(error: Any) -> set[grpc.StatusCode]:
 def refused(error: Any, address: str, doing: str, updates: Sequence[Any] = ()) -> SwitchError:
     """Return the SwitchError for a gRPC error; `updates` are those of a failed Write."""
     failures = _failures(error)
+    words = " ".join((error.details() or "").split())
+    if not failures and error.code() == grpc.StatusCode.UNAVAILABLE and _FROM_SWITCH.search(words):
+        return SwitchError(f"switch: {address} refused {doing}: {words}; try again")
     if not failures:
         return translated(error, address, doing, election_id=0)
     number, first = next(iter(failures.items()))

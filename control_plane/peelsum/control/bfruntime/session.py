@@ -31,9 +31,10 @@ from peelsum.control.bfruntime.messages import (
     WriteRequest,
 )
 from peelsum.control.bfruntime.schema import Schema, Table
-from peelsum.control.bfruntime.translation import rows, table_query, table_update
+from peelsum.control.bfruntime.translation import row_of, table_query, table_update
 from peelsum.control.errors import NotPrimaryError, SwitchError, UnsupportedError
 from peelsum.control.session import Session
+from peelsum.control.stream import Stream
 from peelsum.tls import Identity
 
 #: A new program resets the switch.
@@ -83,6 +84,13 @@ class BfRuntimeSession(Session):
     def is_primary(self) -> bool:
         """Whether `become_primary` succeeded and `become_backup` was not called since."""
         return self._calls is not None
+
+    @property
+    def stream(self) -> Stream:
+        """Raise UnsupportedError: BF Runtime carries no packets."""
+        raise UnsupportedError(
+            f"switch: {self.address}: BF Runtime carries no packets; use P4Runtime for that"
+        )
 
     def become_primary(self, election_id: int = 1, *, patience_s: float = 0.0) -> None:
         """Bind the running program. Raises NotPrimaryError if another client still has it afterwards.
@@ -231,8 +239,9 @@ class BfRuntimeSession(Session):
         schema = self.loaded()
         for one in wanted:
             if isinstance(one, P4TableEntry):
-                query = table_query(one.encode(schema).table_entry, self.tables)
-                yield from (rows(entity, self.tables) for entity in self.read_raw(query))
+                for entity in self.read_raw(table_query(one.encode(schema).table_entry, self.tables)):
+                    if not entity.table_entry.is_default_entry:  # sent with all others
+                        yield row_of(entity, self.tables)
             elif isinstance(one, P4MulticastGroupEntry):
                 yield from self._groups(one, schema)
             elif isinstance(one, P4CounterEntry):

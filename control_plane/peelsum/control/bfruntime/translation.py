@@ -35,11 +35,11 @@ def table_query(row: p4r.TableEntry, schema: Schema) -> Any:
     return entity
 
 
-def rows(entity: Any, schema: Schema) -> p4r.Entity:
+def row_of(entity: Any, schema: Schema) -> p4r.Entity:
     """Return a row that a switch sent in P4Runtime's form."""
     sent = entity.table_entry
     keys = schema.numbered(sent.table_id).keys()
-    row = p4r.TableEntry(table_id=sent.table_id, is_default_action=sent.is_default_entry)
+    row = p4r.TableEntry(table_id=sent.table_id)
     for field in sent.key.fields:
         if field.field_id in keys and (match := _match(field)) is not None:
             row.match.append(match)
