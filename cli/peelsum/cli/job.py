@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peelsum.cli.cluster_report import as_json, read_report, shown
 from peelsum.cli.job_controller import Controllers, Token, admit_there, evict_there, list_, watch
 from peelsum.cli.job_serve import serve
 from peelsum.cli.options import ChildOf, Json, Metrics, Tls, identity, require_device_id, serving_metrics
@@ -23,6 +24,7 @@ from peelsum.topology.user_errors import reported
 if TYPE_CHECKING:
     from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.control import AdmittedJob, Fabric, SwitchStatus, Watch
+    from peelsum.control.cluster import Report
     from peelsum.wire import Verdict
 
 app = typer.Typer(help="Admit, serve and evict jobs.", no_args_is_help=True)
@@ -157,22 +159,39 @@ def evict(
 
 
 def status(
-    p4runtime: P4Runtime = "127.0.0.1:9559", device_id: DeviceId = 1, tls: Tls = None, json: Json = False
+    p4runtime: P4Runtime = "127.0.0.1:9559",
+    device_id: DeviceId = 1,
+    controller: Controllers = None,
+    tls: Tls = None,
+    json: Json = False,
 ) -> None:
-    """Show a switch's jobs, and its packets by verdict."""
+    """Show a switch's jobs and its packets by verdict; with --controller, a cluster's jobs and switches."""
     from peelsum.control import ControlError, Controller
     from peelsum.tls import TlsError
 
+    if controller:
+        with reported(ControlError, TlsError):
+            _show_cluster(read_report(controller, tls), json)
+        return
     require_device_id(device_id)
     with (
         reported(ControlError, TlsError),
-        Controller.observe(p4runtime, device_id, identity=identity(tls)) as controller,
+        Controller.observe(p4runtime, device_id, identity=identity(tls)) as observer,
     ):
-        seen = controller.status()
+        seen = observer.status()
     if json:
         say(**{**asdict(seen), "verdicts": _named(seen.verdicts)})
     else:
         _print_status(seen)
+
+
+def _show_cluster(report: Report, json: bool) -> None:
+    from rich.console import Console
+
+    if json:
+        say(**as_json(report))
+    else:
+        Console().print(shown(report))
 
 
 def _print_status(seen: SwitchStatus) -> None:

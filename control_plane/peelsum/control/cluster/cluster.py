@@ -293,6 +293,7 @@ class Cluster:
             "generation": job.generation,
             "workers": parse_description(job.description).job.workers,
             "switches": [address for address, _ in places],
+            "device_ids": [device_id for _, device_id in places],
             "state": next(filter(None, (self._trouble(job.job_id, place) for place in places)), "admitted"),
         }
 
