@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, Metrics, Tls, identity, serving_metrics
+from peelsum.cli.options import ChildOf, Json, LogFormat, Metrics, Tls, identity, logged, serving_metrics
 from peelsum.cli.options import address as host_and_port
 from peelsum.topology import Signalled, end_with_parent, say
 from peelsum.topology.user_errors import reported
@@ -33,6 +33,7 @@ def run(
     ] = "127.0.0.1:9564",
     tls: Tls = None,
     metrics: Metrics = None,
+    log_format: LogFormat = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
@@ -42,6 +43,7 @@ def run(
     """
     from peelsum.control import ControlError
     from peelsum.control.cluster import Cluster, ControllerService, Store, read_cluster
+    from peelsum.logs import LogsError
     from peelsum.metrics import MetricsError, Values, cluster_values
     from peelsum.pipelines import PipelineError
     from peelsum.tls import TlsError
@@ -50,13 +52,14 @@ def run(
         end_with_parent()
     host_and_port(listen, "the address to listen at")
 
-    def tell(event: Event) -> None:
+    def print_event(event: object) -> None:
         if json:
-            say(**asdict(event))
+            say(**asdict(cast("Event", event)))
         else:
             print(event, flush=True)
 
-    with reported(ControlError, PipelineError, TlsError, MetricsError), ExitStack() as stack:
+    with reported(ControlError, PipelineError, TlsError, MetricsError, LogsError), ExitStack() as stack:
+        tell = logged(log_format, "controller", print_event)
         described, certificate = read_cluster(config), identity(tls)
         pipelines = _pipelines(described)
         store = stack.enter_context(Store(config.parent / described.controller.state))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +15,17 @@ import typer
 from peelsum.cli.cluster_report import as_json, read_report, shown
 from peelsum.cli.job_controller import Controllers, Token, admit_there, evict_there, list_, watch
 from peelsum.cli.job_serve import serve
-from peelsum.cli.options import ChildOf, Json, Metrics, Tls, identity, require_device_id, serving_metrics
+from peelsum.cli.options import (
+    ChildOf,
+    Json,
+    LogFormat,
+    Metrics,
+    Tls,
+    identity,
+    logged,
+    require_device_id,
+    serving_metrics,
+)
 from peelsum.topology import Signalled, end_with_parent, say
 from peelsum.topology.progress import taking_time
 from peelsum.topology.telling import told
@@ -52,6 +62,7 @@ def admit(
     token: Token = None,
     tls: Tls = None,
     metrics: Metrics = None,
+    log_format: LogFormat = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
@@ -62,24 +73,26 @@ def admit(
     from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.control import ControlError, Fabric, Watch, read_description
     from peelsum.control.opening import program_files
+    from peelsum.logs import LogsError
     from peelsum.metrics import MetricsError
     from peelsum.pipelines import PipelineError
     from peelsum.tls import TlsError
 
     if controller:
-        if hold or metrics is not None:
+        if hold or metrics is not None or log_format is not None:
             raise typer.BadParameter(
-                "--hold: a controller holds the job itself; leave --hold and --metrics out"
+                "--hold: a controller holds the job itself; leave --hold, --metrics and --log-format out"
             )
         _show(admit_there(controller, description, tls, token, json), json)
         return
     _without_controller(token)
-    if metrics is not None and not hold:
-        raise typer.BadParameter(f"metrics: {metrics}: applies to --hold only; give that too")
+    for name, value in {"metrics": metrics, "log-format": log_format}.items():
+        if value is not None and not hold:
+            raise typer.BadParameter(f"{name}: {value}: applies to --hold only; give that too")
     if child:
         end_with_parent()
     tell = told(json=json, child=child)
-    with reported(ControlError, PipelineError, TlsError, MetricsError), ExitStack() as stack:
+    with reported(ControlError, PipelineError, TlsError, MetricsError, LogsError), ExitStack() as stack:
         job = read_description(description)
         switch = job.plans()[0].switch
         files = program_files(switch.pipeline_lanes, switch.tofino)
@@ -96,7 +109,9 @@ def admit(
                 if metrics is not None:
                     stack.enter_context(serving_metrics(metrics, "controller", counts.values, tls, json))
                 watch = Watch(fabric, admission.generation, *files)
-                _look_after(watch, counts, json)
+                known = {"job": job.job.id, "generation": admission.generation}
+                tell_event = logged(log_format, "controller", _say_event if json else _print, **known)
+                _look_after(watch, counts, tell_event)
                 _leave(fabric, json)
 
 
@@ -112,16 +127,21 @@ def _without_controller(token: Path | None) -> None:
         raise typer.BadParameter(f"token: {token}: applies to --controller only; give that too")
 
 
-def _look_after(watch: Watch, counts: ControllerCounts, json: bool) -> None:
-    """Keep the job on its switches until a signal comes, and print what had to be restored."""
+def _say_event(event: object) -> None:
+    say(event=str(event))
+
+
+def _print(event: object) -> None:
+    print(event, flush=True)
+
+
+def _look_after(watch: Watch, counts: ControllerCounts, tell_event: Callable[[object], None]) -> None:
+    """Keep the job on its switches until a signal comes, and tell what had to be restored."""
     ended = Signalled(SIGINT, SIGTERM)
     while not ended.wait(_LOOK_EVERY_S):
         for event in watch.look():
             counts.note(event)
-            if json:
-                say(event=str(event))
-            else:
-                print(event, flush=True)
+            tell_event(event)
 
 
 def _leave(fabric: Fabric, json: bool) -> None:

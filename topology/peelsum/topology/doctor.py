@@ -33,6 +33,7 @@ _OPTIONAL = {
     "torch": "torch",
     "cryptography": "ops",
     "prometheus_client": "ops",
+    "structlog": "ops",
     "pyroute2": "netns",
 }
 _PROGRAMS = {

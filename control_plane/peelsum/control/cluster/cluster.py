@@ -241,7 +241,8 @@ class Cluster:
                 )
                 job = StoredJob(job_id, True, admitted.generation, text, _digest(token))
                 self._store.admit(epoch, job)
-        self.events.tell(Event("admitted", f"job: {job_id}: admitted in generation {admitted.generation}"))
+        text = f"job: {job_id}: admitted in generation {admitted.generation}"
+        self.events.tell(Event("admitted", text, job_id, admitted.generation))
         return {**asdict(admitted), "timeout_s": described.job.timeout_s}
 
     def evict(self, job_id: int, token: str = "") -> dict[str, Any]:
@@ -263,7 +264,7 @@ class Cluster:
             with _locked(switches):
                 self._store.evict(epoch, job_id)
                 waiting = [one.name for one in switches if not _closed(one, epoch, known)]
-        self.events.tell(Event("evicted", f"job: {job_id}: evicted"))
+        self.events.tell(Event("evicted", f"job: {job_id}: evicted", job_id))
         return {"waiting": waiting}
 
     def listed(self) -> dict[str, Any]:

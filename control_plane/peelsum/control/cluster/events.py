@@ -25,6 +25,10 @@ class Event:
     """What kind of thing."""
     text: str
     """What happened, in one line."""
+    job_id: int | None = None
+    """The job that it happened to; None if to none."""
+    generation: int | None = None
+    """The job's generation from then on; None if it did not change."""
 
     def __str__(self) -> str:
         return self.text

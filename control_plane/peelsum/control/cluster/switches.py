@@ -142,7 +142,7 @@ class ManagedSwitch:
         self.refused = {job_id: why for job_id, why in self.refused.items() if job_id in wanted}
         for job_id, generation in found.stale.items():
             close_job(session, job_id, generation)
-            yield Event("removed", f"job: {job_id}: removed from {self.name}, where it should not be")
+            yield Event("removed", f"job: {job_id}: removed from {self.name}, where it should not be", job_id)
         if found.idle_hosts:
             idle = differences(session, wanted).idle_hosts  # closing jobs may have removed some
             for entry in idle:
@@ -154,9 +154,10 @@ class ManagedSwitch:
                 admission.put_back(session, *wanted[job_id], free=free)
             except DescriptionError as error:
                 if self.refused.get(job_id) != str(error):
-                    yield Event("error", f"job: {job_id}: {error}")
+                    yield Event("error", f"job: {job_id}: {error}", job_id)
                 self.refused[job_id] = str(error)
             else:
                 free = not fresh  # one job's freeing is enough for all slots of a new pipeline
                 self.refused.pop(job_id, None)
-                yield Event("restored", f"job: {job_id}: put back on {self.name}")
+                text = f"job: {job_id}: put back on {self.name}"
+                yield Event("restored", text, job_id, wanted[job_id].generation)
