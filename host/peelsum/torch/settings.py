@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from peelsum.allreduce import Allreduce, LocalSummation, Network, RequestedForm, RequestedIndex, Summation
+from peelsum.allreduce.rounds import unnoted
 from peelsum.compress import (
     Chooser,
     Collectives,
@@ -21,7 +22,7 @@ from peelsum.torch.arguments import check_arguments
 from peelsum.torch.backends import SWITCH
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.profiling import profiled
+from peelsum.torch.profiling import noted, profiled, step_spans
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,7 @@ class Settings:
                 allreduce=self.allreduce(summation, names),
                 collectives=collectives,
                 span=profiled,
+                note=noted,
             )
         except CompressError as error:
             raise HookConfigError(str(error)) from error
@@ -235,4 +237,5 @@ class Settings:
             average=True,
             implementation=implementation,
             span=profiled,
+            note=unnoted if step_spans() is None else noted,
         )
