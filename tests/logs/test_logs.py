@@ -13,7 +13,7 @@ from patience import PATIENCE_S
 from peelsum.control import SwitchError, SwitchRegained
 from peelsum.control.cluster import Event
 from peelsum.logs import LogsError, configure, log_event
-from peelsum.transport import Stalled
+from peelsum.transport import JobConfig, Stalled
 
 pytest.importorskip("structlog", reason="structlog is not installed")
 
@@ -32,7 +32,7 @@ def lines(out):
 
 
 def test_a_line_has_job_generation_and_worker(written):
-    configure("json", "worker", out=written, job=3, generation=7, worker=2)
+    configure("json", "worker", {"job": 3, "generation": 7, "worker": 2}, out=written)
     logging.getLogger("peelsum.torch").info("step %d", 4, extra={"bytes": 10})
     (line,) = lines(written)
     assert line.pop("timestamp").endswith("Z")
@@ -48,7 +48,7 @@ def test_a_line_has_job_generation_and_worker(written):
 
 
 def test_an_event_s_own_fields_win_and_errors_are_warnings(written):
-    configure("json", "controller", out=written, job=1)
+    configure("json", "controller", {"job": 1}, out=written)
     log_event(Event("admitted", "job: 3: admitted in generation 9", 3, 9))
     log_event(Stalled(5, 80, (1, 4), 2.0))
     log_event(SwitchRegained("127.0.0.1:9559", True))
@@ -63,7 +63,7 @@ def test_an_event_s_own_fields_win_and_errors_are_warnings(written):
 
 
 def test_the_console_s_form_is_one_line_without_colours(written):
-    configure("console", "server", out=written, job=1, worker=None)
+    configure("console", "server", {"job": 1, "worker": None}, out=written)
     log_event(SwitchError("switch: gone; start it"))
     (line,) = written.getvalue().splitlines()
     assert "switch: gone; start it" in line
@@ -109,3 +109,17 @@ def test_a_part_s_events_are_log_lines_on_stderr(tmp_path):
     assert line["event"] == "controller: is a backup; there is no primary yet"
     assert said.startswith("controller: asked at 127.0.0.1:")
     assert "backup" not in said
+
+
+def test_a_worker_logs_if_its_environment_says_so(written, monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed")
+    from peelsum.torch.errors import HookConfigError
+    from peelsum.torch.switch_seat import _log_as_worker
+
+    job = JobConfig(job_id=3, generation=7, workers=4, lanes=32, window=64)
+    monkeypatch.setattr(sys, "stderr", written)
+    _log_as_worker("json", job, 2)
+    (line,) = lines(written)
+    assert [line[name] for name in ("part", "job", "generation", "worker")] == ["worker", 3, 7, 2]
+    with pytest.raises(HookConfigError, match="over: PEELSUM_LOG: log format: 'xml': is none"):
+        _log_as_worker("xml", job, 2)

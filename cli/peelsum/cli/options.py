@@ -48,7 +48,7 @@ def logged(
     """Return what to do with a part's events: log them if a format is given. Raises LogsError."""
     if log_format is None:
         return otherwise
-    configure(log_format, part, **known)
+    configure(log_format, part, known)
     return log_event
 
 

@@ -146,7 +146,7 @@ def run(
     told_of_compiling(json=json, child=child)
     with reported(SoftswitchError, TlsError, MetricsError, LogsError):
         if log_format is not None:
-            configure(log_format, "switch", device_id=device_id)
+            configure(log_format, "switch", {"device_id": device_id})
         counts = run_switch(
             ports,
             grpc_address=p4runtime,

@@ -102,7 +102,7 @@ def _watch_cluster(
     from peelsum.tls import TlsError
 
     ended, looks = Signalled(SIGINT, SIGTERM), 0
-    before: dict[tuple[str, int], Mapping[Verdict, int]] = {}
+    before: dict[tuple[str, int], dict[Verdict, int]] = {}
     since = time.monotonic()
     with reported(ControlError, TlsError), Live(console=Console(quiet=json), auto_refresh=False) as live:
         while not ended.wait(every if looks else 0.0) and looks != count:

@@ -107,7 +107,8 @@ def _connected(
 def _log_as_worker(log_format: str, job: JobConfig, worker_id: int) -> None:
     """Log from now on with this worker's job, generation and number."""
     try:
-        configure(log_format, "worker", job=job.job_id, generation=job.generation, worker=worker_id)
+        known = {"job": job.job_id, "generation": job.generation, "worker": worker_id}
+        configure(log_format, "worker", known)
     except LogsError as error:
         raise HookConfigError(f"over: {LOG}: {error}") from None
     _log.info("connected to the switch")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TextIO
 
@@ -26,11 +26,13 @@ class LogsError(Exception):
     """Logs cannot be written as asked."""
 
 
-def configure(log_format: str, part: str, *, out: TextIO | None = None, **known: object) -> None:
+def configure(
+    log_format: str, part: str, known: Mapping[str, object] | None = None, *, out: TextIO | None = None
+) -> None:
     """Write what parts of peelsum log from now on to `out`, by default stderr, from level INFO on.
 
     log_format: `json`, one object a line, or `console`. part: `switch`, `server`, `controller` or `worker`.
-    known: fields of every line, e.g. job=1; those that are None are left out.
+    known: fields of every line, e.g. {"job": 1}; those that are None are left out.
     Raises LogsError for another format, or if structlog is not installed.
     """
     if log_format not in FORMATS:
@@ -40,7 +42,7 @@ def configure(log_format: str, part: str, *, out: TextIO | None = None, **known:
     except ModuleNotFoundError:
         raise LogsError("structlog: is not installed; run: pip install 'peelsum[ops]'") from None
     out = sys.stderr if out is None else out
-    always = {"part": part, **{name: value for name, value in known.items() if value is not None}}
+    always = {"part": part, **{name: value for name, value in (known or {}).items() if value is not None}}
 
     def add(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         return {**always, **line}
