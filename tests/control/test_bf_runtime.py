@@ -356,6 +356,16 @@ def test_a_missing_program_folder_is_named(text, tmp_path):
         Fabric.connect(missing)
 
 
+def test_a_switch_that_does_not_answer_is_asked_by_the_right_name(files):
+    with pytest.raises(SwitchError, match=r"nothing answers BF Runtime at 127.0.0.1:1; is bf_switchd running"):
+        BfRuntimeSession("127.0.0.1:1", pipeline_schema(*files), timeout_s=0.5)
+
+
+def test_a_program_without_our_tables_is_named(session):
+    with pytest.raises(SwitchError, match="has no table owner.owners; load peelsum's program"):
+        session.tables.table("owner.owners")
+
+
 def test_packets_cannot_be_sent(session):
     with pytest.raises(UnsupportedError, match="BF Runtime carries no packets"):
         session.stream.send_packet(b"")

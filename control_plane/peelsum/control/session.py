@@ -38,6 +38,9 @@ _Set = p4r.SetForwardingPipelineConfigRequest
 class Session:
     """A connection to one switch, as a context manager. It starts as a backup."""
 
+    #: What the switch is asked by, and how its server is started.
+    api, started_by = "P4Runtime", "`peelsum switch run`"
+
     def __init__(
         self,
         address: str,
@@ -155,7 +158,7 @@ class Session:
             grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
         except grpc.FutureTimeoutError:
             raise SwitchError(
-                f"switch: nothing answers P4Runtime at {self.address}; is `peelsum switch run` running "
+                f"switch: nothing answers {self.api} at {self.address}; is {self.started_by} running "
                 f"there?{hint}"
             ) from None
 

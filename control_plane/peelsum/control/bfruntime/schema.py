@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from peelsum.control.errors import SwitchError
+
 #: Bits of the integer types.
 _WIDTHS = {"uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64}
 
@@ -62,11 +64,11 @@ class Schema:
         }
 
     def table(self, name: str) -> Table:
-        """Return the table with this name, or whose name ends so. Raises KeyError."""
+        """Return the table with this name, or whose name ends so. Raises SwitchError."""
         for table in self._tables.values():
             if table.name == name or table.name.endswith(f".{name}"):
                 return table
-        raise KeyError(name)
+        raise SwitchError(f"switch: its bf-rt.json has no table {name}; load peelsum's program into bf_switchd")
 
     def numbered(self, number: int) -> Table:
         """Return a table by its id. Raises KeyError."""

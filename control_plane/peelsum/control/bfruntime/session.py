@@ -54,6 +54,8 @@ class BfRuntimeSession(Session):
     independent client, which bf_switchd allows if the request names the program.
     """
 
+    api, started_by = "BF Runtime", "bf_switchd"
+
     def __init__(
         self,
         address: str,
