@@ -9,6 +9,7 @@ import finsy
 import pytest
 from bf_switchd import BfSwitchd
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from tofino_program import FOLDER
 
 from peelsum.control import (
     Controller,
@@ -25,7 +26,6 @@ from peelsum.control.session import pipeline_schema
 from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import Verdict
 
-PROGRAM = Path(__file__).parent / "tofino_program"
 DESCRIPTION = """
 [job]
 id = 3
@@ -70,18 +70,18 @@ def program(tmp_path):
     """
     config = pipeline_config("peelsum", tables(), [Profile("pipe", b"{}", b"binary")])
     (tmp_path / "stratum.pb.bin").write_bytes(config)
-    p4info = (PROGRAM / "p4info.txtpb").read_text().replace("size: 16384", "size: 1024")
+    p4info = (FOLDER / "p4info.txtpb").read_text().replace("size: 16384", "size: 1024")
     (tmp_path / "p4info.txtpb").write_text(p4info)
     return tmp_path
 
 
 def tables():
-    return (PROGRAM / "bf-rt.json").read_bytes().replace(b'"size":16384', b'"size":1024')
+    return (FOLDER / "bf-rt.json").read_bytes().replace(b'"size":16384', b'"size":1024')
 
 
 @pytest.fixture
 def switch():
-    with BfSwitchd((PROGRAM / "switch.json").read_bytes()) as found:
+    with BfSwitchd((FOLDER / "switch.json").read_bytes()) as found:
         yield found
 
 
@@ -357,7 +357,9 @@ def test_a_missing_program_folder_is_named(text, tmp_path):
 
 
 def test_a_switch_that_does_not_answer_is_asked_by_the_right_name(files):
-    with pytest.raises(SwitchError, match=r"nothing answers BF Runtime at 127.0.0.1:1; is bf_switchd running"):
+    with pytest.raises(
+        SwitchError, match=r"nothing answers BF Runtime at 127.0.0.1:1; is bf_switchd running"
+    ):
         BfRuntimeSession("127.0.0.1:1", pipeline_schema(*files), timeout_s=0.5)
 
 

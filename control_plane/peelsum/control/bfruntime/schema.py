@@ -68,7 +68,9 @@ class Schema:
         for table in self._tables.values():
             if table.name == name or table.name.endswith(f".{name}"):
                 return table
-        raise SwitchError(f"switch: its bf-rt.json has no table {name}; load peelsum's program into bf_switchd")
+        raise SwitchError(
+            f"switch: its bf-rt.json has no table {name}; load peelsum's program into bf_switchd"
+        )
 
     def numbered(self, number: int) -> Table:
         """Return a table by its id. Raises KeyError."""
