@@ -364,7 +364,7 @@ def test_a_switch_that_does_not_answer_is_asked_by_the_right_name(files):
 
 
 def test_a_program_without_our_tables_is_named(session):
-    with pytest.raises(SwitchError, match="has no table owner.owners; load peelsum's program"):
+    with pytest.raises(SwitchError, match=r"has no table owner\.owners; load peelsum's program"):
         session.tables.table("owner.owners")
 
 

@@ -1,6 +1,7 @@
 """The part of a compiled Tofino program that tests of controllers need, in tests/control/tofino_program.
 
-Run it with the folder that `peelsum switch compile --tofino --out` wrote for `tofino`, to bring that up to date.
+To bring it up to date, run this with the folder that `peelsum switch compile --tofino --out` wrote for
+`tofino`.
 """
 
 import json
