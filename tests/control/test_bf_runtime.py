@@ -1,5 +1,6 @@
 """The controller against a fake bf_switchd, which refuses what the real one refuses."""
 
+import json
 import subprocess
 from contextlib import closing
 from pathlib import Path
@@ -8,6 +9,7 @@ from shutil import which
 import finsy
 import pytest
 from bf_switchd import BfSwitchd
+from command_line import peelsum
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from tofino_program import FOLDER
 
@@ -310,14 +312,14 @@ def test_rows_that_are_there_or_missing_are_refused(session):
     assert "node" in refusal(session, row("DELETE", node, 9))
 
 
-def test_a_client_that_has_not_subscribed_or_bound_is_refused(switch, session, files):
+def test_a_client_that_has_not_subscribed_or_bound_is_refused(switch, session, files, monkeypatch):
     with BfRuntimeSession(switch.address, pipeline_schema(*files), timeout_s=10) as other:
         with pytest.raises(SwitchError, match="Unknown client"):
             other._bind()
         other._subscribe()
         with pytest.raises(SwitchError, match="Unable to get bound_program"):
             other.write_raw([row("DELETE", session.tables.table("$pre.mgid"), 1)])
-        other._client_id = session._client_id
+        monkeypatch.setattr("peelsum.control.bfruntime.session._new_client", lambda: session._client_id)
         with pytest.raises(SwitchError, match="two clients with the same client id"):
             other._subscribe()
 
@@ -366,6 +368,21 @@ def test_a_switch_that_does_not_answer_is_asked_by_the_right_name(files):
 def test_a_program_without_our_tables_is_named(session):
     with pytest.raises(SwitchError, match=r"has no table owner\.owners; load peelsum's program"):
         session.tables.table("owner.owners")
+
+
+def test_the_command_line_admits_a_job_and_doctor_finds_it(switch, text, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(text)
+    said = peelsum("job", "admit", str(job), "--json")
+    assert said.returncode == 0, said.stderr
+    admission = json.loads(said.stdout)
+    assert (admission["job_id"], admission["lanes"], admission["worker_ports"]) == (3, 32, [132, 136])
+    findings = json.loads(peelsum("doctor", str(job), "--json").stdout)["findings"]
+    (found,) = [one for one in findings if one["what"] == f"switch {switch.address}: job 3"]
+    assert (found["state"], found["found"]) == (
+        "ok",
+        f"generation {admission['generation']}, ports 132, 136, server at 140",
+    )
 
 
 def test_packets_cannot_be_sent(session):

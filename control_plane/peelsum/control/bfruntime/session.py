@@ -5,6 +5,7 @@ It takes and returns P4Runtime's entities, as a P4Runtime session does.
 
 from __future__ import annotations
 
+import json
 import queue
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ class BfRuntimeSession(Session):
         self.tables = Schema()
         #: The running program's name; empty if there is none.
         self.program_name = ""
-        self._client_id = secrets.randbits(31) | 1
+        self._client_id = _new_client()
         self._calls: Any = None
         self._ends: queue.SimpleQueue[object] = queue.SimpleQueue()
         super().__init__(address, device_id, timeout_s=timeout_s, connect_s=connect_s, identity=identity)
@@ -138,7 +139,8 @@ class BfRuntimeSession(Session):
 
     def _subscribe(self) -> None:
         responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._ends = queue.SimpleQueue()
+        # The switch may not have noticed yet that this client's last stream has ended.
+        self._ends, self._client_id = queue.SimpleQueue(), _new_client()
         request = StreamRequest(client_id=self._client_id)
         request.subscribe.device_id = self._device_id
         self._ends.put(request)
@@ -203,7 +205,8 @@ class BfRuntimeSession(Session):
                 self.tables = Schema(config.bfruntime_info, found.non_p4_config.bfruntime_info)
                 wanted = Set().config.add()
                 wanted.ParseFromString(self._program.p4blob)
-                same = (config.p4_name, config.bfruntime_info) == (wanted.p4_name, wanted.bfruntime_info)
+                same = config.p4_name == wanted.p4_name
+                same = same and json.loads(config.bfruntime_info) == json.loads(wanted.bfruntime_info)
                 self.schema = self._program if same else P4Schema(p4i.P4Info())
                 return
 
@@ -302,6 +305,11 @@ class BfRuntimeSession(Session):
 
     def _raise(self, error: grpc.RpcError, doing: str, updates: Sequence[Any] = ()) -> NoReturn:
         raise refused(error, self.address, doing, updates) from None
+
+
+def _new_client() -> int:
+    """Return a client's number that no other client is likely to have."""
+    return secrets.randbits(31) | 1
 
 
 def _moved(calls: Any, responses: queue.SimpleQueue[Any]) -> None:
