@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Annotated, cast
@@ -54,7 +53,7 @@ def run(
 
     def print_event(event: object) -> None:
         if json:
-            say(**asdict(cast("Event", event)))
+            say(**cast("Event", event).values())
         else:
             print(event, flush=True)
 
