@@ -290,7 +290,7 @@ _CONTROL: Changes = {
         ("if pipe != reachable:", "if False:"),
         ("!= DEFAULT_AGE_TICKS:", "< DEFAULT_AGE_TICKS - 20000:"),
         ("            elif not _matches(found, wanted):", "            elif False:"),
-        ("            if not found:\n                missing", "            if True:\n                missing"),
+        ("if not found:\n                missing", "if True:\n                missing"),
         ('"$PORT_ENABLE": True', '"$PORT_ENABLE": False'),
     ],
     "control_plane/peelsum/control/resets.py": [
