@@ -19,6 +19,13 @@ _WORKER: Changes = {
         ("TIMEOUT_RATIO = 4.0", "TIMEOUT_RATIO = 3.0"),
         ("LOST_BEFORE = 0.5", "LOST_BEFORE = 1.0"),
         ("SOONEST = 0.5", "SOONEST = 1.5"),
+        # RETRY or RESEND.
+        ("if cause == NEEDED or tries > 1 or", "if tries > 1 or"),
+        ("if cause == NEEDED or tries > 1 or", "if cause == NEEDED or tries > 2 or"),
+        ("or (tries == 1 and own_turn):", "or tries == 1:"),
+        ("or (tries == 1 and own_turn):", "or own_turn:"),
+        ("or (tries == 1 and own_turn):", "or False:"),
+        ("(position & 0xFFFFFFFF) % cursors", "position % cursors"),
         # Contributions, and the rows that they take.
         (
             "state.cursors[Cursor.BASE] < state.cursors[Cursor.END]:",
@@ -168,8 +175,12 @@ _SERVER: Changes = {
         ("float(min(most, need *", "float(min(2 * most, need *"),
     ],
     "host/peelsum/transport/server_kernels.py": [
-        ("now - state.answered_at[row, sender] < gap:", "now - state.answered_at[row, sender] <= gap:"),
-        ("    state.answered_at[row, sender] = now\n", ""),
+        ("now - state.answered_at[row, number] < gap:", "now - state.answered_at[row, number] <= gap:"),
+        ("    state.answered_at[row, number] = now\n", ""),
+        ("who.rack == RACKS or who.bitmap & (who.bitmap - 1) != 0", "who.bitmap & (who.bitmap - 1) != 0"),
+        ("who.rack == RACKS or who.bitmap & (who.bitmap - 1) != 0", "who.rack == RACKS"),
+        ("number = state.answered_at.shape[1] - 1 if to_all else sender", "number = sender"),
+        ("OWE_ALL if to_all else 1 << worker", "1 << worker"),
         (
             "if rack >= state.expected.shape[0] or not state.expected[rack] >> worker & 1:",
             "if rack >= state.expected.shape[0]:",
