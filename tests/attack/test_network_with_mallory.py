@@ -24,7 +24,7 @@ VICTIM, HERS = 1, 2
 SERVER_PORT = {VICTIM: 100, HERS: 120}
 HER_PORTS = (120, 121, 122, 140)
 LANES = 32
-UPWARDS = [Kind.CONTRIBUTION, Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS]
+UPWARDS = [Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS]
 TIMERS = Timers(
     first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, need_most=0.1, linger=1.0, stall=50.0
 )

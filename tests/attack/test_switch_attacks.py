@@ -80,7 +80,7 @@ def test_a_reset_from_the_network_frees_nothing(victim, port, job_id):
     finish(victim, 10, 20, 30)
 
 
-@pytest.mark.parametrize("kind", [Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS])
+@pytest.mark.parametrize("kind", [Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS])
 def test_a_worker_that_names_another_worker_is_refused(victim, kind):
     start(victim)
     for sender in (1, 2, 3, EVERYONE):
@@ -92,7 +92,7 @@ def test_a_worker_that_names_another_worker_is_refused(victim, kind):
 
 
 @pytest.mark.parametrize("bitmap", [0, 0b010, 0b100, 0b111, 0xFFFFFFFF])
-@pytest.mark.parametrize("kind", [Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS])
+@pytest.mark.parametrize("kind", [Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS])
 def test_a_worker_that_claims_others_masks_speaks_for_itself_only(victim, kind, bitmap):
     """Packets that leave the switch name Mallory alone, or the slot's workers and Mallory."""
     start(victim)
@@ -101,6 +101,7 @@ def test_a_worker_that_claims_others_masks_speaks_for_itself_only(victim, kind, 
     )
     expected = {
         Kind.CONTRIBUTION: (Verdict.DUPLICATE, []),
+        Kind.RETRY: (Verdict.DUPLICATE, []),
         Kind.RESEND: (Verdict.RESENT, [0b011]),
         Kind.BYPASS: (Verdict.BYPASSED, [0b001]),
     }[kind]
@@ -221,6 +222,7 @@ def test_a_replay_across_a_restart_is_refused(victim):
     start(victim)
     old = [
         (1, victim.packet(Kind.CONTRIBUTION, CHUNK, lanes=GARBAGE, sender=0)),
+        (2, victim.packet(Kind.RETRY, CHUNK, lanes=GARBAGE, sender=1)),
         (3, victim.packet(Kind.RESEND, CHUNK, lanes=GARBAGE, sender=2)),
         (SERVER, victim.packet(Kind.RESULT, CHUNK, lanes=GARBAGE, bitmap=0b111)),
         (SERVER, victim.packet(Kind.RESEND, CHUNK, lanes=GARBAGE)),

@@ -25,7 +25,7 @@ def admit_two_jobs(rig, age_limit, level):
 def random_packet(rng, jobs, slots, lanes):
     """Draw a port and a packet: mostly one that a member may send, sometimes another."""
     job = jobs[rng.integers(2)]
-    kind = rng.choice(list(Kind), p=[0.5, 0.15, 0.05, 0.2, 0.05, 0.05])
+    kind = rng.choice(list(Kind), p=[0.45, 0.1, 0.05, 0.2, 0.05, 0.05, 0.1])
     chunk = int(rng.integers(3)) + slots * int(rng.integers(2))
     worker = int(rng.integers(len(job.ports)))
     port, sender = job.ports[worker], job.sender_of(worker)

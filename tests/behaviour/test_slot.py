@@ -196,6 +196,78 @@ def test_tombstone_keeps_colliders_out_until_the_result(job):
     assert job.contribute(0, chunk=5 + job.slots, value=1) == []
 
 
+def test_retry_joins_the_partial_sum_and_stays(job):
+    job.contribute(0, chunk=5, value=10)
+    assert job.retry(1, chunk=5, value=20) == []
+    ((port, packet),) = job.contribute(2, chunk=5, value=30)
+    assert port == SERVER
+    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b111)
+    assert packet.lanes == lanes_of(10, 20, 30, like=packet)
+    assert job.verdicts() == {Verdict.ABSORBED: 2, Verdict.COMPLETED: 1}
+
+
+@pytest.mark.parametrize(("flags", "lanes"), [(ADD, (10, 20, 30)), (OR, (0b1010, 0b10100, 0b11110))])
+def test_retry_completes_a_sum(job, flags, lanes):
+    for worker in (0, 1):
+        job.contribute(worker, chunk=5, value=lanes[worker], flags=flags)
+    ((port, packet),) = job.retry(2, chunk=5, value=lanes[2], flags=flags)
+    assert port == SERVER
+    assert (packet.kind, packet.flags, packet.bitmap) == (Kind.BYPASS, flags, 0b111)
+    if flags == OR:
+        assert set(packet.lanes) == {0b11110}
+    else:
+        assert packet.lanes == lanes_of(*lanes, like=packet)
+    assert job.verdicts() == {Verdict.ABSORBED: 2, Verdict.COMPLETED: 1}
+
+
+@pytest.mark.parametrize("flags", [ADD, OR])
+def test_retry_of_who_is_in_already_is_dropped(job, flags):
+    job.contribute(0, chunk=5, value=10, flags=flags)
+    assert job.retry(0, chunk=5, value=5, flags=flags) == []
+    ((_, packet),) = job.give_up(chunk=5, flags=flags)
+    assert (packet.bitmap, packet.lanes[0]) == (0b001, 10)
+    assert job.verdicts() == {Verdict.ABSORBED: 1, Verdict.DUPLICATE: 1, Verdict.RESENT: 1}
+
+
+def test_retry_leaves_a_complete_sum_for_a_resend(job):
+    for worker in range(3):
+        job.contribute(worker, chunk=5, value=1)
+    for worker in range(3):
+        assert job.retry(worker, chunk=5, value=1) == []
+    ((_, packet),) = job.resend(2, chunk=5, value=1)
+    assert packet.bitmap == 0b111
+    assert packet.lanes == lanes_of(1, 1, 1, like=packet)
+    assert job.verdicts()[Verdict.DUPLICATE] == 3
+
+
+def test_retry_of_a_worker_behind_a_tombstone_is_dropped(job):
+    job.contribute(0, chunk=5, value=10)
+    job.resend(0, chunk=5, value=10)
+    assert job.retry(0, chunk=5, value=10) == []
+    assert job.retry(1, chunk=5, value=20) == []
+    assert job.verdicts() == {Verdict.ABSORBED: 1, Verdict.RESENT: 1, Verdict.NOTHING_HELD: 2}
+    ((_, packet),) = job.contribute(1, chunk=5, value=20)
+    assert packet.bitmap == 0b010
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_retry_claims_no_slot_and_passes_alone(job, rig, taken):
+    if taken:
+        job.contribute(0, chunk=5 + job.slots, value=10)
+        rig.set_age_limit(0)  # expired: a contribution would claim it
+    ((port, packet),) = job.retry(1, chunk=5, value=20)
+    assert port == SERVER
+    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b010)
+    assert packet.lanes == lanes_of(20, like=packet)
+    assert job.verdicts() == {Verdict.RESEND_PASSED: 1} | ({Verdict.ABSORBED: 1} if taken else {})
+    rig.set_age_limit(NEVER_TICKS)
+    if taken:
+        ((_, packet),) = job.resend(1, chunk=5 + job.slots, value=1)
+        assert packet.lanes == lanes_of(10, 1, like=packet)
+    else:
+        assert job.contribute(0, chunk=5 + job.slots, value=1) == []
+
+
 def test_server_asks_for_what_is_held(job):
     job.contribute(0, chunk=5, value=10)
     job.contribute(2, chunk=5, value=30)

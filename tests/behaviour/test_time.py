@@ -122,7 +122,7 @@ def test_every_contribution_that_a_slot_takes_refreshes_it(clocked, start_us, ki
 
 
 @pytest.mark.parametrize("start_us", STARTS)
-@pytest.mark.parametrize("packet", ["resend", "give up", "need", "other result"])
+@pytest.mark.parametrize("packet", ["resend", "retry", "give up", "need", "other result"])
 def test_what_a_slot_does_not_take_leaves_its_age(clocked, start_us, packet):
     job, limit = job_of_three(clocked, 1000), 1000
     job.at(0, start_us).reset(5)
@@ -130,6 +130,8 @@ def test_what_a_slot_does_not_take_leaves_its_age(clocked, start_us, packet):
     job.at(600, start_us)
     if packet == "resend":
         job.send(1, Kind.RESEND, 5, 1)
+    elif packet == "retry":
+        job.send(1, Kind.RETRY, 5, 1)
     elif packet == "give up":
         job.from_server(Kind.RESEND, 5)
     elif packet == "need":

@@ -32,7 +32,15 @@ def test_leaf_contributes_its_racks_sum(leaf):
     assert packet.lanes == lanes_of(0, 1, 2, like=packet)
 
 
-@pytest.mark.parametrize("way", ["collision", "tombstone", "resend", "bypass"])
+def test_retry_completes_a_racks_sum(leaf):
+    for worker in (0, 2):
+        leaf.contribute(worker, chunk=5, value=worker)
+    ((port, packet),) = leaf.retry(1, chunk=5, value=1)
+    assert (port, packet.kind, packet.flags, packet.bitmap) == (UP, Kind.CONTRIBUTION, SPINE, 0b111)
+    assert packet.lanes == lanes_of(0, 1, 2, like=packet)
+
+
+@pytest.mark.parametrize("way", ["collision", "tombstone", "resend", "retry", "bypass"])
 def test_leaf_never_passes_a_part_for_its_rack(leaf, way):
     """Partial sums of a rack pass the spine's slots by, and their bitmaps count workers."""
     leaf.contribute(0, chunk=5, value=1)
@@ -43,6 +51,8 @@ def test_leaf_never_passes_a_part_for_its_rack(leaf, way):
         ((_, packet),) = leaf.contribute(1, chunk=5, value=7)
     elif way == "resend":
         ((_, packet),) = leaf.resend(1, chunk=5, value=7)
+    elif way == "retry":
+        ((_, packet),) = leaf.retry(1, chunk=5 + leaf.slots, value=7, flags=SPINE)
     else:
         ((_, packet),) = leaf.send(1, Kind.BYPASS, chunk=5, value=7, flags=SPINE)
     assert (packet.kind, packet.flags) == (Kind.BYPASS, 0)
@@ -108,7 +118,7 @@ def test_any_worker_of_a_rack_may_be_the_sender_but_no_other(spine):
     assert spine.verdicts()[Verdict.WRONG_SENDER] == 3
 
 
-@pytest.mark.parametrize("kind", [Kind.RESEND, Kind.RESULT, Kind.NEED, Kind.RESET])
+@pytest.mark.parametrize("kind", [Kind.RETRY, Kind.RESEND, Kind.RESULT, Kind.NEED, Kind.RESET])
 def test_rack_may_only_contribute_and_bypass(spine, kind):
     spine.rig.process(1, spine.packet(kind, chunk=5, sender=5))
     assert spine.verdicts() == {Verdict.FOREIGN_PORT: 1}

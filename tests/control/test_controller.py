@@ -164,11 +164,11 @@ def test_slots_in_use_and_slots_just_freed_are_left_alone(controller, device, de
 def test_a_switch_that_hides_its_registers_gets_every_slot_reset(
     controller, device, description, freed, monkeypatch
 ):
-    from peelsum.control import resets
+    from peelsum.control import v1model
 
     first = controller.admit(description)
     contribute(device, first, 0, chunk_id=5)
-    monkeypatch.setattr(resets, "slot_owners", lambda session: None)
+    monkeypatch.setattr(v1model, "slot_owners", lambda session: None)
     controller.admit(description)
     assert freed == set(range(4096))
     assert controller.verdicts()[Verdict.RESET_DONE] >= 4097  # with one to read the clock, before
@@ -178,10 +178,10 @@ def test_a_switch_that_hides_its_registers_gets_every_slot_reset(
 
 
 def test_resets_that_nobody_acknowledges_are_an_error(controller, device, description, monkeypatch):
-    from peelsum.control import resets
+    from peelsum.control import resets, v1model
 
     controller.admit(description)
-    monkeypatch.setattr(resets, "slots_to_reset", lambda *_: [5, 6])
+    monkeypatch.setattr(v1model, "slots_to_reset", lambda *_: [5, 6])
     monkeypatch.setattr(resets, "_ATTEMPT_S", 0.01)
     monkeypatch.setattr(device, "inject", lambda frame: True)
     with pytest.raises(SwitchError, match=r"did not acknowledge freeing 2 of 2 slots \(first: 5\)"):

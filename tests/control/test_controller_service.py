@@ -112,6 +112,54 @@ def test_the_command_line_asks_it(start, folder, switches):
     assert said.startswith(f"peelsum: {wrong}: job.windw: is not a field of a job description; call it")
 
 
+def test_status_top_and_doctor_compare_desired_with_actual(start, folder, switches):
+    """The second controller is the backup; then a switch vanishes, and its job is desired but not there."""
+    running, text = start(), job_text(3, switches[0].address)
+    running.until("primary")
+    running.until_up()
+    backup = start()
+    backup.until("backup")
+    at = ("--controller", running.address, "--controller", backup.address)
+    job = folder / "3.toml"
+    job.write_text(text)
+    generation = json.loads(peelsum("job", "admit", str(job), *at, "--json").stdout)["generation"]
+    wanted = {"job_id": 3, "desired": generation, "actual": generation, "state": "admitted", "agrees": True}
+    said = json.loads(peelsum("status", *at, "--json").stdout)
+    assert (said["primary"], said["epoch"]) == (running.address, 1)
+    assert [(one["state"], one["lanes"], one["trouble"]) for one in said["switches"]] == [("up", 32, "")] * 2
+    assert said["jobs"] == [wanted | {"p4runtime": switches[0].address, "device_id": 1}]
+    shown = peelsum("status", *at).stdout
+    assert f"{running.address}: primary, epoch 1" in shown
+    looks = peelsum("top", *at, "--count", "2", "--every", "0.05", "--json").stdout.splitlines()
+    assert [json.loads(line)["packets"] for line in looks] == [
+        {f"{switch.address}/1": 0 for switch in switches}
+    ] * 2
+    assert "0/s" in peelsum("top", *at, "--count", "1").stdout
+    found = findings(at)
+    assert found[f"controller {running.address}"] == ("primary, epoch 1", "ok")
+    assert found[f"controller {backup.address}"][1] == "note"
+    assert found[f"job 3 on {switches[0].address}"] == (f"generation {generation}", "ok")
+    switches[0].stop()
+    try:
+        found = findings(at)
+        assert found[f"job 3 on {switches[0].address}"] == ("not admitted", "failed")
+        assert found[f"switch {switches[0].address}"][1] == "failed"
+        (gone,) = json.loads(peelsum("status", *at, "--json").stdout)["jobs"]
+        assert (gone["actual"], gone["agrees"]) == (None, False)
+        assert "differs" in peelsum("status", *at).stdout
+    finally:
+        switches[0].start()
+    backup.child.stop()
+    running.child.stop()
+    assert findings(at)["cluster"] == ("no primary answers", "failed")
+
+
+def findings(at):
+    """Return what `peelsum doctor` found and its state, by what it looked at."""
+    said = json.loads(peelsum("doctor", *at, "--json").stdout)
+    return {one["what"]: (one["found"], one["state"]) for one in said["findings"]}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

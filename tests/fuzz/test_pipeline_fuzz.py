@@ -140,7 +140,7 @@ def _in_her_name(
     """Turn the chosen rows into packets that the switch accepts for Mallory's own jobs."""
     packets = fields_of(rows[:, FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + SIZE], LANES)
     upwards, downwards = (
-        [Kind.CONTRIBUTION, Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS],
+        [Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS],
         [Kind.RESULT, Kind.RESEND],
     )
     count = len(rows)

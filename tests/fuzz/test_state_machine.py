@@ -128,7 +128,7 @@ class Failures(RuleBasedStateMachine):
     @rule(
         which=JOBS,
         worker=st.integers(0, 7),
-        kind=st.sampled_from([Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS]),
+        kind=st.sampled_from([Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS]),
         far=st.sampled_from([2**20, 2**30, 2**31 - 1, -(2**20), -(2**30)]),
         count=st.integers(1, 3),
     )

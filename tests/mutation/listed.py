@@ -19,6 +19,13 @@ _WORKER: Changes = {
         ("TIMEOUT_RATIO = 4.0", "TIMEOUT_RATIO = 3.0"),
         ("LOST_BEFORE = 0.5", "LOST_BEFORE = 1.0"),
         ("SOONEST = 0.5", "SOONEST = 1.5"),
+        # RETRY or RESEND.
+        ("if cause == NEEDED or tries > 1 or", "if tries > 1 or"),
+        ("if cause == NEEDED or tries > 1 or", "if cause == NEEDED or tries > 2 or"),
+        ("or (tries == 1 and own_turn):", "or tries == 1:"),
+        ("or (tries == 1 and own_turn):", "or own_turn:"),
+        ("or (tries == 1 and own_turn):", "or False:"),
+        ("(position & 0xFFFFFFFF) % cursors", "position % cursors"),
         # Contributions, and the rows that they take.
         (
             "state.cursors[Cursor.BASE] < state.cursors[Cursor.END]:",
@@ -168,8 +175,12 @@ _SERVER: Changes = {
         ("float(min(most, need *", "float(min(2 * most, need *"),
     ],
     "host/peelsum/transport/server_kernels.py": [
-        ("now - state.answered_at[row, sender] < gap:", "now - state.answered_at[row, sender] <= gap:"),
-        ("    state.answered_at[row, sender] = now\n", ""),
+        ("now - state.answered_at[row, number] < gap:", "now - state.answered_at[row, number] <= gap:"),
+        ("    state.answered_at[row, number] = now\n", ""),
+        ("who.rack == RACKS or who.bitmap & (who.bitmap - 1) != 0", "who.bitmap & (who.bitmap - 1) != 0"),
+        ("who.rack == RACKS or who.bitmap & (who.bitmap - 1) != 0", "who.rack == RACKS"),
+        ("number = state.answered_at.shape[1] - 1 if to_all else sender", "number = sender"),
+        ("OWE_ALL if to_all else 1 << worker", "1 << worker"),
         (
             "if rack >= state.expected.shape[0] or not state.expected[rack] >> worker & 1:",
             "if rack >= state.expected.shape[0]:",
@@ -242,7 +253,7 @@ _CONTROL: Changes = {
         ),
         ("if one % _GENERATIONS not in known", "if one not in known"),
         (
-            "    if free:\n        free_slots(session, plan.job_id, slots(session), lanes(session))\n",
+            "    if free:\n        free_slots(session, plan)\n",
             "",
         ),
         ("    check(session, plan)\n    close_job(session, plan", "    close_job(session, plan"),
@@ -267,7 +278,7 @@ _CONTROL: Changes = {
         ("-P4MulticastGroupEntry(PROBE_GROUP)])", "])"),
         ('("members", "return_paths")', '("members",)'),
     ],
-    "control_plane/peelsum/control/resets.py": [
+    "control_plane/peelsum/control/v1model.py": [
         ("_JOB_OF_TAG = 0xFF", "_JOB_OF_TAG = 0x7F"),
         (
             "if owners is None or owners.get(slot) == job_id]",
@@ -276,10 +287,26 @@ _CONTROL: Changes = {
         ("if slot not in owners), None)", "if slot in owners), None)"),
         ("_STALE_AFTER = FREED_TICKS // 2", "_STALE_AFTER = FREED_TICKS // 4"),
         ("if (stamp - earliest) & _WORD > ", "if (stamp - earliest) & _WORD >= "),
-        ("    reset(session, stale_slots(session, slots, lanes), lanes)\n", ""),
+        ("        reset(self._session, stale_slots(self._session, size, width), width)\n", ""),
+        ("if owners is not None else None\n    if probe", "if owners else None\n    if probe"),
+    ],
+    "control_plane/peelsum/control/tofino.py": [
+        ("_PIPE_BITS = 7", "_PIPE_BITS = 8"),
+        ("_JOB_OF_TAG = 0xFF", "_JOB_OF_TAG = 0x03"),
+        ("ceil(frame / self._device.cell_bytes)", "frame // self._device.cell_bytes"),
+        ('"t2na": _Device(176, 0)', '"t2na": _Device(80, 0)'),
+        ("used = (plan.up_port, *plan.group)", "used = plan.group"),
+        ('{"tag": 0, "expiry": expiry}', '{"tag": 0, "expiry": 0}'),
+        ("self._session.write_raw(freed, pipe)", "self._session.write_raw(freed)"),
+        ("if pipe != reachable:", "if False:"),
+        ("!= DEFAULT_AGE_TICKS:", "< DEFAULT_AGE_TICKS - 20000:"),
+        ("            elif not _matches(found, wanted):", "            elif False:"),
+        ("if not found:\n                missing", "if True:\n                missing"),
+        ('"$PORT_ENABLE": True', '"$PORT_ENABLE": False'),
+    ],
+    "control_plane/peelsum/control/resets.py": [
         ("for frame in reset_frames(sorted(missing), lanes):", "for frame in reset_frames(wanted, lanes):"),
         ("wanted[start : start + _WINDOW]", "wanted[start : start + _WINDOW - 1]"),
-        ("if owners is not None else None\n    if probe", "if owners else None\n    if probe"),
     ],
     "control_plane/peelsum/control/entries.py": [
         ("sorted(set(bridge.values()))", "sorted(bridge.values())"),

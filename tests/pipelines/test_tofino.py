@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tofino_program import FOLDER, needed
 
 from peelsum.pipelines import tofino
 from peelsum.pipelines.artifacts import PipelineError
@@ -38,6 +39,9 @@ def test_the_compiler_gives_the_committed_report(device, tmp_path):
     assert compile_for(device, tmp_path) == report_path(device).read_text()
     # If a program does not read the ingress parser's error, the hardware drops short packets uncounted.
     assert "parser_error:" in (tmp_path / "pipe" / "peelsum.bfa").read_text()
+    if device == "tofino":
+        for name, text in needed(tmp_path).items():
+            assert (FOLDER / name).read_text() == text, "run tests/support/tofino_program.py"
 
 
 def test_more_stages_than_the_device_has_are_refused(tmp_path):

@@ -75,7 +75,7 @@ def seed_frames(name, rng):
     ip = struct.pack(">BBHHHBBHII", 0x45, rng.randrange(4), 172, 1, 0, 64, 17, 0, 1, 2)
     heads = [
         struct.pack(">BBBBHHII", 1, kind, rng.choice([0, 1]), 7, 1, rng.choice([0, 1, 2, 3, 65535]), 3, 0)
-        for kind in range(1, 7)
+        for kind in range(1, 8)
     ]
     return [rng.randbytes(12) + b"\x08\0" + ip + udp + head + rng.randbytes(128) for head in heads]
 

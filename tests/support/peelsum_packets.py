@@ -84,6 +84,9 @@ class Job:
     def resend(self, worker, chunk, value, flags=ADD):
         return self.send(worker, Kind.RESEND, chunk, value, flags)
 
+    def retry(self, worker, chunk, value, flags=ADD):
+        return self.send(worker, Kind.RETRY, chunk, value, flags)
+
     def send_from_server(self, kind, chunk, *, value=0, sender=EVERYONE, bitmap=0, flags=ADD):
         lanes = [value] * self.rig.lanes
         packet = self.packet(kind, chunk, lanes=lanes, sender=sender, bitmap=bitmap, flags=flags)

@@ -20,7 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch_alone import Sums, group_of_one, hooked, in_time, layers
 from torch_ranks import run_ranks
 
-from peelsum.torch import SwitchAllreduceState
+from peelsum.telemetry import StepSpans
+from peelsum.torch import HookConfigError, SwitchAllreduceState
+from peelsum.torch.profiling import step_spans
 
 ROOT = Path(__file__).parents[2]
 COMPILING_S = 1200.0
@@ -47,6 +49,42 @@ def profiled(ddp, **options):
     }
 
 
+def test_spans_of_a_backward_pass(alone, monkeypatch):
+    """The environment asks for them; the program chooses where they go."""
+    sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="opentelemetry-sdk is not installed")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(StepSpans, "of_environment", lambda: StepSpans(provider))
+    step_spans.cache_clear()
+    state = SwitchAllreduceState(over=Sums(), forms="dense")
+    try:
+        ddp = hooked(state, layers())
+        for _ in range(2):
+            ddp(INPUT).sum().backward()
+        state.close()
+    finally:
+        step_spans.cache_clear()
+    spans = exporter.get_finished_spans()
+    assert {one.name for one in spans} == {
+        f"peelsum.{phase}" for phase in ("step", "encode", "exchange", "decode", "wait")
+    }
+    steps = [one for one in spans if one.name == "peelsum.step"]
+    assert all(one.attributes["peelsum.bytes"] > 0 for one in steps)
+
+
+def test_spans_that_cannot_be_made_are_refused_at_once(monkeypatch):
+    monkeypatch.setenv("PEELSUM_SPANS", "2")
+    step_spans.cache_clear()
+    with pytest.raises(
+        HookConfigError, match="PEELSUM_SPANS: '2': is not known; use 1 for spans, 0 for none"
+    ):
+        SwitchAllreduceState(over="gloo")
+    step_spans.cache_clear()
+
+
 def test_ranges_in_a_profile_of_all_threads(alone):
     """Each exchange comes between words that are written and words that are read."""
     state = SwitchAllreduceState(over=Sums(), forms="dense")
@@ -55,7 +93,7 @@ def test_ranges_in_a_profile_of_all_threads(alone):
     buckets, calls = state.stats().buckets, state._sums._queue.summation.calls
     everything = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     ranges = profiled(ddp, experimental_config=everything)
-    assert set(ranges) == {"encode", "exchange", "decode", "wait"}
+    assert set(ranges) == {"step", "encode", "exchange", "decode", "wait"}
     assert ranges["wait"] == state.stats().buckets - buckets > 1
     assert ranges["exchange"] == state._sums._queue.summation.calls - calls
     assert ranges["encode"] > ranges["exchange"]

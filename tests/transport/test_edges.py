@@ -122,7 +122,7 @@ def test_a_resend_is_lost_when_later_packets_are_answered_after_half_a_round_tri
     worker.receive(result(32), 0.0012)
     (latest, *_) = all_of(worker, 0.00121)
     worker.receive(result(int(latest["chunk_id"])), 0.001 + after)
-    resent = chunks_of(all_of(worker, 0.001 + after), Kind.RESEND)
+    resent = chunks_of(all_of(worker, 0.001 + after), Kind.RETRY, Kind.RESEND)
     assert [chunk for chunk in resent if chunk == 5] == again
 
 
@@ -361,10 +361,10 @@ def test_the_answer_to_a_resend_shows_what_was_lost_before_it_if_it_can_be_the_a
     """An answer within half a round trip is to the packet that was sent first."""
     worker = lossy_start([5])  # resent at 1 ms; a round trip is 1 ms
     worker.receive(np.concatenate([result(chunk) for chunk in (33, 34, 35)]), 0.002)
-    resent = chunks_of(all_of(worker, 0.002), Kind.RESEND)
+    resent = chunks_of(all_of(worker, 0.002), Kind.RETRY, Kind.RESEND)
     assert resent == [32]
     worker.receive(result(32), 0.002 + after)
-    assert chunks_of(all_of(worker, 0.002 + after), Kind.RESEND) == again
+    assert chunks_of(all_of(worker, 0.002 + after), Kind.RETRY, Kind.RESEND) == again
 
 
 def test_an_older_answer_in_the_same_batch_hides_no_loss() -> None:
@@ -372,14 +372,14 @@ def test_an_older_answer_in_the_same_batch_hides_no_loss() -> None:
     worker.receive(result(32), 0.0012)
     (latest, *_) = all_of(worker, 0.00121)
     worker.receive(np.concatenate([result(int(latest["chunk_id"])), result(33)]), 0.0018)
-    assert (Kind.RESEND, 5) in [(packet["kind"], packet["chunk_id"]) for packet in all_of(worker, 0.0018)]
+    assert (Kind.RETRY, 5) in [(packet["kind"], packet["chunk_id"]) for packet in all_of(worker, 0.0018)]
 
 
 def test_an_older_result_in_the_same_batch_hides_no_loss() -> None:
     worker = sending(5)
     worker.receive(np.concatenate([result(3), result(1)]), 0.001)
     packets = all_of(worker, 0.001)
-    assert [(int(packet["kind"]), int(packet["chunk_id"])) for packet in packets] == [(Kind.RESEND, 0)]
+    assert [(int(packet["kind"]), int(packet["chunk_id"])) for packet in packets] == [(Kind.RETRY, 0)]
 
 
 def test_only_the_oldest_chunk_and_what_was_resent_have_a_timer() -> None:
@@ -399,7 +399,7 @@ def test_silence_does_not_count_as_loss_so_the_window_stays() -> None:
     answered.receive(result(1), 0.001)
     for worker in (silent, answered):
         worker.expire(0.2)
-        assert all_of(worker, 0.2)[0]["kind"] == Kind.RESEND
+        assert all_of(worker, 0.2)[0]["kind"] == Kind.RETRY
     assert (silent.stats().window, answered.stats().window) == (64, 32)
 
 

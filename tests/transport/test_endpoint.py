@@ -133,7 +133,7 @@ def test_while_all_is_silent_only_the_oldest_chunk_asks() -> None:
     assert all_of(endpoint, 10.4) == []
     endpoint.expire(10.5)
     (packet,) = all_of(endpoint, 10.5)
-    assert (packet["kind"], packet["chunk_id"], packet["bitmap"]) == (Kind.RESEND, 0xFFFFFFFE, 2)
+    assert (packet["kind"], packet["chunk_id"], packet["bitmap"]) == (Kind.RETRY, 0xFFFFFFFE, 2)
     again = endpoint.next_timer()
     assert again is not None
     assert again > 10.5
@@ -165,7 +165,7 @@ def test_a_chunk_overtaken_by_three_is_resent_at_once() -> None:
     assert all_of(endpoint, 0.001) == []
     endpoint.receive(result(1), 0.001)
     (packet,) = all_of(endpoint, 0.001)
-    assert (packet["kind"], packet["chunk_id"]) == (Kind.RESEND, 0xFFFFFFFE)
+    assert (packet["kind"], packet["chunk_id"]) == (Kind.RETRY, 0xFFFFFFFE)
     np.testing.assert_array_equal(packet["lanes"], words[:LANES])
     endpoint.receive(result(2), 0.001)
     assert all_of(endpoint, 0.001) == [], "the resend has had no time to be answered"
@@ -190,7 +190,7 @@ def lossy_start(lost: list[int]) -> WorkerEndpoint:
     endpoint.submit(np.zeros(64 * LANES, np.uint32), "add")
     assert len(all_of(endpoint)) == 32
     endpoint.receive(np.concatenate([result(c) for c in range(32) if c not in lost]), 0.001)
-    resent = [int(p["chunk_id"]) for p in all_of(endpoint, 0.001) if p["kind"] == Kind.RESEND]
+    resent = [int(p["chunk_id"]) for p in all_of(endpoint, 0.001) if p["kind"] == Kind.RETRY]
     assert resent == lost
     return endpoint
 
@@ -200,8 +200,50 @@ def test_a_lost_resend_is_known_by_the_answer_to_what_was_sent_after_it() -> Non
     endpoint.receive(np.concatenate([result(c) for c in range(32, 40)]), 0.0015)
     assert all_of(endpoint, 0.00151)[0]["kind"] == Kind.CONTRIBUTION, "sent at the same time, not after"
     endpoint.receive(np.concatenate([result(c) for c in range(40, 63)]), 0.0025)
-    assert [int(p["chunk_id"]) for p in all_of(endpoint, 0.0025) if p["kind"] == Kind.RESEND] == [5, 9]
+    again = [(p["kind"], p["chunk_id"]) for p in all_of(endpoint, 0.0025) if p["kind"] != Kind.CONTRIBUTION]
+    assert again == [(Kind.RETRY, 5), (Kind.RESEND, 9)], "chunk 9 is worker 0's to take out of the switch"
     assert endpoint.stats().lost == 2, "each once: only its first try tells of the network's room"
+
+
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_the_second_time_one_worker_takes_the_sum_out_of_the_switch_then_all_may(worker: int) -> None:
+    endpoint = WorkerEndpoint(CONFIG, worker)
+    endpoint.submit(np.zeros(5 * LANES, np.uint32), "add")
+    all_of(endpoint)
+    now, kinds = 0.0, []
+    for _ in range(4):
+        due = endpoint.next_timer()
+        assert due is not None
+        now = due + 10.0  # all have been silent long enough
+        endpoint.expire(now)
+        kinds.append({int(p["chunk_id"]): Kind(p["kind"]) for p in all_of(endpoint, now)})
+    oldest = 0xFFFFFFFE
+    own_turn = oldest % 3 == worker
+    second = Kind.RESEND if own_turn else Kind.RETRY
+    assert [one[oldest] for one in kinds] == [Kind.RETRY, second, Kind.RESEND, Kind.RESEND]
+
+
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_every_chunk_is_one_worker_s_turn(worker: int) -> None:
+    endpoint = WorkerEndpoint(replace(CONFIG, window=128, initial_window=32, first_chunk=0), worker)
+    endpoint.submit(np.zeros(40 * LANES, np.uint32), "add")
+    all_of(endpoint)
+    endpoint.receive(result(31), 0.001)
+    assert {p["kind"] for p in all_of(endpoint, 0.001)[:29]} == {Kind.RETRY}
+    endpoint.expire(1.0)
+    again = all_of(endpoint, 1.0)
+    turns = [int(p["chunk_id"]) for p in again if p["kind"] == Kind.RESEND]
+    assert turns == list(range(worker, 29, 3))
+    assert {int(p["chunk_id"]) for p in again if p["kind"] == Kind.RETRY} >= set(range(29)) - set(turns)
+
+
+def test_a_need_is_answered_by_a_resend_whatever_was_tried_before() -> None:
+    endpoint = WorkerEndpoint(CONFIG, 1)
+    endpoint.submit(np.zeros(3 * LANES, np.uint32), "add")
+    all_of(endpoint)
+    for tries in range(3):
+        endpoint.receive(result(0, kind=Kind.NEED, bitmap=0b010), 0.1 + tries)
+        assert [(p["kind"], p["chunk_id"]) for p in all_of(endpoint, 0.1 + tries)] == [(Kind.RESEND, 0)]
 
 
 def test_what_is_known_to_be_lost_has_a_timer_each_of_half_the_usual_length() -> None:
@@ -209,7 +251,7 @@ def test_what_is_known_to_be_lost_has_a_timer_each_of_half_the_usual_length() ->
     assert endpoint.next_timer() == pytest.approx(0.003)
     endpoint.expire(0.0031)
     assert [(int(p["kind"]), int(p["chunk_id"])) for p in all_of(endpoint, 0.0031)] == [
-        (Kind.RESEND, 5),
+        (Kind.RETRY, 5),
         (Kind.RESEND, 9),
     ]
     assert endpoint.stats().lost == 2

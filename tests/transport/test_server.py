@@ -106,6 +106,27 @@ def test_a_late_packet_gets_its_sender_the_kept_result_at_a_limited_rate() -> No
     assert (server.stats().replies, server.stats().replies_withheld) == (3, 1)
 
 
+def test_all_get_the_result_again_if_a_switch_still_held_a_sum_of_several() -> None:
+    """The first RESULT did not pass that switch: it would have freed the slot."""
+    server = AggregationServer(replace(CONFIG, timers=replace(CONFIG.timers, reply_gap=0.001)))
+    server.receive(partial(0, 0b111, 42), 0.0)
+    assert [int(p["sender"]) for p in sent(server)] == [EVERYONE]
+    replies = []
+    for bitmap, sender, now in [
+        (0b110, 1, 0.0001),
+        (0b111, 2, 0.001),  # too soon for all
+        (0b001, 0, 0.001),  # not for one
+        (0b011, 0, 0.0011),
+        (0b011, EVERYONE, 0.01),  # asked for by the server itself
+    ]:
+        server.receive(partial(0, bitmap, 1, sender=sender), now)
+        replies.append([(Kind(p["kind"]), int(p["sender"]), int(p["lanes"][0])) for p in sent(server)])
+    to_all = [(Kind.RESULT, EVERYONE, 42)]
+    assert replies == [to_all, [], [(Kind.RESULT, 0, 42)], to_all, []]
+    stats = server.stats()
+    assert (stats.results, stats.replies, stats.replies_withheld) == (3, 1, 1)
+
+
 def test_what_is_missing_is_asked_of_the_switch_and_then_of_everybody() -> None:
     server = AggregationServer(CONFIG)
     server.receive(partial(3, 0b010, 1, flags=Flag.CE, sender=1), 1.0)

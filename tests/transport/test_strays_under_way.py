@@ -21,7 +21,7 @@ from peelsum.wire.clock import NEVER_TICKS
 from peelsum.wire.datagrams import BatchSocket
 
 SERVER_PORT, LANES = 100, 4
-KINDS = (Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS)
+KINDS = (Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS)
 
 
 def stray(config: JobConfig, worker: int, chunk: int, kind: Kind) -> np.ndarray:

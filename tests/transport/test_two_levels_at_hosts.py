@@ -130,12 +130,46 @@ def test_both_levels_are_asked_and_workers_are_named_by_rack() -> None:
     assert (last["bitmap"], last["lanes"][:3].tolist()) == (0b101, [0b011, 0, 0b11])
 
 
+@pytest.mark.parametrize(("bitmap", "flags"), [(0b11, OF_RACK), (0b010, OF_RACKS)])
+def test_all_get_the_result_again_that_did_not_pass_a_switch(bitmap: int, flags: Flag) -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(up(0, 0b111, 42, OF_RACKS), 0.0)
+    sent(server)
+    server.receive(up(0, bitmap, 1, flags, sender=65), 0.01)
+    (packet,) = sent(server)
+    assert (packet["kind"], packet["flags"], packet["sender"]) == (Kind.RESULT, OF_RACKS, EVERYONE)
+    assert packet["lanes"][0] == 42
+
+
+def test_a_worker_takes_its_turn_among_its_rack() -> None:
+    for worker, chunks in ((0, [0, 3]), (2, [2]), (32, [0, 1, 2, 3, 4]), (65, [1, 3])):
+        endpoint = WorkerEndpoint(CONFIG, worker)
+        endpoint.submit(np.zeros(8 * LANES, np.uint32), "add")
+        sent(endpoint)
+        endpoint.receive(
+            pack(
+                np.zeros((1, LANES), np.uint32),
+                kind=Kind.RESULT,
+                job_id=9,
+                generation=77,
+                sender=EVERYONE,
+                bitmap=7,
+                flags=OF_RACKS,
+                chunk_id=7,
+            ),
+            0.001,
+        )
+        assert {p["kind"] for p in sent(endpoint, 0.001)} == {Kind.RETRY}
+        endpoint.expire(1.0)
+        assert [int(p["chunk_id"]) for p in sent(endpoint, 1.0) if p["kind"] == Kind.RESEND] == chunks
+
+
 def test_only_the_sender_gets_a_late_answer() -> None:
     server = AggregationServer(CONFIG)
     server.receive(up(0, 0b111, 42, OF_RACKS), 0.0)
     sent(server)
     for sender in (65, 66, 96, EVERYONE):  # the last three are nobody of this job
-        server.receive(up(0, 0b001, 1, OF_RACKS, sender=sender), 0.01)
+        server.receive(up(0, 0b010, 1, sender=sender), 0.01)
     assert [(int(p["kind"]), int(p["sender"])) for p in sent(server)] == [(Kind.RESULT, 65)]
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, Metrics, Tls, identity, serving_metrics
+from peelsum.cli.options import ChildOf, Json, LogFormat, Metrics, Tls, identity, logged, serving_metrics
 from peelsum.cli.options import address as host_and_port
 from peelsum.topology import Signalled, end_with_parent, say
 from peelsum.topology.user_errors import reported
@@ -33,6 +32,7 @@ def run(
     ] = "127.0.0.1:9564",
     tls: Tls = None,
     metrics: Metrics = None,
+    log_format: LogFormat = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
@@ -42,6 +42,7 @@ def run(
     """
     from peelsum.control import ControlError
     from peelsum.control.cluster import Cluster, ControllerService, Store, read_cluster
+    from peelsum.logs import LogsError
     from peelsum.metrics import MetricsError, Values, cluster_values
     from peelsum.pipelines import PipelineError
     from peelsum.tls import TlsError
@@ -50,13 +51,14 @@ def run(
         end_with_parent()
     host_and_port(listen, "the address to listen at")
 
-    def tell(event: Event) -> None:
+    def print_event(event: object) -> None:
         if json:
-            say(**asdict(event))
+            say(**cast("Event", event).values())
         else:
             print(event, flush=True)
 
-    with reported(ControlError, PipelineError, TlsError, MetricsError), ExitStack() as stack:
+    with reported(ControlError, PipelineError, TlsError, MetricsError, LogsError), ExitStack() as stack:
+        tell = logged(log_format, "controller", print_event)
         described, certificate = read_cluster(config), identity(tls)
         pipelines = _pipelines(described)
         store = stack.enter_context(Store(config.parent / described.controller.state))
@@ -83,9 +85,12 @@ def run(
 
 
 def _pipelines(described: ClusterDescription) -> Mapping[int, P4Schema]:
-    """Return the pipelines that the cluster's switches run, by lanes."""
+    """Return the v1model pipelines that the cluster's switches run, by lanes."""
     from peelsum.control.session import pipeline_schema
     from peelsum.pipelines import pipeline
 
-    found = {lanes: pipeline(lanes) for lanes in {switch.pipeline_lanes for switch in described.switches}}
+    found = {
+        lanes: pipeline(lanes)
+        for lanes in {one.pipeline_lanes for one in described.switches if one.tofino is None}
+    }
     return {lanes: pipeline_schema(one.json_path, one.p4info_path) for lanes, one in found.items()}

@@ -1,4 +1,4 @@
-"""`peelsum doctor`: examine this machine, and a job's switches, and say what to do."""
+"""`peelsum doctor`: examine this machine, a job's switches or a cluster, and say what to do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peelsum.cli.job_controller import Controllers
 from peelsum.cli.options import Json, Tls, identity
 from peelsum.topology import say
 from peelsum.topology.user_errors import reported
@@ -20,19 +21,22 @@ def command(
     description: Annotated[
         Path | None, typer.Argument(help="A job's description, TOML: its switches are asked, too.")
     ] = None,
+    controller: Controllers = None,
     tls: Tls = None,
     json: Json = False,
 ) -> None:
     """Say what this machine has and lacks, and what to do; exit with status 1 if it lacks what is needed."""
     from peelsum.control import ControlError, read_description
     from peelsum.tls import TlsError
-    from peelsum.topology.doctor import examine, examine_job
+    from peelsum.topology.doctor import examine, examine_cluster, examine_job
 
     with reported(ControlError, TlsError):
         job = None if description is None else read_description(description)
         findings = list(examine(job.plans()[0].switch.pipeline_lanes, job.job.window) if job else examine())
         if job is not None:
             findings += examine_job(job, identity(tls))
+        if controller:
+            findings += examine_cluster(controller, identity(tls))
     failed = [finding for finding in findings if finding.state == "failed"]
     if json:
         say(findings=[asdict(finding) for finding in findings], failed=len(failed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +12,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peelsum.cli.cluster_report import as_json, read_report, shown
 from peelsum.cli.job_controller import Controllers, Token, admit_there, evict_there, list_, watch
 from peelsum.cli.job_serve import serve
-from peelsum.cli.options import ChildOf, Json, Metrics, Tls, identity, require_device_id, serving_metrics
+from peelsum.cli.options import (
+    ChildOf,
+    Json,
+    LogFormat,
+    Metrics,
+    Tls,
+    identity,
+    logged,
+    require_device_id,
+    serving_metrics,
+)
 from peelsum.topology import Signalled, end_with_parent, say
 from peelsum.topology.progress import taking_time
 from peelsum.topology.telling import told
@@ -23,6 +34,7 @@ from peelsum.topology.user_errors import reported
 if TYPE_CHECKING:
     from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.control import AdmittedJob, Fabric, SwitchStatus, Watch
+    from peelsum.control.cluster import Report
     from peelsum.wire import Verdict
 
 app = typer.Typer(help="Admit, serve and evict jobs.", no_args_is_help=True)
@@ -50,6 +62,7 @@ def admit(
     token: Token = None,
     tls: Tls = None,
     metrics: Metrics = None,
+    log_format: LogFormat = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
@@ -59,29 +72,33 @@ def admit(
     """
     from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.control import ControlError, Fabric, Watch, read_description
+    from peelsum.control.opening import program_files
+    from peelsum.logs import LogsError
     from peelsum.metrics import MetricsError
-    from peelsum.pipelines import PipelineError, pipeline
+    from peelsum.pipelines import PipelineError
     from peelsum.tls import TlsError
 
     if controller:
-        if hold or metrics is not None:
+        if hold or metrics is not None or log_format is not None:
             raise typer.BadParameter(
-                "--hold: a controller holds the job itself; leave --hold and --metrics out"
+                "--hold: a controller holds the job itself; leave --hold, --metrics and --log-format out"
             )
         _show(admit_there(controller, description, tls, token, json), json)
         return
     _without_controller(token)
-    if metrics is not None and not hold:
-        raise typer.BadParameter(f"metrics: {metrics}: applies to --hold only; give that too")
+    for name, value in {"metrics": metrics, "log-format": log_format}.items():
+        if value is not None and not hold:
+            raise typer.BadParameter(f"{name}: {value}: applies to --hold only; give that too")
     if child:
         end_with_parent()
     tell = told(json=json, child=child)
-    with reported(ControlError, PipelineError, TlsError, MetricsError), ExitStack() as stack:
+    with reported(ControlError, PipelineError, TlsError, MetricsError, LogsError), ExitStack() as stack:
         job = read_description(description)
-        compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
+        switch = job.plans()[0].switch
+        files = program_files(switch.pipeline_lanes, switch.tofino)
         with Fabric.connect(job, patience_s=_PATIENCE_S, identity=identity(tls)) as fabric:
             with taking_time(_LOADING, tell):
-                fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
+                fabric.load_pipeline(*files)
             with taking_time("freeing the job's slots, filling tables", tell):
                 admission = fabric.admit()
             fabric.become_backup()
@@ -91,8 +108,10 @@ def admit(
                 counts.admitted(admission.generation)
                 if metrics is not None:
                     stack.enter_context(serving_metrics(metrics, "controller", counts.values, tls, json))
-                watch = Watch(fabric, admission.generation, compiled.json_path, compiled.p4info_path)
-                _look_after(watch, counts, json)
+                watch = Watch(fabric, admission.generation, *files)
+                known = {"job": job.job.id, "generation": admission.generation}
+                tell_event = logged(log_format, "controller", _say_event if json else _print, **known)
+                _look_after(watch, counts, tell_event)
                 _leave(fabric, json)
 
 
@@ -108,16 +127,21 @@ def _without_controller(token: Path | None) -> None:
         raise typer.BadParameter(f"token: {token}: applies to --controller only; give that too")
 
 
-def _look_after(watch: Watch, counts: ControllerCounts, json: bool) -> None:
-    """Keep the job on its switches until a signal comes, and print what had to be restored."""
+def _say_event(event: object) -> None:
+    say(event=str(event))
+
+
+def _print(event: object) -> None:
+    print(event, flush=True)
+
+
+def _look_after(watch: Watch, counts: ControllerCounts, tell_event: Callable[[object], None]) -> None:
+    """Keep the job on its switches until a signal comes, and tell what had to be restored."""
     ended = Signalled(SIGINT, SIGTERM)
     while not ended.wait(_LOOK_EVERY_S):
         for event in watch.look():
             counts.note(event)
-            if json:
-                say(event=str(event))
-            else:
-                print(event, flush=True)
+            tell_event(event)
 
 
 def _leave(fabric: Fabric, json: bool) -> None:
@@ -155,22 +179,39 @@ def evict(
 
 
 def status(
-    p4runtime: P4Runtime = "127.0.0.1:9559", device_id: DeviceId = 1, tls: Tls = None, json: Json = False
+    p4runtime: P4Runtime = "127.0.0.1:9559",
+    device_id: DeviceId = 1,
+    controller: Controllers = None,
+    tls: Tls = None,
+    json: Json = False,
 ) -> None:
-    """Show a switch's jobs, and its packets by verdict."""
+    """Show a switch's jobs and its packets by verdict; with --controller, a cluster's jobs and switches."""
     from peelsum.control import ControlError, Controller
     from peelsum.tls import TlsError
 
+    if controller:
+        with reported(ControlError, TlsError):
+            _show_cluster(read_report(controller, tls), json)
+        return
     require_device_id(device_id)
     with (
         reported(ControlError, TlsError),
-        Controller.observe(p4runtime, device_id, identity=identity(tls)) as controller,
+        Controller.observe(p4runtime, device_id, identity=identity(tls)) as observer,
     ):
-        seen = controller.status()
+        seen = observer.status()
     if json:
         say(**{**asdict(seen), "verdicts": _named(seen.verdicts)})
     else:
         _print_status(seen)
+
+
+def _show_cluster(report: Report, json: bool) -> None:
+    from rich.console import Console
+
+    if json:
+        say(**as_json(report))
+    else:
+        Console().print(shown(report))
 
 
 def _print_status(seen: SwitchStatus) -> None:

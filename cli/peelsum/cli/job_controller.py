@@ -39,7 +39,7 @@ def admit_there(
     from peelsum.tls import TlsError
 
     with reported(ControlError, TlsError):
-        client, text = _client(controllers, tls), file_text(description)
+        client, text = controllers_client(controllers, tls), file_text(description)
         with taking_time("waiting for the controller", told(json=json)):
             return client.admit(text, str(description), _secret(token))
 
@@ -50,7 +50,7 @@ def evict_there(controllers: list[str], job_id: int, tls: Path | None, token: Pa
     from peelsum.tls import TlsError
 
     with reported(ControlError, TlsError):
-        for switch in _client(controllers, tls).evict(job_id, _secret(token))["waiting"]:
+        for switch in controllers_client(controllers, tls).evict(job_id, _secret(token))["waiting"]:
             print(f"switch: {switch} is away; the job is removed from it when it is up")
 
 
@@ -60,7 +60,7 @@ def list_(controller: Controllers = None, tls: Tls = None, json: Json = False) -
     from peelsum.tls import TlsError
 
     with reported(ControlError, TlsError):
-        found = _client(controller, tls).list()
+        found = controllers_client(controller, tls).list()
     if json:
         say(**found)
     else:
@@ -73,14 +73,15 @@ def watch(controller: Controllers = None, tls: Tls = None, json: Json = False) -
     from peelsum.tls import TlsError
 
     with reported(ControlError, TlsError), suppress(KeyboardInterrupt):
-        for event in _client(controller, tls).watch():
+        for event in controllers_client(controller, tls).watch():
             if json:
                 say(**event)
             else:
                 print(event["text"], flush=True)
 
 
-def _client(controllers: list[str] | None, tls: Path | None) -> ControllerClient:
+def controllers_client(controllers: list[str] | None, tls: Path | None) -> ControllerClient:
+    """Return a client of the controllers at these addresses. Raises TlsError, or BadParameter for none."""
     from peelsum.control.cluster import ControllerClient
 
     if not controllers:

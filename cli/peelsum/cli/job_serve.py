@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, Metrics, Tls, address, identity, serving_metrics
+from peelsum.cli.options import (
+    ChildOf,
+    Json,
+    LogFormat,
+    Metrics,
+    Tls,
+    address,
+    identity,
+    logged,
+    serving_metrics,
+)
 from peelsum.topology import Child, ProcessError, Signalled, end_with_parent, say
 from peelsum.topology.progress import taking_time
 from peelsum.topology.restartable import RestartableProcess
@@ -59,6 +69,7 @@ def serve(
         Path | None, typer.Option(help="The job's token, which requests must contain; needed with --tls.")
     ] = None,
     metrics: Metrics = None,
+    log_format: LogFormat = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
@@ -66,6 +77,7 @@ def serve(
     from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.cli.job_requests import Requests
     from peelsum.control import ControlError, Fabric, read_description
+    from peelsum.logs import LogsError
     from peelsum.metrics import MetricsError
     from peelsum.pipelines import PipelineError, pipeline
     from peelsum.tls import TlsError, read_token, require_tls
@@ -75,7 +87,7 @@ def serve(
     tell = told(json=json, child=child)
     bases, place = [address(one, "the switch") for one in udp], address(listen, "the address to listen at")
     with (
-        reported(ControlError, PipelineError, ServeError, TlsError, MetricsError),
+        reported(ControlError, PipelineError, ServeError, TlsError, MetricsError, LogsError),
         ExitStack() as stack,
     ):
         certificate, secret = identity(tls), "" if token is None else read_token(token)
@@ -98,7 +110,8 @@ def serve(
         requests = stack.enter_context(
             Requests(listening, f"job {job.job.id}", identity=certificate, token=secret)
         )
-        tell_event = _say_event if json else _print
+        known = {"job": job.job.id}
+        tell_event = logged(log_format, "controller", _say_event if json else _print, **known)
         runs = stack.enter_context(_Runs(job, compiled, bases, tell_event, certificate, counts))
         url = {}
         if metrics is not None:

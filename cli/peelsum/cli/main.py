@@ -7,7 +7,7 @@ import sys
 
 #: The extra that installs each package, by import name.
 _EXTRAS = dict.fromkeys(("finsy", "google", "grpc", "pydantic", "rich", "typer"), "cli")
-_EXTRAS |= dict.fromkeys(("cryptography", "prometheus_client"), "ops")
+_EXTRAS |= dict.fromkeys(("cryptography", "prometheus_client", "structlog"), "ops")
 
 
 def main() -> None:

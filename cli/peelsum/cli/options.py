@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from peelsum.logs import configure, log_event
 from peelsum.metrics import PARTS, MetricsServer, Values, metrics_address
 from peelsum.tls import Identity
 from peelsum.wire import COMPILED_LANES
@@ -18,6 +19,11 @@ ChildOf = Annotated[bool, typer.Option("--child", hidden=True, help="End when st
 Tls = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Use TLS, with the identity there: see `peelsum certificates make`."),
+]
+
+LogFormat = Annotated[
+    str | None,
+    typer.Option(metavar="json|console", help="Log events to stderr in this form, with job and generation."),
 ]
 
 Metrics = Annotated[
@@ -34,6 +40,16 @@ def serving_metrics(
     if not json:
         print(f"metrics at {server.url}", flush=True)
     return server
+
+
+def logged(
+    log_format: str | None, part: str, otherwise: Callable[[object], None], **known: object
+) -> Callable[[object], None]:
+    """Return what to do with a part's events: log them if a format is given. Raises LogsError."""
+    if log_format is None:
+        return otherwise
+    configure(log_format, part, known)
+    return log_event
 
 
 def identity(folder: Path | None) -> Identity | None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, Metrics, Tls, address, serving_metrics
+from peelsum.cli.options import ChildOf, Json, LogFormat, Metrics, Tls, address, logged, serving_metrics
 from peelsum.topology import end_with_parent, say
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
@@ -36,10 +36,12 @@ def run(
     ] = None,
     metrics: Metrics = None,
     tls: Tls = None,
+    log_format: LogFormat = None,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
     """Serve a job until Ctrl-C, or until all its workers have finished."""
+    from peelsum.logs import LogsError
     from peelsum.metrics import MetricsError, Values, server_values
     from peelsum.tls import TlsError
     from peelsum.transport import AggregationService, Event, JobFinished, TransportError, job_config
@@ -53,11 +55,16 @@ def run(
         # Removed before workers learn that they have finished, so that none of them ends earlier.
         if seats is not None and isinstance(event, JobFinished):
             seats.unlink(missing_ok=True)
+        tell(event)
+
+    def print_event(event: object) -> None:
         if not json:
             print(event, file=sys.stderr, flush=True)
 
-    with reported(TransportError, AdmissionError, MetricsError, TlsError), ExitStack() as stack:
+    with reported(TransportError, AdmissionError, MetricsError, TlsError, LogsError), ExitStack() as stack:
         config = job_config(_admission(admission))
+        known = {"job": config.job_id, "generation": config.generation}
+        tell = logged(log_format, "server", print_event, **known)
         service = stack.enter_context(
             AggregationService([config], host_and_port, wire="ethernet" if ethernet else "udp-port")
         )

@@ -16,6 +16,7 @@ import typer
 from peelsum.cli.options import (
     ChildOf,
     Json,
+    LogFormat,
     Metrics,
     Tls,
     address,
@@ -92,11 +93,13 @@ def run(
     ] = None,
     tls: Tls = None,
     metrics: Metrics = None,
+    log_format: LogFormat = None,
     device_id: Annotated[int, typer.Option(help="P4Runtime's device_id.")] = 1,
     json: Json = False,
     child: ChildOf = False,
 ) -> None:
     """Run the softswitch until Ctrl-C. A controller loads its pipeline: see `peelsum job admit`."""
+    from peelsum.logs import LogsError, configure, log_event
     from peelsum.metrics import MetricsError, MetricsServer, Values, switch_values
     from peelsum.softswitch import SoftswitchError
     from peelsum.softswitch.ports.schedule import load_schedule
@@ -119,6 +122,8 @@ def run(
         return served[0]
 
     def announce(listening: Listening) -> None:
+        if log_format is not None:
+            log_event(listening)
         if json:
             say(**asdict(listening), **({"metrics": served[0].url} if served else {}))
             return
@@ -139,7 +144,9 @@ def run(
     if child:
         end_with_parent()
     told_of_compiling(json=json, child=child)
-    with reported(SoftswitchError, TlsError, MetricsError):
+    with reported(SoftswitchError, TlsError, MetricsError, LogsError):
+        if log_format is not None:
+            configure(log_format, "switch", {"device_id": device_id})
         counts = run_switch(
             ports,
             grpc_address=p4runtime,

@@ -1,15 +1,18 @@
-"""`peelsum top`: a switch's jobs and packets, live, read over P4Runtime."""
+"""`peelsum top`: jobs and packets of a switch or of a cluster, live."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peelsum.cli.cluster_report import as_json, read_report, shown
+from peelsum.cli.job_controller import Controllers
 from peelsum.cli.options import Json, Tls, identity, require_device_id, within
 from peelsum.topology import Signalled, say
 from peelsum.topology.user_errors import reported
@@ -72,18 +75,61 @@ def command(
     device_id: Annotated[int, typer.Option(help="P4Runtime's device_id.")] = 1,
     every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
     count: Annotated[int | None, typer.Option(help="End after so many looks; by default at Ctrl-C.")] = None,
+    controller: Controllers = None,
     tls: Tls = None,
     json: Json = False,
 ) -> None:
-    """Show a switch's jobs, packets a second, share summed in the switch, and refused packets, live."""
+    """Show a switch's jobs, packets a second, share summed in the switch, and refused packets, live.
+
+    With --controller, show a cluster's switches with the same, and its jobs, desired and actual.
+    """
+    within("--every", every, 0.05, 3600)
+    if controller:
+        _watch_cluster(controller, every, count, tls, json)
+        return
+    require_device_id(device_id)
+    _watch_switch(p4runtime, device_id, every, count, tls, json)
+
+
+def _watch_cluster(
+    controllers: list[str], every: float, count: int | None, tls: Path | None, json: bool
+) -> None:
+    """Look at a cluster until Ctrl-C, or `count` times."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from peelsum.control import ControlError
+    from peelsum.tls import TlsError
+
+    ended, looks = Signalled(SIGINT, SIGTERM), 0
+    before: dict[tuple[str, int], dict[Verdict, int]] = {}
+    since = time.monotonic()
+    with reported(ControlError, TlsError), Live(console=Console(quiet=json), auto_refresh=False) as live:
+        while not ended.wait(every if looks else 0.0) and looks != count:
+            report, now = read_report(controllers, tls), time.monotonic()
+            seen = {
+                (one.p4runtime, one.device_id): one.status.verdicts for one in report.switches if one.status
+            }
+            done = {place: rates(before.get(place, new), new, now - since) for place, new in seen.items()}
+            before, since, looks = seen, now, looks + 1
+            if json:
+                packets = {f"{address}/{device}": one.packets for (address, device), one in done.items()}
+                say(**as_json(report), packets=packets)
+            else:
+                said = {place: f"{one.packets:,.0f}/s" for place, one in done.items()}
+                live.update(shown(report, said or {("", 0): ""}), refresh=True)
+
+
+def _watch_switch(
+    p4runtime: str, device_id: int, every: float, count: int | None, tls: Path | None, json: bool
+) -> None:
+    """Look at one switch until Ctrl-C, or `count` times."""
     from rich.console import Console
     from rich.live import Live
 
     from peelsum.control import ControlError, Controller
     from peelsum.tls import TlsError
 
-    require_device_id(device_id)
-    within("--every", every, 0.05, 3600)
     ended = Signalled(SIGINT, SIGTERM)
     with (
         reported(ControlError, TlsError),

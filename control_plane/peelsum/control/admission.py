@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from peelsum.control.capacity import lanes, slots
+from peelsum.control.drivers import free_slots
 from peelsum.control.errors import ControlError
 from peelsum.control.job_tables import check, close_job, known_generation, open_job, prepare
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.racks import AnyDescription
-from peelsum.control.resets import free_slots
 from peelsum.control.responses import Admission
 from peelsum.control.session import Session
 from peelsum.control.status import read_jobs
@@ -57,8 +57,8 @@ def admit(
     for session, _ in reversed(placements):
         close_job(session, job_id, generation)
     if free:
-        for session, _ in placements:
-            free_slots(session, job_id, slots(session), lanes(session))
+        for session, plan in placements:
+            free_slots(session, plan)
     for session, plan in placements:
         prepare(session, plan)
     for session, plan in placements:
@@ -76,7 +76,7 @@ def put_back(session: Session, plan: SwitchPlan, generation: int, *, free: bool 
     check(session, plan)
     close_job(session, plan.job_id, generation)
     if free:
-        free_slots(session, plan.job_id, slots(session), lanes(session))
+        free_slots(session, plan)
     prepare(session, plan)
     open_job(session, plan, generation)
 

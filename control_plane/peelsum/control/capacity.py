@@ -12,7 +12,8 @@ def peelsum_lanes(session: Session) -> int:
 
     Raises SwitchError if the switch has no pipeline.
     """
-    return lanes_in(register.name for register in session.loaded().registers)
+    # On a Tofino, a lane's register stands in a control of its own.
+    return lanes_in(register.name.removesuffix(".sums") for register in session.loaded().registers)
 
 
 def lanes(session: Session) -> int:
@@ -26,4 +27,4 @@ def lanes(session: Session) -> int:
 def slots(session: Session) -> int:
     """Return how many chunks the pipeline sums at once. Raises SwitchError if it is not peelsum's."""
     lanes(session)
-    return session.loaded().registers["worker_bitmap"].size
+    return min(register.size for register in session.loaded().registers)

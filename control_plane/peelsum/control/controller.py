@@ -8,7 +8,9 @@ from pathlib import Path
 
 from peelsum.control import admission, capacity, status, switch_tables
 from peelsum.control.description import JobDescription
+from peelsum.control.opening import open_session
 from peelsum.control.responses import Admission, AdmittedJob, SwitchStatus
+from peelsum.control.sections import TofinoSection
 from peelsum.control.session import Session, pipeline_schema
 from peelsum.tls import Identity
 from peelsum.wire import Verdict
@@ -53,9 +55,13 @@ class Controller:
         *,
         timeout_s: float = 4.0,
         identity: Identity | None = None,
+        tofino: TofinoSection | None = None,
     ) -> Controller:
-        """Connect to a switch as a backup, which may read. Raises SwitchError if it cannot be reached."""
-        return cls(Session(address, device_id, timeout_s=timeout_s, identity=identity))
+        """Connect to a switch as a backup, which may read; `tofino` is its description if it is one.
+
+        Raises SwitchError if it cannot be reached, ControlError if its program's files are missing.
+        """
+        return cls(open_session(address, device_id, tofino, timeout_s=timeout_s, identity=identity))
 
     def __enter__(self) -> Controller:
         return self

@@ -242,7 +242,9 @@ def _address(plan: SwitchPlan) -> tuple[str, int]:
 
 
 def _observed(plan: SwitchPlan, timeout_s: float, identity: Identity | None) -> Controller:
-    return Controller.observe(*_address(plan), timeout_s=timeout_s, identity=identity)
+    return Controller.observe(
+        *_address(plan), timeout_s=timeout_s, identity=identity, tofino=plan.switch.tofino
+    )
 
 
 def _check_idle(controller: Controller, plan: SwitchPlan) -> None:

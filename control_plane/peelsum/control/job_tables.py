@@ -5,6 +5,7 @@ from __future__ import annotations
 from finsy.p4entity import P4MulticastGroupEntry, P4TableAction, P4TableEntry, P4TableMatch
 
 from peelsum.control.capacity import lanes, slots
+from peelsum.control.drivers import driver_of
 from peelsum.control.entries import (
     PROBE_GROUP,
     closed_job_entry,
@@ -27,6 +28,7 @@ def check(session: Session, plan: SwitchPlan) -> None:
     the host behind it.
     """
     _check_fits(plan, lanes(session), slots(session))
+    driver_of(session).check(plan)
     _check_ports(session, plan)
     others = _ports_in_use(session, besides=plan.job_id)
     for entry in session.entries("hosts") if plan.hosts else ():
@@ -55,6 +57,7 @@ def known_generation(session: Session, job_id: int, *, closed: bool = True) -> i
 
 def prepare(session: Session, plan: SwitchPlan) -> None:
     """Write all rows of a closed job except the one that opens it, and the switch's own tables."""
+    driver_of(session).bring_up(plan.switch.tofino, plan.section)
     _set_hosts(session, plan)
     session.write([+entry for entry in participant_entries(plan)])
     session.write([+group_entry(plan)])

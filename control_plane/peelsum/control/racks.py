@@ -95,6 +95,11 @@ class RacksDescription(Section):
                     f"{where}.pipeline_lanes: {switch.pipeline_lanes}: "
                     f"spine has {self.spine.pipeline_lanes}; give all switches the same"
                 )
+            if _program(switch) != _program(self.spine):
+                raise ValueError(
+                    f"{where}.tofino.program: {_program(switch)!r}: spine has {_program(self.spine)!r}; give "
+                    "all switches the same"
+                )
             other = taken.setdefault((switch.p4runtime, switch.device_id), where)
             if other != where:
                 raise ValueError(
@@ -165,6 +170,10 @@ class RacksDescription(Section):
             hosts={int(name): host for name, host in section.hosts.items()},
             section=f"racks.{rack}",
         )
+
+
+def _program(switch: SwitchSection) -> str:
+    return switch.tofino.program if switch.tofino else ""
 
 
 #: A job on one switch or on several.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -93,6 +93,41 @@ class JobSection(Section):
     """Seconds without progress after which a worker gives up."""
 
 
+class TofinoPort(Section):
+    """`ports.N` of a Tofino: how the device port N is brought up."""
+
+    speed: Literal["10G", "25G", "40G", "50G", "100G", "200G", "400G"]
+    """Bits a second."""
+    fec: Literal["none", "firecode", "reed_solomon"]
+    """Forward error correction, which both ends of a cable must have alike."""
+    autonegotiation: bool | None = None
+    """Whether to negotiate; None leaves it to the switch, by the kind of cable."""
+    serdes_lanes: int | None = Field(default=None, ge=1, le=8)
+    """Serial lanes of the port, where its speed has several forms; None leaves it to the switch."""
+
+
+class TofinoSection(Section):
+    """`[switch.tofino]`: what a Tofino needs besides."""
+
+    program: str = Field(min_length=1)
+    """The folder that `peelsum switch compile --tofino --out` wrote for the device."""
+    api: Literal["p4runtime", "bfruntime"] = "p4runtime"
+    """What answers at the switch's address: Stratum's P4Runtime, or BF Runtime of bf_switchd."""
+    ports: dict[str, TofinoPort] = Field(default_factory=dict)
+    """Ports to bring up, by their number. Only BF Runtime can."""
+
+    def check(self, where: str) -> None:
+        """Raise ValueError for what no switch can do. `where` is the name of this table."""
+        if self.ports and self.api == "p4runtime":
+            raise ValueError(
+                f"{where}.ports: {', '.join(self.ports)}: P4Runtime brings no port up; give them in "
+                'Stratum\'s chassis config, or set api = "bfruntime"'
+            )
+        for name in self.ports:
+            if not name.isdecimal():
+                raise ValueError(f"{where}.ports.{name}: is not a number; use the device port, as 132")
+
+
 class SwitchSection(Section):
     """`[switch]`: where P4Runtime listens, and how the switch is set up.
 
@@ -116,6 +151,8 @@ class SwitchSection(Section):
     An empty one keeps the switch's."""
     routes: dict[Prefix, NextHop] = Field(default_factory=dict, max_length=MAX_ROUTES)
     """For other traffic: the next hop by IPv4 prefix. An empty one keeps the switch's."""
+    tofino: TofinoSection | None = None
+    """For a Tofino; without it, the switch runs the v1model program."""
 
     def check(self, where: str, hosts: Mapping[str, HostAddress]) -> None:
         """Raise ValueError for what no pipeline can do. `where` is the name of the switch's table."""
@@ -127,6 +164,8 @@ class SwitchSection(Section):
             raise ValueError(
                 f"{where}.address: is missing; {what} need a source address, {{mac = ..., ip = ...}}"
             )
+        if self.tofino is not None:
+            self.tofino.check(f"{where}.tofino")
 
 
 def check_ports(where: str, ports: Sequence[int], hosts: Mapping[str, HostAddress]) -> None:

@@ -14,7 +14,7 @@ from finsy.proto import U128, p4r, p4r_grpc
 from google.protobuf import text_format
 
 from peelsum.control.errors import ControlError, NotPrimaryError, SwitchError
-from peelsum.control.rpc_errors import translated
+from peelsum.control.rpc_errors import nothing_there, translated
 from peelsum.control.stream import Stream
 from peelsum.tls import Identity, TlsError
 from peelsum.tls.grpc_client import open_channel
@@ -38,6 +38,9 @@ _Set = p4r.SetForwardingPipelineConfigRequest
 
 class Session:
     """A connection to one switch, as a context manager. It starts as a backup."""
+
+    #: What the switch is asked by, and how its server is started.
+    api, started_by = "P4Runtime", "`peelsum switch run`"
 
     def __init__(
         self,
@@ -159,7 +162,7 @@ class Session:
             grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
         except grpc.FutureTimeoutError:
             raise SwitchError(
-                f"switch: nothing answers P4Runtime at {self.address}; is `peelsum switch run` running "
+                f"switch: nothing answers {self.api} at {self.address}; is {self.started_by} running "
                 f"there?{hint}"
             ) from None
 
@@ -245,8 +248,7 @@ class Session:
             for response in self._stub.Read(request, timeout=self._timeout_s):
                 yield from response.entities
         except grpc.RpcError as error:
-            # BMv2's response for a group that does not exist; other switches send an empty one.
-            if error.code() != grpc.StatusCode.NOT_FOUND:
+            if not nothing_there(error):
                 self._raise(error, "reading")
 
     def entries(self, table: str, match: P4TableMatch | None = None) -> list[P4TableEntry]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 from finsy.p4entity import P4CounterEntry, P4TableAction
 
 from peelsum.control.capacity import lanes, slots
-from peelsum.control.resets import slot_owners
+from peelsum.control.drivers import driver_of
 from peelsum.control.responses import AdmittedJob, SwitchStatus
 from peelsum.control.session import Session
 from peelsum.wire import MAX_WORKERS, Level, Verdict
@@ -21,7 +21,7 @@ def read_status(session: Session) -> SwitchStatus:
         slots=slots(session),
         jobs=tuple(read_jobs(session)),
         verdicts=read_verdicts(session),
-        slots_in_use=_slots_in_use(session),
+        slots_in_use=driver_of(session).slots_in_use(),
     )
 
 
@@ -51,11 +51,6 @@ def read_jobs(session: Session, *, closed: bool = False) -> list[AdmittedJob]:
         if isinstance(action, P4TableAction) and (closed or action.args["expected_mask"]):
             jobs.append(_admitted(job_id, action, workers[job_id], racks[job_id]))
     return sorted(jobs, key=lambda job: job.job_id)
-
-
-def _slots_in_use(session: Session) -> dict[int, int] | None:
-    owners = slot_owners(session)
-    return None if owners is None else dict(Counter(owners.values()))
 
 
 def _admitted(job_id: int, row: P4TableAction, workers: dict[int, int], racks: dict[int, int]) -> AdmittedJob:

@@ -6,15 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from finsy.p4entity import P4MulticastGroupEntry, P4TableEntry
 
-from peelsum.control.entries import (
-    FLOOD_GROUP,
-    age_limit_entry,
-    age_limit_ticks,
-    bridge_entries,
-    flood_entry,
-    queue_limit_entry,
-    route_entries,
-)
+from peelsum.control.drivers import driver_of
+from peelsum.control.entries import FLOOD_GROUP, bridge_entries, flood_entry, route_entries
 from peelsum.control.errors import ControlError
 from peelsum.control.sections import SwitchSection
 from peelsum.control.session import Session
@@ -22,14 +15,9 @@ from peelsum.control.session import Session
 
 def set_limits(session: Session, age_limit_ms: float | None, queue_depth: int | None) -> None:
     """Change limits; None keeps one. Raises ControlError for a negative age limit."""
-    entries = []
-    if age_limit_ms is not None:
-        if not age_limit_ms >= 0:
-            raise ControlError(f"age_limit_ms: {age_limit_ms}: must be 0 or more, or infinite")
-        entries.append(~age_limit_entry(age_limit_ticks(age_limit_ms)))
-    if queue_depth is not None:
-        entries.append(~queue_limit_entry(queue_depth))
-    session.write(entries)
+    if age_limit_ms is not None and not age_limit_ms >= 0:
+        raise ControlError(f"age_limit_ms: {age_limit_ms}: must be 0 or more, or infinite")
+    driver_of(session).set_limits(age_limit_ms, queue_depth)
 
 
 def forward_others(session: Session, switch: SwitchSection) -> None:

@@ -53,7 +53,7 @@ from peelsum.allreduce.plan import (
     unsupported,
 )
 from peelsum.allreduce.result import StepResult, TensorResult
-from peelsum.allreduce.rounds import Exchange, Span, Step
+from peelsum.allreduce.rounds import Exchange, Note, Span, Step, unnoted
 from peelsum.codec import (
     CELLS_PER_CANDIDATE,
     BFloat16,
@@ -102,7 +102,9 @@ class Allreduce:
     - `implementation`: the implementation of the codec; "gpu" takes torch tensors.
     - `clock`: returns the time in seconds.
     - `span`: takes "encode", "exchange" or "decode" and returns a context manager, such as a profiler's. It
-      is entered around the work of that phase.
+      is entered around the work of that phase, and with "step" around the whole step.
+    - `note`: takes `chunks` and `bytes` that this worker sent: at the end of an exchange its own, at the end
+      of a step all, with `step` and `worker`, inside their spans.
 
     All settings, and the tensors' names, shapes, dtypes and order, must be the same on every worker;
     otherwise every worker raises PlanMismatchError. The constructor raises InvalidRequestError or CodecError
@@ -127,6 +129,7 @@ class Allreduce:
         implementation: Implementation = "cpu",
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
+        note: Note = unnoted,
     ) -> None:
         self._summation = summation
         for option, flag in (("average", average), ("predict", predict), ("estimate", estimate)):
@@ -146,7 +149,7 @@ class Allreduce:
                 "estimate: True does not work with the gpu kernels; use implementation='cpu'"
             )
         self._ops, self._memory = kernels(implementation), memory(implementation)
-        self._clock, self._span = clock, span
+        self._clock, self._span, self._note = clock, span, note
         self._agreed: set[int] = set()
         #: The plan of the last step, with its digests.
         self._last_plan: Plan | None = None
@@ -181,13 +184,14 @@ class Allreduce:
         named = self._named(tensors)
         into = self._into(named, in_place, self._named({} if out is None else out))
         self._failed = True
-        result = self._sum(named, into)
+        with self._span("step"):
+            result = self._sum(named, into)
         self._failed = False
         return result
 
     def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> StepResult:
         self._steps += 1
-        step = Step(self._summation, self._memory, self._clock, self._span)
+        step = Step(self._summation, self._memory, self._clock, self._span, self._note)
         plan = self._plan(named)
         known = plan.request in self._agreed
         if not known:
@@ -317,11 +321,14 @@ class Allreduce:
             for exchange, result in zip(exchanges, results, strict=True):
                 self._learn(exchange, result)
         lanes = self._summation.lanes
+        wire_bytes = step.chunks * packet_bytes(lanes)
+        numbers = {"step": self._steps, "worker": self._summation.worker_id}
+        self._note({**numbers, "chunks": step.chunks, "bytes": wire_bytes})
         dense_chunks = -(-sum(result.elements for result in results) // lanes)
         return StepResult(
             tensors=results,
             digest=plan.digest,
-            wire_bytes=step.chunks * packet_bytes(lanes),
+            wire_bytes=wire_bytes,
             dense_bytes=dense_chunks * packet_bytes(lanes),
             encode_s=step.seconds["encode"],
             network_s=step.seconds["exchange"],

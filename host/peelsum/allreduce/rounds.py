@@ -6,7 +6,7 @@ chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -17,12 +17,20 @@ import numpy as np
 from peelsum.allreduce.staging import Round, Rounds, Sums
 from peelsum.codec import Memory
 from peelsum.summation import Part, Summation, Words
+from peelsum.wire import packet_bytes
+
+
+def unnoted(values: Mapping[str, int]) -> None:
+    """Note nothing."""
+
 
 _NOTHING = np.zeros(0, np.uint32)
 #: What a step spends its time on.
 Phase = Literal["encode", "exchange", "decode"]
-#: Maps a phase to a context manager, entered and left with the phase.
-Span = Callable[[Phase], AbstractContextManager[object]]
+#: Maps a phase, or "step" for all of it, to a context manager, entered and left with it.
+Span = Callable[[Phase | Literal["step"]], AbstractContextManager[object]]
+#: Takes what a step or an exchange cost, inside its span.
+Note = Callable[[Mapping[str, int]], None]
 
 
 class Exchange(Protocol):
@@ -54,8 +62,11 @@ class _Running:
 class Step:
     """One step over a summation, with its cost so far: `chunks` sent, and seconds in each phase."""
 
-    def __init__(self, summation: Summation, memory: Memory, clock: Callable[[], float], span: Span) -> None:
+    def __init__(
+        self, summation: Summation, memory: Memory, clock: Callable[[], float], span: Span, note: Note
+    ) -> None:
         self._summation, self._memory, self.clock, self.span = summation, memory, clock, span
+        self._note = note
         self.chunks = 0
         self.seconds: dict[Phase, float] = {"encode": 0.0, "exchange": 0.0, "decode": 0.0}
 
@@ -79,7 +90,9 @@ class Step:
         """Call `Summation.sum_words`, measure it, and run each part's check, in case the backend did not."""
         with self.timed("exchange"):
             results = self._summation.sum_words(parts)
-        self.chunks += sum(-(-part.words.size // self._summation.lanes) for part in parts)
+            chunks = sum(-(-part.words.size // self._summation.lanes) for part in parts)
+            self._note({"chunks": chunks, "bytes": chunks * packet_bytes(self._summation.lanes)})
+        self.chunks += chunks
         for part, result in zip(parts, results, strict=True):
             if part.check is not None:
                 part.check(result)

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from peelsum.allreduce import Allreduce, PlanMismatchError, TensorResult
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.result import non_zeros
-from peelsum.allreduce.rounds import Span
+from peelsum.allreduce.rounds import Note, Span, unnoted
 from peelsum.compress.collectives import Collectives, SummationCollectives
 from peelsum.compress.compressor import Compressor, Floats, TensorState, seed_of
 from peelsum.compress.errors import CompressConfigError, CompressError
@@ -57,7 +57,7 @@ class CompressedSum:
     - `average`: divide results by the number of workers.
     - `allreduce`: sums indexed payloads; must have the same `average`. By default made from `summation`.
     - `collectives`: sum the other payloads. By default made from `summation`.
-    - `clock`, `span`: see `Allreduce`.
+    - `clock`, `span`, `note`: see `Allreduce`.
 
     All settings must be the same on all workers; if they differ, every worker raises PlanMismatchError in its
     first step. The constructor raises CompressConfigError if the compressor cannot sum over so many workers.
@@ -75,6 +75,7 @@ class CompressedSum:
         collectives: Collectives | None = None,
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
+        note: Note = unnoted,
     ) -> None:
         if not isinstance(compressor, Compressor):
             raise CompressConfigError(f"compressor: {compressor!r} is not a Compressor; give e.g. TopK(0.01)")
@@ -83,7 +84,7 @@ class CompressedSum:
         self._memory = memory or Memory(feedback=compressor.needs_feedback)
         self._allreduce = allreduce or Allreduce(summation, forms="compact", average=average, seed=seed)
         self._collectives = collectives or SummationCollectives(summation)
-        self._clock, self._span = clock, span
+        self._clock, self._span, self._note = clock, span, note
         self._workers, self._worker_id = summation.workers, summation.worker_id
         self._agreed: set[int] = set()
         self._steps, self._failed = 0, False
@@ -107,7 +108,9 @@ class CompressedSum:
             if tensor.dtype != np.float32:
                 raise CompressConfigError(f"tensors: {name!r} is {tensor.dtype}; convert it to float32")
         self._failed = True
-        result = self._sum(tensors, self._steps if step is None else step)
+        with self._span("step"):
+            result = self._sum(tensors, self._steps if step is None else step)
+            self._note({"step": self._steps, "worker": self._worker_id, "bytes": result.wire_bytes})
         self._failed = False
         self._steps += 1
         return result

@@ -14,6 +14,7 @@ from peelsum.allreduce import (
     RequestedIndex,
     Summation,
 )
+from peelsum.allreduce.rounds import unnoted
 from peelsum.compress import (
     Chooser,
     Collectives,
@@ -28,7 +29,7 @@ from peelsum.torch.arguments import check_arguments
 from peelsum.torch.backends import SWITCH
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.profiling import profiled
+from peelsum.torch.profiling import noted, profiled, step_spans
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,7 @@ class Settings:
                 allreduce=self.allreduce(summation, names),
                 collectives=collectives,
                 span=profiled,
+                note=noted,
             )
         except CompressError as error:
             raise HookConfigError(str(error)) from error
@@ -242,4 +244,5 @@ class Settings:
             average=True,
             implementation=implementation,
             span=profiled,
+            note=unnoted if step_spans() is None else noted,
         )

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+from peelsum.logs import LogsError, configure
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, metrics_address, worker_values
 from peelsum.tls import Identity, TlsError, read_token
 from peelsum.tls.identity import tls_reason
@@ -28,6 +29,8 @@ JOB = "PEELSUM_JOB"
 TLS, TOKEN = "PEELSUM_TLS", "PEELSUM_TOKEN"
 #: HOST:PORT of rank 0's metrics; rank r serves its own at PORT + r.
 METRICS = "PEELSUM_METRICS"
+#: `json` or `console`: log to stderr in this form, with job, generation and worker.
+LOG = "PEELSUM_LOG"
 _log = logging.getLogger("peelsum")
 #: How long a controller may take to admit a job, in seconds.
 _ADMISSION_S = 60.0
@@ -94,9 +97,21 @@ def _connected(
         wire=seat.get("wire", "udp-port"),
         held=held,
     )
+    if log_format := os.environ.get(LOG):
+        _log_as_worker(log_format, job, worker_id)
     if where := os.environ.get(METRICS):
         held.enter_context(_metrics(where, rank, summation))
     return summation
+
+
+def _log_as_worker(log_format: str, job: JobConfig, worker_id: int) -> None:
+    """Log from now on with this worker's job, generation and number."""
+    try:
+        known = {"job": job.job_id, "generation": job.generation, "worker": worker_id}
+        configure(log_format, "worker", known)
+    except LogsError as error:
+        raise HookConfigError(f"over: {LOG}: {error}") from None
+    _log.info("connected to the switch")
 
 
 def _metrics(where: str, rank: int, summation: SwitchSummation) -> MetricsServer:

@@ -6,10 +6,12 @@ submission. `base` is the oldest chunk without its result, W the most chunks out
 | event | action |
 |---|---|
 | chunk < base + W, unanswered < cwnd <= W | CONTRIBUTION, once |
-| nothing received for `first_answer` since the oldest chunk was sent | RESEND that chunk alone, backing off |
-| no new result for the measured timer | RESEND the oldest chunk, backing off; more if that helped |
-| the result of the third chunk after a contributed one | RESEND the earlier chunk |
-| the result of a packet sent after a RESEND, or none for half that timer | RESEND that chunk again |
+| nothing received for `first_answer` since the oldest chunk was sent | retransmit it alone, backing off |
+| no new result for the measured timer | retransmit the oldest chunk, backing off; more if that helped |
+| the result of the third chunk after a contributed one | retransmit the earlier chunk |
+| the result of a packet sent after a retransmission, or none for half that timer | retransmit again |
+| first retransmission of a chunk; second, if it is another worker's turn | RETRY |
+| any other | RESEND |
 | RESULT of this generation, sent chunk, new | store, advance, cwnd grows, or on CE is cut |
 | chunks were lost at the first try | cwnd is W / 4 at the most, or halves if they are more than half |
 | RESULT with FIN of a chunk sent without FIN | refuse it, report that a worker left |
@@ -102,6 +104,8 @@ class WorkerEndpoint:
         self.state: WorkerState = new_state(
             self.limits, config.lanes, racks, first, self._window.numbers, header
         )
+        self.state.cursors[Cursor.PLACE] = place
+        self.state.cursors[Cursor.PLACES] = config.rack_masks[rack].bit_count()
         self._tensors: deque[_Tensor] = deque()
         self._tickets = 0
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)

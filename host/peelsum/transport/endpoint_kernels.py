@@ -32,14 +32,16 @@ from peelsum.transport.system_calls import load, save
 from peelsum.wire import Flag, Kind
 
 Numbers = NDArray[np.int64]
-RESULT, NEED, RESEND = int(Kind.RESULT), int(Kind.NEED), int(Kind.RESEND)
+RESULT, NEED = int(Kind.RESULT), int(Kind.NEED)
+RETRY, RESEND = int(Kind.RETRY), int(Kind.RESEND)
 CE, FIN, SPINE = int(Flag.CE), int(Flag.FIN), int(Flag.SPINE)
 #: A contribution counts as lost once the chunk this many positions later has its result.
 REORDERING = 3
 #: The resend timer in usual round-trip times, and its share for chunks known to be lost.
 TIMEOUT_RATIO = 4.0
 LOST_BEFORE = 0.5
-#: Usual round-trip times that the answer to a RESEND takes at least. A sooner one answers an earlier packet.
+#: Usual round-trip times that the answer to a retransmission takes at least. A sooner one answers an
+#: earlier packet.
 SOONEST = 0.5
 #: Why a chunk is queued, in `WorkerState.queued`.
 OWN_DOUBT, NEEDED = 1, 2
@@ -251,7 +253,7 @@ def _enqueue(state: WorkerState, position: int, cause: int) -> None:
 def _advance(state: WorkerState, now: float) -> None:
     """Move the window past answered chunks, and queue chunks that later results show to be lost.
 
-    A contribution is overtaken by later chunks, a RESEND by any packet sent after it (as in RFC 8985).
+    A contribution is overtaken by later chunks, a retransmission by any packet sent after it (RFC 8985).
     """
     cursors, clock, rows = state.cursors, state.clock, state.answered.shape[0]
     while cursors[Cursor.BASE] < cursors[Cursor.NEXT] and state.answered[cursors[Cursor.BASE] % rows]:
@@ -337,8 +339,21 @@ def _probes(state: WorkerState) -> int:
 
 
 @compiled
+def _kind(cursors: Numbers, position: int, tries: int, cause: int) -> int:
+    """Return the kind of a retransmission: a RETRY at first, which leaves partial sums in the switch.
+
+    The second time, the worker whose turn it is sends a RESEND, and the others a RETRY: the RESENDs of all
+    would reach the server. From the third time on, all send a RESEND.
+    """
+    own_turn = (position & 0xFFFFFFFF) % cursors[Cursor.PLACES] == cursors[Cursor.PLACE]
+    if cause == NEEDED or tries > 1 or (tries == 1 and own_turn):
+        return RESEND
+    return RETRY
+
+
+@compiled
 def resend(state: WorkerState, now: float, out: Words) -> int:
-    """Fill out uint32[limit, words] with queued RESENDs; return how many."""
+    """Fill out uint32[limit, words] with queued retransmissions; return how many."""
     cursors, rows, filled = state.cursors, state.queue.shape[0], 0
     while cursors[Cursor.QUEUE_HEAD] < cursors[Cursor.QUEUE_TAIL] and filled < out.shape[0]:
         position = state.queue[cursors[Cursor.QUEUE_HEAD] % rows]
@@ -348,7 +363,7 @@ def resend(state: WorkerState, now: float, out: Words) -> int:
         if state.answered[row] and cause != NEEDED:
             continue
         copy(state.packets[row], out[filled])
-        put(out[filled], KIND, RESEND)
+        put(out[filled], KIND, _kind(cursors, position, state.tries[row], cause))
         state.tries[row] += 1
         state.sent_at[row] = now
         filled += 1

@@ -37,6 +37,8 @@ class Cursor(IntEnum):
     TENSOR_OLDEST = 12  # the oldest tensor that lacks results
     TENSOR_PACKED = 13  # the tensor of the next chunk to contribute
     TENSOR_END = 14  # the next tensor to be submitted
+    PLACE = 15  # this worker's number in its rack, or in the job
+    PLACES = 16  # workers of its rack, or of the job
 
 
 class Count(IntEnum):

@@ -73,7 +73,7 @@ def take(
             if row < 0:
                 continue
             if state.done[row]:
-                _answer(state, row, get(packet, SENDER), now, waits.reply_gap)
+                _answer(state, row, get(packet, SENDER), Members(bitmap, rack), now, waits.reply_gap)
                 continue
             if state.deadline[row] == np.inf:
                 state.deadline[row] = now + pause(state.asked[row], waits.need, waits.need_most)
@@ -105,18 +105,21 @@ def _part(who: Members, rack: int, expected: int) -> int:
 
 
 @compiled
-def _answer(state: JobState, row: int, sender: int, now: float, gap: float) -> None:
-    """Queue a reply to a worker that still sends a complete chunk, at most one per `gap` seconds."""
+def _answer(state: JobState, row: int, sender: int, who: Members, now: float, gap: float) -> None:
+    """Queue a reply about a complete chunk, at most one per `gap` seconds to a worker, or to all."""
     counts = state.counts
     counts[Count.DUPLICATES] += 1
     rack, worker = divmod(sender, MAX_WORKERS)
     if rack >= state.expected.shape[0] or not state.expected[rack] >> worker & 1:
         return
-    if now - state.answered_at[row, sender] < gap:
+    # The RESULT did not pass the switch that still held a sum of several workers.
+    to_all = who.rack == RACKS or who.bitmap & (who.bitmap - 1) != 0
+    number = state.answered_at.shape[1] - 1 if to_all else sender
+    if now - state.answered_at[row, number] < gap:
         counts[Count.WITHHELD] += 1
         return
-    state.answered_at[row, sender] = now
-    owe(state, row, rack, 1 << worker)
+    state.answered_at[row, number] = now
+    owe(state, row, rack, OWE_ALL if to_all else 1 << worker)
 
 
 @compiled

@@ -108,7 +108,8 @@ class JobState(NamedTuple):
     deadline: NDArray[np.float64]  # [rows]: when to ask for what is missing; infinity for never
     since: NDArray[np.float64]  # [rows]: when the first part arrived
     asked: NDArray[np.int64]  # [rows]: number of requests sent
-    answered_at: NDArray[np.float64]  # [rows, worker numbers]: when the worker was last sent the result
+    # [rows, worker numbers + 1]: when the worker was last sent the result; last element: all, again
+    answered_at: NDArray[np.float64]
     owed: NDArray[np.int64]  # [rows, racks]: what is to be sent: OWE_* and workers' bits
     queued: NDArray[np.bool_]  # [rows]
     queue: NDArray[np.int64]  # [rows]: ring of rows that owe something
@@ -142,7 +143,7 @@ def new_state(
         deadline=np.full(rows, np.inf),
         since=np.zeros(rows),
         asked=np.zeros(rows, np.int64),
-        answered_at=np.full((rows, numbers), -np.inf),
+        answered_at=np.full((rows, numbers + 1), -np.inf),
         owed=np.zeros((rows, racks), np.int64),
         queued=np.zeros(rows, np.bool_),
         queue=np.zeros(rows, np.int64),

@@ -14,7 +14,7 @@ class WorkerStats:
     contributions: int
     """Chunks sent for the first time."""
     resends: int
-    """RESEND packets sent."""
+    """RETRY and RESEND packets sent."""
     results: int
     """Results accepted."""
     duplicates: int

@@ -10,6 +10,7 @@
         const entries = {
             (KIND_CONTRIBUTION, MATCH_MINE)    : merge_worker();
             (KIND_CONTRIBUTION, OWNER_EXPIRED) : set_worker();
+            (KIND_RETRY, MATCH_MINE)           : merge_worker();
             (KIND_RESEND, MATCH_MINE)          : take_workers();
         }
         const default_action = hold_none();

@@ -28,6 +28,7 @@
             (ROLE_WORKER, KIND_CONTRIBUTION, _, _) : claim();
             (ROLE_WORKER, KIND_RESEND, 1, 0)       : refuse();
             (ROLE_WORKER, KIND_RESEND, _, _)       : look();
+            (ROLE_WORKER, KIND_RETRY, _, _)        : look();
             (ROLE_WORKER, KIND_BYPASS, _, _)       : pass_by();
             (ROLE_RACK, KIND_CONTRIBUTION, _, _)   : claim();
             (ROLE_RACK, KIND_BYPASS, _, _)         : pass_by();

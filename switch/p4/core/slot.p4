@@ -53,6 +53,14 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
             (_, KIND_CONTRIBUTION, OWNER_EXPIRED, _, _, _, _) : absorb(LANES_SET);
             // Another chunk owns the slot.
             (_, KIND_CONTRIBUTION, _, _, _, _, _) : pass(WAY_UP, VERDICT_COLLIDED);
+            // A retry adds to a partial sum, but claims no slot: it leaves alone if the slot is another chunk's.
+            (_, KIND_RETRY, MATCH_MINE, MATCH_HELD_NONE, _, _, _) : pass(WAY_NOWHERE, VERDICT_NOTHING_HELD);
+            (_, KIND_RETRY, _, MATCH_HELD_NONE, _, _, _)          : pass(WAY_UP, VERDICT_RESEND_PASSED);
+            (_, KIND_RETRY, _, HELD_SOME, 0, 0, _) : absorb(LANES_ADD);
+            (_, KIND_RETRY, _, HELD_SOME, 0, 1, _) : absorb(LANES_OR);
+            (_, KIND_RETRY, _, HELD_REST, 0, 0, _) : leave_summed(LANES_ADD, VERDICT_COMPLETED);
+            (_, KIND_RETRY, _, HELD_REST, 0, 1, _) : leave_summed(LANES_OR, VERDICT_COMPLETED);
+            (_, KIND_RETRY, _, _, _, _, _)         : pass(WAY_NOWHERE, VERDICT_DUPLICATE);
             // A rack's bypass passes unchanged. The server's question to the racks goes down to them.
             (ROLE_RACK, KIND_BYPASS, _, _, _, _, _)   : pass(WAY_THROUGH, VERDICT_BYPASSED);
             (ROLE_SERVER, KIND_RESEND, _, _, _, _, 1) : pass(WAY_DOWN, VERDICT_RESEND_FORWARDED);

@@ -17,6 +17,7 @@ const kind_t KIND_BYPASS = 3;
 const kind_t KIND_RESULT = 4;
 const kind_t KIND_NEED = 5;
 const kind_t KIND_RESET = 6;
+const kind_t KIND_RETRY = 7;
 
 typedef bit<8> verdict_t;
 const verdict_t VERDICT_NOT_PEELSUM = 0;

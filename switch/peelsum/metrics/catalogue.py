@@ -63,7 +63,7 @@ CLUSTER = (
 )
 WORKER = (
     Metric("peelsum_worker_contributions_total", "Chunks sent for the first time", _WORKER),
-    Metric("peelsum_worker_resends_total", "RESEND packets sent", _WORKER),
+    Metric("peelsum_worker_resends_total", "RETRY and RESEND packets sent", _WORKER),
     Metric("peelsum_worker_results_total", "Results accepted", _WORKER),
     Metric("peelsum_worker_duplicates_total", "Results of chunks that already had theirs", _WORKER),
     Metric("peelsum_worker_lost_contributions_total", "Contributions found lost", _WORKER),

@@ -5,6 +5,7 @@ The data plane's loop moves frames between ports, pipeline and controller, and h
 
 from __future__ import annotations
 
+import logging
 import select
 import selectors
 import signal
@@ -45,6 +46,9 @@ _VERDICTS = "PeelsumIngress.verdicts"
 
 class StartError(SoftswitchError):
     """The switch cannot start: an address is in use or a value is out of range."""
+
+
+_log = logging.getLogger("peelsum.switch")
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,9 @@ class DataPlane:
     def _follow_pipeline(self) -> None:
         switch = self._device.switch
         if switch is not self._switch and switch is not None:
-            self._ports.resize(packet_bytes(lanes_in(switch.registers)))
+            lanes = lanes_in(switch.registers)
+            _log.info("switch: runs a pipeline of %d lanes", lanes, extra={"lanes": lanes})
+            self._ports.resize(packet_bytes(lanes))
             self._pacer = self._new_pacer()
         self._switch = switch
 

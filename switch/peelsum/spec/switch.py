@@ -60,7 +60,7 @@ SERVER = Member("server", worker_mask=0, worker_id=EVERYONE)
 
 #: Which kinds each role may send. Others are counted as FOREIGN_PORT.
 MAY_SEND = {
-    "worker": {Kind.CONTRIBUTION, Kind.RESEND, Kind.BYPASS},
+    "worker": {Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS},
     "rack": {Kind.CONTRIBUTION, Kind.BYPASS},
     "server": {Kind.RESULT, Kind.NEED, Kind.RESEND},
 }
@@ -139,6 +139,8 @@ class SpecSwitch:
         match packet.kind:
             case Kind.CONTRIBUTION:
                 return self._contribute(job, member, packet, slot, tag, now)
+            case Kind.RETRY:
+                return self._retry(job, member, packet, slot, tag)
             case Kind.RESEND if job.level is Level.SPINE and not packet.flags & Flag.SPINE:
                 return self._down(job, packet, Verdict.RESEND_FORWARDED)
             case Kind.RESEND:
@@ -179,20 +181,38 @@ class SpecSwitch:
         mine = member.worker_mask
         if slot.tag == tag:
             slot.stamp = now
-            slot.marks |= packet.flags & MARKS
             if slot.worker_bitmap == 0:
+                slot.marks |= packet.flags & MARKS
                 packet.bitmap = mine
                 return self._up(job, packet, Verdict.TOMBSTONED)
-            if slot.worker_bitmap & mine:
-                return self._count(Verdict.DUPLICATE)
-            slot.worker_bitmap |= mine
-            slot.lanes = packet.combined_with(slot.lanes)
-        elif _expired(slot.stamp, now - self.age_limit):
-            slot.tag, slot.stamp, slot.worker_bitmap = tag, now, mine
-            slot.marks, slot.lanes = packet.flags & MARKS, packet.lanes
-        else:
+            return self._join(job, mine, packet, slot)
+        if not _expired(slot.stamp, now - self.age_limit):
             packet.bitmap = mine
             return self._up(job, packet, Verdict.COLLIDED)
+        slot.tag, slot.stamp, slot.worker_bitmap = tag, now, mine
+        slot.marks, slot.lanes = packet.flags & MARKS, packet.lanes
+        return self._kept(job, packet, slot)
+
+    def _retry(self, job: Job, member: Member, packet: Packet, slot: Slot, tag: int) -> Outputs:
+        if slot.tag != tag:
+            packet.bitmap = member.worker_mask
+            return self._up(job, packet, Verdict.RESEND_PASSED)
+        if slot.worker_bitmap == 0:
+            slot.marks |= packet.flags & MARKS
+            return self._count(Verdict.NOTHING_HELD)
+        return self._join(job, member.worker_mask, packet, slot)
+
+    def _join(self, job: Job, mine: int, packet: Packet, slot: Slot) -> Outputs:
+        """Add a packet to the sum that the slot holds of its chunk, unless its worker is in it."""
+        slot.marks |= packet.flags & MARKS
+        if slot.worker_bitmap & mine:
+            return self._count(Verdict.DUPLICATE)
+        slot.worker_bitmap |= mine
+        slot.lanes = packet.combined_with(slot.lanes)
+        return self._kept(job, packet, slot)
+
+    def _kept(self, job: Job, packet: Packet, slot: Slot) -> Outputs:
+        """Send the sum up if it is complete."""
         if slot.worker_bitmap != job.expected_mask:
             return self._count(Verdict.ABSORBED)
         packet.bitmap, packet.lanes = slot.worker_bitmap, slot.lanes

@@ -58,11 +58,12 @@ class Kind(IntEnum):
     """What a packet asks of its receiver."""
 
     CONTRIBUTION = 1  # worker -> switch: add my lanes to the chunk's slot
-    RESEND = 2  # worker -> switch: I may not have been heard; server -> switch: give up what you hold
+    RESEND = 2  # to the switch: give the server what you hold; from a worker: and my lanes with it
     BYPASS = 3  # upwards, past the slots: a sum, complete or partial, for the server
     RESULT = 4  # server -> workers: the complete sum
     NEED = 5  # server -> workers named in `bitmap`: send this chunk again
     RESET = 6  # controller -> switch, by PacketOut: free the slot numbered `chunk_id`
+    RETRY = 7  # worker -> switch: I may not have been heard; add my lanes if you hold others of the chunk
 
 
 class Flag(IntFlag):
@@ -91,14 +92,14 @@ class Verdict(IntEnum):
     FOREIGN_PORT = 7  # this port may not send this kind for this job
     WRONG_SENDER = 8  # `sender` is not the worker behind this port
     DUPLICATE = 9  # this worker is in the slot already
-    NOTHING_HELD = 10  # the server asked for a partial sum that is not there
+    NOTHING_HELD = 10  # the server asked for a partial sum, or a worker retried, but the slot gave it up
     NO_RETURN_PATH = 11  # a RESULT or NEED for a `sender` the job does not have
     ABSORBED = 12  # added to a slot, packet consumed
     COMPLETED = 13  # the last contribution: the sum left upwards
     COLLIDED = 14  # the slot is another chunk's: passed up unsummed
     TOMBSTONED = 15  # the slot gave its sum up already: passed up unsummed
     RESENT = 16  # a resend left upwards, with the slot's partial sum
-    RESEND_PASSED = 17  # a resend left upwards alone: the slot holds nothing of this chunk
+    RESEND_PASSED = 17  # a resend or retry left upwards alone: the slot holds nothing of this chunk
     BYPASSED = 18  # a BYPASS went up untouched
     RESULT_RETURNED = 19  # a RESULT went down
     NEED_PASSED = 20  # a NEED went down

@@ -1,4 +1,4 @@
-"""Examines this machine, and the switches of a job: what is found, what is wanted, and what to do."""
+"""Examines this machine, a job's switches and a cluster: what is found, what is wanted, what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from peelsum.control import AdmittedJob, ControlError, Controller, JobDescription, RacksDescription
+from peelsum.control.cluster import ControllerClient, observed
 from peelsum.tls import Identity
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import BatchSocket
@@ -32,6 +33,7 @@ _OPTIONAL = {
     "torch": "torch",
     "cryptography": "ops",
     "prometheus_client": "ops",
+    "structlog": "ops",
     "pyroute2": "netns",
 }
 _PROGRAMS = {
@@ -40,8 +42,12 @@ _PROGRAMS = {
     "ip": "only networks of namespaces need it: apt-get install iproute2",
     "nft": "only tests of firewalls need it: apt-get install nftables",
 }
-#: Ports that `peelsum switch run` and `peelsum job serve` take by default.
-_PORTS = {9559: "switch run --p4runtime", 9560: "job serve --listen"}
+#: Ports that these commands take by default.
+_PORTS = {
+    9559: "switch run --p4runtime",
+    9560: "job serve --listen",
+    9564: "controller run --listen",
+}
 _SYSTEM = Path("/proc/sys")
 
 
@@ -93,7 +99,11 @@ def examine_job(
         switch = f"switch {address}"
         try:
             with Controller.observe(
-                address, plan.switch.device_id, timeout_s=_WAIT_S, identity=identity
+                address,
+                plan.switch.device_id,
+                timeout_s=_WAIT_S,
+                identity=identity,
+                tofino=plan.switch.tofino,
             ) as controller:
                 running = controller.session.schema is not None
                 seen = controller.status() if running else None
@@ -114,6 +124,41 @@ def examine_job(
         said = ", ".join(f"{n} {name}" for name, n in strange.items()) or "none"
         hint = "packets of another job, generation or port: compare ports and admission"
         yield _finding(f"{switch}: refused packets", said, "none", hint, not strange, "note")
+
+
+def examine_cluster(controllers: Sequence[str], identity: Identity | None = None) -> Iterator[Finding]:
+    """Yield what a cluster's controllers and switches say, and where desired and actual jobs differ."""
+    primary = None
+    for address in controllers:
+        what = f"controller {address}"
+        try:
+            listed = ControllerClient([address], identity, patience_s=0.0).list()
+        except ControlError as error:
+            reason, _, remedy = str(error).partition("; ")
+            yield Finding(what, reason, "primary or backup", remedy, "note")
+            continue
+        primary = listed
+        yield _finding(what, f"primary, epoch {listed['epoch']}", "primary or backup", "", True)
+    if primary is None:
+        remedy = "start `peelsum controller run`, or give the addresses of all controllers"
+        yield Finding("cluster", "no primary answers", "a primary", remedy, "failed")
+        return
+    report = observed(primary, identity)
+    for switch in report.switches:
+        said = switch.trouble.partition("; ")[0] or switch.state
+        remedy = "start the switch, or see `peelsum job watch --controller`"
+        good = switch.state == "up" and not switch.trouble
+        yield _finding(f"switch {switch.p4runtime}", said, "up", remedy, good)
+    for job in report.jobs:
+        wanted, found = (
+            "not admitted" if one is None else f"generation {one}" for one in (job.desired, job.actual)
+        )
+        remedy = (
+            job.state
+            if job.state.startswith("waits")
+            else "look again after a poll; the controller repairs it"
+        )
+        yield _finding(f"job {job.job_id} on {job.p4runtime}", found, wanted, remedy, job.agrees)
 
 
 _REFUSED = (

@@ -4,6 +4,7 @@ from peelsum.control.cluster.client import ControllerClient
 from peelsum.control.cluster.cluster import Cluster
 from peelsum.control.cluster.description import ClusterDescription, parse_cluster, read_cluster
 from peelsum.control.cluster.events import Event
+from peelsum.control.cluster.report import Report, SeenJob, SeenSwitch, observed
 from peelsum.control.cluster.service import ControllerService
 from peelsum.control.cluster.store import BackupError, Store, StoreError
 
@@ -14,8 +15,12 @@ __all__ = [
     "ControllerClient",
     "ControllerService",
     "Event",
+    "Report",
+    "SeenJob",
+    "SeenSwitch",
     "Store",
     "StoreError",
+    "observed",
     "parse_cluster",
     "read_cluster",
 ]

@@ -17,14 +17,16 @@ from finsy.p4schema import P4Schema
 from peelsum.control import admission
 from peelsum.control.admission import Placement
 from peelsum.control.cluster.audit import Wanted
-from peelsum.control.cluster.description import ClusterDescription
+from peelsum.control.cluster.description import ClusterDescription, ClusterSwitch
 from peelsum.control.cluster.events import KINDS, Event, Events
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
 from peelsum.control.cluster.switches import ManagedSwitch
 from peelsum.control.errors import ControlError, DescriptionError, SwitchError
 from peelsum.control.job_tables import close_job
+from peelsum.control.opening import program_files
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.racks import parse_description
+from peelsum.control.session import pipeline_schema
 from peelsum.tls import Identity
 
 #: Polls in a row that must see no primary before a backup takes over from one that did not resign.
@@ -62,7 +64,10 @@ class Cluster:
         tell: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """pipelines: by lanes. address: where this controller answers. tell: called with every event."""
+        """pipelines: of v1model, by lanes. address: where this controller answers.
+
+        tell: called with every event.
+        """
         self.address = address
         #: What happens here.
         self.events = Events(self._tell)
@@ -72,7 +77,7 @@ class Cluster:
         self._store, self._clock = store, clock
         self._poll_s = described.controller.poll_s
         self._switches = {
-            switch.place: ManagedSwitch(switch, pipelines[switch.pipeline_lanes], identity)
+            switch.place: ManagedSwitch(switch, _program(switch, pipelines), identity)
             for switch in described.switches
         }
         self._epoch = 0
@@ -236,7 +241,8 @@ class Cluster:
                 )
                 job = StoredJob(job_id, True, admitted.generation, text, _digest(token))
                 self._store.admit(epoch, job)
-        self.events.tell(Event("admitted", f"job: {job_id}: admitted in generation {admitted.generation}"))
+        text = f"job: {job_id}: admitted in generation {admitted.generation}"
+        self.events.tell(Event("admitted", text, job_id, admitted.generation))
         return {**asdict(admitted), "timeout_s": described.job.timeout_s}
 
     def evict(self, job_id: int, token: str = "") -> dict[str, Any]:
@@ -258,7 +264,7 @@ class Cluster:
             with _locked(switches):
                 self._store.evict(epoch, job_id)
                 waiting = [one.name for one in switches if not _closed(one, epoch, known)]
-        self.events.tell(Event("evicted", f"job: {job_id}: evicted"))
+        self.events.tell(Event("evicted", f"job: {job_id}: evicted", job_id))
         return {"waiting": waiting}
 
     def listed(self) -> dict[str, Any]:
@@ -288,6 +294,7 @@ class Cluster:
             "generation": job.generation,
             "workers": parse_description(job.description).job.workers,
             "switches": [address for address, _ in places],
+            "device_ids": [device_id for _, device_id in places],
             "state": next(filter(None, (self._trouble(job.job_id, place) for place in places)), "admitted"),
         }
 
@@ -324,6 +331,12 @@ class Cluster:
     def _tell(self, event: Event) -> None:
         self._counts[event.kind] += 1
         self._tell_caller(event)
+
+
+def _program(switch: ClusterSwitch, pipelines: Mapping[int, P4Schema]) -> P4Schema:
+    if switch.tofino is None:
+        return pipelines[switch.pipeline_lanes]
+    return pipeline_schema(*program_files(switch.pipeline_lanes, switch.tofino))
 
 
 @lru_cache(maxsize=512)

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from peelsum.control.description import file_text, parsed_toml
 from peelsum.control.errors import DescriptionError
-from peelsum.control.sections import Section
+from peelsum.control.sections import Section, TofinoSection
 from peelsum.control.validation import first_validation_error
 from peelsum.wire import COMPILED_LANES
 
@@ -33,6 +33,8 @@ class ClusterSwitch(Section):
     """P4Runtime's device_id of the switch."""
     pipeline_lanes: int = COMPILED_LANES[-1]
     """32-bit values per packet of the pipeline that the controller loads."""
+    tofino: TofinoSection | None = None
+    """For a Tofino; without it, the switch runs the v1model program."""
 
     @property
     def place(self) -> tuple[str, int]:
@@ -69,6 +71,8 @@ class ClusterDescription(Section):
                 raise ValueError(
                     f"switches.{number}.pipeline_lanes: {switch.pipeline_lanes}: is not compiled; use {have}"
                 )
+            if switch.tofino is not None:
+                switch.tofino.check(f"switches.{number}.tofino")
         for (address, device_id), count in Counter(switch.place for switch in self.switches).items():
             if count > 1:
                 raise ValueError(

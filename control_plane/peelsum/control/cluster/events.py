@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from threading import Lock
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 #: Most watchers, and most events that one may leave unread.
 MOST_WATCHERS, MOST_UNREAD = 16, 1000
@@ -25,6 +25,14 @@ class Event:
     """What kind of thing."""
     text: str
     """What happened, in one line."""
+    job_id: int | None = None
+    """The job that it happened to; None if to none."""
+    generation: int | None = None
+    """The job's generation from then on; None if it did not change."""
+
+    def values(self) -> dict[str, Any]:
+        """Return the fields that are not None, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
         return self.text

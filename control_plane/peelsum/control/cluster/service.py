@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import Any, NoReturn
 
 import grpc
@@ -89,11 +88,10 @@ class ControllerService:
                 while context.is_active() and cluster.is_primary and not watcher.cut:
                     event = watcher.get(_LOOK_EVERY_S)
                     if event is not None:
-                        yield encoded(asdict(event))
+                        yield encoded(event.values())
                 if watcher.cut:
-                    yield encoded(
-                        asdict(Event("error", "watch: this client reads too slowly; events are lost"))
-                    )
+                    lost = Event("error", "watch: this client reads too slowly; events are lost")
+                    yield encoded(lost.values())
 
         return call
 

@@ -11,8 +11,10 @@ from peelsum.control import admission
 from peelsum.control.cluster.audit import Wanted, differences, jobs_agree
 from peelsum.control.cluster.description import ClusterSwitch
 from peelsum.control.cluster.events import Event
+from peelsum.control.drivers import driver_of
 from peelsum.control.errors import DescriptionError, SwitchError
 from peelsum.control.job_tables import close_job
+from peelsum.control.opening import open_session
 from peelsum.control.session import Session
 from peelsum.tls import Identity
 
@@ -108,8 +110,12 @@ class ManagedSwitch:
 
     def _connected(self) -> Session:
         if self._session is None:
-            self._session = Session(
-                *self.described.place, timeout_s=_ANSWER_S, connect_s=_CONNECT_S, identity=self._identity
+            self._session = open_session(
+                *self.described.place,
+                self.described.tofino,
+                timeout_s=_ANSWER_S,
+                connect_s=_CONNECT_S,
+                identity=self._identity,
             )
         return self._session
 
@@ -124,6 +130,10 @@ class ManagedSwitch:
         fresh = not session.runs(self._pipeline)
         if fresh:
             session.commit(self._pipeline)
+        try:
+            driver_of(session).bring_up(self.described.tofino, "switches")
+        except DescriptionError as error:
+            raise SwitchError(f"switch: {self.name}: {error}") from None
         self._epoch = epoch
         return session, fresh
 
@@ -132,7 +142,7 @@ class ManagedSwitch:
         self.refused = {job_id: why for job_id, why in self.refused.items() if job_id in wanted}
         for job_id, generation in found.stale.items():
             close_job(session, job_id, generation)
-            yield Event("removed", f"job: {job_id}: removed from {self.name}, where it should not be")
+            yield Event("removed", f"job: {job_id}: removed from {self.name}, where it should not be", job_id)
         if found.idle_hosts:
             idle = differences(session, wanted).idle_hosts  # closing jobs may have removed some
             for entry in idle:
@@ -144,9 +154,10 @@ class ManagedSwitch:
                 admission.put_back(session, *wanted[job_id], free=free)
             except DescriptionError as error:
                 if self.refused.get(job_id) != str(error):
-                    yield Event("error", f"job: {job_id}: {error}")
+                    yield Event("error", f"job: {job_id}: {error}", job_id)
                 self.refused[job_id] = str(error)
             else:
                 free = not fresh  # one job's freeing is enough for all slots of a new pipeline
                 self.refused.pop(job_id, None)
-                yield Event("restored", f"job: {job_id}: put back on {self.name}")
+                text = f"job: {job_id}: put back on {self.name}"
+                yield Event("restored", text, job_id, wanted[job_id].generation)

@@ -1,0 +1,44 @@
+"""Connect to a switch in the way that its description says, with the program that it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from peelsum.control.bfruntime import BfRuntimeSession
+from peelsum.control.sections import TofinoSection
+from peelsum.control.session import Session, pipeline_schema
+from peelsum.pipelines import pipeline
+from peelsum.pipelines.tofino import P4INFO, STRATUM_CONFIG
+from peelsum.tls import Identity
+
+
+def program_files(lanes: int, tofino: TofinoSection | None) -> tuple[Path, Path]:
+    """Return the paths of a switch's compiled program and of its P4Info.
+
+    lanes: 32-bit values per packet, of the v1model program. Raises PipelineError if that is not compiled.
+    """
+    if tofino is not None:
+        return Path(tofino.program) / STRATUM_CONFIG, Path(tofino.program) / P4INFO
+    found = pipeline(lanes)
+    return found.json_path, found.p4info_path
+
+
+def open_session(
+    address: str,
+    device_id: int,
+    tofino: TofinoSection | None,
+    *,
+    timeout_s: float,
+    connect_s: float | None = None,
+    identity: Identity | None = None,
+) -> Session:
+    """Return a backup's session. Raises ControlError if the switch or its program's files are missing.
+
+    timeout_s, connect_s, identity: as for `Session`.
+    """
+    if tofino is None or tofino.api == "p4runtime":
+        return Session(address, device_id, timeout_s=timeout_s, connect_s=connect_s, identity=identity)
+    program = pipeline_schema(*program_files(0, tofino))
+    return BfRuntimeSession(
+        address, program, device_id, timeout_s=timeout_s, connect_s=connect_s, identity=identity
+    )

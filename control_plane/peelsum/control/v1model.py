@@ -1,0 +1,104 @@
+"""The v1model switches, BMv2 and the softswitch: limits in tables, slots freed by packets."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from finsy.p4entity import P4RegisterEntry
+
+from peelsum.control.capacity import lanes, slots
+from peelsum.control.entries import age_limit_entry, age_limit_ticks, queue_limit_entry
+from peelsum.control.errors import UnsupportedError
+from peelsum.control.plan import SwitchPlan
+from peelsum.control.resets import reset
+from peelsum.control.sections import TofinoSection
+from peelsum.control.session import Session
+from peelsum.wire import RESERVED_JOB_ID
+from peelsum.wire.clock import FREED_TICKS
+
+_JOB_OF_TAG = 0xFF
+_WORD = 0xFFFFFFFF
+#: A freed slot looks live once its stamp is FREED_TICKS old. It is freed again at half of that: nine hours.
+_STALE_AFTER = FREED_TICKS // 2
+#: Ticks that may pass between freeing the probe and reading the other slots' stamps: an hour.
+_CLOCK_MOVES = 1 << 26
+
+
+class V1Model:
+    """A switch that runs the v1model program."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def check(self, plan: SwitchPlan) -> None:
+        """Accept every plan: this kind has no limits besides those of the pipeline."""
+
+    def bring_up(self, described: TofinoSection | None, section: str) -> None:
+        """Do nothing: the ports of these switches are up when they start."""
+
+    def set_limits(self, age_limit_ms: float | None, queue_depth: int | None) -> None:
+        """Change the rows that hold the limits; None keeps one."""
+        entries = []
+        if age_limit_ms is not None:
+            entries.append(~age_limit_entry(age_limit_ticks(age_limit_ms)))
+        if queue_depth is not None:
+            entries.append(~queue_limit_entry(queue_depth))
+        self._session.write(entries)
+
+    def free_slots(self, plan: SwitchPlan) -> None:
+        """Free the slots of a job's earlier generations, and stale ones.
+
+        A newly committed pipeline needs this, too: its slots are empty, but their stamps are 0, and the
+        switch's clock may have run for days. Raises SwitchError as `reset`.
+        """
+        size, width = slots(self._session), lanes(self._session)
+        reset(self._session, slots_to_reset(self._session, plan.job_id, size), width)
+        reset(self._session, stale_slots(self._session, size, width), width)
+
+    def slots_in_use(self) -> dict[int, int] | None:
+        """Return how many slots each job holds; None if registers cannot be read."""
+        owners = slot_owners(self._session)
+        return None if owners is None else dict(Counter(owners.values()))
+
+
+def slot_owners(session: Session) -> dict[int, int] | None:
+    """Return the job that holds each slot in use; None if the switch does not let registers be read."""
+    try:
+        tags = _register(session, "owner_tag")
+    except UnsupportedError:
+        return None
+    owners = {slot: tag & _JOB_OF_TAG for slot, tag in tags.items()}
+    return {slot: job_id for slot, job_id in owners.items() if job_id != RESERVED_JOB_ID}
+
+
+def slots_to_reset(session: Session, job_id: int, slots: int) -> list[int]:
+    """Return the slots that may hold a chunk of a job: all slots if registers cannot be read."""
+    owners = slot_owners(session)
+    return [slot for slot in range(slots) if owners is None or owners.get(slot) == job_id]
+
+
+def stale_slots(session: Session, slots: int, lanes: int) -> list[int]:
+    """Return the slots with a stamp so old that they look live, or soon will. No packet could claim these.
+
+    Frees one free slot as a probe, to learn the current time of the slots' clock. Returns nothing if
+    registers cannot be read, as every slot is then reset anyway.
+    """
+    owners = slot_owners(session)
+    probe = next((slot for slot in range(slots) if slot not in owners), None) if owners is not None else None
+    if probe is None:
+        return []
+    reset(session, [probe], lanes)
+    stamps = _register(session, "owner_stamp")
+    # A slot in use has a stamp up to FREED_TICKS after the probe's; a slot just freed, slightly before it.
+    earliest = stamps[probe] - _STALE_AFTER
+    return [
+        slot
+        for slot, stamp in stamps.items()
+        if (stamp - earliest) & _WORD > _STALE_AFTER + FREED_TICKS + _CLOCK_MOVES
+    ]
+
+
+def _register(session: Session, name: str) -> dict[int, int]:
+    """Read a register's values, by index."""
+    cells = [entity.register_entry for entity in session.read(P4RegisterEntry(name))]
+    return {cell.index.index: int.from_bytes(cell.data.bitstring, "big") for cell in cells}

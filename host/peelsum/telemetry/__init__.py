@@ -1,0 +1,64 @@
+"""OpenTelemetry spans of a step and its phases, for `Allreduce` and `CompressedSum`.
+
+Only this module imports opentelemetry, and only when `StepSpans` is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Self
+
+__all__ = ["SPANS", "StepSpans", "TelemetryError"]
+
+#: Set to 1, it has the hook's sums make spans with the global tracer provider.
+SPANS = "PEELSUM_SPANS"
+
+
+class TelemetryError(Exception):
+    """Spans cannot be made as asked."""
+
+
+class StepSpans:
+    """Spans `peelsum.step`, and within it `peelsum.encode`, `peelsum.exchange` and `peelsum.decode`.
+
+    >>> spans = StepSpans()                                   # doctest: +SKIP
+    >>> Allreduce(summation, span=spans.span, note=spans.note)  # doctest: +SKIP
+    """
+
+    def __init__(self, provider: Any = None, **attributes: str | int) -> None:
+        """provider: a TracerProvider, by default the global one. attributes: what every span has, e.g. job=1.
+
+        Raises TelemetryError if opentelemetry is not installed.
+        """
+        try:
+            from opentelemetry import trace
+        except ModuleNotFoundError:
+            raise TelemetryError(
+                "opentelemetry: is not installed; run: pip install 'peelsum[otel]'"
+            ) from None
+        self._trace = trace
+        self._tracer = trace.get_tracer("peelsum", tracer_provider=provider)
+        self._attributes = {f"peelsum.{name}": value for name, value in attributes.items()}
+
+    @classmethod
+    def of_environment(cls) -> Self | None:
+        """Return spans if the environment asks for them, else None. Raises TelemetryError."""
+        asked = os.environ.get(SPANS, "0")
+        if asked not in ("0", "1", ""):
+            raise TelemetryError(f"{SPANS}: {asked!r}: is not known; use 1 for spans, 0 for none")
+        return cls() if asked == "1" else None
+
+    def span(self, phase: str) -> AbstractContextManager[object]:
+        """Return a context that is the phase's span, within the current one. An error is recorded in it."""
+        span: AbstractContextManager[object] = self._tracer.start_as_current_span(
+            f"peelsum.{phase}", attributes=self._attributes
+        )
+        return span
+
+    def note(self, values: Mapping[str, int]) -> None:
+        """Set attributes of the current span, such as `bytes` and `chunks`."""
+        self._trace.get_current_span().set_attributes(
+            {f"peelsum.{name}": value for name, value in values.items()}
+        )

@@ -1,0 +1,448 @@
+"""The controller against a fake bf_switchd, which refuses what the real one refuses."""
+
+import json
+import subprocess
+from contextlib import closing
+from pathlib import Path
+from shutil import which
+
+import finsy
+import pytest
+from bf_switchd import BfSwitchd
+from command_line import peelsum
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from tofino_program import FOLDER
+
+from peelsum.control import (
+    Controller,
+    DescriptionError,
+    Fabric,
+    JobDescription,
+    NotPrimaryError,
+    SwitchError,
+)
+from peelsum.control.bfruntime import BfRuntimeSession, default_row, messages, row
+from peelsum.control.cluster import Cluster, Store, parse_cluster
+from peelsum.control.errors import RefusedError, UnsupportedError
+from peelsum.control.session import pipeline_schema
+from peelsum.pipelines.stratum import Profile, pipeline_config
+from peelsum.wire import Verdict
+
+DESCRIPTION = """
+[job]
+id = 3
+workers = 2
+window = 64
+[switch]
+p4runtime = "{address}"
+device_id = 0
+pipeline_lanes = 32
+age_limit_ms = 655.36
+queue_depth = 10
+address = {{ mac = "02:00:00:00:00:fe", ip = "10.0.0.254" }}
+[switch.routes]
+"0.0.0.0/0" = {{ port = 132, mac = "02:00:00:00:00:09" }}
+"10.1.0.0/16" = {{ port = 136, mac = "02:00:00:00:00:05" }}
+[switch.bridge]
+"02:00:00:00:00:05" = 136
+[switch.tofino]
+program = "{program}"
+api = "bfruntime"
+[switch.tofino.ports.132]
+speed = "100G"
+fec = "reed_solomon"
+[switch.tofino.ports.136]
+speed = "25G"
+fec = "none"
+autonegotiation = false
+[ports]
+server = 140
+workers = [132, 136]
+[hosts.132]
+mac = "02:00:00:00:00:01"
+ip = "10.0.0.1"
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Return a folder as `peelsum switch compile --tofino --out` writes it, without the device's binary.
+
+    It has 1,024 slots instead of 16,384, so that the tests are quick.
+    """
+    config = pipeline_config("peelsum", tables(), [Profile("pipe", b"{}", b"binary")])
+    (tmp_path / "stratum.pb.bin").write_bytes(config)
+    p4info = (FOLDER / "p4info.txtpb").read_text().replace("size: 16384", "size: 1024")
+    (tmp_path / "p4info.txtpb").write_text(p4info)
+    return tmp_path
+
+
+def tables():
+    return (FOLDER / "bf-rt.json").read_bytes().replace(b'"size":16384', b'"size":1024')
+
+
+@pytest.fixture
+def switch():
+    with BfSwitchd((FOLDER / "switch.json").read_bytes()) as found:
+        yield found
+
+
+@pytest.fixture
+def text(switch, program):
+    return DESCRIPTION.format(address=switch.address, program=program)
+
+
+@pytest.fixture
+def files(program):
+    return program / "stratum.pb.bin", program / "p4info.txtpb"
+
+
+@pytest.fixture
+def session(switch, files):
+    switch.load(files[0].read_bytes())
+    with BfRuntimeSession(switch.address, pipeline_schema(*files), timeout_s=10) as found:
+        found.become_primary()
+        yield found
+
+
+def test_a_job_is_admitted_read_back_and_evicted(switch, text, files):
+    job = JobDescription.parse(text)
+    with Fabric.connect(job) as fabric:
+        assert fabric.load_pipeline(*files) == 1
+        assert fabric.load_pipeline(*files) == 0
+        admission = fabric.admit()
+        (status,) = fabric.status()
+        assert (admission.lanes, admission.slots) == (32, 1024)
+        (admitted,) = status.jobs
+        assert (admitted.generation, admitted.worker_ports) == (admission.generation, {0: 132, 1: 136})
+        assert admitted.server_port == 140
+        assert status.slots_in_use == {}
+        assert status.verdicts == dict.fromkeys(Verdict, 0)
+        assert fabric.holds(0, admission.generation)
+        fabric.evict()
+        assert fabric.status()[0].jobs == ()
+    assert len(switch.table("admission.jobs")) == 1  # which remembers the generation
+    assert switch.table("$pre.mgid").keys() == {(b"\x01\x01",)}  # broadcasts
+    assert not switch.table("admission.members")
+
+
+def test_rows_have_the_values_that_the_description_gives(switch, text, files):
+    with Fabric.connect(JobDescription.parse(text)) as fabric:
+        fabric.load_pipeline(*files)
+        generation = fabric.admit().generation
+        fabric.admit()  # again, over its own rows
+    assert switch.table("owner.age_limit")["default"] == {1: (10_000).to_bytes(4, "big")}
+    # A packet of 32 lanes is 42 + 16 + 128 = 186 bytes: 3 cells of 80 bytes.
+    assert switch.table("Egress.congestion")["default"][1] == (30).to_bytes(3, "big")
+    jobs = switch.table("admission.jobs")[(b"\x03",)]
+    assert jobs[1] == ((generation + 1) % 65536).to_bytes(2, "big")
+    assert jobs[3] == b"\0\0\0\x03"
+    assert jobs[4] == (140).to_bytes(2, "big")
+    assert switch.table("forwarding.routes").keys() == {
+        ((bytes(4), 0),),
+        ((b"\x0a\x01\0\0", 16),),
+    }
+    node = switch.schema.table("$pre.node").data["$DEV_PORT"].number
+    assert switch.table("$pre.node")[(b"\0\0\0\x03",)][node] == [132, 136]
+    port = switch.schema.table("$PORT").data
+    first, second = (switch.table("$PORT")[(number.to_bytes(4, "big"),)] for number in (132, 136))
+    names = ("$SPEED", "$FEC", "$AUTO_NEGOTIATION", "$PORT_ENABLE")
+    assert [first[port[name].number] for name in names] == [
+        "BF_SPEED_100G",
+        "BF_FEC_TYP_REED_SOLOMON",
+        "PM_AN_DEFAULT",
+        True,
+    ]
+    assert [second[port[name].number] for name in names] == [
+        "BF_SPEED_25G",
+        "BF_FEC_TYP_NONE",
+        "PM_AN_FORCE_DISABLE",
+        True,
+    ]
+
+
+def test_only_the_job_s_slots_of_its_own_pipe_are_freed(switch, text, files):
+    """Slots of other jobs, and of other pipes with the same index, stay as they are, bit for bit."""
+    with Fabric.connect(JobDescription.parse(text)) as fabric:
+        fabric.load_pipeline(*files)
+        fabric.admit()
+        held = {(1, 7): {1: 500, 2: 0x103}, (0, 7): {1: 600, 2: 0x103}, (1, 8): {1: 700, 2: 0x104}}
+        switch.register("owner.owner").update({key: dict(value) for key, value in held.items()})
+        assert fabric.status()[0].slots_in_use == {3: 2, 4: 1}
+        fabric.admit()
+        assert switch.register("owner.owner") == held | {(1, 7): {1: 500, 2: 0}}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "server = 140",
+            "server = 5",
+            r"ports: 5, 132, 136: are in pipes 0, 1, each with registers of its own",
+        ),
+        ("server = 140", "server = 192", r"ports: 192: is the processor's port; use another"),
+        ("pipeline_lanes = 32", "pipeline_lanes = 64", r"pipeline_lanes: 64: the switch runs 32 lanes"),
+        ("workers = [132, 136]", "workers = [132, 250]", r"ports: 250: .* refuses them .*\$pre.node"),
+    ],
+)
+def test_what_a_tofino_cannot_do_is_refused_before_anything_changes(switch, text, files, old, new, words):
+    switch.ports -= {250}
+    with Fabric.connect(JobDescription.parse(text)) as fabric:
+        fabric.load_pipeline(*files)
+    with (
+        Fabric.connect(JobDescription.parse(text.replace(old, new))) as fabric,
+        pytest.raises(DescriptionError, match=words),
+    ):
+        fabric.admit()
+    assert not switch.table("admission.jobs")
+    assert not switch.table("$PORT")
+
+
+def test_a_port_with_another_speed_is_named_and_left_alone(switch, text, files):
+    with Fabric.connect(JobDescription.parse(text)) as fabric:
+        fabric.load_pipeline(*files)
+        fabric.admit()
+        before = {key: dict(value) for key, value in switch.table("$PORT").items()}
+    slower = text.replace('speed = "100G"', 'speed = "40G"')
+    with (
+        Fabric.connect(JobDescription.parse(slower)) as fabric,
+        pytest.raises(
+            DescriptionError,
+            match=r"switch\.tofino\.ports\.132: 40G, reed_solomon: the switch has it with BF_SPEED_100G, BF",
+        ),
+    ):
+        fabric.admit()
+    assert switch.table("$PORT") == before
+
+
+def test_ports_are_brought_up_over_bf_runtime_only(text):
+    with pytest.raises(
+        DescriptionError, match=r"switch\.tofino\.ports: 132, 136: P4Runtime brings no port up"
+    ):
+        JobDescription.parse(text.replace("bfruntime", "p4runtime"))
+    with pytest.raises(DescriptionError, match=r"switch\.tofino\.ports\.1/0: is not a number"):
+        JobDescription.parse(text.replace("ports.132]", 'ports."1/0"]'))
+    for name in ("speed", "fec"):
+        line = next(line for line in text.splitlines() if line.startswith(name))
+        with pytest.raises(DescriptionError, match=rf"{name}: is missing"):
+            JobDescription.parse(text.replace(line, "", 1))
+
+
+def test_one_client_binds_the_program_and_a_backup_may_read(switch, text, files):
+    job = JobDescription.parse(text)
+    with Fabric.connect(job) as first:
+        first.load_pipeline(*files)
+        admission = first.admit()
+        with Fabric.observe(job) as second:
+            assert second.holds(0, admission.generation)
+            assert second._placed[0][0].session.has_primary()
+            with (
+                pytest.raises(NotPrimaryError, match=r"another client has bound peelsum at .*; end it first"),
+                second.as_primary(),
+            ):
+                raise AssertionError
+            first.become_backup()
+            with second.as_primary(patience_s=10):
+                second.evict()
+            assert not second._placed[0][0].session.has_primary()
+
+
+def test_an_ended_stream_is_noticed(switch, session):
+    session.check_primary()
+    switch.server.stop(None).wait()
+    session._calls.code()  # returns when the stream has ended here, too
+    with pytest.raises(SwitchError, match="ended the session; connect again"):
+        session.check_primary()
+
+
+# What bf_switchd refuses
+
+
+def refusal(session, update, pipe=0xFFFF):
+    with pytest.raises(RefusedError) as caught:
+        session.write_raw([update], pipe)
+    assert "refused writing: update 0 of 1: " in str(caught.value)
+    return caught.value.reason
+
+
+def test_an_unknown_table_is_refused(session):
+    update = row("MODIFY", session.tables.table("owner.owner"), 0, {"tag": 0, "expiry": 0})
+    update.entity.table_entry.table_id = 12345
+    assert refusal(session, update) == "Table not found for id 12345"
+
+
+def test_a_width_that_does_not_match_is_refused(session):
+    table = session.tables.table("owner.owner")
+    update = row("MODIFY", table, 0, {"tag": 0, "expiry": 0})
+    update.entity.table_entry.key.fields[0].exact.value = b"\0"
+    assert "Failed to create key for field:65557" in refusal(session, update)
+    update = row("MODIFY", table, 0, {"tag": 0, "expiry": 0})
+    update.entity.table_entry.data.fields[0].stream = b"\0\0"
+    assert "SetValue failed for field:2" in refusal(session, update)
+
+
+def test_a_default_row_without_its_flag_is_refused(session):
+    update = default_row(session.tables.table("owner.age_limit"), {"value": 1})
+    update.entity.table_entry.is_default_entry = False
+    assert "Table key cannot be empty" in refusal(session, update)
+
+
+def test_constant_tables_wrong_pipes_and_indexes_are_refused(session):
+    owner = session.tables.table("owner.owner")
+    good = row("MODIFY", owner, 0, {"tag": 0, "expiry": 0})
+    assert "Table Entry modify failed" in refusal(session, good, pipe=2)
+    assert "modify failed" in refusal(session, row("MODIFY", owner, 1024, {"tag": 0, "expiry": 0}))
+    constant = row("MODIFY", owner, 0, {"tag": 0, "expiry": 0})
+    constant.entity.table_entry.table_id = session.tables.table("slot.outcomes").number
+    assert "Table Add failed table:pipe.Ingress.aggregation.slot.outcomes" in refusal(session, constant)
+
+
+def test_rows_that_are_there_or_missing_are_refused(session):
+    node = session.tables.table("$pre.node")
+    data = {"$MULTICAST_RID": 0, "$MULTICAST_LAG_ID": [], "$DEV_PORT": [1]}
+    assert "node" in refusal(session, row("MODIFY", node, 9, data))
+    session.write_raw([row("INSERT", node, 9, data)])
+    assert "node" in refusal(session, row("INSERT", node, 9, data))
+    assert "node" in refusal(session, row("INSERT", node, 10, {"$DEV_PORT": [1]}))
+    group = session.tables.table("$pre.mgid")
+    assert "mgid" in refusal(session, row("INSERT", group, 9, {"$MULTICAST_NODE_ID": [11]}))
+    assert "mgid" in refusal(session, row("DELETE", group, 9))
+    session.write_raw([row("INSERT", group, 9, {"$MULTICAST_NODE_ID": [9]})])
+    assert "node" in refusal(session, row("DELETE", node, 9))
+
+
+def test_a_client_that_has_not_subscribed_or_bound_is_refused(switch, session, files, monkeypatch):
+    with BfRuntimeSession(switch.address, pipeline_schema(*files), timeout_s=10) as other:
+        with pytest.raises(SwitchError, match="Unknown client"):
+            other._bind()
+        other._subscribe()
+        with pytest.raises(SwitchError, match="Unable to get bound_program"):
+            other.write_raw([row("DELETE", session.tables.table("$pre.mgid"), 1)])
+        monkeypatch.setattr("peelsum.control.bfruntime.session._new_client", lambda: session._client_id)
+        with pytest.raises(SwitchError, match="two clients with the same client id"):
+            other._subscribe()
+
+
+def test_another_device_is_refused(switch, session, files):
+    with pytest.raises(SwitchError, match="Unable to retrieve Forwarding config"):
+        BfRuntimeSession(switch.address, pipeline_schema(*files), device_id=1, timeout_s=10)
+    session._device_id = 1
+    with pytest.raises(SwitchError, match="does not match the device id 1"):
+        session.write_raw([row("DELETE", session.tables.table("$pre.mgid"), 1)])
+
+
+def test_a_program_without_a_binary_is_refused(switch, text, program):
+    config = pipeline_config("peelsum", tables(), [Profile("pipe", b"{}", b"")])
+    (program / "stratum.pb.bin").write_bytes(config)
+    with (
+        Fabric.connect(JobDescription.parse(text)) as fabric,
+        pytest.raises(SwitchError, match="refused loading the program: Invalid device config sent"),
+    ):
+        fabric.load_pipeline(program / "stratum.pb.bin", program / "p4info.txtpb")
+
+
+def test_another_program_is_not_taken_for_ours(switch, text, files):
+    other = pipeline_config("other", b'{"tables": []}', [Profile("pipe", b"{}", b"binary")])
+    switch.load(other)
+    with Fabric.connect(JobDescription.parse(text)) as fabric:
+        with pytest.raises(SwitchError, match="is not peelsum's; load that first"):
+            fabric.admit()
+        assert fabric.load_pipeline(*files) == 1
+        fabric.admit()
+
+
+def test_a_missing_program_folder_is_named(text, tmp_path):
+    missing = JobDescription.parse(text.replace(str(tmp_path), str(tmp_path / "none")))
+    with pytest.raises(Exception, match=r"none/stratum\.pb\.bin: No such file"):
+        Fabric.connect(missing)
+
+
+def test_a_switch_that_does_not_answer_is_asked_by_the_right_name(files):
+    with pytest.raises(
+        SwitchError, match=r"nothing answers BF Runtime at 127.0.0.1:1; is bf_switchd running"
+    ):
+        BfRuntimeSession("127.0.0.1:1", pipeline_schema(*files), timeout_s=0.5)
+
+
+def test_a_program_without_our_tables_is_named(session):
+    with pytest.raises(SwitchError, match=r"has no table owner\.owners; load peelsum's program"):
+        session.tables.table("owner.owners")
+
+
+def test_the_command_line_admits_a_job_and_doctor_finds_it(switch, text, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(text)
+    said = peelsum("job", "admit", str(job), "--json")
+    assert said.returncode == 0, said.stderr
+    admission = json.loads(said.stdout)
+    assert (admission["job_id"], admission["lanes"], admission["worker_ports"]) == (3, 32, [132, 136])
+    findings = json.loads(peelsum("doctor", str(job), "--json").stdout)["findings"]
+    (found,) = [one for one in findings if one["what"] == f"switch {switch.address}: job 3"]
+    assert (found["state"], found["found"]) == (
+        "ok",
+        f"generation {admission['generation']}, ports 132, 136, server at 140",
+    )
+
+
+def test_packets_cannot_be_sent(session):
+    with pytest.raises(UnsupportedError, match="BF Runtime carries no packets"):
+        session.stream.send_packet(b"")
+
+
+def test_another_server_is_not_taken_for_bf_switchd(server, files):
+    with pytest.raises(SwitchError, match=server.address):
+        BfRuntimeSession(server.address, pipeline_schema(*files), timeout_s=10)
+
+
+def test_the_controller_s_own_session_says_so_over_p4runtime(server):
+    with Controller.observe(server.address) as controller:
+        assert not isinstance(controller.session, BfRuntimeSession)
+
+
+def test_a_cluster_s_controller_brings_ports_up_and_puts_jobs_back(switch, text, program, tmp_path):
+    ports = text[text.index("[switch.tofino.ports.132]") : text.index("[ports]")]
+    cluster = f"""
+        [controller]
+        state = "cluster.sqlite"
+        [[switches]]
+        p4runtime = "{switch.address}"
+        device_id = 0
+        pipeline_lanes = 32
+        [switches.tofino]
+        program = "{program}"
+        api = "bfruntime"
+        ports = {{ 132 = {{ speed = "100G", fec = "none" }} }}
+    """
+    job = text.replace(ports, "")
+    with Store(tmp_path / "cluster.sqlite") as store:
+        controller = Cluster(parse_cluster(cluster), store, {})
+        with closing(controller):
+            controller.elect()
+            controller.elect()
+            controller.poll()
+            assert controller.listed()["switches"][0]["state"] == "up"
+            assert len(switch.table("$PORT")) == 1
+            generation = controller.admit(job)["generation"]
+            members = dict(switch.table("admission.members"))
+            assert len(members) == 3
+            switch.forget()  # as after a restart
+            controller.poll()
+            assert switch.table("admission.members") == members
+            assert controller.listed()["jobs"][0]["generation"] == generation
+            controller.evict(3)
+            assert not switch.table("admission.members")
+
+
+@pytest.mark.skipif(which("protoc") is None, reason="needs protoc")
+def test_the_compiled_declaration_is_current(tmp_path):
+    source = Path(messages.__file__).parent
+    google = Path(finsy.__file__).parent / "proto"
+    made = tmp_path / "made"
+    includes = ["-I", source, "-I", google, "-I", "/usr/include"]
+    subprocess.run(
+        ["protoc", *includes, "--include_imports", f"--descriptor_set_out={made}", "bfruntime.proto"],
+        check=True,
+    )
+    found = FileDescriptorSet.FromString(made.read_bytes())
+    assert found == FileDescriptorSet.FromString((source / "bfruntime.binpb").read_bytes())
