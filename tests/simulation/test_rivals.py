@@ -77,7 +77,7 @@ def test_slot_protocols_sum_exactly(name: str, loss: float) -> None:
 
 
 def sparse_words(workers: int, elements: int, blocks: float, seed: int = 1) -> np.ndarray:
-    """Return random words, uint32[workers, elements]; a block of LANES is zero but for a share of `blocks`."""
+    """Return random words, uint32[workers, elements], in which a share `blocks` of blocks is not zero."""
     random = np.random.default_rng(seed)
     chunks = -(-elements // LANES)
     has = np.repeat(random.random((workers, chunks)) < blocks, LANES, axis=1)[:, :elements]
@@ -142,7 +142,9 @@ def test_jobs_share_a_switch_and_sum_exactly(name: str) -> None:
     assert row.offered == row.delivered + sum(row.drops.values())
     assert row.in_switch <= alone.in_switch
     late = jobs[1].model_copy(update={"stragglers": (Straggler(worker=1, late_s=1e-3),)})
-    with pytest.raises(SimulationError, match="jobs.1.stragglers: models know stragglers of the first job"):
+    with pytest.raises(
+        SimulationError, match=r"jobs\.1\.stragglers: models know stragglers of the first job"
+    ):
         run_protocol(one.model_copy(update={"jobs": (jobs[0], late)}), name, PROTOCOLS[name])
 
 

@@ -213,7 +213,7 @@ def run_protocol(
 ) -> SlotRow:
     """Run a model for the scenario's jobs, behind one switch, and return its row.
 
-    words: for each job uint32[workers, elements], what messages carry; by default one random word for a chunk.
+    words: for each job uint32[workers, elements], what messages carry; by default one random word a chunk.
     Raises SimulationError for two levels, more than 62 workers in a job, a straggler in another job than the
     first, loss that the model does not survive, or no end by `limit_s`.
     """
