@@ -93,9 +93,7 @@ def sparse_sum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
         return SparseSum(row.seconds, 0.0, moved, row.wrong)
     if way == "omnireduce":
         return _omnireduce(tensors, gbps)
-    if way == "lhc":
-        return _lhc(tensors, gbps)
-    return _peelsum(way, tensors, gbps)
+    return _lhc(tensors, gbps) if way == "lhc" else _peelsum(way, tensors, gbps)
 
 
 class _Recorded(LocalSummation):
@@ -108,6 +106,7 @@ class _Recorded(LocalSummation):
         return super().sum_words(parts)
 
 
+@lru_cache(maxsize=64)
 def _peelsum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
     """Sum in memory, and simulate each exchange; an exchange waits for the results of the one before."""
     each = tensors.each()

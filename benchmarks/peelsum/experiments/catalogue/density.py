@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from peelsum.experiments import Column, Experiment, Plot, Published, Size, Value
 
+Values = tuple[Value, ...]
+
 
 def measure(
     seed: int,
@@ -65,24 +67,39 @@ def simulated(
     }
 
 
-def part(
-    network: str, densities: tuple[float, ...], mbit: tuple[float, ...], elements: int
-) -> dict[str, tuple[Value, ...]]:
-    """Return one part of a grid: all ways on a network."""
-    emulated = network == "emulated"
-    return {
-        "density": densities,
-        "way": OURS if emulated else WAYS,
-        "network": (network,),
-        "support": ("uniform",) if emulated else ("uniform", "rows"),
-        "elements": (elements,),
-        "mbit": mbit,
-        "workers": (4,),
-    }
+def grid(
+    densities: tuple[float, ...],
+    rows: tuple[float, ...],
+    emulated: tuple[float, ...],
+    simulated: tuple[float, ...],
+    elements: int,
+) -> list[dict[str, Values]]:
+    """Return the parts of a grid: densities of elements and of rows, rates in Mbit/s by network.
+
+    Dense words and a ring's do not depend on the density.
+    """
+
+    def part(network: str, density: Values, way: Values, support: Values, mbit: Values) -> dict[str, Values]:
+        return {
+            "density": density,
+            "way": way,
+            "network": (network,),
+            "support": support,
+            "elements": (elements,),
+            "mbit": mbit,
+            "workers": (4,),
+        }
+
+    return [
+        part("emulated", densities, OURS, ("uniform",), emulated),
+        part("simulated", densities, SPARSE, ("uniform",), simulated),
+        part("simulated", rows, SPARSE, ("rows",), simulated),
+        part("simulated", (1.0,), ("dense", "ring"), ("uniform",), simulated),
+    ]
 
 
 OURS = ("compact", "sketch")
-WAYS = ("dense", *OURS, "omnireduce", "lhc", "ring")
+SPARSE = (*OURS, "omnireduce", "lhc")
 DENSITIES = (0.001, 0.01, 0.05, 0.2, 0.5)
 EXPERIMENT = Experiment(
     name="density",
@@ -116,27 +133,9 @@ The ring is of dense words.
         "wrong": Column("elements that differ from an independent sum"),
     },
     sizes={
-        "quick": Size(
-            [
-                part("emulated", (0.05,), (100.0,), 2**18),
-                part("simulated", (0.05,), (100.0,), 2**18),
-            ],
-            2,
-        ),
-        "usual": Size(
-            [
-                part("emulated", DENSITIES, (200.0,), 2**20),
-                part("simulated", DENSITIES, (200.0,), 2**20),
-            ],
-            3,
-        ),
-        "full": Size(
-            [
-                part("emulated", DENSITIES, (200.0, 1000.0), 2**22),
-                part("simulated", DENSITIES, (200.0, 1000.0, 100_000.0), 2**22),
-            ],
-            7,
-        ),
+        "quick": Size(grid((0.05,), (0.05,), (100.0,), (100.0,), 2**18), 2),
+        "usual": Size(grid(DENSITIES, DENSITIES[::2], (200.0,), (200.0,), 2**20), 3),
+        "full": Size(grid(DENSITIES, DENSITIES, (200.0, 1000.0), (200.0, 1000.0, 100_000.0), 2**22), 7),
     },
     plots=[
         Plot("speedup", "density", "speedup", "way", {"network": "simulated", "support": "uniform"}, "xy"),
