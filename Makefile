@@ -65,7 +65,7 @@ bench: $(VENV)/.installed
 	$(BIN)/peelsum bench codec --quick
 	$(BIN)/peelsum bench allreduce
 
-# All experiments, in about 30 minutes on two cores; goes on where an interrupted run ended.
+# All experiments; goes on where an interrupted run ended.
 experiments: $(VENV)/.installed
 	$(BIN)/peelsum experiment run --all
 

@@ -6,10 +6,20 @@ with a slot for every chunk, which needs no server and survives no loss.
 
 from __future__ import annotations
 
+import numpy as np
+
 from peelsum.simulation import Job, Scenario
 from peelsum.simulation.collectives import Transfers, shares
 from peelsum.simulation.flows import FlowRow, run_collective
-from peelsum.simulation.slot_model import EVERYBODY, Message, Setting, SlotProtocol, SlotRow, run_protocol
+from peelsum.simulation.slot_model import (
+    EVERYBODY,
+    Message,
+    Setting,
+    SlotProtocol,
+    SlotRow,
+    Words,
+    run_protocol,
+)
 
 
 def chain(workers: int, words: int) -> Transfers:
@@ -30,10 +40,10 @@ class Worker:
     resends = 0
 
     def __init__(self, setting: Setting, number: int) -> None:
-        self.results: dict[int, int] = {}
+        self.results: dict[int, Words] = {}
         self._chunks = setting.chunks
         self._messages = [
-            Message(1, number, chunk, value=int(value)) for chunk, value in enumerate(setting.values[number])
+            Message(1, number, chunk, words) for chunk, words in enumerate(setting.words[number])
         ]
 
     @property
@@ -47,7 +57,7 @@ class Worker:
 
     def receive(self, message: Message, now: float) -> list[Message]:
         """Take a sum."""
-        self.results[message.chunk] = message.value
+        self.results[message.chunk] = message.words
         return []
 
     def next_timer(self) -> float | None:
@@ -63,16 +73,16 @@ class Switch:
     """A switch that counts each chunk's packets."""
 
     def __init__(self, setting: Setting) -> None:
-        self._workers, self._slots, self.in_switch = setting.workers, dict[int, tuple[int, int]](), 0
+        self._workers, self._slots, self.in_switch = setting.workers, dict[int, tuple[int, Words]](), 0
 
     def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
         """Add a chunk; send its sum once all are in."""
-        count, value = self._slots.get(message.chunk, (0, 0))
-        self._slots[message.chunk] = count + 1, (value + message.value) % (1 << 32)
+        count, words = self._slots.get(message.chunk, (0, np.zeros_like(message.words)))
+        self._slots[message.chunk] = count + 1, words + message.words
         if count + 1 < self._workers:
             return []
         self.in_switch += 1
-        return [(EVERYBODY, message._replace(value=self._slots[message.chunk][1]))]
+        return [(EVERYBODY, message._replace(words=self._slots[message.chunk][1]))]
 
 
 def compared() -> tuple[FlowRow, SlotRow]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from patience import PATIENCE_S
 from peelsum.bench.levels import Scene as Levels
 from peelsum.bench.levels import topology_of
 from peelsum.bench.methods.changing import NETWORKS, fixed, flexible
-from peelsum.bench.slots import Scene, share_slots
+from peelsum.bench.slots import Scene, Shares, share_slots, share_slots_atp
 from peelsum.experiments.loading import CATALOGUE, find, known, load
 from peelsum.experiments.store import read
 
@@ -42,6 +43,18 @@ def test_with_few_slots_the_servers_sum_what_the_switch_cannot_exactly() -> None
     assert 0.2 < found.at_server < 1
     # Both contributions of a chunk that the server sums reach it, instead of one sum.
     assert found.packets_to_servers == pytest.approx(1 + found.at_server, rel=0.05)
+
+
+@pytest.mark.parametrize("share", [share_slots, share_slots_atp])
+def test_with_all_chunks_under_way_one_in_a_hundred_slots_leaves_the_servers_nearly_all(
+    share: Callable[[Scene], Shares],
+) -> None:
+    plenty, few = (share(Scene(slots, 1, outstanding=6400, full=True)) for slots in (2**14, 256))
+    assert (plenty.wrong, few.wrong) == (0, 0)
+    # A slot is held for as long as a link takes to send all outstanding chunks. The sum is of three windows.
+    assert few.at_server > 1 - 5 * 256 / 6400
+    assert few.packets_to_servers == pytest.approx(1 + few.at_server, rel=0.01)
+    assert plenty.at_server < (0.4 if share is share_slots_atp else 0.001)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -41,8 +41,9 @@ def test_rows_are_plain_and_exact() -> None:
 
 
 @pytest.mark.system
-def test_a_simulated_sum_takes_as_long_as_an_emulated_one() -> None:
-    row = compared()
+@pytest.mark.parametrize("workers", [4, 8])
+def test_a_simulated_sum_takes_as_long_as_an_emulated_one(workers: int) -> None:
+    row = compared(workers, mbit=10.0, elements=1 << 15, sums=3)
     assert row.wrong == 0
     # An emulated sum cannot be much faster than its ports allow; how much slower depends on the machine.
     assert row.simulated_s == pytest.approx(row.emulated_s, rel=0.25)

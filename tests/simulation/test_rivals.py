@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ import pytest
 from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError, Straggler, TimersSection
 from peelsum.simulation.collectives import COLLECTIVES, Transfers, ring
 from peelsum.simulation.flows import replayed, run_collective
-from peelsum.simulation.slot_model import run_protocol
-from peelsum.simulation.slot_protocols import PROTOCOLS
+from peelsum.simulation.slot_model import Message, Setting, Worker, run_protocol
+from peelsum.simulation.slot_protocols import PROTOCOLS, BlockSwitch
 
 LANES = 32
 QUICK = TimersSection(first_answer=1e-3, resend_least=5e-5, resend_most=2e-3, need=2e-4, reply_gap=2e-5)
@@ -75,13 +76,88 @@ def test_slot_protocols_sum_exactly(name: str, loss: float) -> None:
     assert run_protocol(one, name, PROTOCOLS[name]) == row
 
 
+def sparse_words(workers: int, elements: int, blocks: float, seed: int = 1) -> np.ndarray:
+    """Return random words, uint32[workers, elements], in which a share `blocks` of blocks is not zero."""
+    random = np.random.default_rng(seed)
+    chunks = -(-elements // LANES)
+    has = np.repeat(random.random((workers, chunks)) < blocks, LANES, axis=1)[:, :elements]
+    return random.integers(0, 1 << 32, (workers, elements), np.uint32) * has
+
+
 def test_omnireduce_sends_a_stream_s_first_block_and_those_that_are_not_zero() -> None:
-    chunks, one = 500, scenario(4, LANES * 500).model_copy(update={"slots": 256})
-    non_zero = np.random.default_rng(1).random((4, chunks)) < 0.1
-    row = run_protocol(one, "omnireduce", PROTOCOLS["omnireduce"], non_zero)
+    one = scenario(4, LANES * 500).model_copy(update={"slots": 256})
+    words = sparse_words(4, LANES * 500, 0.1)
+    row = run_protocol(one, "omnireduce", PROTOCOLS["omnireduce"], [words])
     assert row.wrong == 0
     # The first block of a stream is sent by every worker.
-    assert row.packets == 4 * 256 + int(non_zero[:, 256:].sum())
+    assert row.packets == 4 * 256 + int(words.reshape(4, 500, LANES).any(2)[:, 256:].sum())
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize(("elements", "blocks"), [(1, 1.0), (5_003, 0.0), (20_001, 0.05), (20_001, 0.7)])
+def test_sums_of_real_words_are_exact(name: str, elements: int, blocks: float) -> None:
+    words = sparse_words(5, elements, blocks)
+    found: list[dict[int, np.ndarray]] = []
+
+    def remembered(setting: Setting, number: int) -> Worker:
+        worker = PROTOCOLS[name].worker(setting, number)
+        found.append(worker.results)
+        return worker
+
+    one = scenario(5, elements).model_copy(update={"slots": 256})
+    row = run_protocol(one, name, replace(PROTOCOLS[name], worker=remembered), [words])
+    # Python's integers share no code with the model's sums.
+    expected = [sum(column) % (1 << 32) for column in zip(*words.tolist(), strict=True)]
+    for results in found:
+        flat = np.zeros((-(-elements // LANES), LANES), np.uint32)
+        for chunk, lanes in results.items():
+            flat[chunk] = lanes
+        assert flat.reshape(-1)[:elements].tolist() == expected
+    assert (row.wrong, len(found)) == (0, 5)
+
+
+def test_the_check_of_words_finds_one_wrong_bit() -> None:
+    class Wrong(BlockSwitch):
+        def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
+            flip = np.uint32(message.chunk == 3)
+            return [
+                (to, out._replace(words=out.words ^ flip))
+                for to, out in super().process(message, from_server=from_server)
+            ]
+
+    one = scenario(3, LANES * 10)
+    protocol = replace(PROTOCOLS["omnireduce"], switch=Wrong)
+    assert run_protocol(one, "wrong", protocol, [sparse_words(3, LANES * 10, 1.0)]).wrong == 3
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_jobs_share_a_switch_and_sum_exactly(name: str) -> None:
+    one = scenario(2, LANES * 2000)
+    jobs = tuple(one.jobs[0].model_copy(update={"workers": workers}) for workers in (2, 3, 2))
+    alone = run_protocol(one.model_copy(update={"slots": 512}), name, PROTOCOLS[name])
+    both = one.model_copy(update={"slots": 512, "jobs": jobs})
+    row = run_protocol(both, name, PROTOCOLS[name])
+    assert row == run_protocol(both, name, PROTOCOLS[name])
+    assert (row.wrong, len(row.job_seconds)) == (0, 3)
+    assert row.offered == row.delivered + sum(row.drops.values())
+    assert row.in_switch <= alone.in_switch
+    late = jobs[1].model_copy(update={"stragglers": (Straggler(worker=1, late_s=1e-3),)})
+    with pytest.raises(
+        SimulationError, match=r"jobs\.1\.stragglers: models know stragglers of the first job"
+    ):
+        run_protocol(one.model_copy(update={"jobs": (jobs[0], late)}), name, PROTOCOLS[name])
+
+
+def test_atp_s_server_sums_what_finds_no_slot() -> None:
+    job = Job(workers=2, elements=LANES * 4000, window=1024, initial_window=1024, timers=QUICK)
+    long = Scenario(
+        lanes=LANES, slots=256, network=NetworkSection(delay_us=100.0, queue=1 << 14), jobs=(job,) * 2
+    )
+    row = run_protocol(long, "atp", PROTOCOLS["atp"])
+    assert row.wrong == 0
+    assert row.in_switch < 0.5
+    # Both workers' packets of a chunk reach the server, instead of one sum.
+    assert row.to_servers / 8000 == pytest.approx(2 - row.in_switch, rel=0.05)
 
 
 def test_an_unknown_collective_gets_one_line() -> None:

@@ -1,7 +1,8 @@
 """Jobs that share fewer slots than they need, in virtual time: the specification's switch, real hosts.
 
 Every host has a link of its own, with a rate and a delay, and every job has its own server. So jobs share
-nothing but slots. Two runs with one seed are identical, event by event.
+nothing but slots. Two runs with one seed are identical, event by event. `share_slots_atp` runs the model of
+ATP on such links.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from random import Random
 import numpy as np
 
 from peelsum.bench.fairness.scene import jain
+from peelsum.simulation import Job, Network, Scenario, TimersSection
+from peelsum.simulation.simulation import frame_bytes
+from peelsum.simulation.slot_model import run_protocol
+from peelsum.simulation.slot_protocols import PROTOCOLS
 from peelsum.spec import SpecSwitch
 from peelsum.transport import AggregationServer, Event, JobConfig, TensorCompleted, WorkerEndpoint
 from peelsum.wire import CPU_PORT, Batch, Kind, pack
 
 #: Words of a chunk. Few, because the specification adds them one by one; times count whole packets.
 LANES = 4
-#: Seconds that a link takes to send one packet, and to deliver it.
-PACKET_S, DELAY_S = 1e-6, 100e-6
+#: Seconds that a link takes to send one packet.
+PACKET_S = 1e-6
 #: Packets that a host sends or gets at once.
 _BURST = 16
 #: Ports of a job: its server's, and from the next one on its workers'.
@@ -45,11 +50,26 @@ class Scene:
     """Length of a tensor, in windows of its job."""
     seed: int = 0
     """Determines words, and where each job's chunks begin among the slots."""
+    full: bool = False
+    """Whether jobs start with all outstanding chunks, on links so long that these hold slots at one time.
+
+    Otherwise they start with at most 128 chunks, and links take 0.1 ms.
+    """
 
     @property
     def window(self) -> int:
         """Chunks that a job may have under way."""
         return self.outstanding // self.jobs
+
+    @property
+    def initial_window(self) -> int:
+        """Chunks that a job may have under way at its start."""
+        return self.window if self.full else min(self.window, 128)
+
+    @property
+    def delay_s(self) -> float:
+        """Seconds of a link. A slot is held from the switch to the server and back, which is two links."""
+        return self.outstanding * PACKET_S / 2 if self.full else 100e-6
 
 
 @dataclass(frozen=True)
@@ -65,7 +85,7 @@ class Shares:
     fairness: float
     """Jain's index of `chunks_per_s`."""
     wrong: int
-    """Words that differ from an independent sum, at all workers."""
+    """Words, or ATP's chunks, that differ from an independent sum, at all workers."""
 
 
 class _Host:
@@ -112,9 +132,13 @@ class _Running:
     def _admit(self, number: int) -> None:
         """Admit a job on the switch, as the controller does, and start its workers."""
         scene, first = self.scene, _PORTS_A_JOB * (number + 1)
-        window = scene.window
         job = JobConfig(
-            number + 1, 1, workers=scene.workers, lanes=LANES, window=window, initial_window=min(window, 128)
+            number + 1,
+            1,
+            workers=scene.workers,
+            lanes=LANES,
+            window=scene.window,
+            initial_window=scene.initial_window,
         )
         salt = self._random.randrange(scene.slots)
         self._switch.admit_job(
@@ -152,7 +176,7 @@ class _Running:
         while len(batch := host.machine.to_send(self.now, limit=_BURST)):
             host.up_free_at = max(self.now, host.up_free_at) + len(batch) * PACKET_S
             # A copy, because the host reuses the batch's memory.
-            self._at(host.up_free_at + DELAY_S, partial(self._at_switch, host.port, batch.copy()))
+            self._at(host.up_free_at + self.scene.delay_s, partial(self._at_switch, host.port, batch.copy()))
         due = host.machine.next_timer()
         if due is not None and (host.wakes_at is None or due < host.wakes_at):
             host.wakes_at = max(due, self.now)
@@ -174,7 +198,7 @@ class _Running:
             host = self._hosts[out]
             host.down_free_at = max(self.now, host.down_free_at) + len(payloads) * PACKET_S
             burst = np.frombuffer(bytearray(b"".join(payloads)), np.uint8).reshape(len(payloads), -1)
-            self._at(host.down_free_at + DELAY_S, partial(self._at_host, host, burst))
+            self._at(host.down_free_at + self.scene.delay_s, partial(self._at_host, host, burst))
 
     def _at_host(self, host: _Host, batch: Batch) -> None:
         host.arrived += len(batch)
@@ -197,3 +221,31 @@ def _summed_by(machine: WorkerEndpoint | AggregationServer) -> int:
 def share_slots(scene: Scene) -> Shares:
     """Run a scene to its end."""
     return _Running(scene).run()
+
+
+def share_slots_atp(scene: Scene) -> Shares:
+    """Run the model of ATP for a scene to its end. Its slots are hashed; the seed decides only the words."""
+    job = Job(
+        workers=scene.workers,
+        elements=LANES * scene.windows * scene.window,
+        window=scene.window,
+        initial_window=scene.initial_window,
+        # The model's time-out is fixed, and longer than a round trip, queues included.
+        timers=TimersSection(resend_least=20 * scene.delay_s, resend_most=1.0),
+    )
+    network = Network(
+        gbps=8e-9 * frame_bytes(LANES) / PACKET_S,
+        delay_us=1e6 * scene.delay_s,
+        queue=1 << 20,
+        mark_from=1 << 30,
+    )
+    jobs = (job,) * scene.jobs
+    row = run_protocol(
+        Scenario(seed=scene.seed, lanes=LANES, slots=scene.slots, network=network, jobs=jobs),
+        "atp",
+        PROTOCOLS["atp"],
+    )
+    chunks = scene.windows * scene.window
+    rates = tuple(chunks / seconds for seconds in row.job_seconds)
+    to_servers = row.to_servers / (chunks * scene.jobs)
+    return Shares(rates, 1 - row.in_switch, to_servers, jain(rates), row.wrong)

@@ -1,7 +1,8 @@
 """Models of slot protocols: one Python object for a packet, the same links, and a place to plug in another.
 
 A protocol is a `SlotProtocol`: what a worker, the switch and perhaps a server do with a message. A message
-stands for a chunk's packet. Instead of lanes it carries one value, from which sums are checked.
+stands for a chunk's packet. It carries the chunk's words if `run_protocol` is given words; else one random
+word, from which sums are checked.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,11 @@ from peelsum.wire import Flag
 
 #: Destinations of a switch's packets, besides workers from 0 on.
 SERVER, EVERYBODY = -1, -2
-_WORD = 0xFFFFFFFF
 _CE = int(Flag.CE)
+#: Bytes of a message before its words: kind, flags, sender; chunk; slot; extra.
+_HEADER_BYTES = 32
+
+Words = NDArray[np.uint32]
 
 
 class Message(NamedTuple):
@@ -39,12 +43,12 @@ class Message(NamedTuple):
     """The worker that sent it, or that it is for; SERVER for the server."""
     chunk: int
     """The chunk."""
+    words: Words
+    """The chunk's words, uint32[lanes], or one that stands for them. Sums wrap modulo 2**32."""
     slot: int = 0
     """The switch's slot, if the worker chooses it."""
     extra: int = 0
     """Up to 63 further bits of the protocol, such as a bitmap or a version."""
-    value: int = 0
-    """A number in place of the chunk's lanes, modulo 2**32."""
     ce: bool = False
     """Whether a queue marked it on the way."""
 
@@ -68,7 +72,7 @@ class Endpoint(Protocol):
 class Worker(Endpoint, Protocol):
     """A worker: when it has all results, `results` has a sum for each chunk."""
 
-    results: dict[int, int]
+    results: dict[int, Words]
     """The sum of each chunk that has one; others are 0."""
 
     @property
@@ -98,15 +102,21 @@ class Setting:
     chunks: int
     """Chunks of the sum."""
     slots: int
-    """Slots of the switch."""
+    """Slots of the switch, for all jobs."""
     window: int
     """Most outstanding chunks of a worker."""
     initial_window: int
     """Congestion window at the start."""
     timers: Timers
     """Timers of workers and servers."""
-    values: NDArray[np.uint32]
-    """Numbers in place of each worker's chunks, uint32[workers, chunks]; 0 for a chunk of zeros."""
+    words: Words
+    """Each worker's chunks, uint32[workers, chunks, lanes]; see `Message.words`."""
+    job: int = 0
+    """The job's number, from 0 on."""
+    jobs: int = 1
+    """Jobs at the switch."""
+    shared: dict[int, Any] = field(default_factory=dict)
+    """One mapping for the programs of all jobs: what is in slots that jobs share."""
 
     @property
     def everyone(self) -> int:
@@ -121,7 +131,7 @@ class SlotProtocol:
     worker: Callable[[Setting, int], Worker]
     """Return worker number n."""
     switch: Callable[[Setting], Program]
-    """Return the switch's program."""
+    """Return the switch's program for one job."""
     server: Callable[[Setting], Endpoint] | None = None
     """Return the aggregation server, if there is one."""
     survives_loss: bool = True
@@ -135,19 +145,23 @@ class SlotRow:
     protocol: str
     """Its name."""
     workers: int
-    """Number of workers."""
+    """Number of workers of the first job."""
     elements: int
-    """Words of the sum."""
+    """Words of its sum."""
     slots: int
     """Slots of the switch."""
     seconds: float
-    """Simulated seconds from the start to the last result."""
+    """Simulated seconds from the start to the last result, of the slowest job."""
+    job_seconds: tuple[float, ...]
+    """The same for each job."""
     goodput_gbps: float
-    """Gigabits of each worker's words summed per second."""
+    """Gigabits of each worker's words per second, in the first job."""
     in_switch: float
-    """Share of the chunks sent whose sum the switch completed."""
+    """Share of the chunks sent whose sum the switch completed, over all jobs."""
     packets: int
     """Packets that hosts sent."""
+    to_servers: int
+    """Packets that arrived at servers."""
     resends: int
     """Packets that workers sent again."""
     octets: int
@@ -164,82 +178,141 @@ class SlotRow:
     """Seconds that the simulation took."""
 
 
-def run_protocol(
-    scenario: Scenario, name: str, protocol: SlotProtocol, non_zero: NDArray[np.bool_] | None = None
-) -> SlotRow:
-    """Run a model for the scenario's first job, behind one switch, and return its row.
+@dataclass(frozen=True)
+class _Running:
+    """One job, and its hosts."""
 
-    non_zero: bool[workers, chunks], which chunks have values; by default all. Raises SimulationError for two
-    levels, more than 62 workers, loss that the model does not survive, or no end by `limit_s`.
+    job: Job
+    setting: Setting
+    workers: list[Worker]
+    hosts: list[ModelHost]
+    program: Program
+
+    @property
+    def sent(self) -> int:
+        """Chunks with a non-zero word."""
+        return int(self.setting.words.any((0, 2)).sum())
+
+    def seconds(self) -> float:
+        """Return the seconds from the start to the last result."""
+        return max(host.done_at for host in self.hosts) / PS_PER_S - self.job.start_s
+
+    def wrong(self) -> int:
+        """Return the chunks whose sum differs from one computed apart, over all workers."""
+        sums, wrong = self.setting.words.sum(0, dtype=np.uint32), 0
+        for worker in self.workers:
+            found = np.zeros_like(sums)
+            for chunk, words in worker.results.items():
+                found[chunk] = words
+            wrong += int((found != sums).any(1).sum())
+        return wrong
+
+
+def run_protocol(
+    scenario: Scenario, name: str, protocol: SlotProtocol, words: Sequence[Words] | None = None
+) -> SlotRow:
+    """Run a model for the scenario's jobs, behind one switch, and return its row.
+
+    words: for each job uint32[workers, elements], what messages carry; by default one random word a chunk.
+    Raises SimulationError for two levels, more than 62 workers in a job, a straggler in another job than the
+    first, loss that the model does not survive, or no end by `limit_s`.
     """
     started = time.perf_counter()
-    network, job = scenario.network, scenario.jobs[0]
+    _check(scenario, name, protocol)
+    shared: dict[int, Any] = {}
+    jobs = [
+        _running(scenario, number, protocol, shared, None if words is None else words[number])
+        for number in range(len(scenario.jobs))
+    ]
+    size, engine = frame_bytes(scenario.lanes), Engine(scenario.seed)
+    attached = [Attach(host, True, n) for n, host in enumerate(host for job in jobs for host in job.hosts)]
+    first_server = len(attached)
+    if protocol.server is not None:
+        attached += [
+            Attach(ModelHost(protocol.server(job.setting), SERVER, size, 0), False, first_server + n)
+            for n, job in enumerate(jobs)
+        ]
+    build(engine, scenario, attached, lambda: ModelSwitch(jobs, size), lambda *_: None)
+    engine.run(lambda: all(worker.done for job in jobs for worker in job.workers), scenario.limit_s)
+    return _row(name, scenario, jobs, engine, time.perf_counter() - started)
+
+
+def _check(scenario: Scenario, name: str, protocol: SlotProtocol) -> None:
+    network = scenario.network
     if network.racks != 1:
         raise SimulationError(
             f"network.racks: {network.racks}: models of slot protocols have one switch; use 1"
         )
-    if job.workers > 62:
-        raise SimulationError(f"jobs.0.workers: {job.workers}: a model's bitmap has 62 bits; use 62 or fewer")
+    for number, job in enumerate(scenario.jobs):
+        if job.workers > 62:
+            raise SimulationError(
+                f"jobs.{number}.workers: {job.workers}: a model's bitmap has 62 bits; use 62 or fewer"
+            )
+        if number and job.stragglers:
+            raise SimulationError(
+                f"jobs.{number}.stragglers: models know stragglers of the first job only; put them there"
+            )
     if network.loss and not protocol.survives_loss:
         raise SimulationError(f"network.loss: {network.loss}: the model of {name} sends nothing again; use 0")
-    setting = _setting(scenario, job, non_zero)
-    workers = [protocol.worker(setting, number) for number in range(job.workers)]
-    program, size = protocol.switch(setting), frame_bytes(scenario.lanes)
+
+
+def _running(
+    scenario: Scenario, number: int, protocol: SlotProtocol, shared: dict[int, Any], words: Words | None
+) -> _Running:
+    job, size = scenario.jobs[number], frame_bytes(scenario.lanes)
+    setting = Setting(
+        job.workers,
+        -(-job.elements // scenario.lanes),
+        scenario.slots,
+        job.window,
+        job.initial_window,
+        job.timers.timers(),
+        _chunks(scenario, number, words),
+        number,
+        len(scenario.jobs),
+        shared,
+    )
+    workers = [protocol.worker(setting, worker) for worker in range(job.workers)]
     late = {one.worker: one.late_s for one in job.stragglers}
     hosts = [
-        Attach(ModelHost(worker, n, size, ps(job.start_s + late.get(n, 0.0))), True, n)
-        for n, worker in enumerate(workers)
+        ModelHost(worker, n, size, ps(job.start_s + late.get(n, 0.0))) for n, worker in enumerate(workers)
     ]
-    if protocol.server is not None:
-        hosts.append(Attach(ModelHost(protocol.server(setting), SERVER, size, 0), False, job.workers))
-    engine = Engine(scenario.seed)
-    build(engine, scenario, hosts, lambda: ModelSwitch(program, job.workers, size), lambda *_: None)
-    engine.run(lambda: all(worker.done for worker in workers), scenario.limit_s)
-    end = max(host.node.done_at for host in hosts if isinstance(host.node, ModelHost) and host.is_worker)
-    return _row(name, scenario, setting, workers, program, engine, end, time.perf_counter() - started)
+    return _Running(job, setting, workers, hosts, protocol.switch(setting))
 
 
-def _setting(scenario: Scenario, job: Job, non_zero: NDArray[np.bool_] | None) -> Setting:
-    chunks = -(-job.elements // scenario.lanes)
-    random = np.random.default_rng(scenario.seed)
-    values = random.integers(1, 1 << 32, (job.workers, chunks), np.uint32)
-    if non_zero is not None:
-        values *= non_zero
-    return Setting(
-        job.workers, chunks, scenario.slots, job.window, job.initial_window, job.timers.timers(), values
-    )
+def _chunks(scenario: Scenario, number: int, words: Words | None) -> Words:
+    """Return the words of all chunks, uint32[workers, chunks, lanes], or random ones with one lane."""
+    job, lanes = scenario.jobs[number], scenario.lanes
+    chunks = -(-job.elements // lanes)
+    if words is None:
+        random = np.random.default_rng(scenario.seed + number)
+        return random.integers(1, 1 << 32, (job.workers, chunks, 1), np.uint32)
+    padded = np.zeros((job.workers, chunks * lanes), np.uint32)
+    padded[:, : job.elements] = words
+    return padded.reshape(job.workers, chunks, lanes)
 
 
-def _row(
-    name: str,
-    scenario: Scenario,
-    setting: Setting,
-    workers: Sequence[Worker],
-    program: Program,
-    engine: Engine,
-    end: int,
-    wall_s: float,
-) -> SlotRow:
-    job, links = scenario.jobs[0], engine.total()
-    sums = setting.values.astype(np.uint64).sum(0) & np.uint64(_WORD)
-    seconds = end / PS_PER_S - job.start_s
-    sent = sum(one.offered for name, one in engine.counts().items() if name.startswith("host"))
-    used = int(setting.values.any(0).sum())
+def _row(name: str, scenario: Scenario, jobs: Sequence[_Running], engine: Engine, wall_s: float) -> SlotRow:
+    links, counts, first = engine.total(), engine.counts(), scenario.jobs[0]
+    seconds = tuple(job.seconds() for job in jobs)
+    chunks = sum(job.sent for job in jobs)
     return SlotRow(
         protocol=name,
-        workers=job.workers,
-        elements=job.elements,
-        slots=setting.slots,
-        seconds=seconds,
-        goodput_gbps=32 * job.elements / seconds / 1e9,
-        in_switch=min(program.in_switch / used, 1.0) if used else 0.0,
-        packets=sent,
-        resends=sum(worker.resends for worker in workers),
+        workers=first.workers,
+        elements=first.elements,
+        slots=scenario.slots,
+        seconds=max(seconds),
+        job_seconds=seconds,
+        goodput_gbps=32 * first.elements / seconds[0] / 1e9,
+        in_switch=min(sum(job.program.in_switch for job in jobs) / chunks, 1.0) if chunks else 0.0,
+        packets=sum(one.offered for link, one in counts.items() if link.startswith("host")),
+        to_servers=sum(one.delivered for link, one in counts.items() if link.startswith("to server")),
+        resends=sum(worker.resends for job in jobs for worker in job.workers),
         octets=links.octets,
         drops={"queue_full": links.queue_full, "lost": links.lost},
         offered=links.offered,
         delivered=links.delivered,
-        wrong=sum(w.results.get(c, 0) != int(v) for w in workers for c, v in enumerate(sums)),
+        wrong=sum(job.wrong() for job in jobs),
         wall_s=wall_s,
     )
 
@@ -276,10 +349,14 @@ class ModelHost:
 
 
 class ModelSwitch:
-    """A switch that runs a model's program. Its ports are the workers' numbers, then the server's."""
+    """A switch that runs each job's program. Its ports are all jobs' workers, then their servers."""
 
-    def __init__(self, program: Program, workers: int, size: int) -> None:
-        self._program, self._workers, self._size = program, workers, size
+    def __init__(self, jobs: Sequence[_Running], size: int) -> None:
+        self._jobs, self._size = jobs, size
+        counts = [len(job.workers) for job in jobs]
+        self._first = [sum(counts[:n]) for n in range(len(jobs))]
+        self._servers = sum(counts)
+        self._job_of = [n for n, count in enumerate(counts) for _ in range(count)] + list(range(len(jobs)))
 
     def next_time(self) -> int:
         """Return NEVER: a switch has no timers."""
@@ -293,30 +370,37 @@ class ModelSwitch:
             for at, port, message in zip(
                 arrivals.train.times.tolist(), arrivals.ports.tolist(), messages, strict=True
             ):
-                for to, out in self._program.process(message, from_server=port == self._workers):
-                    everybody = range(self._workers) if to == EVERYBODY else (to,)
-                    for one in everybody:
-                        sent.setdefault(self._workers if one == SERVER else one, []).append((at, out))
+                number = self._job_of[port]
+                program = self._jobs[number].program
+                for to, out in program.process(message, from_server=port >= self._servers):
+                    for one in self._ports(number, to):
+                        sent.setdefault(one, []).append((at, out))
         return [(port, _train(each, self._size)) for port, each in sorted(sent.items())]
+
+    def _ports(self, number: int, to: int) -> Sequence[int]:
+        first = self._first[number]
+        if to == EVERYBODY:
+            return range(first, first + len(self._jobs[number].workers))
+        return (self._servers + number if to == SERVER else first + to,)
 
 
 def _train(sent: Sequence[tuple[int, Message]], size: int) -> Train:
-    rows = np.array(
-        [
-            (m.kind << 8 | m.ce * _CE << 16 | (m.sender + 2) << 32, m.chunk, m.slot, m.extra, m.value)
-            for _, m in sent
-        ],
+    headers = np.array(
+        [(m.kind << 8 | m.ce * _CE << 16 | (m.sender + 2) << 32, m.chunk, m.slot, m.extra) for _, m in sent],
         np.int64,
     )
+    words = np.array([m.words for _, m in sent], np.uint32)
     times = np.array([at for at, _ in sent], np.int64)
-    return Train(times, np.full(len(sent), size, np.int32), rows.view(np.uint8))
+    data = np.concatenate([headers.view(np.uint8), words.view(np.uint8)], axis=1)
+    return Train(times, np.full(len(sent), size, np.int32), data)
 
 
 def _messages(train: Train) -> list[Message]:
-    rows = np.ascontiguousarray(train.data).view(np.int64).tolist()
+    headers = np.ascontiguousarray(train.data[:, :_HEADER_BYTES]).view(np.int64).tolist()
+    each = np.ascontiguousarray(train.data[:, _HEADER_BYTES:]).view(np.uint32)
     return [
-        Message(a >> 8 & 0xFF, (a >> 32) - 2, chunk, slot, extra, value, bool(a >> 16 & _CE))
-        for a, chunk, slot, extra, value in rows
+        Message(a >> 8 & 0xFF, (a >> 32) - 2, chunk, words, slot, extra, bool(a >> 16 & _CE))
+        for (a, chunk, slot, extra), words in zip(headers, each, strict=True)
     ]
 
 

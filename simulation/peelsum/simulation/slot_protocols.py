@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import islice
 
-from peelsum.simulation.slot_model import EVERYBODY, SERVER, Message, Setting, SlotProtocol
+import numpy as np
+
+from peelsum.simulation.slot_model import EVERYBODY, SERVER, Message, Setting, SlotProtocol, Words
 from peelsum.transport.congestion import CongestionWindow
 
-_WORD = 0xFFFFFFFF
+_WORD, _GOLDEN = 0xFFFFFFFF, 0x9E3779B1
 _SUM, _RESEND, _RESULT = 1, 2, 3
 #: Later results after which a chunk counts as lost (ATP, section 3.4).
 _LATER = 3
@@ -18,11 +20,11 @@ class PoolWorker:
 
     def __init__(self, setting: Setting, number: int) -> None:
         self._setting, self._number = setting, number
-        self._values = setting.values[number].tolist()
+        self._words = setting.words[number]
         self._due: dict[int, tuple[float, Message]] = {}
-        self.results: dict[int, int] = {}
+        self.results: dict[int, Words] = {}
         self.resends = 0
-        self._slots = max(1, min(setting.slots // 2, setting.window))
+        self._slots = max(1, min(setting.slots // setting.jobs // 2, setting.window))
 
     @property
     def done(self) -> bool:
@@ -37,7 +39,7 @@ class PoolWorker:
         """Take a result, and use its slot for the next chunk."""
         if message.chunk in self.results:
             return []
-        self.results[message.chunk] = message.value
+        self.results[message.chunk] = message.words
         self._due.pop(message.slot, None)
         following = message.chunk + self._slots
         return [self._sent(following, now)] if following < self._setting.chunks else []
@@ -57,7 +59,7 @@ class PoolWorker:
 
     def _sent(self, chunk: int, now: float) -> Message:
         turn, slot = divmod(chunk, self._slots)
-        message = Message(_SUM, self._number, chunk, slot, turn & 1, self._values[chunk])
+        message = Message(_SUM, self._number, chunk, self._words[chunk], slot, turn & 1)
         self._due[slot] = now + self._setting.timers.resend_least, message
         return message
 
@@ -69,7 +71,7 @@ class PoolSwitch:
         self._workers = setting.workers
         self._seen: dict[tuple[int, int], int] = {}
         self._count: dict[tuple[int, int], int] = {}
-        self._value: dict[tuple[int, int], int] = {}
+        self._sums: dict[tuple[int, int], Words] = {}
         self.in_switch = 0
 
     def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
@@ -79,17 +81,17 @@ class PoolSwitch:
         if seen & bit:
             if self._count[mine]:
                 return []
-            return [(message.sender, message._replace(kind=_RESULT, value=self._value[mine], ce=False))]
+            return [(message.sender, message._replace(kind=_RESULT, words=self._sums[mine], ce=False))]
         self._seen[mine] = seen | bit
         self._seen[other] = self._seen.get(other, 0) & ~bit
         count = (self._count.get(mine, 0) + 1) % self._workers
         self._count[mine] = count
         fresh = count == 1 % self._workers
-        self._value[mine] = (message.value + (0 if fresh else self._value[mine])) & _WORD
+        self._sums[mine] = message.words if fresh else message.words + self._sums[mine]
         if count:
             return []
         self.in_switch += 1
-        return [(EVERYBODY, message._replace(kind=_RESULT, value=self._value[mine]))]
+        return [(EVERYBODY, message._replace(kind=_RESULT, words=self._sums[mine]))]
 
 
 class AtpWorker:
@@ -97,7 +99,7 @@ class AtpWorker:
 
     def __init__(self, setting: Setting, number: int) -> None:
         self._setting, self._number = setting, number
-        self._values = setting.values[number].tolist()
+        self._words = setting.words[number]
         self._window = CongestionWindow(setting.window, setting.initial_window)
         self._timers = setting.timers
         #: Chunks without a result, in the order of their last transmission, which is numbered.
@@ -105,7 +107,7 @@ class AtpWorker:
         self._again: set[int] = set()
         self._next = self._transmissions = self._backoff = 0
         self._moved_at = 0.0
-        self.results: dict[int, int] = {}
+        self.results: dict[int, Words] = {}
         self.resends = 0
 
     @property
@@ -125,7 +127,7 @@ class AtpWorker:
         """Take a result; send new chunks, and those again that three later results passed."""
         if message.chunk in self.results:
             return []
-        self.results[message.chunk] = message.value
+        self.results[message.chunk] = message.words
         answered = self._out.pop(message.chunk)
         self._moved_at, self._backoff = now, 0
         base = min(self._out, default=self._next) if message.ce else self._next
@@ -159,7 +161,7 @@ class AtpWorker:
             self._again.add(chunk)
         self._transmissions += 1
         self._out[chunk] = self._transmissions
-        return Message(kind, self._number, chunk, value=self._values[chunk], extra=1 << self._number)
+        return Message(kind, self._number, chunk, self._words[chunk], extra=1 << self._number)
 
 
 class AtpSwitch:
@@ -167,20 +169,21 @@ class AtpSwitch:
 
     def __init__(self, setting: Setting) -> None:
         self._slots, self._all = setting.slots, setting.everyone
-        self._held: dict[int, Message] = {}
+        self._job, self._salt = setting.job, setting.job * _GOLDEN
+        self._held: dict[int, tuple[int, Message]] = setting.shared
         self.in_switch = 0
 
     def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
         """Add, pass on or, for a result, free the slot."""
-        slot = _mixed(message.chunk) % self._slots
-        held = self._held.get(slot)
-        mine = held is not None and held.chunk == message.chunk
+        slot = _mixed((message.chunk + self._salt) & _WORD) % self._slots
+        owner, held = self._held.get(slot, (self._job, None))
+        mine = held is not None and (owner, held.chunk) == (self._job, message.chunk)
         if from_server:
             if mine:
                 del self._held[slot]
             return [(EVERYBODY if message.sender == SERVER else message.sender, message)]
         if held is None and message.kind == _SUM:
-            self._held[slot] = held = message._replace(extra=0, value=0)
+            held = message._replace(extra=0, words=np.zeros_like(message.words))
             mine = True
         if held is None or not mine:
             return [(SERVER, message)]
@@ -189,13 +192,13 @@ class AtpSwitch:
             return []
         added = held._replace(
             extra=held.extra | message.extra,
-            value=(held.value + message.value * fresh) & _WORD,
+            words=held.words + message.words if fresh else held.words,
             ce=held.ce or message.ce,
         )
         if message.kind == _RESEND:
             del self._held[slot]
             return [(SERVER, added._replace(kind=_RESEND, sender=message.sender))]
-        self._held[slot] = added
+        self._held[slot] = self._job, added
         if added.extra != self._all:
             return []
         self.in_switch += 1
@@ -214,7 +217,7 @@ class AtpServer:
 
     def __init__(self, setting: Setting) -> None:
         self._all = setting.everyone
-        self._held: dict[int, tuple[int, int, bool]] = {}
+        self._held: dict[int, tuple[int, Words, bool]] = {}
 
     def start(self, now: float) -> list[Message]:
         """Send nothing."""
@@ -222,17 +225,17 @@ class AtpServer:
 
     def receive(self, message: Message, now: float) -> list[Message]:
         """Add a packet whose workers are new; send the result when all are in, and when asked later."""
-        bitmap, value, ce = self._held.get(message.chunk, (0, 0, False))
+        bitmap, words, ce = self._held.get(message.chunk, (0, message.words, False))
         if bitmap == self._all:
-            return [Message(_RESULT, message.sender, message.chunk, value=value)]
-        if not bitmap & message.extra:
-            bitmap, value = bitmap | message.extra, (value + message.value) & _WORD
-        elif message.extra & bitmap == bitmap:
-            bitmap, value = message.extra, message.value
-        self._held[message.chunk] = bitmap, value, ce or message.ce
+            return [Message(_RESULT, message.sender, message.chunk, words)]
+        if message.extra & bitmap == bitmap:
+            bitmap, words = message.extra, message.words
+        elif not bitmap & message.extra:
+            bitmap, words = bitmap | message.extra, words + message.words
+        self._held[message.chunk] = bitmap, words, ce or message.ce
         if bitmap != self._all:
             return []
-        return [Message(_RESULT, SERVER, message.chunk, value=value, ce=self._held[message.chunk][2])]
+        return [Message(_RESULT, SERVER, message.chunk, words, ce=self._held[message.chunk][2])]
 
     def next_timer(self) -> float | None:
         """Return None: workers ask."""
@@ -251,16 +254,17 @@ class BlockWorker:
 
     def __init__(self, setting: Setting, number: int) -> None:
         self._number = number
-        self._values = setting.values[number].tolist()
-        self._streams = max(1, min(setting.slots, setting.window, setting.chunks))
+        self._words = setting.words[number]
+        self._streams = max(1, min(setting.slots // setting.jobs, setting.window, setting.chunks))
         self._open = self._streams
-        self.results: dict[int, int] = {}
+        self.results: dict[int, Words] = {}
         self.resends = 0
-        self._next = [_END] * len(self._values)
+        self._has = self._words.any(1).tolist()
+        self._next = [_END] * len(self._has)
         following = [_END] * self._streams
-        for chunk in reversed(range(len(self._values))):
+        for chunk in reversed(range(len(self._has))):
             self._next[chunk] = following[chunk % self._streams]
-            if self._values[chunk]:
+            if self._has[chunk]:
                 following[chunk % self._streams] = chunk
 
     @property
@@ -274,12 +278,11 @@ class BlockWorker:
 
     def receive(self, message: Message, now: float) -> list[Message]:
         """Take a block's sum; send the next block of the stream if this worker has it."""
-        self.results[message.chunk] = message.value
+        self.results[message.chunk] = message.words
         if message.extra == _END:
             self._open -= 1
             return []
-        mine = self._values[message.extra] != 0
-        return [self._sent(message.extra)] if mine else []
+        return [self._sent(message.extra)] if self._has[message.extra] else []
 
     def next_timer(self) -> float | None:
         """Return None: nothing is sent again."""
@@ -291,7 +294,7 @@ class BlockWorker:
 
     def _sent(self, chunk: int) -> Message:
         return Message(
-            _SUM, self._number, chunk, chunk % self._streams, self._next[chunk], self._values[chunk]
+            _SUM, self._number, chunk, self._words[chunk], chunk % self._streams, self._next[chunk]
         )
 
 
@@ -301,7 +304,7 @@ class BlockSwitch:
     def __init__(self, setting: Setting) -> None:
         self._workers = setting.workers
         self._next: dict[int, list[int]] = {}
-        self._value: dict[int, int] = {}
+        self._sums: dict[int, Words] = {}
         self.in_switch = 0
 
     def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
@@ -309,13 +312,12 @@ class BlockSwitch:
         slot = message.slot
         following = self._next.setdefault(slot, [message.chunk] * self._workers)
         following[message.sender] = message.extra
-        self._value[slot] = (self._value.get(slot, 0) + message.value) & _WORD
+        self._sums[slot] = self._sums[slot] + message.words if slot in self._sums else message.words
         first = min(following)
         if first <= message.chunk:
             return []
         self.in_switch += 1
-        value, self._value[slot] = self._value[slot], 0
-        return [(EVERYBODY, message._replace(kind=_RESULT, extra=first, value=value))]
+        return [(EVERYBODY, message._replace(kind=_RESULT, extra=first, words=self._sums.pop(slot)))]
 
 
 #: The models by name.
@@ -324,10 +326,11 @@ PROTOCOLS: dict[str, SlotProtocol] = {
     # and 3.5. Left out: conversion of floats, several racks, one pool per CPU core.
     "switchml": SlotProtocol(PoolWorker, PoolSwitch),
     # Lao et al., "ATP: In-network Aggregation for Multi-tenant Learning" (NSDI'21), sections 3.2 to 3.6. Left
-    # out: saturation (values wrap), rehashing of colliding chunks, several racks and jobs.
+    # out: saturation (values wrap), rehashing of colliding chunks, several racks.
     "atp": SlotProtocol(AtpWorker, AtpSwitch, AtpServer),
     # Fei et al., "Efficient Sparse Collective Communication and its application to Accelerate Distributed
-    # Deep Learning" (SIGCOMM'21; OmniReduce), algorithm 1, with the switch as aggregator. Left out: loss
-    # (algorithm 2), several blocks in a packet, GPU-direct.
+    # Deep Learning" (SIGCOMM'21; OmniReduce), algorithm 1, with the switch as aggregator: a packet is
+    # a block of as many elements as a chunk has lanes. Left out: loss (algorithm 2), several blocks in a
+    # packet (fusion), GPU-direct.
     "omnireduce": SlotProtocol(BlockWorker, BlockSwitch, survives_loss=False),
 }

@@ -67,16 +67,31 @@ def tensor_of(case: Case, worker_id: int, workers: int) -> NDArray[np.float32]:
     if case.trace is not None:
         return read(Path(case.trace) / f"worker-{worker_id}{SUFFIX}").gradient(-1, seed=case.seed)
     shared = np.random.default_rng([case.seed, case.elements])
-    own = np.random.default_rng([case.seed, case.elements, 1 + worker_id])
-    tensor = own.standard_normal(case.elements, np.float32)
     if case.density >= 1:
-        return tensor
+        return _drawn(case.elements, worker_id, case.seed)[0]
     union = np.flatnonzero(shared.random(case.elements, np.float32) < case.density)
+    return shared_tensor(union, case.elements, worker_id, workers, case.seed)
+
+
+def shared_tensor(
+    union: NDArray[np.int64], elements: int, worker_id: int, workers: int, seed: int
+) -> NDArray[np.float32]:
+    """Return worker `worker_id`'s float32[elements], non-zero at half of the positions int64[k] in `union`.
+
+    Each position is non-zero on at least one worker.
+    """
+    tensor, own = _drawn(elements, worker_id, seed)
     held = own.random(union.size) < _SHARED
     held[worker_id::workers] = True
-    sparse = np.zeros(case.elements, np.float32)
+    sparse = np.zeros(elements, np.float32)
     sparse[union[held]] = tensor[union[held]]
     return sparse
+
+
+def _drawn(elements: int, worker_id: int, seed: int) -> tuple[NDArray[np.float32], np.random.Generator]:
+    """Return random float32[elements] of a worker, and its generator."""
+    own = np.random.default_rng([seed, elements, 1 + worker_id])
+    return own.standard_normal(elements, np.float32), own
 
 
 def expected(case: Case, workers: int, block: int = 2**62) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -84,9 +99,16 @@ def expected(case: Case, workers: int, block: int = 2**62) -> tuple[NDArray[np.i
 
     `block` is the number of elements that share a scale.
     """
-    tensors = [tensor_of(case, worker_id, workers) for worker_id in range(workers)]
-    scales = _scales(tensors, min(block, max(case.elements, 1)))
-    total = np.zeros(case.elements, np.int64)
+    return exact_sum([tensor_of(case, worker_id, workers) for worker_id in range(workers)], block)
+
+
+def exact_sum(
+    tensors: Sequence[NDArray[np.float32]], block: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return the sum of float32[n] of all workers, as `expected` does."""
+    elements = tensors[0].size
+    scales = _scales(tensors, min(block, max(elements, 1)))
+    total = np.zeros(elements, np.int64)
     for tensor in tensors:
         total += np.rint(np.ldexp(tensor.astype(np.float64), scales)).astype(np.int64)
     return total.astype(np.int32), np.ldexp(total.astype(np.float64), -scales).astype(np.float32)

@@ -1,11 +1,12 @@
-"""One small case twice: simulated, and emulated by processes and a switch whose ports have a rate."""
+"""Small cases twice: simulated, and emulated by processes and a switch whose ports have a rate."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
@@ -34,19 +35,31 @@ class Compared:
     """(simulated - emulated) / emulated."""
     wrong: int
     """Wrong sums of either."""
+    load: float = field(compare=False, default=0.0)
+    """The machine's load average over a minute, before the case; 0 if it is not known."""
+
+
+def compared_rows(
+    workers: Sequence[int] = (4, 8), rates: Sequence[float] = (5.0, 10.0, 20.0)
+) -> Iterator[Compared]:
+    """Yield each number of workers at each rate in Mbit/s. Raises TopologyError if a process fails."""
+    for count in workers:
+        for mbit in rates:
+            yield compared(count, mbit)
 
 
 def compared(
     workers: int = 4, mbit: float = 20.0, elements: int = 1 << 16, window: int = 128, sums: int = 5
 ) -> Compared:
     """Run the case both ways. Raises TopologyError if a process fails."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     emulated, wrong = _emulated(workers, mbit, elements, window, sums)
     # Loopback has hardly a delay; the switch's process takes about this time for a packet.
     network = NetworkSection(gbps=mbit / 1000, delay_us=50.0)
     job = Job(workers=workers, elements=elements, window=window, initial_window=window)
     row = simulate(Scenario(network=network, jobs=(job,))).jobs[0]
     error = (row.seconds - emulated) / emulated
-    return Compared(workers, mbit, elements, emulated, row.seconds, error, wrong + row.wrong)
+    return Compared(workers, mbit, elements, emulated, row.seconds, error, wrong + row.wrong, load)
 
 
 def _emulated(workers: int, mbit: float, elements: int, window: int, sums: int) -> tuple[float, int]:

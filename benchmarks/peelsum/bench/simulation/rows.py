@@ -12,6 +12,7 @@ import numpy as np
 from peelsum.allreduce import Settings
 from peelsum.allreduce.costs import Seen, candidates
 from peelsum.bench.codec.lhc import smallest_lhc
+from peelsum.bench.simulation.sparse import LANES, omnireduce
 from peelsum.simulation import Job, NetworkSection, Scenario, TimersSection, simulate
 from peelsum.simulation.collectives import COLLECTIVES
 from peelsum.simulation.cost_model import (
@@ -185,7 +186,8 @@ def density_rows(
     """Yield the network's time of sparse sums by encoding; no time of encoding or decoding is in it.
 
     peelsum's words are those of its planner's smallest form, LHC's those of the smallest layout that recovers
-    everything. OmniReduce sends blocks of 256 elements. all_gather sends indices and values.
+    everything. OmniReduce sends blocks of 256 elements, with the fastest number of STREAMS. all_gather sends
+    indices and values.
     """
     shortest = measured(scenario_of(workers, elements=1), "peelsum")
     for density in densities:
@@ -208,14 +210,13 @@ def density_rows(
                 # Each exchange before the last waits for its own results.
                 row = replace(row, seconds=row.seconds + (best.exchanges - 1) * shortest.seconds)
             yield _sparse(row, algorithm, elements, density, words)
-        blocks = np.logical_or.reduce(supports.reshape(workers, -1, 256), axis=2)
-        found = run_protocol(
-            scenario_of(workers, elements=elements), "omnireduce", PROTOCOLS["omnireduce"], blocks
-        )
+        values = random.integers(1, 1 << 32, (workers, elements), np.uint32) * supports
+        found = omnireduce(scenario_of(workers, elements=elements), values)
         row = _row(
             scenario_of(workers, elements=elements), "omnireduce", found.seconds, found.in_switch, 0, found
         )
-        yield _sparse(row, "omnireduce", elements, density, int(blocks.sum(1).max()) * 256)
+        blocks = values.reshape(workers, -1, LANES).any(2)
+        yield _sparse(row, "omnireduce", elements, density, int(blocks.sum(1).max()) * LANES)
 
 
 def _sparse(row: Row, algorithm: str, elements: int, density: float, words: int) -> Row:

@@ -14,6 +14,7 @@ from peelsum.topology import TopologyError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from peelsum.bench.simulation.emulated import Compared
     from peelsum.bench.simulation.rows import Check, Row
 
 _SETTING = ("algorithm", "level", "workers", "loss", "slots", "jobs", "density")
@@ -38,9 +39,9 @@ def simulation(
         if what == "calibrate":
             print_json(rows.calibrated())
         elif what == "emulated":
-            found = emulated.compared()
-            print_json(found)
-            exit_if(found.wrong > 0)
+            found = list(_told(emulated.compared_rows(), tell))
+            show(found, _emulated_table, json=json)
+            exit_if(any(row.wrong for row in found))
         elif what == "check":
             show(list(_told(rows.check_rows(), tell)), _check_table, json=json)
         else:
@@ -57,7 +58,8 @@ def simulation(
 
 def _told(rows: Iterable[Any], tell: Any) -> Iterable[Any]:
     for number, row in enumerate(rows, 1):
-        tell(f"simulating: {number} rows, the last of {row.algorithm} with {row.workers} workers")
+        name = getattr(row, "algorithm", "peelsum")
+        tell(f"simulating: {number} rows, the last of {name} with {row.workers} workers")
         yield row
 
 
@@ -78,6 +80,20 @@ def _table(rows: Sequence[Row]) -> Table:
             f"{row.resends:,}",
             str(row.wrong),
         )
+    return table
+
+
+def _emulated_table(rows: Sequence[Compared]) -> Table:
+    from statistics import median
+
+    table = table_of(
+        ("workers", "Mbit/s", "elements", "emulated ms", "simulated ms", "error", "wrong", "load"),
+        caption=f"median of absolute errors: {median(abs(row.error) for row in rows):.1%}",
+    )
+    for row in rows:
+        times = (f"{row.emulated_s * 1e3:,.1f}", f"{row.simulated_s * 1e3:,.1f}", f"{row.error:+.1%}")
+        shape = (str(row.workers), f"{row.mbit:g}", f"{row.elements:,}")
+        table.add_row(*shape, *times, str(row.wrong), f"{row.load:.1f}")
     return table
 
 

@@ -1,0 +1,201 @@
+"""One sparse sum by peelsum's forms, LHC's layout, OmniReduce or a ring, on the same simulated links.
+
+The words are real: every worker has a float32 tensor, and every sum is compared bit for bit with one computed
+by plain NumPy in 64 bits. The network's time is simulated packet by packet, the codec's is measured on one
+worker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Allreduce, LocalSummation
+from peelsum.bench.allreduce.worker import exact_sum, shared_tensor
+from peelsum.bench.codec import Device, lhc_step, smallest_lhc
+from peelsum.bench.codec.supports import Support, positions
+from peelsum.codec import fixed_point, kernels
+from peelsum.simulation import Job, NetworkSection, Scenario, simulate
+from peelsum.simulation.flows import run_collective
+from peelsum.simulation.slot_model import SlotRow, run_protocol
+from peelsum.simulation.slot_protocols import PROTOCOLS
+from peelsum.summation import Part, Words
+
+Way = Literal["dense", "compact", "sketch", "lhc", "omnireduce", "ring"]
+#: Streams of blocks that OmniReduce is tried with. A first block is sent even if it is zero, so that many
+#: streams waste words, and few do not fill the links.
+STREAMS = (16, 64, 256)
+#: Elements of a block, and words of a packet.
+LANES = 256
+_TIMED = 3
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What is summed: `workers` tensors of `elements` float32 that share a support."""
+
+    elements: int
+    """Elements of a tensor."""
+    density: float
+    """Share of elements that are non-zero on some worker; of rows, with `support` "rows"."""
+    support: Support = "uniform"
+    """Where they are; see `peelsum.bench.codec.supports`."""
+    workers: int = 4
+    """Number of workers."""
+    seed: int = 0
+    """Determines positions and values."""
+
+    def each(self) -> list[Floats]:
+        """Return every worker's float32[elements]: half of the union, at random, and its own share."""
+        shared = np.random.default_rng([self.seed, self.elements])
+        union = positions(self.support, self.elements, self.density, shared)
+        return [
+            shared_tensor(union, self.elements, worker, self.workers, self.seed)
+            for worker in range(self.workers)
+        ]
+
+
+@dataclass(frozen=True)
+class SparseSum:
+    """What one sum takes."""
+
+    network_s: float
+    """Simulated seconds."""
+    codec_s: float
+    """Measured seconds in which one worker encodes and decodes."""
+    words: int
+    """Words that a worker sends, the mean over workers; headers excluded."""
+    wrong: int
+    """Elements, chunks or parts of a simulated sum with a wrong bit, over all workers."""
+
+
+def links(gbps: float, workers: int, elements: int = 1) -> Scenario:
+    """Return one switch with links of a rate; their delay is 50 us below 1 Gbit/s, else 1 us."""
+    network = NetworkSection(gbps=gbps, delay_us=50.0 if gbps < 1 else 1.0)
+    return Scenario(lanes=LANES, network=network, jobs=(Job(workers=workers, elements=elements),))
+
+
+def sparse_sum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
+    """Sum the tensors one way. Raises SimulationError if the simulation fails."""
+    if way == "ring":
+        # A ring of floats needs no codec. Its order of transfers is checked, not its rounding.
+        row = run_collective(links(gbps, tensors.workers, tensors.elements), "ring")
+        moved = 2 * (tensors.workers - 1) * tensors.elements // tensors.workers
+        return SparseSum(row.seconds, 0.0, moved, row.wrong)
+    if way == "omnireduce":
+        return _omnireduce(tensors, gbps)
+    return _lhc(tensors, gbps) if way == "lhc" else _peelsum(way, tensors, gbps)
+
+
+class _Recorded(LocalSummation):
+    """A sum in memory that remembers the words of each exchange."""
+
+    exchanges: list[int]
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        self.exchanges.append(sum(part.words.size for part in parts))
+        return super().sum_words(parts)
+
+
+@lru_cache(maxsize=64)
+def _peelsum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
+    """Sum in memory, and simulate each exchange; an exchange waits for the results of the one before."""
+    each = tensors.each()
+    seats = _Recorded.group(tensors.workers, lanes=LANES)
+    assert all(isinstance(seat, _Recorded) for seat in seats)
+
+    def work(seat: LocalSummation) -> tuple[list[int], int]:
+        assert isinstance(seat, _Recorded)
+        reduce = Allreduce(seat, forms=way, seed=tensors.seed)  # type: ignore[arg-type]
+        for _ in range(2):  # the second step has a prediction
+            seat.exchanges = []
+            step = reduce.sum({"gradient": each[seat.worker_id]})
+        found = step["gradient"]
+        total, floats = exact_sum(each, found.fixed.block if found.fixed else 1 << 62)
+        wrong = np.count_nonzero((found.total != total) | (found.values != floats))
+        return seat.exchanges, int(wrong)
+
+    with ThreadPoolExecutor(tensors.workers) as pool:
+        done = list(pool.map(work, seats))
+    exchanges = done[0][0]  # all workers send as many words
+    sums = [_network(gbps, tensors.workers, words) for words in exchanges]
+    wrong = sum(one for _, one in sums) + sum(one for _, one in done)
+    return SparseSum(sum(one for one, _ in sums), _codec_s(way, np.sum(each, axis=0)), sum(exchanges), wrong)
+
+
+@lru_cache(maxsize=256)
+def _network(gbps: float, workers: int, words: int) -> tuple[float, int]:
+    """Return the seconds of a sum of so many words through the switch, and wrong sums."""
+    (row,) = simulate(links(gbps, workers, words)).jobs
+    return row.seconds, row.wrong
+
+
+def _codec_s(way: Way, union: Floats) -> float:
+    """Return the seconds in which a worker encodes and decodes a tensor with the union's support."""
+    (alone,) = LocalSummation.group(1, lanes=LANES)
+    reduce = Allreduce(alone, forms=way)  # type: ignore[arg-type]
+    steps = [reduce.sum({"gradient": union}) for _ in range(1 + _TIMED)]
+    return min(step.encode_s + step.decode_s for step in steps[1:])
+
+
+def _lhc(tensors: Tensors, gbps: float) -> SparseSum:
+    """Simulate the words of the smallest layout that recovers everything: index, then table."""
+    union = np.sum(tensors.each(), axis=0)
+    layout = smallest_lhc(np.flatnonzero(union), tensors.elements)
+    if layout is None:
+        return _peelsum("dense", tensors, gbps)
+    fixed, device = fixed_point(kernels().magnitude(union) >> 23, 1), Device.of("cpu")
+    codec_s = min(lhc_step(device, layout, union, fixed).codec_s for _ in range(_TIMED))
+    words = layout.words(tensors.elements)
+    sums = [_network(gbps, tensors.workers, one) for one in (words - layout.cells, layout.cells)]
+    return SparseSum(sum(one for one, _ in sums), codec_s, words, sum(one for _, one in sums))
+
+
+def _omnireduce(tensors: Tensors, gbps: float) -> SparseSum:
+    """Simulate OmniReduce with the number of streams that is fastest, on quantized words.
+
+    Its codec is peelsum's quantizing and dequantizing of everything, and the search for zero blocks.
+    """
+    each = tensors.each()
+    fixed = fixed_point(max(kernels().magnitude(one) for one in each) >> 23, tensors.workers)
+    quantized = [np.rint(np.ldexp(one.astype(np.float64), fixed.scale)) for one in each]
+    words = np.array(quantized, np.int32).view(np.uint32)
+    best = omnireduce(links(gbps, tensors.workers, tensors.elements), words)
+    codec_s = _codec_s("dense", np.sum(each, axis=0)) + _blocks_s(each[0])
+    sent = best.packets * LANES // tensors.workers
+    return SparseSum(best.seconds, codec_s, sent, best.wrong)
+
+
+def omnireduce(scenario: Scenario, words: Words) -> SlotRow:
+    """Run OmniReduce for uint32[workers, elements] with each of STREAMS; return the fastest run.
+
+    Its `wrong` is that of all runs.
+    """
+    protocol = PROTOCOLS["omnireduce"]
+    rows = [
+        run_protocol(scenario.model_copy(update={"slots": streams}), "omnireduce", protocol, [words])
+        for streams in STREAMS
+    ]
+    fastest = min(rows, key=lambda row: row.seconds)
+    return replace(fastest, wrong=sum(row.wrong for row in rows))
+
+
+def _blocks_s(values: Floats) -> float:
+    """Return the seconds of the search for blocks that are not zero."""
+    whole = values[: values.size // LANES * LANES].reshape(-1, LANES)
+
+    def timed() -> float:
+        started = time.perf_counter()
+        whole.any(1)
+        return time.perf_counter() - started
+
+    return min(timed() for _ in range(_TIMED))
