@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 
 from peelsum.bench.fairness.scene import jain
-from peelsum.simulation import Job, Network, Scenario, TimersSection
+from peelsum.simulation import Job, NetworkSection, Scenario, TimersSection
 from peelsum.simulation.simulation import frame_bytes
 from peelsum.simulation.slot_model import run_protocol
 from peelsum.simulation.slot_protocols import PROTOCOLS
@@ -233,7 +233,7 @@ def share_slots_atp(scene: Scene) -> Shares:
         # The model's time-out is fixed, and longer than a round trip, queues included.
         timers=TimersSection(resend_least=20 * scene.delay_s, resend_most=1.0),
     )
-    network = Network(
+    network = NetworkSection(
         gbps=8e-9 * frame_bytes(LANES) / PACKET_S,
         delay_us=1e6 * scene.delay_s,
         queue=1 << 20,
