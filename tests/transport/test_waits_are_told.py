@@ -9,7 +9,7 @@ from patience import PATIENCE_S
 
 from peelsum.transport import SwitchUnreachableError, lease, link
 from peelsum.transport.lease import Lease
-from peelsum.transport.link import Link
+from peelsum.transport.link import PortLink
 
 
 def test_a_switch_that_does_not_answer_is_talked_of_once(monkeypatch, caplog):
@@ -18,7 +18,7 @@ def test_a_switch_that_does_not_answer_is_talked_of_once(monkeypatch, caplog):
         silent.bind(("127.0.0.1", 0))
         host, port = silent.getsockname()
         with caplog.at_level(logging.WARNING, "peelsum"), pytest.raises(SwitchUnreachableError):
-            Link((host, port), 64, hello_s=1.0)
+            PortLink((host, port), 64, hello_s=1.0)
     assert caplog.messages == [f"switch address {host}:{port}: no answer yet; waiting up to 1 s"]
 
 

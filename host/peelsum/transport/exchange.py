@@ -10,7 +10,7 @@ from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.events import Event
 from peelsum.transport.exchange_kernels import exchange
 from peelsum.transport.layout import Words
-from peelsum.transport.link import Link
+from peelsum.transport.link import PortLink
 from peelsum.transport.server import AggregationServer
 from peelsum.transport.service_kernels import serve
 from peelsum.transport.wire_kernels import Unsent, Wire, new_wire
@@ -22,7 +22,7 @@ _SLICE = 0.1
 class Exchange:
     """A worker's endpoint on its link."""
 
-    def __init__(self, endpoint: WorkerEndpoint, link: Link) -> None:
+    def __init__(self, endpoint: WorkerEndpoint, link: PortLink) -> None:
         self._endpoint, self._link = endpoint, link
         self._wire = new_wire(link.socket, endpoint.state.packets.shape[1])
 
@@ -49,7 +49,7 @@ class Exchange:
 class Serving:
     """An aggregation server on its link."""
 
-    def __init__(self, server: AggregationServer, link: Link) -> None:
+    def __init__(self, server: AggregationServer, link: PortLink) -> None:
         self._server, self._link = server, link
         self._wire = new_wire(link.socket, server.state.packets.shape[1], link.waker)
 
@@ -75,7 +75,7 @@ class Serving:
         return events if timer is None or timer > now else events + server.expire(now), heard
 
 
-def _settled(wire: Wire, link: Link, problem: int, own: Words) -> Wire:
+def _settled(wire: Wire, link: PortLink, problem: int, own: Words) -> Wire:
     """Return the wire for the next loop, after one that ended with an error number or 0.
 
     What could not be sent is sent again, which may reduce the size of sends. Raises SwitchUnreachableError.

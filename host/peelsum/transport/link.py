@@ -41,7 +41,7 @@ class Machine(Protocol):
     def to_send(self, now: float, limit: int = ...) -> Batch: ...
 
 
-class Link:
+class PortLink:
     """A socket connected to one switch port, whose address is `address`."""
 
     def __init__(

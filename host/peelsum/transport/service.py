@@ -16,7 +16,7 @@ from peelsum.transport.config import JobConfig
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event
 from peelsum.transport.exchange import Serving
-from peelsum.transport.link import Link, Wire
+from peelsum.transport.link import PortLink, Wire
 from peelsum.transport.server import AggregationServer
 from peelsum.transport.stats import Progress, ServerStats
 from peelsum.transport.warming import warm_up
@@ -44,7 +44,7 @@ class AggregationService:
         self._linger = max(config.timers.linger for config in configs)
         self._stopping = False
         warm_up(self._lanes)
-        self._link = Link(switch, packet_bytes(self._lanes), hello_s=hello_s, wire=wire)
+        self._link = PortLink(switch, packet_bytes(self._lanes), hello_s=hello_s, wire=wire)
         servers = list(self._servers.values())
         self._serving = Serving(servers[0], self._link) if len(servers) == 1 else None
 

@@ -22,7 +22,7 @@ from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.errors import StalledError, TransportError
 from peelsum.transport.events import Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.exchange import Exchange
-from peelsum.transport.link import Link, Wire
+from peelsum.transport.link import PortLink, Wire
 from peelsum.transport.stats import WorkerStats
 from peelsum.transport.warming import warm_up
 from peelsum.wire import packet_bytes
@@ -81,7 +81,7 @@ class SwitchSummation:
         self._broken = False
         self._closed = self._joined = False
         warm_up(config.lanes)
-        self._link = Link(switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire)
+        self._link = PortLink(switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire)
         self._endpoint.limit_window(self._link.room)
         self._exchange = Exchange(self._endpoint, self._link)
         self._held = held or ExitStack()

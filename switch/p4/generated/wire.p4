@@ -6,6 +6,7 @@ const bit<9> CPU_PORT = 255;
 const bit<16> EVERYONE = 0xffff;
 
 // The slots' clock: a tick is 64 us on v1model, 2^16 ns on Tofino.
+const bit<8> TICK_SHIFT = 6;  // of v1model's clock, which counts microseconds
 const bit<32> EPOCH_TICKS = 0x40000000;  // added: unwritten registers look long expired
 const bit<32> FREED_TICKS = 0x40000000;  // a freed slot's stamp is this much before now
 const bit<32> DEFAULT_AGE_TICKS = 15625;

@@ -59,7 +59,7 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.ownership = release_owner.execute((slot_t)ig_md.slot_index);
     }
 
-    // Free the slot, whoever owns it.
+    // Free the slot of any owner.
     action free() {
         free_owner.execute((slot_t)ig_md.slot_index);
     }

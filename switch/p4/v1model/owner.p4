@@ -25,7 +25,7 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         owner_op = OWNER_RELEASE;
     }
 
-    // Free the slot, whoever owns it.
+    // Free the slot of any owner.
     action free() {
         owner_op = OWNER_FREE;
     }

@@ -39,7 +39,7 @@ control PeelsumIngress(inout headers_t hdr, inout metadata_t md, inout standard_
 
     apply {
         md.ig_md.ingress_port = standard_metadata.ingress_port;
-        md.ig_md.now = (bit<32>)(standard_metadata.ingress_global_timestamp >> 6) + EPOCH_TICKS;
+        md.ig_md.now = (bit<32>)(standard_metadata.ingress_global_timestamp >> TICK_SHIFT) + EPOCH_TICKS;
         aggregation.apply(hdr, md.ig_md);
         verdicts.count((bit<32>)md.ig_md.verdict);
         if (md.ig_md.way == WAY_NOWHERE) {
@@ -74,7 +74,7 @@ control PeelsumEgress(inout headers_t hdr, inout metadata_t md, inout standard_m
         if (hdr.peelsum.isValid()) {
             readdress.apply(hdr, standard_metadata.egress_port);
         } else if (md.ig_md.multicast == 1 && standard_metadata.egress_port == md.ig_md.ingress_port) {
-            // Do not flood a frame back to its ingress port: between two switches it would loop for ever.
+            // Do not flood a frame back to its ingress port: between two switches it would loop without end.
             mark_to_drop(standard_metadata);
         }
     }

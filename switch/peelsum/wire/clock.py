@@ -6,8 +6,10 @@ difference.
 
 from __future__ import annotations
 
+#: A tick is a power of two of microseconds, so that v1model's clock need only be shifted.
+TICK_SHIFT = 6
 #: One tick, in microseconds.
-TICK_US = 64
+TICK_US = 1 << TICK_SHIFT
 #: Added to the clock, so that a register that was never written looks long expired.
 EPOCH_TICKS = 1 << 30
 #: The longest age limit. The controller uses it for slots that never expire.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 
-from peelsum.wire.clock import DEFAULT_AGE_TICKS, EPOCH_TICKS, FREED_TICKS, TICK_US
+from peelsum.wire.clock import DEFAULT_AGE_TICKS, EPOCH_TICKS, FREED_TICKS, TICK_SHIFT, TICK_US
 from peelsum.wire.format import (
     ALL_FLAGS,
     COMPILED_LANES,
@@ -49,6 +49,7 @@ def wire_p4() -> str:
         f"const bit<16> EVERYONE = {EVERYONE:#x};",
         "",
         f"// The slots' clock: a tick is {TICK_US} us on v1model, 2^16 ns on Tofino.",
+        f"const bit<8> TICK_SHIFT = {TICK_SHIFT};  // of v1model's clock, which counts microseconds",
         f"const bit<32> EPOCH_TICKS = {EPOCH_TICKS:#x};  // added: unwritten registers look long expired",
         f"const bit<32> FREED_TICKS = {FREED_TICKS:#x};  // a freed slot's stamp is this much before now",
         f"const bit<32> DEFAULT_AGE_TICKS = {DEFAULT_AGE_TICKS};",
