@@ -11,8 +11,11 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.gl
 #: Tests of their own run these: one is a session, the other needs several machines.
 APART = (ROOT / "docs/tutorial/one-chunk.md", ROOT / "docs/how-to/train-on-several-nodes.md")
 RUN = [page for page in PAGES if page not in APART and blocks(page.read_text(encoding="utf-8"))]
-#: Trainings and networks: half a minute of processor time each, and minutes.
+#: Networks: from ten seconds to half a minute of processor time. Trainings over networks: minutes.
 LONG = {
+    "README.md": pytest.mark.system,
+    "docs/how-to/deploy.md": pytest.mark.system,
+    "docs/reference/topology.md": pytest.mark.system,
     "docs/reference/torch.md": pytest.mark.system,
     "docs/reference/traces.md": pytest.mark.system,
     "docs/tutorial/from-a-network-to-a-plot.md": pytest.mark.system,

@@ -19,7 +19,7 @@ class Says:
     def __init__(self, *messages):
         self.messages = messages
 
-    def StreamChannel(self, requests):
+    def StreamChannel(self, requests):  # noqa: N802 - the name of the call
         next(requests)
         yield from self.messages
 

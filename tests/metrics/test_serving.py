@@ -27,6 +27,8 @@ from peelsum.tls import TlsError
 from peelsum.topology import Child
 from peelsum.torch.switch_seat import METRICS, connect_rank
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 JOB = """
 [job]
 id = 3

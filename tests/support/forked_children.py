@@ -1,7 +1,8 @@
 """Parts of a network, forked from one process that has the program loaded, in tests that start many of them.
 
 A child runs `peelsum ...` as a process of its own, with its own streams, session, signals and exit status.
-What it saves is the start: imports, and loading what is compiled. tests/cli and tests/system start real ones.
+What it saves is the start: imports, and loading what is compiled. `peelsum up` and `peelsum demo`, and all
+that they start, are never forked.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import pytest
 
 from peelsum.topology import processes
 
+#: Modules that the one process has loaded from which children, and ranks of torch_ranks.py, are forked.
+LOADED = ["torch_ranks_loaded", "children_loaded"]
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch_ranks_loaded", "children_loaded"])
+_CONTEXT.set_forkserver_preload(LOADED)
 _PEELSUM = [sys.executable, "-m", "peelsum.cli"]
 
 
@@ -88,7 +91,7 @@ def _run(
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", 1)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

@@ -18,10 +18,11 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from forked_children import LOADED
 from patience import PATIENCE_S
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch_ranks_loaded"])
+_CONTEXT.set_forkserver_preload(LOADED)
 
 
 def run_ranks(

@@ -16,6 +16,8 @@ from peelsum.transport import StalledError, TransportError
 from peelsum.transport.seats import plug_in
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 WORKERS = 3
 
 
