@@ -9,6 +9,7 @@ from patience import PATIENCE_S
 from peelsum.control import NotPrimaryError, resets
 from peelsum.control.frames import reset_frames
 from peelsum.control.stream import Stream
+from peelsum.wire.clock import FREED_TICKS
 
 LANES = 32
 
@@ -54,3 +55,14 @@ def test_only_a_reset_that_was_lost_is_sent_again():
     stream = Loses(5)
     resets.reset(SimpleNamespace(stream=stream, address="s1:9559"), [4, 5, 6], LANES)
     assert stream.sent == reset_frames([4, 5, 6, 5], LANES)
+
+
+@pytest.mark.parametrize("probe", [1000, 0xFFFFFFF0])
+def test_stamps_are_stale_from_half_the_time_of_a_freed_slot(monkeypatch, probe):
+    """And if they lie further ahead than a slot in use can have them, an hour allowed for reading."""
+    first, last = probe - FREED_TICKS // 2, probe + FREED_TICKS + (1 << 26)
+    stamps = dict(enumerate(stamp & 0xFFFFFFFF for stamp in (probe, first, first - 1, last, last + 1)))
+    monkeypatch.setattr(resets, "slot_owners", lambda session: {})
+    monkeypatch.setattr(resets, "_register", lambda session, name: stamps)
+    monkeypatch.setattr(resets, "reset", lambda *_: None)
+    assert resets.stale_slots(None, 5, LANES) == [2, 4]
