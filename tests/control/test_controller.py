@@ -314,7 +314,7 @@ def test_routes_are_replaced_by_an_admission_that_has_some(controller, device, d
     assert rows(device, "routes") == second
 
 
-@pytest.mark.parametrize(("limit_ms", "ticks"), [(0, 0), (64, 1000), (float("inf"), 1 << 30)])
+@pytest.mark.parametrize(("limit_ms", "ticks"), [(0, 0), (0.1, 2), (64, 1000), (float("inf"), 1 << 30)])
 def test_age_limits(controller, device, limit_ms, ticks):
     controller.set_limits(age_limit_ms=limit_ms, queue_depth=12)
     assert tables(device)["limits"].default[1] == (ticks,)
