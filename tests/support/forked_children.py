@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,17 @@ _CONTEXT.set_forkserver_preload(LOADED)
 _PEELSUM = [sys.executable, "-m", "peelsum.cli"]
 
 
+def start_apart(process: ForkServerProcess) -> None:
+    """Start a process that needs nothing of the program that runs the tests; its server, what it has loaded.
+
+    PYTHONPATH is kept, as tests/mutation has a changed program there.
+    """
+    nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
+    folders = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with nothing, patch.dict(os.environ, PYTHONPATH=os.pathsep.join(folders)):
+        process.start()
+
+
 class Forked:
     """What `Child` uses of `subprocess.Popen`."""
 
@@ -42,9 +54,7 @@ class Forked:
         theirs = (child_in, child_out, stderr.fileno())
         arguments = (command[len(_PEELSUM) :], dict(os.environ), Path.cwd(), [_Passed(one) for one in theirs])
         self._process = _CONTEXT.Process(target=_run, args=arguments)
-        nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
-        with nothing, patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
-            self._process.start()
+        start_apart(self._process)
         os.close(child_in)
         os.close(child_out)
 

@@ -6,7 +6,6 @@ import atexit
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +13,10 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from forked_children import LOADED
+from forked_children import LOADED, start_apart
 from patience import PATIENCE_S
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -55,10 +53,7 @@ class _Rank:
     def __init__(self, *arguments: Any) -> None:
         self._mine, theirs = _CONTEXT.Pipe()
         self._process = _CONTEXT.Process(target=_run, args=(theirs, *arguments))
-        # The ranks need nothing of the program that runs the tests, and the server what is loaded for them.
-        nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
-        with nothing, patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
-            self._process.start()
+        start_apart(self._process)
         theirs.close()
 
     def result(self, patience_s: float) -> Any:
