@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # Seconds between two lines of `make setup` while pip is at work.
 BEAT_S ?= 10
 INPUTS := pyproject.toml constraints.txt
+# The tests start hundreds of processes, each of which would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A file of tests at a time to each process, the dear ones first (tests/support/suite_order.py).
 PYTEST := $(BIN)/pytest -q --maxprocesses 8 --dist loadfile --no-loadscope-reorder -n

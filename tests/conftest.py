@@ -3,11 +3,12 @@
 import os
 import signal
 
+from forked_children import forked_children
 from hypothesis import HealthCheck, settings
 from rig_fixtures import frame_rig, made_rigs, rig
 from suite_order import pytest_collection_modifyitems
 
-__all__ = ["frame_rig", "made_rigs", "pytest_collection_modifyitems", "rig"]
+__all__ = ["forked_children", "frame_rig", "made_rigs", "pytest_collection_modifyitems", "rig"]
 
 pytest_plugins = ["pytester"]
 

@@ -58,6 +58,7 @@ def test_one_wrong_bit_is_counted_where_it_arrived() -> None:
     assert [one.wrong for one in results] == [0, 1]
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_rows_over_a_real_switch() -> None:
     sizes = ("-b", "8K", "-e", "8K", "-n", "2", "-w", "1", "--workers", "2", "--density", "0.1")
     done = peelsum("bench", "allreduce", *sizes, "--form", "compact", "--form", "sketch", "--json")

@@ -84,6 +84,7 @@ def wait_for(shell, text):
         shown += line
 
 
+@pytest.mark.system
 def test_the_walk_through_of_the_readme(blocks, terminal):
     first, second, third = blocks
     wait_for(terminal(first), f"port {PORTS} at ")

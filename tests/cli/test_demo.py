@@ -41,6 +41,7 @@ def endless(tmp_path):
     psutil.wait_procs(parts, timeout=PATIENCE_S)
 
 
+@pytest.mark.system
 def test_two_workers_with_loss_are_exact(tmp_path):
     """The demo's own process must not compile, because a compiler's callbacks would swallow Ctrl-C."""
     (tmp_path / "sitecustomize.py").write_text(

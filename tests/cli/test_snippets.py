@@ -11,19 +11,22 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.gl
 #: Tests of their own run these: one is a session, the other needs several machines.
 APART = (ROOT / "docs/tutorial/one-chunk.md", ROOT / "docs/how-to/train-on-several-nodes.md")
 RUN = [page for page in PAGES if page not in APART and blocks(page.read_text(encoding="utf-8"))]
-#: Trainings and networks, several of them.
-LONG = (
-    "docs/reference/torch.md",
-    "docs/reference/traces.md",
-    "docs/tutorial/from-a-network-to-a-plot.md",
-    "docs/tutorial/train-a-model.md",
-    "examples/README.md",
-)
+#: Networks: from ten seconds to half a minute of processor time. Trainings over networks: minutes.
+LONG = {
+    "README.md": pytest.mark.system,
+    "docs/how-to/deploy.md": pytest.mark.system,
+    "docs/reference/topology.md": pytest.mark.system,
+    "docs/reference/torch.md": pytest.mark.system,
+    "docs/reference/traces.md": pytest.mark.system,
+    "docs/tutorial/from-a-network-to-a-plot.md": pytest.mark.system,
+    "docs/tutorial/train-a-model.md": pytest.mark.slow,
+    "examples/README.md": pytest.mark.slow,
+}
 
 
 def _named(page: Path) -> object:
     name = str(page.relative_to(ROOT))
-    return pytest.param(page, id=name, marks=[pytest.mark.slow] if name in LONG else [])
+    return pytest.param(page, id=name, marks=[LONG[name]] if name in LONG else [])
 
 
 @pytest.mark.parametrize("page", [_named(page) for page in RUN])

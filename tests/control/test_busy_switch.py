@@ -89,6 +89,16 @@ def test_a_table_that_is_full_is_an_error_at_once(controller, monkeypatch):
     assert all(one != other for one, other in pairwise(came))
 
 
+def test_a_write_of_more_rows_than_one_message_has_leaves_none_out(controller, monkeypatch):
+    came = refuse(controller, monkeypatch, 0)
+    wanted = bridge_entries(dict.fromkeys(range(1, 258), 1))
+    controller.session.write([+row for row in wanted])
+    assert [len(request.updates) for request in came] == [256, len(wanted) - 256]
+    assert {row["dst_mac"] for row in controller.session.entries("bridge")} == {
+        row["dst_mac"] for row in wanted
+    }
+
+
 class FullTable(Full):
     """How a switch refuses a Write that it has looked at: with the reason for each update."""
 

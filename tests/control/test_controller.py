@@ -218,6 +218,13 @@ def test_participants_may_change(controller, device, description, data_plane):
     assert [port for port, _ in device.switch.groups.get(3)] == [1, 2, 4]
 
 
+def test_jobs_are_listed_by_number(controller, description, data_plane):
+    for number in (200, 3, 7):
+        job = description.job.model_copy(update={"id": number})
+        controller.admit(description.model_copy(update={"job": job}), free_slots=False)
+    assert [job.job_id for job in controller.status().jobs] == [3, 7, 200]
+
+
 def test_no_generation_comes_again_however_fast(controller, description, data_plane):
     """With the clock stopped, only the switch's own memory tells generations apart."""
     controller._clock = lambda: 1_000_000.0
@@ -307,7 +314,7 @@ def test_routes_are_replaced_by_an_admission_that_has_some(controller, device, d
     assert rows(device, "routes") == second
 
 
-@pytest.mark.parametrize(("limit_ms", "ticks"), [(0, 0), (64, 1000), (float("inf"), 1 << 30)])
+@pytest.mark.parametrize(("limit_ms", "ticks"), [(0, 0), (0.1, 2), (64, 1000), (float("inf"), 1 << 30)])
 def test_age_limits(controller, device, limit_ms, ticks):
     controller.set_limits(age_limit_ms=limit_ms, queue_depth=12)
     assert tables(device)["limits"].default[1] == (ticks,)

@@ -24,6 +24,8 @@ from peelsum.control.cluster import service as service_module
 from peelsum.control.cluster.events import MOST_UNREAD, MOST_WATCHERS, Event, Events
 from peelsum.topology import Child
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 
 @pytest.fixture(scope="module")
 def switches():

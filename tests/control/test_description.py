@@ -3,6 +3,7 @@ import re
 import pytest
 
 from peelsum.control import DescriptionError, JobDescription
+from peelsum.control.session import pipeline_schema
 
 MINIMAL = """
 [job]
@@ -93,6 +94,34 @@ def test_each_validation_error_is_one_line_with_field_and_value(change, message)
         JobDescription.parse(MINIMAL.replace(*change, 1), "job.toml")
     assert "\n" not in str(error.value)
     assert re.match(f"job.toml: {message}", str(error.value)), str(error.value)
+
+
+def full_bridge(count):
+    rows = "".join(f"'2:0:0:0:{one >> 8:x}:{one & 255:x}' = 1\n" for one in range(count))
+    return f"{MINIMAL}[switch.bridge]\n{rows}"
+
+
+def full_routes(count):
+    rows = "".join(
+        f"'10.{one >> 8}.{one & 255}.0/24' = {{port = 1, mac = '2:0:0:0:0:1'}}\n" for one in range(count)
+    )
+    address = "[switch]\naddress = {mac = '2:0:0:0:0:fe', ip = '10.0.0.254'}\n"
+    return f"{MINIMAL}{address}[switch.routes]\n{rows}"
+
+
+@pytest.mark.parametrize(
+    ("table", "text", "besides"),
+    [
+        pytest.param("bridge", full_bridge, 1, id="bridge"),
+        pytest.param("routes", full_routes, 0, id="routes"),
+    ],
+)
+def test_a_description_may_fill_the_switch_s_table(files, table, text, besides):
+    """besides: rows that are not of the description, as that for broadcasts."""
+    most = pipeline_schema(*files).tables[table].size - besides
+    assert len(getattr(JobDescription.parse(text(most)).switch, table)) == most
+    with pytest.raises(DescriptionError, match=f"switch.{table}: lists {most + 1}; list at most {most}$"):
+        JobDescription.parse(text(most + 1))
 
 
 def test_files(tmp_path):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from device_state import forward, forwarding, rows, tables
+from patience import PATIENCE_S
 
 from peelsum.control import (
     ControlError,
@@ -279,12 +280,39 @@ def test_eviction_begins_at_the_workers(fabric, monkeypatch):
     assert order == [*reversed(fabric.switches)]
 
 
-def test_an_unreachable_switch_leaves_the_others_to_other_controllers(text, servers):
+def test_a_primary_stays_one_after_what_only_a_primary_may_do(fabric):
+    fabric.admit()
+    assert all(one.is_primary for one, _ in fabric._placed)
+    fabric.become_backup()
+    fabric.admit()
+    assert not any(one.is_primary for one, _ in fabric._placed)
+
+
+def test_controllers_become_the_primary_of_switches_in_one_order(servers, monkeypatch):
+    """However their descriptions list them: else two could wait for each other."""
+    become_primary, order = controller.Controller.become_primary, []
+
+    def noted(self, *given, **named):
+        order.append(self.session.address)
+        become_primary(self, *given, **named)
+
+    monkeypatch.setattr(controller.Controller, "become_primary", noted)
+    addresses = sorted(server.address for server in servers)
+    with Fabric.connect(parse_description(TEXT.format(*reversed(addresses)))) as fabric:
+        assert fabric.switches == (*reversed(addresses),)
+    assert order == addresses
+
+
+def test_an_unreachable_switch_leaves_the_others_to_other_controllers(text, servers, monkeypatch):
+    def observe(address, *rest, timeout_s, _observe=controller.Controller.observe, **named):
+        return _observe(address, *rest, timeout_s=0.3 if address == gone else timeout_s, **named)
+
+    monkeypatch.setattr(controller.Controller, "observe", observe)
     description = parse_description(text)
     gone = servers[2].address
     servers[2].stop()
     with pytest.raises(SwitchError, match=f"nothing answers P4Runtime at {gone}"):
-        Fabric.connect(description, timeout_s=5.0)
+        Fabric.connect(description, timeout_s=PATIENCE_S)
     with controller.Controller.connect(servers[0].address):
         pass
 

@@ -49,6 +49,11 @@ def test_a_file_without_racks_is_of_one_switch():
     assert (plan.level, plan.expected_mask, plan.group) == (Level.ONLY, 0b11, (1, 2))
 
 
+def test_switches_of_one_server_are_told_apart_by_their_device_id():
+    text = RACKS.replace('"10.0.0.3:9559"', '"10.0.0.2:9559"\ndevice_id = 2')
+    assert [plan.switch.device_id for plan in parse_description(text).plans()] == [1, 1, 2]
+
+
 def test_hosts_of_a_rack():
     address = 'address = {mac = "2:0:0:0:0:fe", ip = "10.0.0.254"}\n'
     text = RACKS.replace('p4runtime = "10.0.0.3:9559"\n', 'p4runtime = "10.0.0.3:9559"\n' + address)

@@ -119,6 +119,15 @@ def test_a_job_that_was_only_half_put_back_is_put_back_again(held, switch, files
     assert row[2] == 0  # closed, as if evicted
     assert looked_until_something_came(watch) == [SwitchRegained(switch.address, restored=True)]
     assert switch.holding() == before
+    # From then on, a switch that has the job is left as it is.
+    with monkeypatch.context() as patched:
+
+        def unanswered(*_):
+            patched.undo()
+            raise SwitchError("switch: did not answer in time while reading; try again")
+
+        patched.setattr(fabric, "holds", unanswered)
+        assert watch.look()[1:] == [SwitchRegained(switch.address, restored=False)]
 
 
 def test_a_job_that_another_controller_evicted_is_over(held, switch):
@@ -220,6 +229,17 @@ uplink = 8
 spine_port = 2
 workers = [4]
 """
+
+
+@pytest.mark.usefixtures("held")
+def test_a_pipeline_with_this_job_alone_is_replaced(switch, description):
+    """Its admission comes next, and needs no slots of the program before."""
+    wide = at(description, switch.address)
+    wide = wide.model_copy(update={"switch": wide.switch.model_copy(update={"pipeline_lanes": 64})})
+    other = pipeline(64)
+    with Fabric.connect(wide, timeout_s=PATIENCE_S, patience_s=PATIENCE_S) as fabric:
+        assert fabric.load_pipeline(other.json_path, other.p4info_path) == 1
+        assert fabric.admit().lanes == 64
 
 
 def test_the_switches_of_racks_are_looked_after_one_by_one(files, monkeypatch):

@@ -21,11 +21,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from peelsum.allreduce import Part
-from peelsum.metrics import PARTS, MetricsError, MetricsServer, metrics_address
+from peelsum.metrics import PARTS, MetricsError, MetricsServer, metrics_address, serve
 from peelsum.metrics.serve import MOST_CLIENTS
 from peelsum.tls import TlsError
 from peelsum.topology import Child
 from peelsum.torch.switch_seat import METRICS, connect_rank
+
+pytestmark = pytest.mark.usefixtures("forked_children")
 
 JOB = """
 [job]
@@ -76,19 +78,37 @@ def test_there_is_nothing_else(served):
         read(served.url.replace("/metrics", "/"))
 
 
-def test_silent_clients_do_not_keep_the_next_ones_out_for_long(served, monkeypatch):
-    host, port = served.url.split("/")[2].split(":")
-    silent = [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(MOST_CLIENTS)]
+def silent_clients(url):
+    """Connections that ask nothing, as many as there may be."""
+    host, port = url.split("/")[2].split(":")
+    return [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(MOST_CLIENTS)]
+
+
+def read_once_there_is_room(url):
+    while True:  # until the server has seen that a client has left
+        try:
+            return read(url)
+        except OSError:
+            pass
+
+
+def test_more_clients_than_there_may_be_are_turned_away_until_one_leaves(served, monkeypatch):
+    monkeypatch.setattr(serve, "ASK_S", PATIENCE_S)
+    silent = silent_clients(served.url)
     with pytest.raises(OSError, match=r"closed|reset"):
         read(served.url)
     silent.pop().close()
-    while True:  # until the server has seen that
-        try:
-            assert read(served.url) == EXPECTED
-            break
-        except OSError:
-            pass
+    assert read_once_there_is_room(served.url) == EXPECTED
     for one in silent:
+        one.close()
+
+
+def test_silent_clients_do_not_keep_the_next_ones_out_for_long(served, monkeypatch):
+    monkeypatch.setattr(serve, "ASK_S", 0.1)
+    silent = silent_clients(served.url)
+    assert read_once_there_is_room(served.url) == EXPECTED
+    for one in silent:
+        assert one.recv(1) == b"", "its time to ask is over"
         one.close()
 
 

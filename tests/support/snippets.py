@@ -98,7 +98,7 @@ class Terminal:
         if self._shell.poll() is None:
             os.killpg(self._shell.pid, signal.SIGINT)
         try:
-            self.shown += self._shell.communicate(timeout=60)[0].decode(errors="replace")
+            self.shown += self._shell.communicate(timeout=PATIENCE_S)[0].decode(errors="replace")
         except subprocess.TimeoutExpired:
             os.killpg(self._shell.pid, signal.SIGKILL)
             raise SnippetError(f"did not end at Ctrl-C:\n{self.block.text}\n{self.shown}") from None

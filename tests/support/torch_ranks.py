@@ -6,7 +6,6 @@ import atexit
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +13,14 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from forked_children import LOADED, start_apart
 from patience import PATIENCE_S
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch_ranks_loaded"])
+_CONTEXT.set_forkserver_preload(LOADED)
 
 
 def run_ranks(
@@ -54,10 +53,7 @@ class _Rank:
     def __init__(self, *arguments: Any) -> None:
         self._mine, theirs = _CONTEXT.Pipe()
         self._process = _CONTEXT.Process(target=_run, args=(theirs, *arguments))
-        # The ranks need nothing of the program that runs the tests; the server needs the path of its preload.
-        nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
-        with nothing, patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
-            self._process.start()
+        start_apart(self._process)
         theirs.close()
 
     def result(self, patience_s: float) -> Any:

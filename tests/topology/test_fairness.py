@@ -91,6 +91,7 @@ def test_jain_s_index_is_one_for_equals_and_one_over_n_for_one_who_has_all() -> 
     assert jain([0.0, 0.0]) == 0
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_the_bench_says_so_in_json() -> None:
     scene = ("--jobs", "2", "--lanes", "32", "--mbit", "100", "--seconds", "0.05")
     done = peelsum("bench", "fairness", *scene, "--json")

@@ -5,6 +5,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 from patience import PATIENCE_S
 
 from peelsum.allreduce import Allreduce
@@ -13,6 +14,8 @@ from peelsum.topology.description import parse
 from peelsum.topology.network import UdpNetwork
 from peelsum.transport.seats import SEAT, plug_in
 from peelsum.wire import packet_bytes
+
+pytestmark = pytest.mark.usefixtures("forked_children")
 
 LANES, CHUNKS, MBIT = 256, 150, 20.0
 DESCRIBED = {

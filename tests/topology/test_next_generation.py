@@ -68,6 +68,7 @@ def test_exec_waits_for_a_network_that_is_starting(pair: str) -> None:
         starting.communicate(timeout=PATIENCE_S)
 
 
+@pytest.mark.system
 def test_exec_gives_a_host_its_own_seat_and_says_what_it_waits_for(pair: str) -> None:
     """Also to a command that a worker starts at another host: the server's has no seat."""
     show = "echo ${PEELSUM_SEAT-none}"

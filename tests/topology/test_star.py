@@ -8,13 +8,15 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, with_longer_timeouts
 
 from peelsum.allreduce import Allreduce, Part, PlanMismatchError
 from peelsum.topology import Child, Star
 from peelsum.transport import StalledError, TransportError
 from peelsum.transport.seats import plug_in
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
+
+pytestmark = pytest.mark.usefixtures("forked_children")
 
 WORKERS = 3
 
@@ -133,16 +135,19 @@ def test_workers_that_differ_all_raise_the_same_error(other):
 
 
 def test_worker_that_never_arrives_is_named_by_the_others():
-    with Star(WORKERS, timeout_s=3.0) as star:
-        outcomes = on_every_worker(
-            star, lambda w, summation: Allreduce(summation).sum({"t": tensor_of(w)}), workers=(0, 2)
-        )
-    assert {type(outcome) for outcome in outcomes.values()} == {StalledError}
-    for outcome in outcomes.values():
-        message = str(outcome)
-        assert "job 1" in message
-        assert "chunk 0" in message
-        assert "1" in message.partition("worker")[2]
+    def named(timeout_s):
+        with Star(WORKERS, timeout_s=timeout_s) as star:
+            outcomes = on_every_worker(
+                star, lambda w, summation: Allreduce(summation).sum({"t": tensor_of(w)}), workers=(0, 2)
+            )
+        assert {type(outcome) for outcome in outcomes.values()} == {StalledError}
+        for outcome in outcomes.values():
+            message = str(outcome)
+            assert "job 1" in message
+            assert "chunk 0" in message
+            assert "1" in message.partition("worker")[2]
+
+    with_longer_timeouts(named)
 
 
 def test_a_run_that_was_cut_off_is_not_continued_under_the_same_generation():
@@ -173,15 +178,26 @@ def test_what_a_killed_run_left_in_the_switch_is_not_added_to_the_next():
     steps = {0: 2, 1: 1, 2: 1}
 
     def killed(worker, summation):
-        for _ in range(steps[worker]):
+        run = summation._exchange.run
+
+        def until_all_is_sent():
+            events = run()
+            if summation.stats().contributions > steps[worker] * chunks:  # and one chunk to join
+                raise ConnectionAbortedError
+            return events
+
+        summation.sum_words([Part(words[7][worker], "add")])
+        if steps[worker] > 1:  # alone: no result comes back
+            summation._exchange.run = until_all_is_sent
             summation.sum_words([Part(words[7][worker], "add")])
         raise ConnectionAbortedError
 
     def again(worker, summation):
         return [summation.sum_words([Part(words[1000][worker], "add")])[0] for _ in range(2)]
 
-    with Star(WORKERS, timeout_s=5.0) as star:
-        on_every_worker(star, killed)
+    with Star(WORKERS, timeout_s=PATIENCE_S) as star:
+        errors = on_every_worker(star, killed)
+        assert {type(error) for error in errors.values()} == {ConnectionAbortedError}
         server = star._children["server"]
         os.kill(server.pid, signal.SIGKILL)
         server.stop()

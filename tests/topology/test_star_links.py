@@ -5,11 +5,14 @@ import time
 from dataclasses import asdict
 
 import numpy as np
+import pytest
 from patience import PATIENCE_S
 
 from peelsum.allreduce import Part
 from peelsum.topology import Star
 from peelsum.transport.seats import plug_in
+
+pytestmark = pytest.mark.usefixtures("forked_children")
 
 WORKERS = 2
 SUMS = 12

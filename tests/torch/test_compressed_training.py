@@ -27,6 +27,8 @@ from peelsum.compress import (
 )
 from peelsum.topology import Star
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 #: One for each kind of sum and way to share an index.
 METHODS = {
     "top-k": TopK(0.05),

@@ -16,6 +16,8 @@ from torch_ranks import run_ranks
 
 from peelsum.topology import Star
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 STEPS = 50
 
 

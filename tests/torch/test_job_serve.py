@@ -22,6 +22,8 @@ from peelsum.topology import Child
 from peelsum.transport import SwitchSummation, job_config
 from peelsum.transport.lease import Lease
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 RACKS = """
 [job]
 id = 1

@@ -14,6 +14,8 @@ from torch_ranks import run_ranks
 
 from peelsum.topology import Star
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 #: A timeout that gloo must not reach. Any machine notices a broken connection in half of it.
 NEVER_S = 300.0
 BY_GLOO = {"over": "gloo", "timeout_s": NEVER_S}

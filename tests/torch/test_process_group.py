@@ -15,6 +15,8 @@ from torch_ranks import run_ranks
 
 from peelsum.topology import Star
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 
 def test_calls_come_to_what_gloo_makes_of_them():
     with Star(2) as star:

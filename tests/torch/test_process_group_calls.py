@@ -24,6 +24,8 @@ from peelsum.allreduce import LocalSummation
 from peelsum.topology import Star
 from peelsum.torch import CallTimeoutError, HookConfigError, SwitchOptions, SwitchProcessGroup, process_group
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 BACKEND = "cpu:peelsum"
 MINUTES_S = 300.0
 RANKS = 3

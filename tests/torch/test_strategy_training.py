@@ -22,6 +22,8 @@ from peelsum.flexible import METHODS, ExplorationEnded, Flexible, LinkChanged, M
 from peelsum.topology import Star
 from peelsum.torch import HookConfigError, SwitchAllreduceState
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 #: Every method after every other carrier, at two ratios.
 BY_SWITCH = [(method, ratio) for ratio in (0.1, 0.02) for method in METHODS]
 #: What holds over a switch whose links lose packets is hardly wrong over one that loses none.

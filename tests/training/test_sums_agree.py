@@ -18,6 +18,8 @@ from torch_ranks import run_ranks
 from peelsum.topology import Star
 from peelsum.training import MODELS, ModelName
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 RANKS = 2
 #: Largest difference between a parameter trained with gloo's float sums and with the switch's exact ones, as
 #: a share of training's largest change. One missing gradient causes 0.7 to 4 percent.

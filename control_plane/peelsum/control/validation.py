@@ -37,7 +37,8 @@ def first_validation_error(error: ValidationError, of: str, model: type[BaseMode
         case "too_short":
             message = f"must list at least {problem['ctx']['min_length']}"
         case "too_long":
-            message = f"must list at most {problem['ctx']['max_length']}"
+            most, listed = problem["ctx"]["max_length"], len(problem["input"])
+            return f"{where}: lists {listed}; list at most {most}"
     prefix = f"{where}: " if where else ""
     return f"{prefix}{problem['input']!r}: {message[0].lower()}{message[1:]}"
 

@@ -1,0 +1,131 @@
+"""Parts of a network, forked from one process that has the program loaded, in tests that start many of them.
+
+A child runs `peelsum ...` as a process of its own, with its own streams, session, signals and exit status.
+What it saves is the start: imports, and loading what is compiled. `peelsum up` and `peelsum demo`, and all
+that they start, are never forked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
+from unittest.mock import patch
+
+import pytest
+
+from peelsum.topology import processes
+
+#: Modules that the one process has loaded from which children, and ranks of torch_ranks.py, are forked.
+LOADED = ["torch_ranks_loaded", "children_loaded"]
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(LOADED)
+_PEELSUM = [sys.executable, "-m", "peelsum.cli"]
+
+
+def start_apart(process: ForkServerProcess) -> None:
+    """Start a process that needs nothing of the program that runs the tests; its server, what it has loaded.
+
+    PYTHONPATH is kept, as tests/mutation has a changed program there.
+    """
+    nothing = patch.multiple(sys.modules["__main__"], __spec__=None, __file__=None, create=True)
+    folders = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with nothing, patch.dict(os.environ, PYTHONPATH=os.pathsep.join(folders)):
+        process.start()
+
+
+class Forked:
+    """What `Child` uses of `subprocess.Popen`."""
+
+    def __init__(self, command: Sequence[str], *, stderr: IO[bytes], **_: object) -> None:
+        self.args = command
+        child_in, to_child = os.pipe()
+        from_child, child_out = os.pipe()
+        self.stdin, self.stdout = os.fdopen(to_child, "wb"), os.fdopen(from_child, "rb")
+        theirs = (child_in, child_out, stderr.fileno())
+        arguments = (command[len(_PEELSUM) :], dict(os.environ), Path.cwd(), [_Passed(one) for one in theirs])
+        self._process = _CONTEXT.Process(target=_run, args=arguments)
+        start_apart(self._process)
+        os.close(child_in)
+        os.close(child_out)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        status = self._process.exitcode
+        if status is None:
+            raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class _Passed:
+    """A file descriptor that goes to the child."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[object, tuple[object]]:
+        return _detached, (DupFd(self._number),)
+
+
+def _detached(passed: object) -> int:
+    return int(passed.detach())  # type: ignore[attr-defined]
+
+
+def _run(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, streams: Sequence[int]
+) -> None:
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", 1)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = ["peelsum", *arguments]
+    from peelsum.cli.main import main
+
+    status: object = 0
+    try:
+        main()
+    except SystemExit as ended:
+        status = ended.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    atexit._run_exitfuncs()
+    os._exit(int(status or 0))
+
+
+def _popen(command: Sequence[str], **options: object) -> object:
+    forked = [*command[: len(_PEELSUM)]] == _PEELSUM
+    return (Forked if forked else subprocess.Popen)(command, **options)  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork every `Child.peelsum` that this process starts."""
+    calls = SimpleNamespace(Popen=_popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(processes, "subprocess", calls)
