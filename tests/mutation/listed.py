@@ -20,6 +20,8 @@ _WORKER: Changes = {
         ("LOST_BEFORE = 0.5", "LOST_BEFORE = 1.0"),
         ("SOONEST = 0.5", "SOONEST = 1.5"),
         # RETRY or RESEND.
+        ("wait = wait if tries == 1 else max(wait, silence)", "wait = max(wait, silence)"),
+        ("wait = wait if tries == 1 else max(wait, silence)", "wait = wait if tries else max(wait, silence)"),
         ("if cause == NEEDED or tries > 1 or", "if tries > 1 or"),
         ("if cause == NEEDED or tries > 1 or", "if cause == NEEDED or tries > 2 or"),
         ("or (tries == 1 and own_turn):", "or tries == 1:"),
@@ -96,8 +98,8 @@ _WORKER: Changes = {
         ("if tries == 0 and silence >= 0:", "if tries == 0 and silence > 0:"),
         ("if tries == 0 and silence >= 0:", "if silence >= 0:"),
         ("float(max(sent, clock[Clock.QUIET_SINCE]) +", "float(sent +"),
-        ("min(limits.most, max(wait, silence))", "max(wait, silence)"),
-        ("min(limits.most, max(wait, silence))", "min(limits.most, wait)"),
+        ("min(limits.most, wait))", "wait)"),
+        ("wait = wait if tries == 1 else max(wait, silence)", "pass"),
         ("timed = state.tries[row] or position == cursors[Cursor.BASE]", "timed = True"),
         ("due = (tries > 0 or oldest) and _due", "due = _due"),
         ("queued < probes and", "queued <= probes and"),
@@ -177,8 +179,9 @@ _SERVER: Changes = {
     "host/peelsum/transport/server_kernels.py": [
         ("now - state.answered_at[row, number] < gap:", "now - state.answered_at[row, number] <= gap:"),
         ("    state.answered_at[row, number] = now\n", ""),
-        ("who.rack == RACKS or who.bitmap & (who.bitmap - 1) != 0", "who.bitmap & (who.bitmap - 1) != 0"),
-        ("who.rack == RACKS or who.bitmap & (who.bitmap - 1) != 0", "who.rack == RACKS"),
+        ("to_all = _several(who, state.expected)", "to_all = who.rack == RACKS"),
+        ("if workers & (workers - 1) or (seen and workers):", "if workers & (workers - 1):"),
+        ("if workers & (workers - 1) or (seen and workers):", "if seen and workers:"),
         ("number = state.answered_at.shape[1] - 1 if to_all else sender", "number = sender"),
         ("OWE_ALL if to_all else 1 << worker", "1 << worker"),
         (
@@ -417,7 +420,7 @@ _CLI: Changes = {
     "cli/peelsum/cli/bench/plan.py": [("any(row.wrong for row in rows)", "all(row.wrong for row in rows)")],
     "cli/peelsum/cli/bench/soak.py": [("report.wrong > 0", "report.wrong > 1")],
     "cli/peelsum/cli/bench/simulation.py": [
-        ("found.wrong > 0", "found.wrong > 1"),
+        ("any(row.wrong for row in found)", "all(row.wrong for row in found)"),
         ("any(row.wrong for row in done)", "all(row.wrong for row in done)"),
     ],
     "cli/peelsum/cli/simulate.py": [

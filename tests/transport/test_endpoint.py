@@ -151,8 +151,8 @@ def test_back_off_ends_at_the_cap() -> None:
         pauses.append(due - now)
         now = due
         endpoint.expire(now)
-    assert np.diff(pauses).min() > -1e-9
-    assert pauses[0] < 0.6
+    assert pauses[:2] == pytest.approx([0.5, 0.25]), "a RESEND follows the RETRY soon"
+    assert np.diff(pauses[1:]).min() > -1e-9
     assert pauses[-1] == pytest.approx(0.8)
 
 
@@ -244,6 +244,31 @@ def test_a_need_is_answered_by_a_resend_whatever_was_tried_before() -> None:
     for tries in range(3):
         endpoint.receive(result(0, kind=Kind.NEED, bitmap=0b010), 0.1 + tries)
         assert [(p["kind"], p["chunk_id"]) for p in all_of(endpoint, 0.1 + tries)] == [(Kind.RESEND, 0)]
+
+
+def test_the_answer_to_a_need_counts_as_a_retransmission() -> None:
+    endpoint = WorkerEndpoint(CONFIG, 0)  # chunk 2**32 - 2 is worker 2's turn
+    endpoint.submit(np.zeros(LANES, np.uint32), "add")
+    all_of(endpoint)
+    endpoint.receive(result(-2, kind=Kind.NEED, bitmap=0b001), 0.1)
+    kinds = [all_of(endpoint, 0.1)[0]["kind"]]
+    for now in (10.0, 20.0):
+        endpoint.expire(now)
+        kinds.append(all_of(endpoint, now)[0]["kind"])
+    assert kinds == [Kind.RESEND, Kind.RETRY, Kind.RESEND]
+
+
+def test_a_resend_follows_a_retry_soon_even_in_silence() -> None:
+    endpoint = WorkerEndpoint(replace(CONFIG, timers=Timers(first_answer=0.5, resend_most=10.0)), 2)
+    endpoint.submit(np.zeros(LANES, np.uint32), "add")
+    all_of(endpoint)
+    waits = []
+    for _ in range(4):
+        due = endpoint.next_timer()
+        assert due is not None
+        endpoint.expire(due)
+        waits.append((round(due, 6), Kind(all_of(endpoint, due)[0]["kind"])))
+    assert waits == [(0.5, Kind.RETRY), (0.75, Kind.RESEND), (1.5, Kind.RESEND), (3.0, Kind.RESEND)]
 
 
 def test_what_is_known_to_be_lost_has_a_timer_each_of_half_the_usual_length() -> None:

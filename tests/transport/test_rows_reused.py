@@ -61,16 +61,17 @@ def test_a_chunk_in_the_row_of_one_that_was_asked_for_is_asked_of_the_switch_fir
     assert server.next_timer() == pytest.approx(2.0 + 2 * CONFIG.timers.need)
 
 
-def test_a_chunk_in_the_row_of_one_that_was_answered_is_answered_at_once() -> None:
+@pytest.mark.parametrize(("bitmap", "to"), [(0b010, 1), (0b110, EVERYONE)])
+def test_a_chunk_in_the_row_of_one_that_was_answered_is_answered_at_once(bitmap: int, to: int) -> None:
     server = server_at(100)
-    server.receive(partial(100, 0b010, 1, sender=1), 1.0)
-    assert [int(packet["sender"]) for packet in sent(server)] == [1]
+    server.receive(partial(100, bitmap, 1, sender=1), 1.0)
+    assert [int(packet["sender"]) for packet in sent(server)] == [to]
     server.receive(partial(100 + WINDOW, 0b111, 1), 1.0)
     server.receive(partial(100 + ROWS, 0b111, 7), 1.0)
     assert len(sent(server)) == 2
-    server.receive(partial(100 + ROWS, 0b010, 1, sender=1), 1.0)
+    server.receive(partial(100 + ROWS, bitmap, 1, sender=1), 1.0)
     (answer,) = sent(server)
-    assert (answer["sender"], answer["chunk_id"], answer["lanes"].tolist()) == (1, 100 + ROWS, [7] * LANES)
+    assert (answer["sender"], answer["chunk_id"], answer["lanes"].tolist()) == (to, 100 + ROWS, [7] * LANES)
     assert server.stats().replies_withheld == 0
 
 

@@ -127,6 +127,15 @@ def test_all_get_the_result_again_if_a_switch_still_held_a_sum_of_several() -> N
     assert (stats.results, stats.replies, stats.replies_withheld) == (3, 1, 1)
 
 
+def test_a_result_to_all_does_not_count_against_the_reply_to_its_sender() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b111, 42), 0.0)
+    sent(server)
+    for bitmap in (0b110, 0b010):
+        server.receive(partial(0, bitmap, 1, sender=1), 0.0001)
+    assert sorted(int(p["sender"]) for p in sent(server)) == [1, EVERYONE]
+
+
 def test_what_is_missing_is_asked_of_the_switch_and_then_of_everybody() -> None:
     server = AggregationServer(CONFIG)
     server.receive(partial(3, 0b010, 1, flags=Flag.CE, sender=1), 1.0)

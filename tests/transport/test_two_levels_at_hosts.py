@@ -130,14 +130,27 @@ def test_both_levels_are_asked_and_workers_are_named_by_rack() -> None:
     assert (last["bitmap"], last["lanes"][:3].tolist()) == (0b101, [0b011, 0, 0b11])
 
 
-@pytest.mark.parametrize(("bitmap", "flags"), [(0b11, OF_RACK), (0b010, OF_RACKS)])
-def test_all_get_the_result_again_that_did_not_pass_a_switch(bitmap: int, flags: Flag) -> None:
+@pytest.mark.parametrize(
+    ("bitmap", "flags", "sender", "to"),
+    [
+        (0b11, OF_RACK, 65, EVERYONE),  # both of rack 2
+        (0b101, OF_RACK, 2, EVERYONE),  # two of rack 0's three
+        (0b001, OF_RACKS, 1, EVERYONE),
+        (0b111, OF_RACKS, 1, EVERYONE),
+        (0b110, OF_RACKS, 64, EVERYONE),  # a rack of one, and another
+        (0b010, OF_RACKS, 32, 32),  # a rack of one
+        (0b10, OF_RACK, 65, 65),
+    ],
+)
+def test_all_get_the_result_again_that_did_not_pass_a_switch(
+    bitmap: int, flags: Flag, sender: int, to: int
+) -> None:
     server = AggregationServer(CONFIG)
     server.receive(up(0, 0b111, 42, OF_RACKS), 0.0)
     sent(server)
-    server.receive(up(0, bitmap, 1, flags, sender=65), 0.01)
+    server.receive(up(0, bitmap, 1, flags, sender=sender), 0.01)
     (packet,) = sent(server)
-    assert (packet["kind"], packet["flags"], packet["sender"]) == (Kind.RESULT, OF_RACKS, EVERYONE)
+    assert (packet["kind"], packet["flags"], packet["sender"]) == (Kind.RESULT, OF_RACKS, to)
     assert packet["lanes"][0] == 42
 
 

@@ -30,7 +30,7 @@ class Timers:
     need_most: float = 0.5
     """Upper bound of the server's back-off."""
     reply_gap: float = 0.0001
-    """Shortest time between two replies of the server to one worker about one chunk."""
+    """Shortest time between two replies of the server about one chunk: to one worker, or to all."""
     linger: float = 2.0
     """How long a worker that has all its results waits for the others before it leaves."""
     stall: float = 30.0

@@ -273,13 +273,15 @@ def _due(clock: NDArray[np.float64], sent: float, tries: int, limits: Limits) ->
     """Return when to retransmit a chunk that was sent at `sent` and not answered.
 
     Each new result restarts the timer (RFC 6298, 5.3): while results arrive, later ones reveal the lost
-    chunks, and the others are queued somewhere. Without results the wait doubles, up to `limits.most`.
+    chunks, and the others are queued somewhere. Without results the wait doubles, up to `limits.most`. After
+    the first retransmission it does not yet: that was a RETRY, which does not recover all losses.
     """
     silence = sent - clock[Clock.QUIET_SINCE]
     if tries == 0 and silence >= 0:
         return sent + limits.patience
     wait = clock[Clock.TIMEOUT] * (LOST_BEFORE if tries else 1.0)
-    return float(max(sent, clock[Clock.QUIET_SINCE]) + min(limits.most, max(wait, silence)))
+    wait = wait if tries == 1 else max(wait, silence)
+    return float(max(sent, clock[Clock.QUIET_SINCE]) + min(limits.most, wait))
 
 
 @compiled

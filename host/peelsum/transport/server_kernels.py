@@ -112,14 +112,26 @@ def _answer(state: JobState, row: int, sender: int, who: Members, now: float, ga
     rack, worker = divmod(sender, MAX_WORKERS)
     if rack >= state.expected.shape[0] or not state.expected[rack] >> worker & 1:
         return
-    # The RESULT did not pass the switch that still held a sum of several workers.
-    to_all = who.rack == RACKS or who.bitmap & (who.bitmap - 1) != 0
+    # A switch that still held a sum of several workers: the RESULT probably did not pass it.
+    to_all = _several(who, state.expected)
     number = state.answered_at.shape[1] - 1 if to_all else sender
     if now - state.answered_at[row, number] < gap:
         counts[Count.WITHHELD] += 1
         return
     state.answered_at[row, number] = now
     owe(state, row, rack, OWE_ALL if to_all else 1 << worker)
+
+
+@compiled
+def _several(who: Members, expected: NDArray[np.int64]) -> bool:
+    """Return whether `who` is more than one worker."""
+    seen = False
+    for rack in range(expected.shape[0]):
+        workers = _part(who, rack, expected[rack])
+        if workers & (workers - 1) or (seen and workers):
+            return True
+        seen = seen or workers != 0
+    return False
 
 
 @compiled

@@ -62,7 +62,7 @@ class ServerStats:
     replies: int
     """Results sent to one worker."""
     replies_withheld: int
-    """Replies not sent because the worker had got the same one less than `reply_gap` before."""
+    """Replies not sent because less than `reply_gap` before, the same one left to the worker, or to all."""
     resends: int
     """RESEND packets sent to switches."""
     needs: int
