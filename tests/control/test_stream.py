@@ -6,7 +6,7 @@ import pytest
 from finsy.proto import U128, p4r, rpc_code, rpc_status
 from patience import PATIENCE_S
 
-from peelsum.control import NotPrimaryError, resets
+from peelsum.control import NotPrimaryError, resets, v1model
 from peelsum.control.frames import reset_frames
 from peelsum.control.stream import Stream
 from peelsum.wire.clock import FREED_TICKS
@@ -62,7 +62,7 @@ def test_stamps_are_stale_from_half_the_time_of_a_freed_slot(monkeypatch, probe)
     """And if they lie further ahead than a slot in use can have them, an hour allowed for reading."""
     first, last = probe - FREED_TICKS // 2, probe + FREED_TICKS + (1 << 26)
     stamps = dict(enumerate(stamp & 0xFFFFFFFF for stamp in (probe, first, first - 1, last, last + 1)))
-    monkeypatch.setattr(resets, "slot_owners", lambda session: {})
-    monkeypatch.setattr(resets, "_register", lambda session, name: stamps)
-    monkeypatch.setattr(resets, "reset", lambda *_: None)
-    assert resets.stale_slots(None, 5, LANES) == [2, 4]
+    monkeypatch.setattr(v1model, "slot_owners", lambda session: {})
+    monkeypatch.setattr(v1model, "_register", lambda session, name: stamps)
+    monkeypatch.setattr(v1model, "reset", lambda *_: None)
+    assert v1model.stale_slots(None, 5, LANES) == [2, 4]

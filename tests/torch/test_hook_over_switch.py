@@ -29,7 +29,7 @@ def over_gloo():
 
 @pytest.mark.parametrize(
     ("steps", "loss", "seed", "order", "by_server"),
-    [(STEPS, 0.0, 0, (0, 1), 0), (STEPS, 0.02, 1, (1, 0), 1), (10, 0.15, 2, (0, 1), 5)],
+    [(STEPS, 0.0, 0, (0, 1), 0), (STEPS, 0.02, 1, (1, 0), 0), (10, 0.15, 2, (0, 1), 1)],
 )
 def test_switch_and_gloo_give_the_same_bits(steps, loss, seed, order, by_server, over_gloo):
     """The bits do not depend on losses, on which rank starts first, or on whether the switch adds."""
