@@ -79,7 +79,8 @@ def test_a_signal_ends_all_processes_and_frees_all_ports(endless, tmp_path, numb
     assert re.fullmatch(rb"(\S[^\n]*: \d+ s\b[^\n]*\n)*", demo.stderr.read())
     _, alive = psutil.wait_procs(parts, timeout=PATIENCE_S)
     assert not alive
-    assert not list(tmp_path.iterdir())
+    # A rank that ends while it imports torch may leave torch's own cache.
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]
     for connection in taken:
         with socket.socket(connection.family, connection.type) as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, connection.type == socket.SOCK_STREAM)

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 from command_line import peelsum
+from patience import PATIENCE_S
 
 from peelsum.control import Controller, parse_description
 from peelsum.pipelines import pipeline
@@ -67,7 +68,8 @@ def test_a_port_in_use_is_found(monkeypatch):
 
 
 @pytest.fixture
-def switch():
+def switch(monkeypatch):
+    monkeypatch.setattr(doctor, "_ANSWER_S", PATIENCE_S)
     device = Device(mode="python")
     server = serve(device, "127.0.0.1:0")
     yield server.address
@@ -111,7 +113,8 @@ def test_the_switches_of_a_job(switch, asked):
     assert seen["refused packets"]["found"] == "none"
 
 
-def test_a_switch_that_is_not_there(asked):
+def test_a_switch_that_is_not_there(asked, monkeypatch):
+    monkeypatch.setattr(doctor, "_ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
     status, seen = asked(JOB.format(address, 32))

@@ -28,6 +28,8 @@ _UDP_SEGMENT, _UDP_GRO = 103, 104
 #: Datagrams in one segmented send, and their size.
 _SEGMENTS, _SIZE = 4, 1000
 _WAIT_S = 1.0
+#: How long a switch may take to answer; on a busy machine an embedded one takes a second.
+_ANSWER_S = 3.0
 _NEEDED = ("numpy", "numba", "grpcio", "finsy", "pydantic")
 _OPTIONAL = {
     "torch": "torch",
@@ -101,7 +103,7 @@ def examine_job(
             with Controller.observe(
                 address,
                 plan.switch.device_id,
-                timeout_s=_WAIT_S,
+                timeout_s=_ANSWER_S,
                 identity=identity,
                 tofino=plan.switch.tofino,
             ) as controller:
