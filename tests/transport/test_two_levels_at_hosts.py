@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -152,6 +154,13 @@ def test_all_get_the_result_again_that_did_not_pass_a_switch(
     (packet,) = sent(server)
     assert (packet["kind"], packet["flags"], packet["sender"]) == (Kind.RESULT, OF_RACKS, to)
     assert packet["lanes"][0] == 42
+
+
+def test_two_racks_of_one_worker_are_several_workers() -> None:
+    server = AggregationServer(replace(CONFIG, workers=2, racks=(1, 1)))
+    for bitmap, to in ((0b11, EVERYONE), (0b11, EVERYONE), (0b10, 32)):
+        server.receive(up(0, bitmap, 42, OF_RACKS, sender=32), 0.0)
+        assert [int(p["sender"]) for p in sent(server)] == [to]
 
 
 def test_a_worker_takes_its_turn_among_its_rack() -> None:
