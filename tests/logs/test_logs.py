@@ -73,7 +73,7 @@ def test_the_console_s_form_is_one_line_without_colours(written):
 
 
 def test_an_unknown_format_or_a_missing_package_is_an_error(monkeypatch):
-    with pytest.raises(LogsError, match="log format: 'xml': is none; use json or console"):
+    with pytest.raises(LogsError, match="log format: 'xml' is unknown; use json or console"):
         configure("xml", "server")
     monkeypatch.setitem(sys.modules, "structlog", None)
     with pytest.raises(LogsError, match=r"structlog: is not installed; run: pip install 'peelsum\[ops\]'"):
@@ -87,7 +87,7 @@ def test_nothing_is_imported_before_it_is_asked_for():
 
 def test_the_commands_have_the_option():
     said = peelsum("switch", "run", "--log-format", "xml")
-    assert (said.returncode, said.stderr) == (2, "peelsum: log format: 'xml': is none; use json or console\n")
+    assert (said.returncode, said.stderr) == (2, "peelsum: log format: 'xml' is unknown; use json or console\n")
     said = peelsum("job", "admit", "job.toml", "--log-format", "json")
     assert "log-format: json: applies to --hold only; give that too" in said.stderr
 

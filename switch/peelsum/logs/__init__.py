@@ -36,7 +36,7 @@ def configure(
     Raises LogsError for another format, or if structlog is not installed.
     """
     if log_format not in FORMATS:
-        raise LogsError(f"log format: {log_format!r}: is none; use {' or '.join(FORMATS)}")
+        raise LogsError(f"log format: {log_format!r} is unknown; use {' or '.join(FORMATS)}")
     try:
         import structlog
     except ModuleNotFoundError:
