@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import RLock
 
 import grpc
-from finsy.proto import rpc_status
+from rpc_reports import report
 
 from peelsum.control.bfruntime.messages import ALL_PIPES, METHODS, Error
 from peelsum.control.bfruntime.messages import Set as SetConfig
@@ -175,7 +175,7 @@ class BfSwitchd:
                 errors.append(Error())
             except RefusedError as error:
                 errors.append(Error(canonical_code=error.code.value[0], message=error.words))
-        _report(context, "Write Error Status", errors)
+        report(context, "Write Error Status", errors)
         return _WRITE()
 
     def _read(self, request, context):
@@ -192,7 +192,7 @@ class BfSwitchd:
         except RefusedError as error:
             context.abort(error.code, error.words)
         yield response
-        _report(context, "Read Error Status", errors)
+        report(context, "Read Error Status", errors)
 
     # Rows
 
@@ -392,14 +392,3 @@ def _check_width(field, value, words):
         raise RefusedError(Code.INVALID_ARGUMENT, words)
     if field.bits and int.from_bytes(value, "big") >> field.bits:
         raise RefusedError(Code.INVALID_ARGUMENT, words)
-
-
-def _report(context, words, errors):
-    """Report the parts of a call that were refused, as BfRtServerErrorReporter does."""
-    if not any(one.canonical_code for one in errors):
-        return
-    status = rpc_status.Status(code=2, message=words)
-    for one in errors:
-        status.details.add().Pack(one)
-    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-    context.abort(Code.UNKNOWN, words)

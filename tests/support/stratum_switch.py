@@ -10,8 +10,9 @@ from contextlib import suppress
 from threading import RLock, Thread
 
 import grpc
-from finsy.proto import U128, p4i, p4r, p4r_grpc, rpc_code, rpc_status
+from finsy.proto import U128, p4i, p4r, p4r_grpc, rpc_code
 from google.protobuf import text_format
+from rpc_reports import report
 
 from peelsum.control.frames import acknowledged_slot
 
@@ -116,7 +117,7 @@ class StratumSwitch(p4r_grpc.P4RuntimeServicer):
         with self.lock:
             for update in request.updates:
                 errors.append(_tried(self._apply, update))
-        _report(context, "One or more write operations failed.", errors)
+        report(context, "One or more write operations failed.", errors)
         return p4r.WriteResponse()
 
     def Read(self, request, context):  # noqa: N802
@@ -126,7 +127,7 @@ class StratumSwitch(p4r_grpc.P4RuntimeServicer):
             for entity in request.entities:
                 errors.append(_tried(lambda one: response.entities.extend(self._found(one)), entity))
         yield response
-        _report(context, "One or more read operations failed.", errors)
+        report(context, "One or more read operations failed.", errors)
 
     def _check_config(self, request, context):
         if not request.device_id:
@@ -255,16 +256,6 @@ def _tried(call, argument):
     except RefusedError as error:
         return p4r.Error(canonical_code=error.code.value[0], message=error.words)
     return p4r.Error()
-
-
-def _report(context, words, errors):
-    if not any(one.canonical_code for one in errors):
-        return
-    status = rpc_status.Status(code=2, message=words)
-    for one in errors:
-        status.details.add().Pack(one)
-    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-    context.abort(Code.UNKNOWN, words)
 
 
 def p4info_for(text, architecture):
