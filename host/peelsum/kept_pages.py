@@ -32,7 +32,9 @@ def empty(count: int, dtype: type[_T]) -> NDArray[_T]:
     if not _LEAST <= needed <= _MOST:
         return np.empty(count, dtype)
     size = _rounded(needed)
-    free = _free.setdefault(size, deque(maxlen=_KEPT))
+    free = _free.get(size)
+    if free is None:
+        free = _free.setdefault(size, deque(maxlen=_KEPT))
     try:
         block = free.pop()
     except IndexError:
