@@ -265,7 +265,7 @@ def _new_group(backend: str, ranks: Sequence[int], timeout: timedelta) -> dist.P
     the old group's addresses, which gloo may read before the new ones are there. So our groups are numbered.
     """
     if len(ranks) == dist.get_world_size():
-        return dist.new_group(ranks, timeout, backend)
+        return cast(dist.ProcessGroup, dist.new_group(ranks, timeout, backend))
     _made[tuple(ranks)] += 1
     name = f"peelsum-{'-'.join(map(str, ranks))}-{_made[tuple(ranks)]}"
     group, _ = c10d._new_process_group_helper(
