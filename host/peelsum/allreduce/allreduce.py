@@ -55,7 +55,6 @@ from peelsum.allreduce.plan import (
 from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.allreduce.rounds import Exchange, Note, Span, Step, unnoted
 from peelsum.codec import (
-    CELLS_PER_CANDIDATE,
     BFloat16,
     Implementation,
     SketchLayout,
@@ -93,7 +92,8 @@ class Allreduce:
     `sparse` must be the name of a tensor; otherwise every worker raises InvalidRequestError in the first
     step. The known names are `names`, or, if that is empty, those of the first call of `sum`.
 
-    - `seed`, `cells_per_candidate`: determine the layout of sketches.
+    - `seed`, `cells_per_candidate`: determine the layout of sketches. By default they have 1.4 cells per
+      candidate, or 1.3 if they are sent after their union, which has at least 1,000 candidates.
     - `average`: divide results by the number of workers.
     - `limbs`: words per value. With 1, each block of elements has its own scale, unless its values are sent
       at a prediction. With 2, a tensor has one scale, with about 30 more bits.
@@ -123,7 +123,7 @@ class Allreduce:
         network: NetworkModel = DEFAULT_NETWORK,
         seed: int = 0,
         average: bool = False,
-        cells_per_candidate: float = CELLS_PER_CANDIDATE,
+        cells_per_candidate: float | None = None,
         limbs: int = 1,
         estimate: bool = False,
         implementation: Implementation = "cpu",
@@ -140,7 +140,7 @@ class Allreduce:
         self._chooser = FormChooser(forms, sparse, index=index, predict=predict, network=network)
         self._settings = Settings(seed, average, cells_per_candidate, limbs, estimate, str(self._chooser))
         # Report an invalid size or number of limbs here, not in a later step.
-        SketchLayout.sized(0, 1, 0, cells_per_candidate)
+        SketchLayout.sized(0, 1, 0, self._settings.cells(0, ahead=True))
         fixed_point(0, summation.workers, limbs)
         if estimate and limbs != 1:
             raise InvalidRequestError(f"estimate: True does not work with {limbs} limbs; use limbs=1")

@@ -241,7 +241,7 @@ class TensorExchange:
             if sketch.cells >= _PEELABLE * passed:
                 return None
         elif self.form == "sketch":
-            per_candidate *= self._setting.settings.cells_per_candidate
+            per_candidate *= self._setting.settings.cells(passed, ahead=False)
         return self._setting.refinement.after(index, words, passed, self._ops, per_candidate, level)
 
     def _compact(self, fixed: FixedPoint, positions: Positions) -> Rounds:
@@ -253,7 +253,7 @@ class TensorExchange:
         self.total = self._by_limb(sums.added)
 
     def _sketched(self, fixed: FixedPoint, positions: Positions) -> Rounds:
-        per_candidate = self._setting.settings.cells_per_candidate
+        per_candidate = self._setting.settings.cells(len(positions), ahead=False)
         layout = segmented_layout(self._ops, positions, self._setting.seed, per_candidate)
         quantized = self._quantized(fixed, positions)
 
@@ -336,8 +336,8 @@ class TensorExchange:
         )
 
     def _layout(self, candidates: int, lanes: int) -> SketchLayout:
-        per_candidate = self._setting.settings.cells_per_candidate
-        return SketchLayout.sized(candidates, lanes, self._setting.seed, per_candidate)
+        per_candidate = self._setting.settings.cells(candidates, ahead=True)
+        return SketchLayout.ahead(candidates, lanes, self._setting.seed, per_candidate)
 
     def _predicted_layout(self) -> SketchLayout | None:
         prediction, lanes = self._choice.prediction, self._choice.lanes or self._setting.lanes

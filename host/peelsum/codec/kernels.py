@@ -171,7 +171,8 @@ class Kernels(Protocol):
     ) -> None:
         """Write the sketch of values[k] at positions[k] into out[layout.cells].
 
-        If the layout has several segments, the positions must be those of all candidates, ascending.
+        If the layout has several segments and is not `dealt`, the positions must be those of all candidates,
+        ascending.
         A cell is a sum modulo 2**32, so the sketch is linear in the values.
         """
 
@@ -187,8 +188,8 @@ class Kernels(Protocol):
         """Write the bitmap and the sketch of the quantized non-zeros in one pass; return the `magnitude`.
 
         The outputs are those of `index` and of `sketch_encode` on each limb: sketch[limbs, layout.cells].
-        `fixed` has no `octaves`, and the layout one segment. If a value does not fit `fixed`, as the
-        magnitude shows, the sketch is undefined.
+        `fixed` has no `octaves`, and the layout is `dealt` or has one segment. If a value does not fit
+        `fixed`, as the magnitude shows, the sketch is undefined.
         """
 
     def sketch_decode(
@@ -258,6 +259,7 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     bitmap, other, copied = (room.receive(np.zeros(1, np.uint32)) for _ in range(3))
     sketch = room.receive(np.zeros(6, np.uint32)).reshape(2, 3)
     layout, bloom = SketchLayout(1, 1, 0), BloomLayout(1, 1, 0)
+    dealt = SketchLayout(1, 1, 0, 2, dealt=True)
     ops.magnitude(values)
     ops.index(values, bitmap)
     ops.index_over(values, bitmap)
@@ -283,3 +285,5 @@ def _run_all(ops: Kernels, room: Memory) -> None:
             ops.index_sketch(layout, values, fixed, bitmap, sketch[: fixed.limbs])
         ops.sketch_encode(layout, where, quantized[0], sketch[0])
         ops.sketch_decode(layout, sketch[: fixed.limbs], where, quantized)
+        in_two = room.receive(np.zeros(6 * fixed.limbs, np.uint32)).reshape(fixed.limbs, 6)
+        ops.sketch_decode(dealt, in_two, where, quantized)
