@@ -63,6 +63,8 @@ class Choice:
     """Whether the header of a dense tensor samples its density, so that few non-zeros are sent compact."""
     scale_block: int | None = None
     """Elements in each block that has a scale of its own; None for one scale. Unused with a prediction."""
+    grouped: bool = False
+    """Whether the tensor is exchanged in a group, with the group's index."""
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def segment_of(block: int, dealt_to: int, seed: np.uint64) -> int:
     segments = np.uint64(dealt_to)
     group = np.uint64(block) // segments
     turn = ((mixed(_FIRST_GROUP + group, seed) & _LOW31) * segments) >> _S31
-    segment = np.int64(np.uint64(block) - group * segments + turn)
+    segment = int(np.int64(np.uint64(block) - group * segments + turn))
     return segment - dealt_to if segment >= dealt_to else segment
 
 

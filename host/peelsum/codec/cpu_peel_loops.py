@@ -170,7 +170,7 @@ def _run(lanes: int, dealt_to: int, seed: np.uint64, positions: Numbers, first: 
     end = np.int64((block + np.uint64(1)) * np.uint64(lanes))
     while k < positions.size and positions[k] < end:
         k += _ONE
-    return segment_of(np.int64(block), dealt_to, seed), np.int64(k)
+    return segment_of(int(np.int64(block)), dealt_to, seed), int(np.int64(k))
 
 
 @compiled
