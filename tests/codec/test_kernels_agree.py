@@ -252,6 +252,24 @@ def test_one_pass_is_index_and_sketch(n: int, fixed: FixedPoint, lanes: int, row
         np.testing.assert_array_equal(added, sketch)
 
 
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("block", [32, 256, 8192, 2**15])
+@pytest.mark.parametrize("over", [False, True])
+def test_one_pass_is_index_and_exponents(n: int, block: int, over: bool) -> None:
+    sample, blocks = values(n, seed=n), -(-n // block)
+    wanted, bitmap = np.empty(blocks, np.uint32), np.empty(index_words(n), np.uint32)
+    magnitude = REFERENCE.block_exponents(sample, block, wanted)
+    REFERENCE.index(sample, bitmap)
+    for ops in (CPU, REFERENCE):
+        own, index, exponents = sample.copy(), np.full_like(bitmap, 7), np.full_like(wanted, 7)
+        own.flags.writeable = over
+        assert ops.index_exponents(own, block, index, exponents, over=over) == magnitude
+        np.testing.assert_array_equal(index, bitmap)
+        np.testing.assert_array_equal(exponents, wanted)
+        cleared = np.where(sample == 0, np.float32(0), sample) if over else sample
+        np.testing.assert_array_equal(own.view(np.uint32), cleared.view(np.uint32))
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
 def test_one_pass_tells_what_did_not_fit(bad: float) -> None:
     sample, layout = values(100), SketchLayout(32, 2, 0)

@@ -171,21 +171,26 @@ class TensorExchange:
     def _sparse(self, index: Index) -> Rounds:
         n, ops, seed, guess = self._elements, self._ops, self._setting.seed, self._guess
         layout = self._predicted_layout()
-        own = self._memory.words(index_words(n))
+        # A bitmap is written where it is sent from, and is not refined.
+        sent_as_it_is = isinstance(index, BitmapIndex)
+        own = self._memory.words(0 if sent_as_it_is else index_words(n))
         begin = EXPONENT_WORDS + self._blocks
 
         def header(ored: Words, added: Words) -> None:
+            bitmap = ored[begin:] if sent_as_it_is else own
             if layout and guess:
                 if self._over:
-                    self._index(self._values, own)
+                    self._index(self._values, bitmap)
                 sketch = added.reshape(self._limbs, -1)
-                magnitude = ops.index_sketch(layout, self._values, guess, own, sketch)
+                magnitude = ops.index_sketch(layout, self._values, guess, bitmap, sketch)
+            elif self._block:
+                exponents = ored[EXPONENT_WORDS:begin]
+                magnitude = ops.index_exponents(self._values, self._block, bitmap, exponents, over=self._over)
             else:
-                magnitude = self._index(self._values, own)
-            if self._block:
-                ops.block_exponents(self._values, self._block, ored[EXPONENT_WORDS:begin])
+                magnitude = self._index(self._values, bitmap)
             self._memory.write_exponent(magnitude, ored[:EXPONENT_WORDS])
-            index.encode(ops, own, n, seed, ored[begin:])
+            if not sent_as_it_is:
+                index.encode(ops, own, n, seed, ored[begin:])
 
         cells = self._limbs * layout.cells if layout else 0
         sums = yield Round(begin + index.words(n), cells, header)

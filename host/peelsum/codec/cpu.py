@@ -159,8 +159,30 @@ def block_exponents(values: NDArray[np.float32], block: int, out: NDArray[np.uin
     bits, piece = frozen(values.view(np.uint32)), min(block, index_loops.BLOCK)
     pieces = out if piece == block else np.zeros(out.size * (block // piece), np.uint32)
     each(bits.size, lambda a, b: index_loops.magnitudes(bits[a:b], piece, pieces[a // piece :]))
-    if piece < block:
-        np.max(pieces.reshape(-1, block // piece), axis=1, out=out)
+    return _exponents(pieces, block // piece, out)
+
+
+def index_exponents(
+    values: NDArray[np.float32],
+    block: int,
+    index: NDArray[np.uint32],
+    exponents: NDArray[np.uint32],
+    *,
+    over: bool = False,
+) -> int:
+    """See `Kernels.index_exponents`."""
+    bits, piece = values.view(np.uint32), min(block, index_loops.BLOCK)
+    bits = bits if over else frozen(bits)
+    pieces = exponents if piece == block else np.zeros(exponents.size * (block // piece), np.uint32)
+    run = index_loops.index_magnitudes_over if over else index_loops.index_magnitudes
+    each(bits.size, lambda a, b: run(bits[a:b], piece, index[a // WORD_BITS :], pieces[a // piece :]))
+    return _exponents(pieces, block // piece, exponents)
+
+
+def _exponents(pieces: NDArray[np.uint32], per_block: int, out: NDArray[np.uint32]) -> int:
+    """Write the words of blocks, from the magnitudes of so many pieces of each; return the largest."""
+    if pieces is not out:
+        np.max(pieces.reshape(-1, per_block), axis=1, out=out)
     magnitude = int(out.max(initial=0))
     loops.encode_exponents(out, magnitude)
     return magnitude

@@ -100,17 +100,19 @@ def quantize_at(
     begin: int,
     end: int,
 ) -> None:
-    scaled = np.empty(BLOCK, np.float64)
+    scaled, shift = np.empty(BLOCK, np.float64), np.uint64(bits)
     for start in range(begin, end, BLOCK):
         where = positions[start : min(start + BLOCK, end)]
         for k in range(where.size):
-            scaled[k] = np.float64(values[where[k]]) * factors[where[k] >> bits]
+            i = np.uint64(where[k])  # unsigned, so that the loop has no check for negative indices
+            scaled[k] = np.float64(values[i]) * factors[i >> shift]
         if low_bits:
             for k in range(where.size):
                 out[0, start + k], out[1, start + k] = _split(scaled[k], low_bits)
         else:
+            one = out[0, start : start + where.size]
             for k in range(where.size):
-                out[0, start + k] = np.int32(np.rint(scaled[k]))
+                one[k] = np.int32(np.rint(scaled[k]))
 
 
 @compiled
@@ -154,9 +156,16 @@ def dequantize_at(
     begin: int,
     end: int,
 ) -> None:
+    shift = np.uint64(bits)
+    if not low_bits and divisor == 1.0:
+        one = quantized[0]
+        for k in range(begin, end):
+            i = np.uint64(positions[k])
+            out[i] = np.float32(np.float64(one[k]) * factors[i >> shift])
+        return
     for k in range(begin, end):
-        i = positions[k]
-        out[i] = np.float32(_number(quantized, low_bits, k) * factors[i >> bits] / divisor)
+        i = np.uint64(positions[k])
+        out[i] = np.float32(_number(quantized, low_bits, k) * factors[i >> shift] / divisor)
 
 
 @compiled

@@ -118,6 +118,17 @@ class Kernels(Protocol):
         The words are those of `block_scales.exponents_of`. `out` has ceil(n / block) words.
         """
 
+    def index_exponents(
+        self,
+        values: NDArray[np.float32],
+        block: int,
+        index: NDArray[np.uint32],
+        exponents: NDArray[np.uint32],
+        *,
+        over: bool = False,
+    ) -> int:
+        """Do what `index`, or `index_over`, and `block_exponents` do, in one pass; return the `magnitude`."""
+
     def block_octaves(self, words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
         """Write the `octaves` of a `FixedPoint` for each block, from the OR of all workers' words.
 
@@ -273,6 +284,8 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     ops.gather_bits(bitmap, bitmap, other)
     ops.scatter_bits(other, bitmap, copied)
     ops.block_exponents(values, 32, other)
+    for over in (False, True):
+        ops.index_exponents(values, 32, bitmap, other, over=over)
     octaves = room.integers(1, 1)[0]
     ops.block_octaves(other, 127, octaves)
     for fixed in (FixedPoint(0, 0, octaves, 32), FixedPoint(0), FixedPoint(0, 31)):

@@ -103,6 +103,21 @@ def block_exponents(values: NDArray[np.float32], block: int, out: NDArray[np.uin
     return largest
 
 
+def index_exponents(
+    values: NDArray[np.float32],
+    block: int,
+    index: NDArray[np.uint32],
+    exponents: NDArray[np.uint32],
+    *,
+    over: bool = False,
+) -> int:
+    """See `Kernels.index_exponents`."""
+    if over:
+        values[values == 0] = 0
+    index[:] = _packed(_magnitudes(values) != 0, index.size)
+    return block_exponents(values, block, exponents)
+
+
 def block_octaves(words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
     """See `Kernels.block_octaves`."""
     out[:] = octaves_of(words, exponent_field)
