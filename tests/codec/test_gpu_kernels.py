@@ -182,6 +182,13 @@ def test_scales_of_blocks(n: int, block: int) -> None:
     largest = reference.block_exponents(sample, block, words)
     assert int(gpu.block_exponents(on_device(sample), block, ours)) == largest
     same(ours, words)
+    bitmap, index, again = np.empty(index_words(n), np.uint32), poisoned(index_words(n)), poisoned(count)
+    reference.index(sample, bitmap)
+    copied = on_device(sample.copy())
+    assert int(gpu.index_exponents(copied, block, index, again, over=True)) == largest
+    same(index, bitmap)
+    same(again, words)
+    assert not torch.signbit(copied[copied == 0]).any()
     for field in {largest >> 23, (largest >> 23) + 1, 254}:
         reference.block_octaves(words, field, octaves)
         gpu.block_octaves(ours, field, ours_octaves)
