@@ -79,7 +79,8 @@ class Group(TensorExchange):
         counts = -(-self._lengths // block)
         #: Number of each tensor's blocks; the tensor, first element and 32-element words of each block.
         self._counts, self._of = counts, np.repeat(np.arange(len(counts)), counts)
-        ranks = np.arange(self._of.size) - np.repeat(ends(counts)[:-1], counts)
+        self._blocks_of = ends(counts)
+        ranks = np.arange(self._of.size) - np.repeat(self._blocks_of[:-1], counts)
         self._firsts = self._begins[self._of] + ranks * block
         last = np.minimum(self._firsts + block, self._begins[self._of] + room[self._of])
         self._widths = (last - self._firsts) // _WORD_BITS
@@ -174,8 +175,10 @@ class Group(TensorExchange):
         field, begin, fixed = int(self._fields[m]), int(self._begins[m]), None
         if field not in (_ZERO, NON_FINITE):
             scale = int(self._scales[m])
-            octaves = self._block_octaves[self._of == m] if self._counts[m] > 1 else None
-            fixed = FixedPoint(scale) if octaves is None else FixedPoint(scale, 0, octaves, self._scale_block)
+            octaves = self._block_octaves[self._blocks_of[m] : self._blocks_of[m + 1]]
+            fixed = (
+                FixedPoint(scale, 0, octaves, self._scale_block) if len(octaves) > 1 else FixedPoint(scale)
+            )
         elif self.fixed is not None:
             part = slice(0, 0)
         return Member(
