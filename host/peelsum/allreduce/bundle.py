@@ -57,7 +57,7 @@ class Bundle:
         lengths = np.array([len(tensor) for tensor in tensors.values()])
         blocks = -(-lengths // _BLOCK)
         self._lengths, self._blocks = lengths, np.where(blocks > 1, blocks, 0)
-        self._begins, self._firsts = _ends(lengths), _ends(blocks)
+        self._begins, self._firsts = ends(lengths), ends(blocks)
         self._values = np.concatenate(list(tensors.values()))
         # A scale is this number less the exponent field.
         self._highest = fixed_point(0, workers).scale
@@ -74,7 +74,7 @@ class Bundle:
         sums: Sums = yield Round(header, 0, self._write_headers)
         loops.read_headers(frozen(sums.ored), self._firsts, self._fields, self._octaves)
         sent = (self._fields != loops.ZERO) & (self._fields != NON_FINITE)
-        self._sent = _ends(np.where(sent, self._lengths, 0))
+        self._sent = ends(np.where(sent, self._lengths, 0))
         if sent.any():
             sums = yield Round(0, int(self._sent[-1]), self._write_values)
             self._total = frozen(sums.added.view(np.int32).reshape(1, -1))
@@ -170,7 +170,7 @@ class Member:
         return tuple(occupied(np.flatnonzero(self.total[0])).tolist())
 
 
-def _ends(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def ends(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where each of several pieces begins that lie back to back, and where the last ends."""
     ends = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])

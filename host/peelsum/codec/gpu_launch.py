@@ -283,7 +283,7 @@ def sketch_encode(
     _stride(
         sketches.sketch_encode_kernel, candidates,
         candidates.positions, candidates.count, values, out, seed,
-        candidates.capacity, layout.rows, layout.share, layout.lanes, layout.segments > 1, _CANDIDATES,
+        candidates.capacity, layout.rows, *_segments(layout), _CANDIDATES,
     )  # fmt: skip
 
 
@@ -302,10 +302,11 @@ def index_sketch(
     sketch.zero_()
     largest.zero_()
     n, limbs = values.numel(), sketch.shape[0]
+    share, lanes, segmented = _segments(layout)
     _run(
         sketches.index_sketch_kernel, -(-n // (_SKETCH_WORDS * WORD_BITS)),
-        values, bitmap, sketch, largest, seed, scale, n, first, layout.rows, layout.cells, low_bits,
-        layout.lanes, layout.lanes % WORD_BITS == 0, limbs, _SKETCH_WORDS,
+        values, bitmap, sketch, largest, seed, scale, n, first, layout.rows, layout.cells, share, low_bits,
+        lanes, lanes % WORD_BITS == 0, segmented, limbs, _SKETCH_WORDS,
     )  # fmt: skip
 
 
@@ -325,7 +326,7 @@ def peel(
     _stride(
         peeling.load_kernel, candidates,
         candidates.positions, candidates.count, room.state, room.waiting, seed,
-        candidates.capacity, layout.rows, layout.share, layout.lanes, layout.segments > 1, _CANDIDATES,
+        candidates.capacity, layout.rows, *_segments(layout), _CANDIDATES,
     )  # fmt: skip
     if not candidates.capacity:
         return
@@ -345,8 +346,8 @@ def peel_on(
         _stride(
             peeling.round_kernel, candidates,
             candidates.positions, room.state, room.sums, room.queue, room.grown, room.waiting, out, seed,
-            done, round_, layout.cells, candidates.capacity, layout.rows, layout.share,
-            layout.lanes, layout.segments > 1, room.rounds, len(room.sums), _CANDIDATES,
+            done, round_, layout.cells, candidates.capacity, layout.rows, *_segments(layout),
+            room.rounds, len(room.sums), _CANDIDATES,
         )  # fmt: skip
 
 
@@ -357,6 +358,14 @@ def left_over(room: Peeling, bitmap: Tensor, largest: Tensor, bases: Tensor, out
     """
     index(room.waiting, bitmap, largest)
     positions(bitmap, room.waiting.numel(), bases, out)
+
+
+def _segments(layout: SketchLayout) -> tuple[int, int, int]:
+    """Return the kernels' arguments `share`, LANES and SEGMENTED."""
+    if layout.dealt:
+        return layout.segments, layout.lanes, sketches.BY_BLOCK.value
+    how = sketches.BY_RANK if layout.segments > 1 else sketches.WHOLE
+    return layout.share, layout.lanes, how.value
 
 
 def _stride(kernel: Any, candidates: Candidates, *arguments: Any) -> None:

@@ -35,7 +35,7 @@ def load_kernel(
         inside = t < candidates
         position = tl.load(positions + t, mask=inside, other=0)
         tl.store(waiting + t, tl.full((BLOCK,), 1, tl.int32), mask=inside)
-        segment = segment_of(t, share, rows, LANES, SEGMENTED)
+        segment = segment_of(t, position, share, tl.load(seed), rows, LANES, SEGMENTED)
         for j in tl.static_range(_SUB_TABLES):
             cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
             tl.atomic_add(state + segment + cell, t + _ONE, mask=inside, sem="relaxed")
@@ -82,7 +82,7 @@ def round_kernel(
         item = tl.load(queue + at, mask=inside, other=0)
         candidate, alone_in = item // _ITEM, item % _ITEM
         position = tl.load(positions + candidate, mask=inside, other=0)
-        segment = segment_of(candidate, share, rows, LANES, SEGMENTED)
+        segment = segment_of(candidate, position, share, tl.load(seed), rows, LANES, SEGMENTED)
         for limb in tl.static_range(LIMBS):
             limbs = sums + limb * wide(cells) + segment
             value = tl.zeros((BLOCK,), tl.int32)
