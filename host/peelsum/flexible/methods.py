@@ -17,7 +17,8 @@ from typing import Literal, get_args
 
 from peelsum.allreduce import NetworkModel, Settings
 from peelsum.allreduce.costs import Seen, candidates
-from peelsum.allreduce.plan import Form
+from peelsum.allreduce.plan import AGREEMENT_WORDS, Form
+from peelsum.codec import index_words
 from peelsum.flexible import collectives
 from peelsum.flexible.collectives import LinkModel, SwitchPath
 from peelsum.flexible.errors import within
@@ -38,8 +39,6 @@ Carrier = Literal["group", "switch"]
 CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 #: The methods that send every element.
 DENSE: tuple[Method, ...] = ("dense_ring", "dense_tree", "dense_switch")
-#: Words that each worker sends to elect one of them: its bound and its merit.
-_ELECTION_WORDS = 2
 #: Nanoseconds per element to select the largest; `TopK` takes 6 to 22 (docs/reference/flexible.md).
 _SELECT_NS = 10.0
 
@@ -151,8 +150,19 @@ def _ar_top_k(method: Method, reduce: Callable[[LinkModel, int], NetworkModel], 
     )
 
 
+def _ar_top_k_through_switch(step: Step) -> Cost:
+    """Return the cost of STAR-Topk: bounds and the index in one exchange, values in another.
+
+    The index is a list or a bitmap, whichever is smaller. VAR-Topk elects in an exchange before the index.
+    """
+    network = step.path.network(step.link)
+    words = AGREEMENT_WORDS + step.workers + min(step.sent, index_words(step.elements)) + step.sent
+    latency_s = network.seconds(0, 2 * step.sums)
+    return Cost("ar_top_k_switch", words, latency_s, network.seconds(words, 0), step.compress_s)
+
+
 def _through_switch(
-    method: Method, forms: Collection[Form], union: Callable[[Step], float], election: int, step: Step
+    method: Method, forms: Collection[Form], union: Callable[[Step], float], step: Step
 ) -> Cost:
     """Return the cost of the fastest form of an allreduce; `union` is the share of elements in the union."""
     network = step.path.network(step.link)
@@ -160,13 +170,12 @@ def _through_switch(
     seen = Seen.uniform(step.elements, min(max(union(step), 1 / step.elements), 1.0))
     found = candidates(step.elements, seen, Settings(), predict=not sparse, forms=forms)
     best = min(found, key=lambda one: one.seconds(network))
-    words = best.words + election * step.workers
-    exchanges = best.exchanges + bool(election) + (0 if sparse else step.headers)
+    exchanges = best.exchanges + (0 if sparse else step.headers)
     return Cost(
         method,
-        words,
+        best.words,
         network.seconds(0, step.sums * exchanges),
-        network.seconds(words, 0),
+        network.seconds(best.words, 0),
         best.codec_s + sparse * step.compress_s,
     )
 
@@ -176,23 +185,17 @@ def _union_of_all(step: Step) -> float:
     return 1.0 - (1.0 - step.ratio) ** step.workers
 
 
-def _union_of_one(step: Step) -> float:
-    return step.ratio
-
-
 _DENSE_FORMS: tuple[Form, ...] = ("dense",)
 _SPARSE_FORMS: tuple[Form, ...] = ("compact", "sketch")
 _COSTS: dict[Method, Callable[[Step], Cost]] = {
     "dense_ring": partial(_dense, "dense_ring", collectives.all_reduce_ring),
     "dense_tree": partial(_dense, "dense_tree", collectives.all_reduce_tree),
-    "dense_switch": partial(_through_switch, "dense_switch", _DENSE_FORMS, lambda step: 1.0, 0),
+    "dense_switch": partial(_through_switch, "dense_switch", _DENSE_FORMS, lambda step: 1.0),
     "top_k_all_gather": _all_gather,
-    "top_k_switch": partial(_through_switch, "top_k_switch", _SPARSE_FORMS, _union_of_all, 0),
+    "top_k_switch": partial(_through_switch, "top_k_switch", _SPARSE_FORMS, _union_of_all),
     "ar_top_k_ring": partial(_ar_top_k, "ar_top_k_ring", collectives.all_reduce_ring),
     "ar_top_k_tree": partial(_ar_top_k, "ar_top_k_tree", collectives.all_reduce_tree),
-    "ar_top_k_switch": partial(
-        _through_switch, "ar_top_k_switch", _SPARSE_FORMS, _union_of_one, _ELECTION_WORDS
-    ),
+    "ar_top_k_switch": _ar_top_k_through_switch,
 }
 
 #: The quantities along which crossovers can be searched, and the range of each.
