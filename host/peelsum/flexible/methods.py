@@ -39,6 +39,7 @@ Carrier = Literal["group", "switch"]
 CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 #: The methods that send every element.
 DENSE: tuple[Method, ...] = ("dense_ring", "dense_tree", "dense_switch")
+_Reduce = Callable[[LinkModel, int], NetworkModel]
 #: Nanoseconds per element to select the largest; `TopK` takes 6 to 22 (docs/reference/flexible.md).
 _SELECT_NS = 10.0
 
@@ -63,6 +64,8 @@ class Step:
     """Number of parts that are summed one after the other, such as DDP's buckets."""
     headers: int = 0
     """Exchanges of a few words before each sum, for methods that have none of their own; the hook has 1."""
+    few_words: int = 0
+    """Sums of fewer words over a process group go by direct messages, not by ring or tree; 0 for none."""
 
     def __post_init__(self) -> None:
         within("elements", self.elements, 1, 2**40)
@@ -71,6 +74,7 @@ class Step:
         within("select_s", self.compress_s, 0, 1e9)
         within("sums", self.sums, 1, 2**30)
         within("headers", self.headers, 0, 64)
+        within("few_words", self.few_words, 0, 2**40)
 
     @property
     def sent(self) -> int:
@@ -121,31 +125,45 @@ def costs(step: Step, methods: Collection[Method] = METHODS) -> list[Cost]:
     )
 
 
-def _over(step: Step, method: Method, *parts: tuple[NetworkModel, float], codec_s: float = 0.0) -> Cost:
-    """Return the cost of collectives in sequence, as (network, words); the last also carries headers."""
-    header_s = step.headers * parts[-1][0].seconds(0, 1)
+def _over(
+    step: Step,
+    method: Method,
+    header: NetworkModel,
+    *parts: tuple[NetworkModel, float],
+    codec_s: float = 0.0,
+) -> Cost:
+    """Return the cost of collectives in sequence, as (network, words); `header` carries headers."""
+    header_s = step.headers * header.seconds(0, 1)
     latency_s = step.sums * (header_s + sum(network.seconds(0, 1) for network, _ in parts))
     transfer_s = sum(network.seconds(words, 0) for network, words in parts)
     words = transfer_s * step.link.gbps * 1e9 / 32
     return Cost(method, words, latency_s, transfer_s, codec_s)
 
 
-def _dense(method: Method, reduce: Callable[[LinkModel, int], NetworkModel], step: Step) -> Cost:
-    return _over(step, method, (reduce(step.link, step.workers), step.elements))
+def _reduced(reduce: _Reduce, step: Step, words: float) -> NetworkModel:
+    """Return the cost of a sum of `words` words in all of the step's sums."""
+    few = words < step.sums * step.few_words
+    return (collectives.direct if few else reduce)(step.link, step.workers)
+
+
+def _dense(method: Method, reduce: _Reduce, step: Step) -> Cost:
+    sum_all = _reduced(reduce, step, step.elements), step.elements
+    return _over(step, method, _reduced(reduce, step, 0), sum_all)
 
 
 def _all_gather(step: Step) -> Cost:
     """Return the cost of sending every worker's positions and values to every other worker."""
     gather = collectives.all_gather(step.link, step.workers)
-    return _over(step, "top_k_all_gather", (gather, 2 * step.sent), codec_s=step.compress_s)
+    return _over(step, "top_k_all_gather", gather, (gather, 2 * step.sent), codec_s=step.compress_s)
 
 
-def _ar_top_k(method: Method, reduce: Callable[[LinkModel, int], NetworkModel], step: Step) -> Cost:
+def _ar_top_k(method: Method, reduce: _Reduce, step: Step) -> Cost:
     return _over(
         step,
         method,
+        _reduced(reduce, step, 0),
         (collectives.broadcast(step.link, step.workers), step.sent),
-        (reduce(step.link, step.workers), step.sent),
+        (_reduced(reduce, step, step.sent), step.sent),
         codec_s=step.compress_s,
     )
 
