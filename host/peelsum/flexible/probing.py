@@ -42,14 +42,12 @@ class LinkEstimate:
         self._latency: deque[float] = deque(maxlen=_SAMPLES)
         self._word_s: deque[float] = deque(maxlen=_SAMPLES)
         self._untold, self._repeated = _PATIENCE, 0
+        self._link: LinkModel | None = None
 
     @property
     def link(self) -> LinkModel | None:
         """The estimate; None before the first sample of latency and of bandwidth."""
-        if not self._latency or not self._word_s:
-            return None
-        gbps = _WORD_BITS * 1e-9 / max(min(self._word_s), _LEAST_S * _WORD_BITS * 1e-6)
-        return LinkModel(min(*self._latency, _MOST_S), min(max(gbps, 1e-9), 1e6))
+        return self._link
 
     @property
     def probe_words(self) -> int:
@@ -93,6 +91,7 @@ class LinkEstimate:
             self._untold = _PATIENCE if again else 0
         else:
             self._untold += 1
+        self._link = self._estimated()
 
     def saved(self) -> dict[str, Any]:
         """Return the samples as plain numbers, which `restore` takes."""
@@ -108,6 +107,13 @@ class LinkEstimate:
         self._latency.extend(map(float, values["latency"]))
         self._word_s.extend(map(float, values["word_s"]))
         self._untold, self._repeated = int(values["untold"]), int(values["repeated"])
+        self._link = self._estimated()
+
+    def _estimated(self) -> LinkModel | None:
+        if not self._latency or not self._word_s:
+            return None
+        gbps = _WORD_BITS * 1e-9 / max(min(self._word_s), _LEAST_S * _WORD_BITS * 1e-6)
+        return LinkModel(min(*self._latency, _MOST_S), min(max(gbps, 1e-9), 1e6))
 
     @property
     def _settled(self) -> bool:

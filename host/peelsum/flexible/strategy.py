@@ -162,8 +162,9 @@ class Decider:
             one = cost(done.method, self._at(done.ratio, self._link_of(done.method)))
             messages = cost(done.method, self._at(done.ratio, LinkModel(1.0, 1.0))).latency_s
             traffic = Traffic(known.elements, known.sums, messages, one.words)
-        known.elements, known.sums = traffic.elements, traffic.sums
-        self._step = replace(self._step, elements=known.elements, sums=known.sums)
+        if (known.elements, known.sums) != (traffic.elements, traffic.sums):
+            known.elements, known.sums = traffic.elements, traffic.sums
+            self._step = replace(self._step, elements=known.elements, sums=known.sums)
         # A ring's busiest link carries 2 (n - 1) / n times the probe's words.
         shares = {"group": 2 * (self._step.workers - 1) / self._step.workers, "switch": 1.0}
         for carrier, estimate in self._estimates.items():
