@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.bench.accuracy.in_process import InProcess
-from peelsum.bench.accuracy.training import Setting, Training
+from peelsum.bench.accuracy.training import Setting, Training, one_thread
 from peelsum.compress import CompressedResult, CompressedSum
 from peelsum.compress.collectives import Bytes
 from peelsum.flexible import (
@@ -203,7 +203,7 @@ def train_over(setting: Setting, network: str, by: tuple[Method, float] | Flexib
 
     `setting.method` only determines the memories: a method with error feedback.
     """
-    with ChangingTraining(setting, NETWORKS[network], by) as training:
+    with one_thread(), ChangingTraining(setting, NETWORKS[network], by) as training:
         every = training.subject.every
         curve = [(0, 0.0, training.subject.measure())]
         while training.done < training.steps and training.step():

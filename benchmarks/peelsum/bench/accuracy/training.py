@@ -236,7 +236,7 @@ def train(setting: Setting, advance: Advance = lambda done: None) -> Run:
     Raises MethodError, SharesError and TrainingDataError. Training ends early where a gradient, or what is
     measured, is no longer finite.
     """
-    with _one_thread(), Training(setting) as training:
+    with one_thread(), Training(setting) as training:
         curve: list[tuple[int, float | None]] = [(0, _finite(training.subject.measure()))]
         while training.done < training.steps and curve[-1][1] is not None:
             finite = training.step()
@@ -254,7 +254,7 @@ def _finite(value: float) -> float | None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Compute with one thread of torch: how many there are can change the last bits of a gradient."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
