@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,9 @@ def accuracy_by_shares(figure: Any) -> None:
         for number, method in enumerate(_SHOWN_BY_SHARES):
             found = [mine[method, shares] for shares in _SHARES]
             at = [place + 0.06 * (number - 3.5) for place in range(len(found))]
-            values, spreads = [row.final for row in found], [row.final_spread or 0.0 for row in found]
+            # A run that ended in values that are not finite has no point.
+            values = [math.nan if row.final is None else row.final for row in found]
+            spreads = [row.final_spread or 0.0 for row in found]
             axes.errorbar(at, values, spreads, fmt="o", ms=4, elinewidth=0.8, label=method)
         names = ["IID" if shares == "iid" else f"alpha {shares}" for shares in _SHARES]
         axes.set_xticks(range(len(_SHARES)), names)

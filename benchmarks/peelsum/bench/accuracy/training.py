@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -110,7 +110,7 @@ class Training:
         self.wire_bytes = self.payload_bytes = self.done = 0
         self._compute_s = self._compress_s = 0.0
 
-    def __enter__(self) -> Training:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
