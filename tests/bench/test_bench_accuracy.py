@@ -268,7 +268,7 @@ def test_a_terminal_shows_the_run_and_the_time_left(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FORCE_COLOR", "1")
     done = peelsum(*ACCURACY, "--model", "digits", "--compressor", "dense", "--steps", "4", "--seeds", "2")
     assert done.returncode == 0
-    assert "digits, dense, seed 1" in done.stderr
+    assert "digits, dense, shares iid, seed 1" in done.stderr
     assert "/2" in done.stderr
     assert ":00" in done.stderr
 

@@ -17,3 +17,5 @@ def test_rows_of_both():
         assert row.elements == 4096
         assert row.cpu_ms > 0
         assert row.wall_ms > 0
+        assert list(row.more_cpu_ms) == sorted(row.more_cpu_ms)
+    assert rows[0].more_cpu_ms == (0, 0, 0)

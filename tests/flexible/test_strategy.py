@@ -101,7 +101,7 @@ def test_a_gradient_of_another_size_is_decided_for() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_latency_that_rises_is_noticed_within_ten_steps(seed: int) -> None:
     world = World(lambda step: LinkModel(1e-2 if step >= 50 else 1e-5, 1.0), seed=seed)
-    world.run(Flexible(), 80)
+    world.run(Flexible(methods=BY_GROUP), 80)
     assert 50 <= world.of(LinkChanged)[0] < 60
     assert world.used[49] != world.used[60]
 

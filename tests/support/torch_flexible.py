@@ -158,7 +158,8 @@ class Links:
         class Slowed(ProcessGroupSummation):
             def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
                 for part in parts:
-                    links.sleep("group", *reduced(self.workers, part.words.size, tree=by == "tree"))
+                    size, few = part.words.size, by is None and part.words.size < self.few_words
+                    links.sleep("group", *reduced(self.workers, size, tree=by == "tree", few=few))
                 return super().sum_words(parts, by=by)
 
         with patch("peelsum.torch.backends.ProcessGroupSummation", Slowed):

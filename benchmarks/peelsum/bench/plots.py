@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ _FORMS = {
 }
 _LAYOUTS = {"kept": "lane kept (LHC)", "rotated": "rotated"}
 _SHOWN = ("dense", "exact", "top-k:0.01", "star:0.01", "packed:8", "ef-sign", "power:2")
+_SHARES = ("iid", "1", "0.1")
+_SHOWN_BY_SHARES = (
+    *("dense", "top-k:0.01", "top-k:0.01/no-feedback", "star:0.01"),
+    *("var:0.01", "packed:4", "power:2", "ef-sign"),
+)
 _SWITCHES = (("embedded", "memory"), ("embedded", "udp"), ("bmv2", "veth"))
 
 
@@ -190,6 +196,27 @@ def bytes_and_accuracy(figure: Any) -> None:
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False, ncols=2)
 
 
+def accuracy_by_shares(figure: Any) -> None:
+    """Plot what was learned at the end by how workers' shares differ, mean and spread over seeds."""
+    from peelsum.bench.accuracy.rows import Request, read_runs, rows_of
+
+    rows = rows_of(list(read_runs(RESULTS / "accuracy.json").values()), [1.0], Request().latency_s)
+    for axes, model in zip(figure.subplots(1, 2), ("digits", "ratings"), strict=True):
+        mine = {(row.method, row.shares): row for row in rows if (row.model, row.workers) == (model, 4)}
+        for number, method in enumerate(_SHOWN_BY_SHARES):
+            found = [mine[method, shares] for shares in _SHARES]
+            at = [place + 0.06 * (number - 3.5) for place in range(len(found))]
+            # A run that ended in values that are not finite has no point.
+            values = [math.nan if row.final is None else row.final for row in found]
+            spreads = [row.final_spread or 0.0 for row in found]
+            axes.errorbar(at, values, spreads, fmt="o", ms=4, elinewidth=0.8, label=method)
+        names = ["IID" if shares == "iid" else f"alpha {shares}" for shares in _SHARES]
+        axes.set_xticks(range(len(_SHARES)), names)
+        axes.set(title=model, ylabel=f"{found[0].metric} at the end")
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right center", frameon=False)
+
+
 _LINES = {
     "peelsum": "C0",
     "switchml": "C1",
@@ -299,6 +326,7 @@ def draw_all() -> Iterator[Path]:
         yield draw(name, content, width)
     yield draw("accuracy", accuracy, width=10, height=5.5)
     yield draw("accuracy-bytes", bytes_and_accuracy, width=9)
+    yield draw("accuracy-shares", accuracy_by_shares, width=9)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ any worker, or the smallest value if levels descend. So every decision follows f
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,18 +27,14 @@ class _Scale:
     per_octave: int
     smallest_wins: bool
 
-    def words(self, value: float) -> Words:
+    def bit(self, value: float) -> int:
         level = 0
         if value >= self.least:
             level = min(1 + round(self.per_octave * math.log2(value / self.least)), _LEVELS - 1)
-        bit = _LEVELS - 1 - level if self.smallest_wins else level
-        words = np.zeros(_WORDS, np.uint32)
-        words[bit // _WORD_BITS] = 1 << bit % _WORD_BITS
-        return words
+        return _LEVELS - 1 - level if self.smallest_wins else level
 
-    def value(self, words: Words) -> float:
-        word = int(words.nonzero()[0][-1])
-        bit = word * _WORD_BITS + int(words[word]).bit_length() - 1
+    def value(self, bits: int) -> float:
+        bit = bits.bit_length() - 1
         level = _LEVELS - 1 - bit if self.smallest_wins else bit
         return self.least * 2 ** ((level - 1) / self.per_octave) if level else 0.0
 
@@ -83,7 +79,11 @@ class Measurement:
 
     def words(self) -> Words:
         """Return this as uint32[64], whose OR over all workers `agreed` takes."""
-        return np.concatenate([_SCALES[item.name].words(getattr(self, item.name)) for item in fields(self)])
+        words = np.zeros(_WORDS * len(_SCALES), np.uint32)
+        for part, (name, scale) in enumerate(_SCALES.items()):
+            word, bit = divmod(scale.bit(getattr(self, name)), _WORD_BITS)
+            words[part * _WORDS + word] = 1 << bit
+        return words
 
     @classmethod
     def agreed(cls, words: Words) -> Measurement:
@@ -93,10 +93,12 @@ class Measurement:
         """
         if words.shape != (_WORDS * len(_SCALES),):
             raise FlexibleConfigError(f"words: {words.shape} is not the shape of a measurement's words")
-        parts = words.reshape(-1, _WORDS)
+        data, size = words.astype("<u4").tobytes(), 4 * _WORDS
+        parts = (int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size))
         return cls(*(scale.value(part) for scale, part in zip(_SCALES.values(), parts, strict=True)))
 
 
+#: The scale of each field, in the order of fields.
 _SCALES = {
     "group_small_s": _NETWORK_S,
     "switch_small_s": _NETWORK_S,

@@ -80,6 +80,11 @@ def reduce_scatter(link: LinkModel, workers: int) -> NetworkModel:
     return _in_messages(link, workers - 1, (workers - 1) / workers)
 
 
+def direct(link: LinkModel, workers: int) -> NetworkModel:
+    """Return the cost of sending all words to every other worker at once: one message in a row."""
+    return _in_messages(link, 1, workers - 1)
+
+
 def all_gather(link: LinkModel, workers: int) -> NetworkModel:
     """Return the cost of a ring all_gather: n - 1 messages, each with all words of one worker."""
     return _in_messages(link, workers - 1, workers - 1)

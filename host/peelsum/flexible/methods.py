@@ -17,7 +17,8 @@ from typing import Literal, get_args
 
 from peelsum.allreduce import NetworkModel, Settings
 from peelsum.allreduce.costs import Seen, candidates
-from peelsum.allreduce.plan import Form
+from peelsum.allreduce.plan import AGREEMENT_WORDS, Form
+from peelsum.codec import index_words
 from peelsum.flexible import collectives
 from peelsum.flexible.collectives import LinkModel, SwitchPath
 from peelsum.flexible.errors import within
@@ -38,8 +39,7 @@ Carrier = Literal["group", "switch"]
 CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 #: The methods that send every element.
 DENSE: tuple[Method, ...] = ("dense_ring", "dense_tree", "dense_switch")
-#: Words that each worker sends to elect one of them: its bound and its merit.
-_ELECTION_WORDS = 2
+_Reduce = Callable[[LinkModel, int], NetworkModel]
 #: Nanoseconds per element to select the largest; `TopK` takes 6 to 22 (docs/reference/flexible.md).
 _SELECT_NS = 10.0
 
@@ -64,6 +64,8 @@ class Step:
     """Number of parts that are summed one after the other, such as DDP's buckets."""
     headers: int = 0
     """Exchanges of a few words before each sum, for methods that have none of their own; the hook has 1."""
+    few_words: int = 0
+    """Sums of fewer words over a process group go by direct messages, not by ring or tree; 0 for none."""
 
     def __post_init__(self) -> None:
         within("elements", self.elements, 1, 2**40)
@@ -72,6 +74,7 @@ class Step:
         within("select_s", self.compress_s, 0, 1e9)
         within("sums", self.sums, 1, 2**30)
         within("headers", self.headers, 0, 64)
+        within("few_words", self.few_words, 0, 2**40)
 
     @property
     def sent(self) -> int:
@@ -122,37 +125,62 @@ def costs(step: Step, methods: Collection[Method] = METHODS) -> list[Cost]:
     )
 
 
-def _over(step: Step, method: Method, *parts: tuple[NetworkModel, float], codec_s: float = 0.0) -> Cost:
-    """Return the cost of collectives in sequence, as (network, words); the last also carries headers."""
-    header_s = step.headers * parts[-1][0].seconds(0, 1)
+def _over(
+    step: Step,
+    method: Method,
+    header: NetworkModel,
+    *parts: tuple[NetworkModel, float],
+    codec_s: float = 0.0,
+) -> Cost:
+    """Return the cost of collectives in sequence, as (network, words); `header` carries headers."""
+    header_s = step.headers * header.seconds(0, 1)
     latency_s = step.sums * (header_s + sum(network.seconds(0, 1) for network, _ in parts))
     transfer_s = sum(network.seconds(words, 0) for network, words in parts)
     words = transfer_s * step.link.gbps * 1e9 / 32
     return Cost(method, words, latency_s, transfer_s, codec_s)
 
 
-def _dense(method: Method, reduce: Callable[[LinkModel, int], NetworkModel], step: Step) -> Cost:
-    return _over(step, method, (reduce(step.link, step.workers), step.elements))
+def _reduced(reduce: _Reduce, step: Step, words: float) -> NetworkModel:
+    """Return the cost of a sum of `words` words in all of the step's sums."""
+    few = words < step.sums * step.few_words
+    return (collectives.direct if few else reduce)(step.link, step.workers)
+
+
+def _dense(method: Method, reduce: _Reduce, step: Step) -> Cost:
+    sum_all = _reduced(reduce, step, step.elements), step.elements
+    return _over(step, method, _reduced(reduce, step, 0), sum_all)
 
 
 def _all_gather(step: Step) -> Cost:
     """Return the cost of sending every worker's positions and values to every other worker."""
     gather = collectives.all_gather(step.link, step.workers)
-    return _over(step, "top_k_all_gather", (gather, 2 * step.sent), codec_s=step.compress_s)
+    return _over(step, "top_k_all_gather", gather, (gather, 2 * step.sent), codec_s=step.compress_s)
 
 
-def _ar_top_k(method: Method, reduce: Callable[[LinkModel, int], NetworkModel], step: Step) -> Cost:
+def _ar_top_k(method: Method, reduce: _Reduce, step: Step) -> Cost:
     return _over(
         step,
         method,
+        _reduced(reduce, step, 0),
         (collectives.broadcast(step.link, step.workers), step.sent),
-        (reduce(step.link, step.workers), step.sent),
+        (_reduced(reduce, step, step.sent), step.sent),
         codec_s=step.compress_s,
     )
 
 
+def _ar_top_k_through_switch(step: Step) -> Cost:
+    """Return the cost of STAR-Topk: bounds and the index in one exchange, values in another.
+
+    The index is a list or a bitmap, whichever is smaller. VAR-Topk elects in an exchange before the index.
+    """
+    network = step.path.network(step.link)
+    words = AGREEMENT_WORDS + step.workers + min(step.sent, index_words(step.elements)) + step.sent
+    latency_s = network.seconds(0, 2 * step.sums)
+    return Cost("ar_top_k_switch", words, latency_s, network.seconds(words, 0), step.compress_s)
+
+
 def _through_switch(
-    method: Method, forms: Collection[Form], union: Callable[[Step], float], election: int, step: Step
+    method: Method, forms: Collection[Form], union: Callable[[Step], float], step: Step
 ) -> Cost:
     """Return the cost of the fastest form of an allreduce; `union` is the share of elements in the union."""
     network = step.path.network(step.link)
@@ -160,13 +188,12 @@ def _through_switch(
     seen = Seen.uniform(step.elements, min(max(union(step), 1 / step.elements), 1.0))
     found = candidates(step.elements, seen, Settings(), predict=not sparse, forms=forms)
     best = min(found, key=lambda one: one.seconds(network))
-    words = best.words + election * step.workers
-    exchanges = best.exchanges + bool(election) + (0 if sparse else step.headers)
+    exchanges = best.exchanges + (0 if sparse else step.headers)
     return Cost(
         method,
-        words,
+        best.words,
         network.seconds(0, step.sums * exchanges),
-        network.seconds(words, 0),
+        network.seconds(best.words, 0),
         best.codec_s + sparse * step.compress_s,
     )
 
@@ -176,23 +203,17 @@ def _union_of_all(step: Step) -> float:
     return 1.0 - (1.0 - step.ratio) ** step.workers
 
 
-def _union_of_one(step: Step) -> float:
-    return step.ratio
-
-
 _DENSE_FORMS: tuple[Form, ...] = ("dense",)
 _SPARSE_FORMS: tuple[Form, ...] = ("compact", "sketch")
 _COSTS: dict[Method, Callable[[Step], Cost]] = {
     "dense_ring": partial(_dense, "dense_ring", collectives.all_reduce_ring),
     "dense_tree": partial(_dense, "dense_tree", collectives.all_reduce_tree),
-    "dense_switch": partial(_through_switch, "dense_switch", _DENSE_FORMS, lambda step: 1.0, 0),
+    "dense_switch": partial(_through_switch, "dense_switch", _DENSE_FORMS, lambda step: 1.0),
     "top_k_all_gather": _all_gather,
-    "top_k_switch": partial(_through_switch, "top_k_switch", _SPARSE_FORMS, _union_of_all, 0),
+    "top_k_switch": partial(_through_switch, "top_k_switch", _SPARSE_FORMS, _union_of_all),
     "ar_top_k_ring": partial(_ar_top_k, "ar_top_k_ring", collectives.all_reduce_ring),
     "ar_top_k_tree": partial(_ar_top_k, "ar_top_k_tree", collectives.all_reduce_tree),
-    "ar_top_k_switch": partial(
-        _through_switch, "ar_top_k_switch", _SPARSE_FORMS, _union_of_one, _ELECTION_WORDS
-    ),
+    "ar_top_k_switch": _ar_top_k_through_switch,
 }
 
 #: The quantities along which crossovers can be searched, and the range of each.

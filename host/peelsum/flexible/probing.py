@@ -33,23 +33,21 @@ _LEAST_S, _MOST_S = 1e-9, 3600.0
 class LinkEstimate:
     """An estimate of the link between workers, from agreed measurements only.
 
-    `small_messages`: the messages in a row of an exchange of a few words: 2 through one switch, and twice the
-    number of workers less 2 in a ring.
+    `small_messages`, `probe_messages`: the messages in a row of an exchange of a few words and of a probe: 2
+    through one switch, twice the number of workers less 2 in a ring, and 1 if all send to all at once.
     """
 
-    def __init__(self, small_messages: float) -> None:
-        self._messages = small_messages
+    def __init__(self, small_messages: float, probe_messages: float) -> None:
+        self._messages, self._probe_messages = small_messages, probe_messages
         self._latency: deque[float] = deque(maxlen=_SAMPLES)
         self._word_s: deque[float] = deque(maxlen=_SAMPLES)
         self._untold, self._repeated = _PATIENCE, 0
+        self._link: LinkModel | None = None
 
     @property
     def link(self) -> LinkModel | None:
         """The estimate; None before the first sample of latency and of bandwidth."""
-        if not self._latency or not self._word_s:
-            return None
-        gbps = _WORD_BITS * 1e-9 / max(min(self._word_s), _LEAST_S * _WORD_BITS * 1e-6)
-        return LinkModel(min(*self._latency, _MOST_S), min(max(gbps, 1e-9), 1e6))
+        return self._link
 
     @property
     def probe_words(self) -> int:
@@ -62,7 +60,7 @@ class LinkEstimate:
         link = self.link
         if link is None:
             return _LEAST_WORDS * 4
-        wanted = 2 * self._messages * link.latency_s * link.gbps * 1e9 / _WORD_BITS
+        wanted = 2 * self._probe_messages * link.latency_s * link.gbps * 1e9 / _WORD_BITS
         return 1 << math.ceil(math.log2(min(max(wanted, _LEAST_WORDS), _MOST_PROBE_WORDS)))
 
     def add(
@@ -78,7 +76,7 @@ class LinkEstimate:
         """Take what all workers agree was measured in a step; a time of 0 was not measured.
 
         messages, words: what the step's collectives send in a row, so that they take `messages` latencies and
-        `words` words' time. probe_words: likewise for the probe, which takes the latency of a small exchange.
+        `words` words' time. probe_words: likewise for the probe, which takes `probe_messages` latencies.
         """
         if small_s:
             self._latency.append(small_s / self._messages)
@@ -86,13 +84,14 @@ class LinkEstimate:
         if words >= _LEAST_WORDS and self._tell(exchange_s, messages * latency_s, words):
             self._untold = 0
         elif probe_s and probe_words:
-            beyond = max(probe_s - self._messages * latency_s, _LEAST_SHARE * probe_s)
+            beyond = max(probe_s - self._probe_messages * latency_s, _LEAST_SHARE * probe_s)
             self._tell(beyond, 0.0, probe_words)
             again = not self._settled and self._repeated < _SAMPLES - 1
             self._repeated = self._repeated + 1 if again else 0
             self._untold = _PATIENCE if again else 0
         else:
             self._untold += 1
+        self._link = self._estimated()
 
     def saved(self) -> dict[str, Any]:
         """Return the samples as plain numbers, which `restore` takes."""
@@ -108,6 +107,13 @@ class LinkEstimate:
         self._latency.extend(map(float, values["latency"]))
         self._word_s.extend(map(float, values["word_s"]))
         self._untold, self._repeated = int(values["untold"]), int(values["repeated"])
+        self._link = self._estimated()
+
+    def _estimated(self) -> LinkModel | None:
+        if not self._latency or not self._word_s:
+            return None
+        gbps = _WORD_BITS * 1e-9 / max(min(self._word_s), _LEAST_S * _WORD_BITS * 1e-6)
+        return LinkModel(min(*self._latency, _MOST_S), min(max(gbps, 1e-9), 1e6))
 
     @property
     def _settled(self) -> bool:

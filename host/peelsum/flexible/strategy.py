@@ -80,9 +80,9 @@ class Decider:
     """Decides for the gradients of a step, of `elements` elements over `workers` workers.
 
     Workers whose `observe` calls get the same arguments make the same decisions. `carriers`: what can carry
-    words; over each of them, measurements and probes are exchanged by an all_reduce in a ring or by the
-    switch. `headers` is that of `Step`. Raises FlexibleConfigError if no method of `settings` that selects
-    has a carrier.
+    words; over each of them, measurements and probes are exchanged by the switch or by an all_reduce: in a
+    ring, or of fewer than `few_words` by direct messages. `headers` and `few_words` are those of `Step`.
+    Raises FlexibleConfigError if no method of `settings` that selects has a carrier.
     """
 
     def __init__(
@@ -94,15 +94,19 @@ class Decider:
         path: SwitchPath | None = None,
         carriers: Sequence[Carrier] = ("group",),
         headers: int = 0,
+        few_words: int = 0,
     ) -> None:
         self._settings, self._methods = settings, settings.over(carriers)
         if set(self._methods) <= set(DENSE):
             raise FlexibleConfigError(f"methods: none that selects goes over {', '.join(carriers)}; add one")
         path = path or SwitchPath()
-        self._step = Step(elements, 1.0, workers, LinkModel(1e-4, 1.0), path, headers=headers)
+        link = LinkModel(1e-4, 1.0)
+        self._step = Step(elements, 1.0, workers, link, path, headers=headers, few_words=few_words)
         used = {carrier_of(method) for method in self._methods}
-        small = {"group": 2 * (workers - 1), "switch": path.hops}
-        self._estimates = {one: LinkEstimate(small[one]) for one in CARRIERS if one in used}
+        ring = 2 * (workers - 1)
+        small = {"group": 1 if few_words else ring, "switch": path.hops}
+        probe = {"group": ring, "switch": path.hops}
+        self._estimates = {one: LinkEstimate(small[one], probe[one]) for one in CARRIERS if one in used}
         self._known = _Known(elements, left=list(settings.ratios))
         self.next = self._planned()
 
@@ -158,8 +162,9 @@ class Decider:
             one = cost(done.method, self._at(done.ratio, self._link_of(done.method)))
             messages = cost(done.method, self._at(done.ratio, LinkModel(1.0, 1.0))).latency_s
             traffic = Traffic(known.elements, known.sums, messages, one.words)
-        known.elements, known.sums = traffic.elements, traffic.sums
-        self._step = replace(self._step, elements=known.elements, sums=known.sums)
+        if (known.elements, known.sums) != (traffic.elements, traffic.sums):
+            known.elements, known.sums = traffic.elements, traffic.sums
+            self._step = replace(self._step, elements=known.elements, sums=known.sums)
         # A ring's busiest link carries 2 (n - 1) / n times the probe's words.
         shares = {"group": 2 * (self._step.workers - 1) / self._step.workers, "switch": 1.0}
         for carrier, estimate in self._estimates.items():

@@ -160,6 +160,7 @@ class Decisions:
             path=self._backends.path,
             carriers=carriers,
             headers=_HEADERS,
+            few_words=self._backends.few_words,
         )
         if self._saved and self._saved["of"] == self._identity(decider):
             try:

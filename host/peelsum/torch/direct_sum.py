@@ -18,7 +18,7 @@ from peelsum.summation import Op, Part, Words
 #: Above this number of words, gloo's ring takes less processor time.
 MOST_WORDS = 2**18
 #: Up to this number, all words go to all ranks.
-_FEW_WORDS = 2**12
+FEW_WORDS = 2**12
 #: all_to_all(received, sent): row r of `sent` goes to worker r, and row r of `received` comes from there.
 AllToAll = Callable[[Words, Words], None]
 
@@ -33,7 +33,7 @@ class DirectSum:
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """Return each part's result, as `Summation.sum_words` does without the checks."""
         ends = list(accumulate((part.words.size for part in parts), initial=0))
-        total, everything = ends[-1], ends[-1] <= _FEW_WORDS
+        total, everything = ends[-1], ends[-1] <= FEW_WORDS
         share = total if everything else -(-total // self._workers)
         sent, received = self._rows(share)
         if everything:

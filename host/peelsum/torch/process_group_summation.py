@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from peelsum.allreduce import Part, SummationStalledError
 from peelsum.summation import Words
-from peelsum.torch.direct_sum import MOST_WORDS, DirectSum
+from peelsum.torch.direct_sum import FEW_WORDS, MOST_WORDS, DirectSum
 from peelsum.torch.tree import all_reduce_tree
 
 T = TypeVar("T")
@@ -73,6 +73,8 @@ class ProcessGroupSummation:
         self._backend, self._timeout_s = backend, timeout_s
         direct = backend == "gloo" and or_by is None and self.workers > 1
         self._few = DirectSum(self.workers, self.worker_id, self._all_to_all) if direct else None
+        #: Fewer words go to all workers in whole, by direct messages; 0 if a backend has none.
+        self.few_words = FEW_WORDS if direct else 0
         self._store = group.get_group_store()
         #: The worker that is global rank 0, which keeps the store; None if it is not in the group.
         self._keeper = ranks.index(0) if 0 in ranks else None

@@ -60,7 +60,10 @@ class SwitchRoute(SummationCollectives):
 
 
 class GroupRoute:
-    """Words over a process group: reduced in a ring or by trees, broadcast and gathered."""
+    """Words over a process group: reduced in a ring or by trees, broadcast and gathered.
+
+    Few words are reduced by direct messages instead, which take less time and much less of the processor.
+    """
 
     def __init__(
         self, queued: QueuedSummation, group: ProcessGroupSummation, meter: Meter, *, tree: bool
@@ -75,9 +78,10 @@ class GroupRoute:
         for op, some in groupby(parts, key=lambda part: part.op):
             pieces = [part.words for part in some]
             together = Part(joined(pieces), op)
+            few = together.words.size < self._group.few_words
             (total,) = self._run(
-                lambda one=together: self._group.sum_words([one], by=self._by),  # type: ignore[misc]
-                *reduced(self.workers, together.words.size, tree=self._tree),
+                lambda one=together, by=None if few else self._by: self._group.sum_words([one], by=by),  # type: ignore[misc]
+                *reduced(self.workers, together.words.size, tree=self._tree, few=few),
             )
             results += cut(total, [len(one) for one in pieces])
         for part, result in zip(parts, results, strict=True):
@@ -128,7 +132,7 @@ class Routes:
 
 
 class Ring:
-    """A `Summation` by the rings of a process group, as the cost model of a strategy has them."""
+    """A `Summation` by the rings of a process group, or for few words by direct messages, as in a route."""
 
     def __init__(self, group: ProcessGroupSummation) -> None:
         self._group = group
@@ -136,7 +140,8 @@ class Ring:
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
-        return self._group.sum_words(parts, by="ring")
+        few = sum(part.words.size for part in parts) < self._group.few_words
+        return self._group.sum_words(parts, by=None if few else "ring")
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,8 @@ class Backends:
     """The backend over which the ranks first agree on their settings."""
     path: SwitchPath
     """The path through the switch, if that is one of them."""
+    few_words: int = 0
+    """That of the process group."""
 
 
 def backends_of(summation: Summation, group: ProcessGroupSummation | None, path: SwitchPath) -> Backends:
@@ -156,7 +163,7 @@ def backends_of(summation: Summation, group: ProcessGroupSummation | None, path:
     by_carrier: dict[Carrier, Summation] = {} if group is None else {"group": Ring(group)}
     if summation is not group:
         by_carrier["switch"] = summation
-    return Backends(by_carrier, summation, path)
+    return Backends(by_carrier, summation, path, group.few_words if group else 0)
 
 
 def path_of(summation: Summation) -> SwitchPath:
@@ -167,8 +174,13 @@ def path_of(summation: Summation) -> SwitchPath:
     return SwitchPath(job.lanes, job.window, 2 * job.window, hops=4 if job.racks else 2)
 
 
-def reduced(workers: int, words: float, *, tree: bool = False) -> tuple[float, float]:
-    """Return the messages in a row of an all_reduce, and the words on its busiest link."""
+def reduced(workers: int, words: float, *, tree: bool = False, few: bool = False) -> tuple[float, float]:
+    """Return the messages in a row of an all_reduce, and the words on its busiest link.
+
+    few: whether direct messages to all others take the place of ring and tree.
+    """
+    if few:
+        return 1, (workers - 1) * words
     if tree:
         return 2 * rounds(workers), 2 * rounds(workers) * words
     return 2 * (workers - 1), 2 * (workers - 1) / workers * words

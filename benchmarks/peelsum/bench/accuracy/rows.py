@@ -42,7 +42,8 @@ class Request:
     workers: int = 4
     seeds: int = 3
     """Runs of each method, with seeds from 0."""
-    shares: str = "iid"
+    shares: tuple[str, ...] = ("iid",)
+    """How examples are divided among workers, each of them a comparison of its own."""
     gbps: tuple[float, ...] = (0.1, 1.0, 10.0)
     latency_s: float = 50e-6
     """Seconds that a message takes."""
@@ -54,7 +55,8 @@ class Request:
 
         Dense training is always among them. Raises MethodError, SharesError, CompressError.
         """
-        check_shares(self.shares)
+        for shares in self.shares:
+            check_shares(shares)
         methods = list(dict.fromkeys((DENSE, *self.methods)))
         for text in methods:
             method = parse(text, 1)
@@ -63,9 +65,10 @@ class Request:
             for model in self.models if method.momentum else ():
                 require_sgd(make_subject(model), method)
         return [
-            Setting(model, method, self.workers, self.shares, seed, self.steps)
+            Setting(model, method, self.workers, shares, seed, self.steps)
             for method in methods
             for model in self.models
+            for shares in self.shares
             for seed in range(self.seeds)
         ]
 

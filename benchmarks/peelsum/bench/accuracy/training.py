@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -110,7 +110,7 @@ class Training:
         self.wire_bytes = self.payload_bytes = self.done = 0
         self._compute_s = self._compress_s = 0.0
 
-    def __enter__(self) -> Training:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -236,7 +236,7 @@ def train(setting: Setting, advance: Advance = lambda done: None) -> Run:
     Raises MethodError, SharesError and TrainingDataError. Training ends early where a gradient, or what is
     measured, is no longer finite.
     """
-    with _one_thread(), Training(setting) as training:
+    with one_thread(), Training(setting) as training:
         curve: list[tuple[int, float | None]] = [(0, _finite(training.subject.measure()))]
         while training.done < training.steps and curve[-1][1] is not None:
             finite = training.step()
@@ -254,7 +254,7 @@ def _finite(value: float) -> float | None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Compute with one thread of torch: how many there are can change the last bits of a gradient."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

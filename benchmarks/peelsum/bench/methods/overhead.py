@@ -16,6 +16,7 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # not exported, but documented
@@ -43,6 +44,8 @@ class OverheadRow:
     """Milliseconds of processor time, of all threads: median over rounds."""
     wall_ms: float
     """Milliseconds from first to last sum: median over rounds."""
+    more_cpu_ms: tuple[float, float, float]
+    """Quartiles over rounds of the processor time in addition to the compressor's in the same round."""
 
 
 def overhead_rows(elements: int, rounds: int, steps: int) -> list[OverheadRow]:
@@ -58,10 +61,17 @@ def overhead_rows(elements: int, rounds: int, steps: int) -> list[OverheadRow]:
             one.join()
     if any(one.exitcode for one in ranks):
         raise RuntimeError("a rank failed; see its output")
-    return [
-        OverheadRow(by, elements, *(round(1e3 * median(column), 3) for column in zip(*measured, strict=True)))
-        for by, measured in answers.get().items()
-    ]
+    found = answers.get()
+    return [_row(by, elements, measured, found["compressor"]) for by, measured in found.items()]
+
+
+def _row(
+    by: str, elements: int, measured: list[tuple[float, float]], compressor: list[tuple[float, float]]
+) -> OverheadRow:
+    more = [one[0] - other[0] for one, other in zip(measured, compressor, strict=True)]
+    first, middle, third = (float(round(1e3 * one, 3)) for one in np.quantile(more, (0.25, 0.5, 0.75)))
+    cpu, wall = (round(1e3 * median(column), 3) for column in zip(*measured, strict=True))
+    return OverheadRow(by, elements, cpu, wall, (first, middle, third))
 
 
 def _rank(rank: int, path: str, answers: SimpleQueue[_Found], elements: int, rounds: int, steps: int) -> None:
@@ -110,5 +120,5 @@ def _stepper(state: SwitchAllreduceState, elements: int, rank: int) -> Callable[
 
 if __name__ == "__main__":
     for size in (1 << 14, 1 << 20):
-        for row in overhead_rows(size, rounds=9, steps=20):
+        for row in overhead_rows(size, rounds=60, steps=5):
             say(**asdict(row))

@@ -35,7 +35,7 @@ def accuracy(
     ] = _METHODS,
     workers: Annotated[int, typer.Option(help="Workers that share the data.")] = 4,
     shares: Annotated[
-        str, typer.Option(help="Their shares: iid, label, or an alpha of Dirichlet's distribution.")
+        str, typer.Option(help="Their shares by commas: iid, label, or an alpha of Dirichlet's distribution.")
     ] = "iid",
     gbps: Annotated[
         str, typer.Option(help="Rates of the modelled links in Gbit/s, separated by commas.")
@@ -78,7 +78,8 @@ def accuracy(
         within("--steps", steps, 1, 1_000_000)
     rates = tuple(_rate(text) for text in gbps.split(","))
     methods = tuple(compressor.split(","))
-    request = bench.Request(chosen, methods, workers, count, shares, rates, latency_us * 1e-6, length)
+    divided, latency_s = tuple(shares.split(",")), latency_us * 1e-6
+    request = bench.Request(chosen, methods, workers, count, divided, rates, latency_s, length)
     with measuring(
         MethodError, SharesError, CompressError, TrainingDataError, bench.KeptRunsError, json=json
     ):
@@ -181,7 +182,7 @@ def _shown() -> Iterator[Watch]:
                 progress.update(task, total=len(settings) - done)
 
             def trains(self, setting: Setting) -> Advance:
-                named = f"{setting.model}, {setting.method}, seed {setting.seed}"
+                named = f"{setting.model}, {setting.method}, shares {setting.shares}, seed {setting.seed}"
                 progress.update(task, description=named)
                 return lambda share: progress.advance(task, share)
 

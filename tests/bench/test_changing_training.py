@@ -1,0 +1,81 @@
+"""Training over links that change: counts of the hook, a modelled clock, and the same rows again."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from compressors import Books
+
+from peelsum.bench.accuracy import changing
+from peelsum.bench.accuracy.changing import COMPUTE_S, NETWORKS, SELECT_S, ChangingTraining, train_over
+from peelsum.bench.accuracy.training import Setting, train
+from peelsum.flexible import METHODS, Flexible, LinkModel, Step, cost
+
+SETTING = Setting("digits", "top-k", workers=3, seed=2, steps=12)
+ELEMENTS = 38_282
+
+
+def steady(_: float) -> LinkModel:
+    return LinkModel(1e-3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("method", "ratio"), [("dense_switch", 1.0), ("ar_top_k_switch", 0.01), ("ar_top_k_ring", 0.1)]
+)
+def test_a_fixed_method_takes_what_the_cost_model_says(method: Any, ratio: float) -> None:
+    with ChangingTraining(SETTING, steady, (method, ratio)) as training:
+        for _ in range(2):  # the second makes its sums again
+            training.step()
+        began = training.seconds
+        for _ in range(4):
+            training.step()
+        exchange_s = (training.seconds - began) / 4 - COMPUTE_S - (SELECT_S if ratio < 1 else 0)
+    step = Step(ELEMENTS, ratio, 3, steady(0), select_s=0.0, headers=1, few_words=2**12)
+    one = cost(method, step)
+    # The model has one tensor, and no packet that is not full.
+    assert exchange_s == pytest.approx(one.latency_s + one.transfer_s, rel=0.15)
+
+
+def test_learning_is_that_of_the_same_compressor() -> None:
+    run = train_over(SETTING, "steady_slow", ("top_k_switch", 0.01))
+    same = train(SETTING)
+    assert [(steps, round(value, 6)) for steps, _, value in run.curve] == same.curve
+    assert 0 < run.gain < 1
+
+
+def test_a_strategy_changes_with_the_network_and_decides_the_same_again() -> None:
+    setting = Setting("digits", "top-k", workers=2, steps=60)
+    run = train_over(setting, "alternating", Flexible(explore_steps=1))
+    assert run == train_over(setting, "alternating", Flexible(explore_steps=1))
+    assert run.changes > 1
+    times = [seconds for _, seconds, _ in run.curve]
+    assert times == sorted(times)
+    first = run.curve[0][2]
+    assert run.reached(first) == (0, 0.0)
+    assert run.reached(2.0) is None
+
+
+def test_books_close_from_method_to_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every step, all that was sent and what is kept come to all gradients."""
+    monkeypatch.setattr("peelsum.bench.accuracy.training.Memory", Books)
+    script = itertools.cycle(METHODS)
+    with ChangingTraining(Setting("digits", "top-k", 2), steady, ("dense_ring", 1.0)) as training:
+        for method in itertools.islice(script, len(METHODS)):
+            training._fixed = changing.Next(method, 1.0 if method.startswith("dense") else 0.01, False, {})
+            training.step()
+    for memory in training._memories:
+        memory.balance()
+        assert any(one.numbers.any() for one in memory.residuals.values())
+
+
+def test_the_networks_change_as_they_say() -> None:
+    rates = [NETWORKS["alternating"](seconds).gbps for seconds in np.arange(0.5, 4)]
+    assert rates == [0.005, 0.5, 0.005, 0.5]
+    assert NETWORKS["far"](0.4).latency_s < NETWORKS["far"](0.6).latency_s
