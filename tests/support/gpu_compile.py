@@ -28,7 +28,7 @@ def longs(size: int) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.int64)
 
 
-def compiled(kernel: Any, programs: int, *arguments: Any) -> None:
+def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
     """Compile a kernel for the arguments of a launch, instead of launching it, and print its resources.
 
     Pointers are taken to be aligned to 16 bytes, as torch aligns memory.
@@ -42,7 +42,7 @@ def compiled(kernel: Any, programs: int, *arguments: Any) -> None:
             aligned[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[parameter.name] = "i32" if abs(argument) < 2**31 else "i64"
-    binary = compile(ASTSource(kernel, signature, constants, aligned), target=_TARGET)
+    binary = compile(ASTSource(kernel, signature, constants, aligned), target=_TARGET, options=options)
     vectors, shared = binary.asm["ptx"].count("ld.global.v4"), binary.metadata.shared
     registers, stack = resources(binary.asm["cubin"])
     print(
@@ -85,9 +85,11 @@ def numbers() -> None:
     found = gpu_launch.Candidates(longs(K), longs(1))
     gpu_launch.block_exponents(words(N), 32, words(N // 32), words(1))
     gpu_launch.block_octaves(words(N // 32), 127, words(N // 32))
+    gpu_launch.exponent(words(1), words(8))
     for limbs, low_bits in ((1, 0), (2, 30)):
-        gpu_launch.quantize(words(N), words(1), low_bits, words(limbs, N), words(1))
-        gpu_launch.quantize_at(words(N), found, words(1), low_bits, words(limbs, K))
+        blocks = gpu_launch.Blocks(words(N // 32), 5) if limbs == 1 else None
+        gpu_launch.quantize(words(N), words(1), low_bits, words(limbs, N), words(1), blocks)
+        gpu_launch.quantize_at(words(N), found, words(1), low_bits, words(limbs, K), blocks)
         floats = torch.zeros(N)
         gpu_launch.dequantize(words(limbs, N), words(1), low_bits, 1, floats)
         gpu_launch.dequantize_at(words(limbs, K), found, words(1), low_bits, 3, floats)
@@ -100,7 +102,7 @@ def sketch() -> None:
         gpu_launch.index_sketch(layout, longs(1), words(N), words(1), 30, words(N // 32), cells, words(1))
     gpu_launch.sketch_encode(LAYOUT, longs(1), found, out, words(LAYOUT.cells))
     for limbs in (1, 2):
-        room = gpu_launch.Peeling.room(K, LAYOUT.cells, torch.device("cpu"), rounds=2, limbs=limbs)
+        room = gpu_launch.Peeling.room(K, LAYOUT.cells, torch.device("cpu"), limbs=limbs)
         gpu_launch.peel(LAYOUT, longs(1), words(limbs, LAYOUT.cells), found, room, words(limbs, K))
     gpu_launch.left_over(room, words(K // 32), words(1), longs(1), found)
 

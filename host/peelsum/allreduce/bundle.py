@@ -79,9 +79,6 @@ class Bundle:
             sums = yield Round(0, int(self._sent[-1]), self._write_values)
             self._total = frozen(sums.added.view(np.int32).reshape(1, -1))
 
-    def settle(self) -> None:
-        """Return at once: words in host memory can be sent when they are written."""
-
     def members(self) -> dict[str, Member]:
         """Return each tensor's outcome, after the last round."""
         return {name: self._member(m, name) for m, name in enumerate(self._tensors)}

@@ -109,10 +109,6 @@ class TensorExchange:
         """Yield every round of the exchange; send each round's sums back into the generator."""
         return staged(self._rounds(), self._memory)
 
-    def settle(self) -> None:
-        """Wait until the words that the last round wrote can be sent."""
-        self._memory.settle()
-
     def _rounds(self) -> Rounds:
         if self.index is None:
             yield from self._dense()
@@ -137,10 +133,10 @@ class TensorExchange:
                 self._ops.index(self._values[drawn], ored[begin:])
 
         sums = yield Round(begin + sampled, words if guess else 0, header)
-        self._agree(sums.ored)
+        self._agree(sums)
         if self.fixed is None:
             return
-        share = self._ops.count(sums.ored[begin:], SAMPLE) / SAMPLE if sampled else 1.0
+        share = self._ops.count(sums.near.ored[begin:], SAMPLE) / SAMPLE if sampled else 1.0
         if share < _DENSE_SAMPLE:
             yield from self._not_dense(self.fixed, share)
             return
@@ -157,8 +153,7 @@ class TensorExchange:
         index = self._setting.refinement.first(n, max(share, 0.5 / SAMPLE), self._limbs)
         self.form, self.index = "compact", index
         sums = yield Round(index.words(n), 0, partial(self._write_index, index, own, n, seed))
-        union = yield from self._union(own, index, sums.ored, None)
-        self.positions = self._ops.positions(union, n)
+        yield from self._union(own, index, sums, 0, None)
         yield from self._compact(fixed, self.positions)
 
     def _write(self, fixed: FixedPoint, added: Words) -> int:
@@ -189,12 +184,11 @@ class TensorExchange:
 
         cells = self._limbs * layout.cells if layout else 0
         sums = yield Round(begin + index.words(n), cells, header)
-        self._agree(sums.ored)
+        self._agree(sums)
         if self.fixed is None:
             return
         sent = layout if self.fixed is guess else None
-        union = yield from self._union(own, index, sums.ored[begin:], sent)
-        positions = self.positions = ops.positions(union, n)
+        positions = yield from self._union(own, index, sums, begin, sent)
         if sent:
             yield from self._peeled(sent, sums.added, positions, self._quantized(self.fixed, positions))
         elif self.form == "sketch" and not layout:
@@ -203,26 +197,33 @@ class TensorExchange:
             yield from self._compact(self.fixed, positions)
 
     def _union(
-        self, own: Words, index: Index, words: Words, sketch: SketchLayout | None
-    ) -> Generator[Round, Sums, Words]:
-        """Refine the index, given the OR of its words, until few false positives are left.
+        self, own: Words, index: Index, sums: Sums, begin: int, sketch: SketchLayout | None
+    ) -> Generator[Round, Sums, Positions]:
+        """Refine the index, given the OR of its words from `begin` on, until few false positives are left.
 
-        `own` is this worker's bitmap. Return the bitmap of candidates.
+        `own` is this worker's bitmap. Return the candidates, and set `positions` to them.
         """
         n, ops, level = self._elements, self._ops, 0
+        words, near, elements = sums.ored[begin:], sums.near.ored[begin:], n
         union = index.decode(ops, words, n, self._setting.seed, self._memory)
-        while (following := self._following(index, words, union, sketch, level)) is not None:
-            index, passed, level = following, ops.count(union, n), level + 1
+        while True:
+            known = index.passed(ops, near, elements)
+            passed = ops.count(union, n) if known is None else known
+            following = self._following(index, near, passed, sketch, level)
+            if following is None:
+                break
+            index, level, elements = following, level + 1, passed
             seed = (self._setting.seed + level) % 2**64
             inner = self._memory.words(index_words(passed))
-            ops.gather_bits(own, union, inner)
+            scan = ops.gather_bits(own, union, inner)
             sums = yield Round(index.words(passed), 0, partial(self._write_index, index, inner, passed, seed))
-            words = sums.ored
-            inner, mask = index.decode(ops, words, passed, seed, self._memory), union
+            near, mask = sums.near.ored, union
+            inner = index.decode(ops, sums.ored, passed, seed, self._memory)
             union = self._memory.words(len(mask))
-            ops.scatter_bits(inner, mask, union)
+            ops.scatter_bits(inner, mask, union, scan)
         self._known = isinstance(index, BitmapIndex)
-        return union
+        self.positions = ops.positions(union, n, count=passed)
+        return self.positions
 
     def _write_index(
         self, index: Index, bitmap: Words, elements: int, seed: int, ored: Words, added: Words
@@ -230,12 +231,11 @@ class TensorExchange:
         index.encode(self._ops, bitmap, elements, seed, ored)
 
     def _following(
-        self, index: Index, words: Words, union: Words, sketch: SketchLayout | None, level: int
+        self, index: Index, words: Words, passed: int, sketch: SketchLayout | None, level: int
     ) -> Index | None:
-        """Return the next index; None if `union`, which passed `index`, has few false positives."""
+        """Return the next index; None if few of the elements that passed `index` are false positives."""
         if isinstance(index, BitmapIndex):
             return None
-        passed = self._ops.count(union, self._elements)
         per_candidate: float = self._limbs
         if sketch:
             if sketch.cells >= _PEELABLE * passed:
@@ -313,9 +313,10 @@ class TensorExchange:
                 positions = summed
         return tuple(self._ops.occupied(positions).tolist())
 
-    def _agree(self, header: Words) -> None:
+    def _agree(self, sums: Sums) -> None:
         """Set `exponent_field`, `finite` and `fixed` from the OR of all workers' headers."""
-        self.exponent_field = field = largest_exponent_field(self._memory.on_host(header[:EXPONENT_WORDS]))
+        exponents = self._memory.on_host(sums.near.ored[:EXPONENT_WORDS])
+        self.exponent_field = field = largest_exponent_field(exponents)
         self.finite = field != NON_FINITE
         if field is None or not self.finite:
             self.quantized = self._memory.integers(self._limbs, 0)
@@ -325,8 +326,8 @@ class TensorExchange:
             self.fixed = self._fixed_point(field)
             if self._block:
                 octaves = self._memory.integers(1, self._blocks)[0]
-                exponents = header[EXPONENT_WORDS : EXPONENT_WORDS + self._blocks]
-                self._ops.block_octaves(exponents, field, octaves)
+                levels = sums.ored[EXPONENT_WORDS : EXPONENT_WORDS + self._blocks]
+                self._ops.block_octaves(levels, field, octaves)
                 self.fixed = FixedPoint(self.fixed.scale, self.fixed.low_bits, octaves, self._block)
 
     def _fixed_point(self, exponent_field: int) -> FixedPoint:

@@ -42,9 +42,6 @@ class Exchange(Protocol):
     def rounds(self) -> Rounds:
         """Yield every round of the exchange; send each round's sums back into the generator."""
 
-    def settle(self) -> None:
-        """Wait until the words that the last round wrote can be sent."""
-
 
 @dataclass(eq=False)
 class _Running:
@@ -105,8 +102,8 @@ class Step:
             added, add_spans = self._laid_out([one.asked.add_words for one in running])
             for one, or_span, add_span in zip(running, or_spans, add_spans, strict=True):
                 one.write(ored[or_span], added[add_span])
-            for one in running:
-                one.exchange.settle()
+            if running:
+                self._memory.settle()
         parts = [Part(ored, "or"), Part(added, "add")]
         sent = [part for part in parts if part.words.size]
         totals = self.sum_words([*ahead, *sent])[len(ahead) :]

@@ -28,6 +28,17 @@ class Sums(NamedTuple):
     """uint32[or_words]."""
     added: Words
     """uint32[add_words]."""
+    near_ored: Words | None = None
+    """The same as `ored`, on the host, if that is a copy of it on a device."""
+    near_added: Words | None = None
+    """The same as `added`, on the host."""
+
+    @property
+    def near(self) -> Sums:
+        """The same sums on the host, if they came from there, where reading them does not wait."""
+        if self.near_ored is None or self.near_added is None:
+            return self
+        return Sums(self.near_ored, self.near_added)
 
 
 Rounds = Generator[Round, Sums, None]
@@ -42,7 +53,8 @@ def staged(rounds: Rounds, memory: Memory) -> Rounds:
     while True:
         sums = yield asked._replace(write=partial(_write, asked, memory))
         try:
-            asked = rounds.send(Sums(memory.receive(sums.ored), memory.receive(sums.added)))
+            there = memory.receive(sums.ored), memory.receive(sums.added)
+            asked = rounds.send(Sums(*there, sums.ored, sums.added))
         except StopIteration:
             return
 

@@ -6,6 +6,7 @@ through pinned memory, on the current stream.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from peelsum.codec import gpu_launch
 from peelsum.codec.errors import CodecError
-from peelsum.codec.fixed_point import EXPONENT_WORDS, MANTISSA_BITS
-
-_WORD_BITS = 32
 
 
 class DeviceMemory:
@@ -29,6 +28,10 @@ class DeviceMemory:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        #: The memories of devices on which tensors lie, of this one among them, by device.
+        self._near: dict[torch.device, DeviceMemory] = {}
+        #: How often the host has waited for all that was copied.
+        self._settled = 0
 
     def accepted(self, tensor: Any) -> Tensor:
         """See `Memory.accepted`. Raises CodecError for anything but a torch tensor on this device's type."""
@@ -59,8 +62,10 @@ class DeviceMemory:
         return tensor.to(torch.float32).contiguous().view(-1)
 
     def beside(self, values: Tensor) -> DeviceMemory:
-        """See `Memory.beside`."""
-        return DeviceMemory(values.device)
+        """See `Memory.beside`. `settle` of this memory waits for the device of `values`, too."""
+        if values.device not in self._near:
+            self._near[values.device] = DeviceMemory(values.device)
+        return self._near[values.device]
 
     def words(self, count: int) -> Tensor:
         """See `Memory.words`."""
@@ -78,21 +83,37 @@ class DeviceMemory:
         """See `Memory.floats`."""
         return torch.full((count,), value, dtype=torch.float32, device=self._device)
 
-    def positions(self, chosen: Tensor) -> Tensor:
-        """See `Memory.positions`. Waits for the device, because the result's size depends on the data."""
+    def positions(self, chosen: Tensor | NDArray[Any]) -> Tensor:
+        """See `Memory.positions`. Waits for the device unless `chosen` is on the host or has no elements."""
+        if not len(chosen):
+            return torch.empty(0, dtype=torch.int64, device=self._device)
+        if isinstance(chosen, np.ndarray):
+            return self._sent(torch.from_numpy(np.flatnonzero(chosen)))
         return chosen.nonzero().view(-1)
 
     def write_exponent(self, magnitude: Tensor, out: Tensor) -> None:
         """See `Memory.write_exponent`. The device computes it; the host does not wait for the magnitude."""
-        field = magnitude >> MANTISSA_BITS
-        word = torch.arange(EXPONENT_WORDS, dtype=torch.int32, device=self._device)
-        bit = torch.ones_like(field) << (field % _WORD_BITS)
-        out.copy_(torch.where((field // _WORD_BITS == word) & (magnitude != 0), bit, 0))
+        gpu_launch.exponent(magnitude, out)
 
-    def on_host(self, array: Tensor) -> NDArray[Any]:
+    def on_host(self, array: Tensor | NDArray[Any]) -> NDArray[Any]:
         """See `Memory.on_host`."""
+        if isinstance(array, np.ndarray):
+            return array
         host: NDArray[Any] = array.cpu().numpy()
         return host.view(np.uint32) if array.dtype == torch.int32 else host
+
+    def later(self, array: Tensor) -> Callable[[], NDArray[Any]]:
+        """See `Memory.later`: copies to pinned memory now, and waits if `settle` has not been called since."""
+        host, settled = self._pinned(array.numel(), array.dtype), self._settled
+        host.copy_(array.view(-1), non_blocking=True)
+
+        def read() -> NDArray[Any]:
+            if self._settled == settled:
+                self.settle()
+            copied: NDArray[Any] = host.numpy()
+            return copied
+
+        return read
 
     def traveling(self, count: int) -> NDArray[np.uint32]:
         """See `Memory.traveling`. Returns pinned memory."""
@@ -101,19 +122,34 @@ class DeviceMemory:
 
     def send(self, words: Tensor, out: NDArray[np.uint32]) -> None:
         """See `Memory.send`."""
-        torch.from_numpy(out.view(np.int32)).copy_(words, non_blocking=True)
+        if len(out):
+            torch.from_numpy(out.view(np.int32)).copy_(words, non_blocking=True)
 
     def settle(self) -> None:
         """See `Memory.settle`."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        for near in (self, *self._near.values()):
+            near._settled += 1
+        for device in self._near or [self._device]:
+            wait(device)
 
     def receive(self, words: NDArray[np.uint32]) -> Tensor:
         """See `Memory.receive`."""
-        staged = self._pinned(words.size)
-        staged.numpy()[:] = words.view(np.int32)
-        # torch reuses pinned memory only after the copy has finished.
-        return staged.to(self._device, non_blocking=True)
+        return self._sent(torch.from_numpy(words.view(np.int32)))
 
-    def _pinned(self, count: int) -> Tensor:
-        return torch.empty(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+    def _sent(self, array: Tensor) -> Tensor:
+        """Copy from the host to the device, through pinned memory, which torch keeps and reuses in time."""
+        there = torch.empty(len(array), dtype=array.dtype, device=self._device)
+        if len(array):
+            staged = self._pinned(len(array), array.dtype)
+            staged.numpy()[:] = array.numpy()
+            there.copy_(staged, non_blocking=True)
+        return there
+
+    def _pinned(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(count, dtype=dtype, pin_memory=self._device.type == "cuda")
+
+
+def wait(device: torch.device) -> None:
+    """Wait for all work on the current stream of a device."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

@@ -16,6 +16,21 @@ _MANTISSA_BITS = tl.constexpr(MANTISSA_BITS)
 
 
 @triton.jit
+def exponent_words(largest, word):
+    """Return the words of a tensor's one-hot exponent field; `largest` is its magnitude."""
+    field = largest >> _MANTISSA_BITS
+    bit = tl.full(word.shape, 1, tl.int32) << (field % 32)
+    return tl.where((word == field // 32) & (largest != 0), bit, 0)
+
+
+@triton.jit
+def exponent_kernel(largest, out, WORDS: tl.constexpr):
+    """Write the exponent field of largest[1], one-hot, into out[WORDS]. One program."""
+    word = tl.arange(0, WORDS)
+    tl.store(out + word, exponent_words(tl.load(largest), word))
+
+
+@triton.jit
 def block_magnitudes_kernel(values, out, largest, n, block_words, WORDS: tl.constexpr):
     """Raise out[blocks], which must be zero, to the blocks' magnitudes, and largest[1] to that of values[n].
 

@@ -66,6 +66,15 @@ def _power_of_two(exponent):
 
 
 @triton.jit
+def _scale_of(element, inside, scale, octaves, block_bits, BLOCKS: tl.constexpr):
+    """Return the elements' scales: scale[1], and if there are BLOCKS, the octaves of their block above it."""
+    scales = tl.load(scale)
+    if BLOCKS:
+        scales += tl.load(octaves + (element >> block_bits), mask=inside, other=0)
+    return scales
+
+
+@triton.jit
 def _fixed(value, scale):
     """Return int64 rint(value * 2**scale) of float32 values, half to even; `scale` is an int32 or several.
 
@@ -88,13 +97,14 @@ def _limb(number, limb, low_bits, LIMBS: tl.constexpr):
 
 @triton.jit
 def quantize_kernel(
-    values, out, largest, scale, n, block_bits, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr
-):
+    values, out, largest, scale, octaves, n, block_bits, low_bits,
+    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Quantize values[n], given as bit patterns, into out[LIMBS, n], and write their magnitude."""
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     element = begin + tl.arange(0, BLOCK)
     bits = load_tile(values, element, begin + BLOCK, n)
-    scales = tl.load(scale + (element >> block_bits), mask=element < n, other=0)
+    scales = _scale_of(element, element < n, scale, octaves, block_bits, BLOCKS)
     number = _fixed(bits.to(tl.float32, bitcast=True), scales)
     for limb in tl.static_range(LIMBS):
         tl.store(out + limb * wide(n) + element, _limb(number, limb, low_bits, LIMBS), mask=element < n)
@@ -103,8 +113,8 @@ def quantize_kernel(
 
 @triton.jit
 def quantize_at_kernel(
-    values, positions, count, out, scale, capacity, block_bits, low_bits,
-    LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    values, positions, count, out, scale, octaves, capacity, block_bits, low_bits,
+    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize values[positions[count]] into out[LIMBS, capacity]."""
     candidates = tl.minimum(tl.load(count), capacity)
@@ -112,7 +122,7 @@ def quantize_at_kernel(
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         bits = tl.load(values + position, mask=t < candidates, other=0)
-        scales = tl.load(scale + (position >> block_bits), mask=t < candidates, other=0)
+        scales = _scale_of(position, t < candidates, scale, octaves, block_bits, BLOCKS)
         number = _fixed(bits.to(tl.float32, bitcast=True), scales)
         for limb in tl.static_range(LIMBS):
             limbs = out + limb * wide(capacity)
@@ -131,27 +141,28 @@ def _float(quantized, at, stride, inside, scale, divisor, low_bits, LIMBS: tl.co
 
 @triton.jit
 def dequantize_kernel(
-    quantized, out, scale, n, divisor, block_bits, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr
-):
+    quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
+    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Dequantize quantized[LIMBS, n] into float32 out[n]."""
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = element < n
-    scales = tl.load(scale + (element >> block_bits), mask=inside, other=0)
+    scales = _scale_of(element, inside, scale, octaves, block_bits, BLOCKS)
     value = _float(quantized, element, wide(n), inside, scales, divisor, low_bits, LIMBS)
     tl.store(out + element, value, mask=inside)
 
 
 @triton.jit
 def dequantize_at_kernel(
-    quantized, positions, count, out, scale, capacity, divisor, block_bits, low_bits,
-    LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    quantized, positions, count, out, scale, octaves, capacity, divisor, block_bits, low_bits,
+    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Dequantize quantized[LIMBS, capacity] into float32 out[positions[count]]."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
-        scales = tl.load(scale + (position >> block_bits), mask=t < candidates, other=0)
+        scales = _scale_of(position, t < candidates, scale, octaves, block_bits, BLOCKS)
         value = _float(quantized, t, wide(capacity), t < candidates, scales, divisor, low_bits, LIMBS)
         tl.store(out + position, value, mask=t < candidates)
 

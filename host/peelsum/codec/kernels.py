@@ -7,7 +7,7 @@ and types: arrays must be C-contiguous and in native byte order. All implementat
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +53,13 @@ class Kernels(Protocol):
     def count(self, index: NDArray[np.uint32], elements: int) -> int:
         """Count the set bits of a bitmap of `elements` bits."""
 
-    def positions(self, index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArray[np.int64]:
-        """Return the elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k]."""
+    def positions(
+        self, index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
+    ) -> NDArray[np.int64]:
+        """Return the elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k].
+
+        `count` is k, if it is known; without it, the GPU's kernels wait for it.
+        """
 
     def occupied(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count the blocks of 2**b elements that hold one of positions[k], for each b: int64[BLOCK_SIZES]."""
@@ -96,18 +101,20 @@ class Kernels(Protocol):
 
     def gather_bits(
         self, index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]
-    ) -> None:
+    ) -> Any:
         """Write the bits of `index` that `mask` selects, in order, as a bitmap of k bits.
 
         `mask` is a bitmap of as many words as `index`, with k set bits; `out` has index_words(k) words.
+        Return what `scatter_bits` can use of its scan of `mask`.
         """
 
     def scatter_bits(
-        self, bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]
+        self, bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32], scan: Any = None
     ) -> None:
         """Write bit t of `bits` to the place of the t-th set bit of `mask`, and 0 elsewhere.
 
-        The inverse of `gather_bits`; `out` has as many words as `mask`.
+        The inverse of `gather_bits`; `out` has as many words as `mask`. `scan` is what `gather_bits` returned
+        for the same mask; without it, the mask is scanned again.
         """
 
     # Numbers
