@@ -95,6 +95,14 @@ def numbers() -> None:
         gpu_launch.dequantize_at(words(limbs, K), found, words(1), low_bits, 3, floats)
 
 
+def bundles() -> None:
+    """Two tensors, of 3 blocks and of 1."""
+    segments = gpu_launch.Segments(words(5), words(4), words(3), words(2))
+    gpu_launch.bundle_headers(words(N), segments, words(6), words(20))
+    gpu_launch.bundle_quantize(words(N), segments, words(4), words(4), words(N))
+    gpu_launch.bundle_dequantize(words(N), segments, words(4), words(4), 2, torch.zeros(N))
+
+
 def sketch() -> None:
     found, out = gpu_launch.Candidates(longs(K), longs(1)), words(K)
     for layout in (LAYOUT, SketchLayout(7, 100, 0)):
@@ -109,5 +117,5 @@ def sketch() -> None:
 
 if __name__ == "__main__":
     gpu_launch._run = compiled
-    for part in (index, forms, numbers, sketch):
+    for part in (index, forms, numbers, bundles, sketch):
         part()

@@ -1,7 +1,7 @@
 """Count what a GPU would be asked to do: launches of kernels, copies, and times that the host waits for it.
 
 On a CPU, Triton's interpreter runs the kernels, and torch's operations do not wait; they are counted as they
-would be on a device. Import gpu_device before this module.
+would be on a device.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import gpu_device  # noqa: F401  # before Triton is imported
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from peelsum.allreduce.bundle import Bundle, Member, bundled
 from peelsum.allreduce.costs import NetworkModel, Seen
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
-from peelsum.allreduce.exchange import Setting, TensorExchange
+from peelsum.allreduce.exchange import DENSE, Setting, TensorExchange
 from peelsum.allreduce.forms import (
     DEFAULT_NETWORK,
     FormChooser,
@@ -57,6 +57,7 @@ from peelsum.allreduce.rounds import Exchange, Note, Span, Step, unnoted
 from peelsum.codec import (
     CELLS_PER_CANDIDATE,
     BFloat16,
+    HostMemory,
     Implementation,
     SketchLayout,
     fixed_point,
@@ -79,8 +80,6 @@ class DeviceTensor(Protocol):
 
 
 Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | DeviceTensor
-#: Above this density, the positions of the non-zeros do not affect the choice of a form.
-_DENSE = 1 / 4
 Tensors = Mapping[str, Tensor] | Sequence[Tensor]
 
 
@@ -148,7 +147,8 @@ class Allreduce:
             raise InvalidRequestError(
                 "estimate: True does not work with the gpu kernels; use implementation='cpu'"
             )
-        self._ops, self._memory = kernels(implementation), memory(implementation)
+        direct = getattr(summation, "device", None) is not None
+        self._ops, self._memory = kernels(implementation), memory(implementation, direct=direct)
         self._clock, self._span, self._note = clock, span, note
         self._agreed: set[int] = set()
         #: The plan of the last step, with its digests.
@@ -296,22 +296,44 @@ class Allreduce:
         }
         first, bundle = dict.fromkeys(bundled(plan)), None
         ordered = sorted(plan.tensors, key=lambda tensor: tensor.name not in first)
-        if first and self._ops is kernels("cpu"):
-            bundle = Bundle({name: values.pop(name) for name in first}, out, plan.workers)
+        if first:
+            bundle = self._bundle({name: values[name] for name in first}, out)
+        if bundle:
+            values = {name: one for name, one in values.items() if name not in first}
         return bundle, {
             tensor.name: self._exchange(tensor, values[tensor.name], out.get(tensor.name))
             for tensor in ordered
             if tensor.name in values
         }
 
+    def _bundle(
+        self, values: Mapping[str, NDArray[np.float32]], out: Mapping[str, NDArray[np.float32]]
+    ) -> Bundle | None:
+        """Return the bundle of tensors; None if the implementation has none."""
+        into = {name: one for name, one in out.items() if name in values}
+        if self._ops is kernels("cpu"):
+            return Bundle(values, into, self._summation.workers)
+        places = {self._memory.beside(one) for one in values.values()}
+        if isinstance(self._memory, HostMemory) or len(places) > 1:
+            return None
+        from peelsum.allreduce.device_bundle import DeviceBundle
+
+        return DeviceBundle(values, into, self._summation.workers, self._memory)
+
     def _exchange(
         self, plan: TensorPlan, values: NDArray[np.float32], out: NDArray[np.float32] | None
     ) -> TensorExchange:
         summation, seeded = self._summation, plan.choice.index or plan.choice.sampled
         seed = _tensor_seed(self._settings.seed, self._steps, plan.name) if seeded else 0
-        refinement = self._chooser.refinement(plan.name)
         setting = Setting(
-            self._ops, summation.workers, summation.lanes, self._settings, seed, self._memory, refinement
+            self._ops,
+            summation.workers,
+            summation.lanes,
+            self._settings,
+            seed,
+            self._memory,
+            self._chooser.refinement(plan.name),
+            self._chooser.wants(plan.name),
         )
         return TensorExchange(plan.choice, values, setting, out=out)
 
@@ -351,6 +373,8 @@ class Allreduce:
             positions=exchange.positions,
             quantized_at=exchange.quantized,
             total_at=exchange.total,
+            near_quantized=exchange.near_quantized,
+            near_total=exchange.near_total,
             estimated=exchange.estimated,
         )
 
@@ -364,7 +388,7 @@ class Allreduce:
             # A sparse tensor's density is known without counting; it sizes the blocks of scales.
             density = result.density if wanted or exchange.positions is not None else 1.0
             density = max(density, exchange.sampled_share)
-            if density > _DENSE or not wanted:
+            if density > DENSE or not wanted:
                 seen = Seen.uniform(result.elements, density, exchange.exponent_field)
             else:
                 seen = Seen(exchange.exponent_field, exchange.occupied())

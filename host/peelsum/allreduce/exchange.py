@@ -5,7 +5,7 @@ All workers go through the same rounds, because every decision follows from sums
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -41,6 +41,8 @@ Positions = NDArray[np.int64]
 Limbs = NDArray[np.int32]
 #: Cells per candidate with which a sketch that was sent ahead can do without refining its index.
 _PEELABLE = 1.25
+#: Above this density, the positions of the non-zeros do not affect the choice of a form.
+DENSE = 1 / 4
 #: A tensor of which a smaller share is sampled as non-zero is not sent dense. With a true share of 20 %, a
 #: sample of 256 elements reaches it once in 20,000 steps.
 _DENSE_SAMPLE = 0.3
@@ -60,6 +62,8 @@ class Setting:
     """Seed of the tensor's index and sketch in this step."""
     memory: Memory = field(default_factory=HostMemory)
     refinement: Refinement = field(default_factory=Refinement)
+    wanted: bool = True
+    """Whether `occupied` will be called."""
 
 
 class TensorExchange:
@@ -96,6 +100,11 @@ class TensorExchange:
         self.positions: NDArray[np.int64] | None = None
         #: int32[limbs, k]: what this worker contributed, and the sum over workers.
         self.quantized = self.total = self._memory.integers(self._limbs, 0)
+        #: The same as `quantized` and `total`, on the host, if those are copies of it on a device.
+        self.near_quantized: Limbs | None = None
+        self.near_total: Limbs | None = None
+        #: Returns what `occupied` returns, once it has been started.
+        self._counted: Callable[[], NDArray[np.int64]] | None = None
         #: Share of a dense tensor's elements that are not zero, if it was sampled.
         self.sampled_share = 0.0
         #: Whether `positions` has no false positives.
@@ -143,7 +152,7 @@ class TensorExchange:
         self.sampled_share = share if sampled else 0.0
         if self.fixed is not guess:
             sums = yield Round(0, words, partial(self._write_again, self.fixed))
-        self.total = self._by_limb(sums.added)
+        self._receive(sums)
 
     def _not_dense(self, fixed: FixedPoint, share: float) -> Rounds:
         """Send the values compact, since about this share of them is not zero."""
@@ -223,6 +232,8 @@ class TensorExchange:
             ops.scatter_bits(inner, mask, union, scan)
         self._known = isinstance(index, BitmapIndex)
         self.positions = ops.positions(union, n, count=passed)
+        if self._known:
+            self._start_counting(self.positions)
         return self.positions
 
     def _write_index(
@@ -250,11 +261,11 @@ class TensorExchange:
             self._ops.quantize_at(self._values, positions, fixed, self.quantized)
 
         sums = yield Round(0, self._limbs * len(positions), write)
-        self.total = self._by_limb(sums.added)
+        self._receive(sums)
 
     def _sketched(self, fixed: FixedPoint, positions: Positions) -> Rounds:
         per_candidate = self._setting.settings.cells_per_candidate
-        layout = segmented_layout(self._ops, positions, self._setting.seed, per_candidate)
+        layout = segmented_layout(self._ops, self._memory, positions, self._setting.seed, per_candidate)
         quantized = self._quantized(fixed, positions)
 
         def write(ored: Words, added: Words) -> None:
@@ -303,15 +314,38 @@ class TensorExchange:
         The union is not known of a dense tensor, nor if there are false positives among the candidates. Then
         the sum's non-zeros are counted, unless most of the candidates were rounded to 0.
         """
-        positions = self.positions
-        if positions is None:
-            positions = self._memory.positions(self.total.any(0))
-        elif not self._known:
-            # Comparing is several times as fast as `any`.
-            summed = positions[self.total[0] != 0 if self._limbs == 1 else self.total.any(0)]
-            if len(summed) > len(positions) / 2:
-                positions = summed
-        return tuple(self._ops.occupied(positions).tolist())
+        if self._counted is None:
+            self._start_counting(self._non_zeros(), now=True)
+        assert self._counted is not None
+        return tuple(self._counted().tolist())
+
+    def _start_counting(self, positions: Positions, *, now: bool = False) -> None:
+        """Let a device count for `occupied` before the host waits for it next; on the host, only `now`."""
+        wanted = self._setting.wanted and not self._memory.direct
+        if now or (wanted and len(positions) <= DENSE * self._elements):
+            self._counted = self._memory.later(self._ops.occupied(positions))
+
+    def _non_zeros(self) -> Positions:
+        """Return the elements that `occupied` counts, if the union is not known."""
+        total = self.total if self.near_total is None else self.near_total
+        # Comparing is several times as fast as `any`.
+        chosen = total[0] != 0 if self._limbs == 1 else total.any(0)
+        if self.positions is None:
+            return self._memory.positions(chosen)
+        if self._known:
+            return self.positions
+        summed = self.positions[chosen if self.near_total is None else self._memory.positions(chosen)]
+        return summed if len(summed) > len(self.positions) / 2 else self.positions
+
+    def _receive(self, sums: Sums) -> None:
+        """Set `total` to the sums of a round; let a device count what `occupied` will ask for."""
+        self.total = self._by_limb(sums.added)
+        if sums.near is not sums:
+            self.near_total = sums.near.added.view(np.int32).reshape(self._limbs, -1)
+            if sums.near_sent is not None:
+                self.near_quantized = sums.near_sent.view(np.int32).reshape(self._limbs, -1)
+            if self._counted is None and self._setting.wanted:
+                self._start_counting(self._non_zeros())
 
     def _agree(self, sums: Sums) -> None:
         """Set `exponent_field`, `finite` and `fixed` from the OR of all workers' headers."""
@@ -356,11 +390,11 @@ class TensorExchange:
 
 
 def segmented_layout(
-    ops: Kernels, positions: Positions, seed: int, cells_per_candidate: float
+    ops: Kernels, memory: Memory, positions: Positions, seed: int, cells_per_candidate: float
 ) -> SketchLayout:
     """Return the layout of a sketch of a known union; the segment with the narrowest blocks sets `lanes`."""
     k = len(positions)
     segments = SketchLayout.segmented(k, 1, seed, cells_per_candidate).slices(k)
-    occupied = (tuple(ops.occupied(positions[a:b]).tolist()) for a, b in segments)
-    lanes = min(block_width(Seen(0, blocks)) for blocks in occupied)
+    counted = [memory.later(ops.occupied(positions[a:b])) for a, b in segments]
+    lanes = min(block_width(Seen(0, tuple(read().tolist()))) for read in counted)
     return SketchLayout.segmented(k, lanes, seed, cells_per_candidate)

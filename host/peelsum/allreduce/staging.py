@@ -32,6 +32,8 @@ class Sums(NamedTuple):
     """The same as `ored`, on the host, if that is a copy of it on a device."""
     near_added: Words | None = None
     """The same as `added`, on the host."""
+    near_sent: Words | None = None
+    """What this worker contributed to `added`, on the host."""
 
     @property
     def near(self) -> Sums:
@@ -51,16 +53,18 @@ def staged(rounds: Rounds, memory: Memory) -> Rounds:
         return
     asked = next(rounds)
     while True:
-        sums = yield asked._replace(write=partial(_write, asked, memory))
+        sent: list[Words] = []
+        sums = yield asked._replace(write=partial(_write, asked, memory, sent))
+        there = memory.receive(sums.ored), memory.receive(sums.added)
         try:
-            there = memory.receive(sums.ored), memory.receive(sums.added)
-            asked = rounds.send(Sums(*there, sums.ored, sums.added))
+            asked = rounds.send(Sums(*there, sums.ored, sums.added, *sent))
         except StopIteration:
             return
 
 
-def _write(asked: Round, memory: Memory, ored: Words, added: Words) -> None:
+def _write(asked: Round, memory: Memory, sent: list[Words], ored: Words, added: Words) -> None:
     or_words, add_words = memory.words(asked.or_words), memory.words(asked.add_words)
     asked.write(or_words, add_words)
     memory.send(or_words, ored)
     memory.send(add_words, added)
+    sent.append(added)

@@ -56,7 +56,10 @@ def positions(
 ) -> NDArray[np.int64]:
     """See `Kernels.positions`."""
     index = frozen(index)
-    counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
+    if count is not None and len(slices(elements)) == 1:
+        counts = [count]
+    else:
+        counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
     out = np.empty(sum(counts), np.int64)
     parts = dict(zip(slices(elements), np.split(out, list(accumulate(counts[:-1]))), strict=True))
     each(

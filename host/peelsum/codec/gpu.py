@@ -23,6 +23,7 @@ from peelsum.codec import gpu_launch as launch
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.gpu_launch import Blocks, Candidates, Peeling
+from peelsum.codec.gpu_memory import later
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words, index_words
 from peelsum.codec.layout import SketchLayout
 
@@ -65,7 +66,7 @@ def count(index: Tensor | NDArray[np.uint32], elements: int) -> int:
     if isinstance(index, np.ndarray):
         return cpu.count(index, elements)
     _, total = _totals(index, elements)
-    return int(total)
+    return int(later(total)()[0])
 
 
 def positions(index: Tensor, elements: int, first: int = 0, count: int | None = None) -> Tensor:
@@ -174,7 +175,7 @@ def sketch_decode(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: 
     candidates = _all(positions)
     room = Peeling.room(candidates.capacity, layout.cells, sketch.device, limbs=len(sketch))
     launch.peel(layout, _seed(layout, sketch), sketch, candidates, room, out)
-    left = int(room.left) if candidates.capacity else 0
+    left = int(later(room.left)()[0]) if candidates.capacity else 0
     if not left:
         return positions[:0]
     bitmap = _empty(index_words(candidates.capacity), sketch)
@@ -186,7 +187,8 @@ def _listed(bitmap: Tensor, elements: int, first: int, count: int | None) -> Ten
     if count == 0:
         return _empty(0, bitmap, torch.int64)
     bases, total = _totals(bitmap, elements)
-    listed = Candidates(_empty(int(total) if count is None else count, bitmap, torch.int64), total)
+    size = int(later(total)()[0]) if count is None else count
+    listed = Candidates(_empty(size, bitmap, torch.int64), total)
     launch.listed(bitmap, elements, bases, listed, first)
     return listed.positions
 

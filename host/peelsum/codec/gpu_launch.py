@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peelsum.codec import gpu_bundle_kernels as bundles
 from peelsum.codec import gpu_form_kernels as forms
 from peelsum.codec import gpu_index_kernels as indexes
 from peelsum.codec import gpu_peel_kernels as peeling
@@ -31,10 +32,11 @@ from peelsum.codec.layout import SUB_TABLES, SketchLayout
 # Tile sizes for 128 threads: the largest that need at most about 100 registers per thread when compiled for
 # compute capability 9.0. They do not change results. A word is 32 elements, 128 bytes of gradient.
 _TILE_WORDS = 64
-_SKETCH_WORDS = 32
+_PIECE_WORDS = 4
 _BLOCK = 1024
 _CANDIDATES = 512
 _SCAN = 4096
+_BUNDLE_WORDS = 256
 #: Programs that stride over work whose size only the device knows: 8 for each of an H200's 132 SMs.
 _PROGRAMS = 1056
 _PROGRAMS_INTERPRETED = 2
@@ -328,9 +330,9 @@ def index_sketch(
     largest.zero_()
     n, limbs = values.numel(), sketch.shape[0]
     _run(
-        sketches.index_sketch_kernel, -(-n // (_SKETCH_WORDS * WORD_BITS)),
+        sketches.index_sketch_kernel, tiles(-(-n // WORD_BITS)),
         values, bitmap, sketch, largest, seed, scale, n, first, layout.rows, layout.cells, low_bits,
-        layout.lanes, layout.lanes % WORD_BITS == 0, limbs, _SKETCH_WORDS,
+        layout.lanes, layout.lanes % WORD_BITS == 0, limbs, _PIECE_WORDS, _TILE_WORDS,
     )  # fmt: skip
 
 
@@ -364,6 +366,60 @@ def peel(
         room.waiting, out, seed, layout.cells, candidates.capacity, layout.rows, layout.share,
         layout.lanes, segmented, limbs, _CANDIDATES,
         launch_cooperative_grid=True,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Tensors that lie back to back, in blocks of up to 32 elements: int32 each."""
+
+    begins: Tensor
+    """[blocks + 1]: each block's first element, and the end."""
+    tensors: Tensor
+    """[blocks]: the number of the block's tensor."""
+    firsts: Tensor
+    """[tensors + 1]: each tensor's first block, and the end."""
+    headers: Tensor
+    """[tensors]: where each tensor's header begins."""
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return self.tensors.numel()
+
+
+def bundle_headers(values: Tensor, segments: Segments, scratch: Tensor, out: Tensor) -> None:
+    """Write the headers of all tensors into `out`; scratch[tensors + blocks] is working memory."""
+    tensors, blocks = segments.headers.numel(), segments.blocks
+    largest, magnitudes = scratch[:tensors], scratch[tensors:]
+    largest.zero_()
+    _run(
+        bundles.bundle_magnitudes_kernel, tiles(blocks),
+        values, segments.begins, segments.tensors, largest, magnitudes, blocks, _TILE_WORDS,
+    )  # fmt: skip
+    _run(
+        bundles.bundle_headers_kernel, tensors,
+        magnitudes, largest, segments.firsts, segments.headers, out, _BUNDLE_WORDS,
+    )  # fmt: skip
+
+
+def bundle_quantize(values: Tensor, segments: Segments, places: Tensor, scale: Tensor, out: Tensor) -> None:
+    """Quantize block b by scale[b] into out[places[b]] and on, unless scale[b] says that it is not sent."""
+    blocks = segments.blocks
+    _run(
+        bundles.bundle_quantize_kernel, tiles(blocks),
+        values, segments.begins, places, scale, out, blocks, _TILE_WORDS,
+    )  # fmt: skip
+
+
+def bundle_dequantize(
+    total: Tensor, segments: Segments, places: Tensor, scale: Tensor, divisor: int, out: Tensor
+) -> None:
+    """Do the inverse of `bundle_quantize` on sums: float32 out[n]."""
+    blocks = segments.blocks
+    _run(
+        bundles.bundle_dequantize_kernel, tiles(blocks),
+        total, segments.begins, places, scale, divisor, out, blocks, _TILE_WORDS,
     )  # fmt: skip
 
 

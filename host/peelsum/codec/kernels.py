@@ -237,13 +237,16 @@ def kernels(implementation: Implementation = "cpu") -> Kernels:
     return _IMPLEMENTATIONS[implementation]
 
 
-def memory(implementation: Implementation = "cpu") -> Memory:
-    """Return the memory in which these kernels' arrays lie. Raises CodecError as `kernels` does."""
+def memory(implementation: Implementation = "cpu", *, direct: bool = False) -> Memory:
+    """Return the memory in which these kernels' arrays lie. Raises CodecError as `kernels` does.
+
+    direct: whether words on a device are sent from there, as over NCCL, and not by way of the host.
+    """
     if kernels(implementation) in _IMPLEMENTATIONS.values():
         return HostMemory()
     from peelsum.codec.gpu_memory import DeviceMemory
 
-    return cast(Memory, DeviceMemory())
+    return cast(Memory, DeviceMemory(direct=direct))
 
 
 def warm_up(implementation: Implementation = "cpu") -> None:
