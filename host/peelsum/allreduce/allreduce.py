@@ -27,7 +27,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,9 @@ from peelsum.codec import (
 )
 from peelsum.summation import Part, Summation, Words
 from peelsum.wire import packet_bytes
+
+if TYPE_CHECKING:
+    from peelsum.codec.gpu_memory import DeviceMemory
 
 
 class DeviceTensor(Protocol):
@@ -318,7 +321,8 @@ class Allreduce:
             return None
         from peelsum.allreduce.device_bundle import DeviceBundle
 
-        return DeviceBundle(values, into, self._summation.workers, self._memory)
+        room = cast("DeviceMemory", self._memory)
+        return DeviceBundle(values, into, self._summation.workers, room)
 
     def _exchange(
         self, plan: TensorPlan, values: NDArray[np.float32], out: NDArray[np.float32] | None

@@ -64,7 +64,8 @@ class Bundle:
         self._fields = np.full(len(tensors), loops.ZERO, np.int32)
         self._octaves = np.empty(self._firsts[-1], np.int32)
         self._sent = np.zeros(0, np.int64)
-        self._quantized = self._total = np.zeros((1, 0), np.int32)
+        self._quantized: Limbs = np.zeros((1, 0), np.int32)
+        self._total = self._quantized
         #: `_quantized` and `_total` on the host, if they are on a device.
         self._near: tuple[Limbs, Limbs] | None = None
         self._floats: NDArray[np.float32] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,70 +24,78 @@ class DeviceBundle(Bundle):
     """A `Bundle` of torch tensors. Headers and sums are read on the host, where they come from."""
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], out: Mapping[str, Tensor], workers: int, memory: DeviceMemory
+        self, tensors: Mapping[str, Any], out: Mapping[str, Any], workers: int, memory: DeviceMemory
     ) -> None:
         like = next(iter(tensors.values()))
-        self._memory: DeviceMemory = memory.beside(like)
-        super().__init__(tensors, out, workers)  # type: ignore[arg-type]  # what it does not override fits both
-        self._total = self._quantized = self._memory.integers(1, 0)
+        self._memory = memory.beside(like)
+        super().__init__(tensors, out, workers)
+        self._total = self._quantized = self._integers(0)
         lengths = tuple(self._lengths.tolist())
         self._segments = _segments(lengths, stream_of(like.device))
-        #: int32[2, blocks]: where the integers of each block lie among those that are sent; its scale.
-        self._sent_as = self._memory.integers(2, 0)
+        #: int32[2, blocks]: what `_placed` returns.
+        self._sent_as: Tensor | None = None
 
-    def _joined(self) -> Tensor:
-        return torch.cat(list(self._tensors.values()))  # type: ignore[arg-type]
+    def _joined(self) -> Any:
+        values: list[Any] = list(self._tensors.values())
+        return torch.cat(values)
+
+    def _integers(self, count: int) -> Any:
+        return self._memory.integers(1, count)
+
+    def _bits(self) -> Tensor:
+        values: Any = self._values
+        bits: Tensor = values.view(torch.int32)
+        return bits
 
     def _write_headers(self, ored: Words, added: Words) -> None:
         words = self._memory.words(self._header_words)
         scratch = self._memory.words(len(self._lengths) + self._segments.blocks)
-        gpu_launch.bundle_headers(self._values.view(torch.int32), self._segments, scratch, words)
+        gpu_launch.bundle_headers(self._bits(), self._segments, scratch, words)
         self._memory.send(words, ored)
 
     def _write_values(self, ored: Words, added: Words) -> None:
-        self._quantized, self._sent_words = self._memory.integers(1, len(added)), added
-        self._place()
-        gpu_launch.bundle_quantize(
-            self._values.view(torch.int32), self._segments, *self._sent_as, self._quantized
-        )
-        self._memory.send(self._quantized[0], added)
+        self._quantized, self._sent_words = self._integers(len(added)), added
+        quantized: Any = self._quantized[0]
+        gpu_launch.bundle_quantize(self._bits(), self._segments, *self._placed(), quantized)
+        self._memory.send(quantized, added)
 
-    def _place(self) -> None:
-        """Tell the device the scale and the place of each block, from the agreed headers."""
-        tensors, begins, _ = _tables(tuple(self._lengths.tolist()))
-        field = self._fields[tensors]
-        scales = np.where(field == ZERO, ZERO_SCALE, self._highest - field + self._octaves)
-        scales[field == NON_FINITE] = NON_FINITE_SCALE
-        places = self._sent[tensors] + begins[:-1] - self._begins[tensors]
-        both = np.concatenate([places, scales]).astype(np.int32)
-        self._sent_as = self._memory.receive(both.view(np.uint32)).view(2, -1)
+    def _placed(self) -> tuple[Tensor, Tensor]:
+        """Return the place and the scale of each block, int32[blocks], from the agreed headers."""
+        if self._sent_as is None:
+            tensors, begins, _ = _tables(tuple(self._lengths.tolist()))
+            field = self._fields[tensors]
+            scales = np.where(field == ZERO, ZERO_SCALE, self._highest - field + self._octaves)
+            scales[field == NON_FINITE] = NON_FINITE_SCALE
+            places = self._sent[tensors] + begins[:-1] - self._begins[tensors]
+            both = np.concatenate([places, scales]).astype(np.int32)
+            self._sent_as = self._memory.receive(both.view(np.uint32)).view(2, -1)
+        return self._sent_as[0], self._sent_as[1]
 
     def _on_host(self, words: Words | Tensor) -> Words:
         return self._memory.on_host(words)
 
-    def _receive(self, words: Words | Tensor) -> None:
+    def _receive(self, words: Any) -> None:
         if isinstance(words, np.ndarray):
             sent, total = (one.view(np.int32).reshape(1, -1) for one in (self._sent_words, words))
             self._near = sent, total
-        self._total = self._memory.receive(words).view(1, -1)
+        there: Any = self._memory.receive(words).view(1, -1)
+        self._total = there
 
-    def floats(self, divisor: int) -> Tensor:
+    def floats(self, divisor: int) -> Any:
         """See `Bundle.floats`. Also writes them to the tensors of `out`, all at once."""
         if self._floats is None:
-            if not self._sent_as.numel():
-                self._place()
-            self._floats = self._memory.floats(len(self._values))
+            floats, total = self._memory.floats(len(self._values)), self._total[0]
             gpu_launch.bundle_dequantize(
-                self._total[0], self._segments, *self._sent_as, divisor, self._floats
+                cast(Tensor, total), self._segments, *self._placed(), divisor, floats
             )
-            into = list(self._out.values())
+            parts = dict(zip(self._tensors, torch.split(floats, self._lengths.tolist()), strict=True))
+            into: list[Any] = list(self._out.values())
             if into:
-                parts = torch.split(self._floats, self._lengths.tolist())
-                named = dict(zip(self._tensors, parts, strict=True))
-                torch._foreach_copy_(into, [named[name] for name in self._out])
+                torch._foreach_copy_(into, [parts[name] for name in self._out])
+            self._floats = cast(Any, floats)
         return self._floats
 
-    def written(self, part: slice, out: Tensor | None, divisor: int) -> Tensor:
+    def written(self, part: slice, out: Any, divisor: int) -> Any:
         """See `Bundle.written`. A result that is not written to `out` shares memory with those beside it."""
         floats = self.floats(divisor)
         return floats[part] if out is None else out
@@ -110,4 +119,4 @@ def _segments(lengths: tuple[int, ...], stream: tuple[torch.device, int]) -> Seg
     headers = ends(EXPONENT_WORDS + np.where(blocks > 1, blocks, 0))[:-1]
     memory, tables = DeviceMemory(stream[0]), (begins, tensors, firsts, headers)
     together = memory.receive(np.concatenate(tables).astype(np.int32).view(np.uint32))
-    return Segments(*together.split([len(one) for one in tables]))
+    return Segments(*torch.split(together, [len(one) for one in tables]))

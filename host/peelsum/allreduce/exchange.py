@@ -162,8 +162,8 @@ class TensorExchange:
         index = self._setting.refinement.first(n, max(share, 0.5 / SAMPLE), self._limbs)
         self.form, self.index = "compact", index
         sums = yield Round(index.words(n), 0, partial(self._write_index, index, own, n, seed))
-        yield from self._union(own, index, sums, 0, None)
-        yield from self._compact(fixed, self.positions)
+        positions = yield from self._union(own, index, sums, 0, None)
+        yield from self._compact(fixed, positions)
 
     def _write(self, fixed: FixedPoint, added: Words) -> int:
         self.quantized = self._by_limb(added)

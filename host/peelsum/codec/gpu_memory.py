@@ -154,7 +154,7 @@ _WAITS = _Waits()
 def wait(device: torch.device) -> None:
     """Wait for all work on the current stream of a device."""
     if device.type == "cuda":
-        torch.cuda.currentstream_of(device).synchronize()
+        torch.cuda.current_stream(device).synchronize()
     _WAITS.done[stream_of(device)] += 1
 
 
@@ -178,7 +178,7 @@ def later(array: Tensor) -> Callable[[], NDArray[Any]]:
 
 def stream_of(device: torch.device) -> tuple[torch.device, int]:
     """Return the device and its current stream's number."""
-    return device, torch.cuda.currentstream_of(device).cuda_stream if device.type == "cuda" else 0
+    return device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def _pinned(like: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Bucket:
 
 
 class _Streams(threading.local):
-    """A stream of this thread for each device, so that threads' buckets overlap, and none is made for each."""
+    """A stream of each thread for each device: two threads' buckets overlap, and no bucket makes its own."""
 
     def __init__(self) -> None:
         self._kept: dict[torch.device, torch.cuda.Stream] = {}

@@ -149,7 +149,8 @@ class ProcessGroupSummation:
         if self._or_by == "gather":
             everybody = list(torch.empty((self.workers, len(words)), dtype=words.dtype, device=words.device))
             dist.all_gather(everybody, words, self._open())
-            return reduce(torch.bitwise_or, everybody)
+            combined: torch.Tensor = reduce(torch.bitwise_or, everybody)
+            return combined
         shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=words.device)
         bits = (words[:, None] >> shifts & 1).to(torch.uint8)
         dist.all_reduce(bits, dist.ReduceOp.MAX, self._open())
