@@ -447,3 +447,20 @@ def test_large_tensors(n: int) -> None:
     same(gpu.positions(ours, n), where)
     numbers = np.random.default_rng(n).integers(-(2**31), 2**31, where.size, np.int32)
     assert peeled(SketchLayout.sized(where.size, 256, 1), where, numbers) == 0
+
+
+@needs_device
+def test_a_hundred_runs_give_the_same_bits() -> None:
+    """Threads come in another order in every run; sums of integers do not depend on it."""
+    sample, fixed = on_device(values(2**20, density=0.05)), FixedPoint(40, 30)
+    where = gpu.positions(on_device(bitmap(2**20, density=0.05)), 2**20)
+    layout = SketchLayout.sized(where.numel(), 256, 3, 1.1)
+    index, sketch, out = poisoned(2**15), poisoned(2, layout.cells), poisoned(2, where.numel())
+    kept = []
+    for _ in range(100):
+        gpu.index_sketch(layout, sample, fixed, index, sketch)
+        left = gpu.sketch_decode(layout, sketch, where, out)
+        kept.append([one.clone() for one in (index, sketch, out, left)])
+    assert kept[0][3].numel(), "something must be left over"
+    for run in kept[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(run, kept[0], strict=True))
