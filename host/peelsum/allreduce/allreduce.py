@@ -248,6 +248,8 @@ class Allreduce:
 
     def _require_apart(self, named: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
         """Raise InvalidRequestError if an array of `out` shares memory with another, or with a tensor."""
+        if not out:
+            return
         places = ((*self._memory.span(tensor), name) for name, tensor in out.items())
         spans = sorted(one for one in places if one[0] < one[1])
         shared = [(one, other) for (_, end, one), (start, _, other) in pairwise(spans) if start < end]

@@ -80,9 +80,11 @@ class Seen:
 
     def resembles(self, other: Seen) -> bool:
         """Return whether no count differs by more than a sixteenth."""
-        if self.occupied is other.occupied:
-            return True
-        return all(abs(a - b) * _RESEMBLING <= a for a, b in zip(self.occupied, other.occupied, strict=True))
+        if self.occupied is not other.occupied:
+            for a, b in zip(self.occupied, other.occupied, strict=True):
+                if abs(a - b) * _RESEMBLING > a:
+                    return False
+        return True
 
     @staticmethod
     def uniform(elements: int, density: float, exponent_field: int = 0) -> Seen:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum import kept_pages
 from peelsum.codec import cpu_index_loops as index_loops
 from peelsum.codec import cpu_loops as loops
 from peelsum.codec import cpu_peel_loops as peel_loops
@@ -60,7 +61,7 @@ def positions(
         counts = [count]
     else:
         counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
-    out = np.empty(sum(counts), np.int64)
+    out = kept_pages.empty(sum(counts), np.int64)
     parts = dict(zip(slices(elements), np.split(out, list(accumulate(counts[:-1]))), strict=True))
     each(
         elements,

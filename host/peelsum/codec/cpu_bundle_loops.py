@@ -84,9 +84,10 @@ def quantize(
         for b in range(firsts[m], firsts[m + 1]):
             begin = begins[m] + (b - firsts[m]) * block
             factor = math.ldexp(1.0, highest - fields[m] + octaves[b])
-            for i in range(begin, min(begin + block, begins[m + 1])):
-                out[at] = np.int32(np.rint(np.float64(values[i]) * factor))
-                at += 1
+            end, back = min(begin + block, begins[m + 1]), np.uint64(begin - at)
+            for i in range(np.uint64(begin), np.uint64(end)):
+                out[i - back] = np.int32(np.rint(np.float64(values[i]) * factor))
+            at += end - begin
 
 
 @compiled
@@ -110,9 +111,10 @@ def dequantize(
         for b in range(firsts[m], firsts[m + 1]):
             begin = begins[m] + (b - firsts[m]) * block
             factor = math.ldexp(1.0, -(highest - fields[m] + octaves[b]))
-            for i in range(begin, min(begin + block, begins[m + 1])):
-                out[i] = np.float32(np.float64(total[at]) * factor / divisor)
-                at += 1
+            end, back = min(begin + block, begins[m + 1]), np.uint64(begin - at)
+            for i in range(np.uint64(begin), np.uint64(end)):
+                out[i] = np.float32(np.float64(total[i - back]) * factor / divisor)
+            at += end - begin
 
 
 def warm_up() -> None:

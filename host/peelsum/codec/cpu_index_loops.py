@@ -58,7 +58,10 @@ def magnitude(bits: Words) -> np.uint32:
 def magnitudes(bits: Words, block: int, out: Words) -> None:
     """Write the magnitude of each `block` floats."""
     for b in range((bits.size + block - 1) // block):
-        out[b] = magnitude(bits[b * block : (b + 1) * block])
+        largest = _ZERO
+        for i in range(np.uint64(b * block), np.uint64(min((b + 1) * block, bits.size))):
+            largest = max(largest, np.uint32(bits[i] & _MAGNITUDE_MASK))
+        out[b] = largest
 
 
 @compiled
@@ -244,14 +247,20 @@ def occupied(positions: Numbers, differing: Numbers, out: Numbers) -> None:
     """Count the occupied blocks of each size.
 
     A position begins a new block of 2**b elements if it differs from the previous position in bit b or above.
-    differing[33], zero on entry, counts pairs of neighbours by the bit length of their XOR.
+    differing[33], zero on entry, counts pairs of neighbours by the bit length of their XOR; the loop that
+    computes the lengths vectorizes.
     """
-    highest = (np.int64(1) << out.size) - 1
-    for k in range(1, positions.size):
-        crossed = np.uint32(min(positions[k] ^ positions[k - 1], highest))
-        for shift in range(5):
-            crossed |= crossed >> np.uint32(1 << shift)
-        differing[ones(crossed)] += 1
+    highest, lengths = (np.int64(1) << out.size) - 1, np.empty(_SEVERAL, np.uint64)
+    for start in range(1, positions.size, _SEVERAL):
+        later = positions[start : start + _SEVERAL]
+        sooner = positions[start - 1 : start - 1 + later.size]
+        for k in range(later.size):
+            crossed = np.uint32(min(later[k] ^ sooner[k], highest))
+            for shift in range(5):
+                crossed |= crossed >> np.uint32(1 << shift)
+            lengths[k] = ones(crossed)
+        for k in range(later.size):
+            differing[lengths[k]] += 1
     total = np.int64(min(positions.size, 1))
     for b in range(out.size - 1, -1, -1):
         total += differing[b + 1]

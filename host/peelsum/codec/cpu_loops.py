@@ -2,6 +2,9 @@
 
 A public loop does what the kernel of the same name does, but takes the scale as a factor. Loops with `begin`
 and `end` work on that slice. They release the GIL. NumPy scalars keep widths that Numba would widen.
+
+Inner loops index by np.uint64: a signed index might count from the end, and the test for that keeps a loop
+from being vectorized. They take no slices of 32 elements: Numba counts the references to each.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from peelsum.codec.layout import SUB_TABLES
 #: If more than one element in 16 is non-zero, prefetching every cache line of the next block's rows pays off.
 _MANY = 16
 _LINE = 16  # words of a cache line
+_FEW = 256  # numbers that stay in the first-level cache
 _ZERO, _ONE, _31, _32 = np.uint32(0), np.uint32(1), np.uint32(31), np.uint32(32)
 _S31, _S32 = np.uint64(31), np.uint64(32)
 _LOW31 = np.uint64(0x7FFFFFFF)
@@ -74,10 +78,10 @@ def quantize(
         for first in range(start, stop, size):
             last, factor = min(first + size, stop), factors[first >> bits]
             if low_bits:
-                for i in range(first, last):
+                for i in range(np.uint64(first), np.uint64(last)):
                     out[0, i], out[1, i] = _split(np.float64(values[i]) * factor, low_bits)
             else:
-                for i in range(first, last):
+                for i in range(np.uint64(first), np.uint64(last)):
                     out[0, i] = np.int32(np.rint(np.float64(values[i]) * factor))
     return largest
 
@@ -99,24 +103,19 @@ def quantize_at(
     begin: int,
     end: int,
 ) -> None:
-    scaled = np.empty(BLOCK, np.float64)
-    for start in range(begin, end, BLOCK):
-        where = positions[start : min(start + BLOCK, end)]
-        for k in range(where.size):
-            scaled[k] = np.float64(values[where[k]]) * factors[where[k] >> bits]
+    shift = np.uint64(bits)
+    for k in range(np.uint64(begin), np.uint64(end)):
+        i = np.uint64(positions[k])
+        scaled = np.float64(values[i]) * factors[i >> shift]
         if low_bits:
-            for k in range(where.size):
-                out[0, start + k], out[1, start + k] = _split(scaled[k], low_bits)
+            out[0, k], out[1, k] = _split(scaled, low_bits)
         else:
-            for k in range(where.size):
-                out[0, start + k] = np.int32(np.rint(scaled[k]))
+            out[0, k] = np.int32(np.rint(scaled))
 
 
 @compiled
-def _number(quantized: _Integers, low_bits: int, k: int) -> float:
-    if low_bits:
-        return np.float64((np.int64(quantized[0, k]) << low_bits) + np.int64(np.uint32(quantized[1, k])))
-    return np.float64(quantized[0, k])
+def _joined(upper: np.int32, lower: np.int32, low_bits: int) -> float:
+    return np.float64((np.int64(upper) << low_bits) + np.int64(np.uint32(lower)))
 
 
 @compiled
@@ -134,10 +133,10 @@ def dequantize(
     for first in range(begin, end, size):
         last, factor = min(first + size, end), factors[first >> bits]
         if low_bits:
-            for i in range(first, last):
-                out[i] = np.float32(_number(quantized, low_bits, i) * factor / divisor)
+            for i in range(np.uint64(first), np.uint64(last)):
+                out[i] = np.float32(_joined(quantized[0, i], quantized[1, i], low_bits) * factor / divisor)
         else:
-            for i in range(first, last):
+            for i in range(np.uint64(first), np.uint64(last)):
                 out[i] = np.float32(np.float64(quantized[0, i]) * factor / divisor)
 
 
@@ -153,9 +152,19 @@ def dequantize_at(
     begin: int,
     end: int,
 ) -> None:
-    for k in range(begin, end):
-        i = positions[k]
-        out[i] = np.float32(_number(quantized, low_bits, k) * factors[i >> bits] / divisor)
+    """Divide in a loop of its own, which vectorizes."""
+    scaled, floats = np.empty(_FEW, np.float64), np.empty(_FEW, np.float32)
+    for start in range(begin, end, _FEW):
+        stop = min(start + _FEW, end)
+        where, upper, lower = positions[start:stop], quantized[0, start:stop], quantized[-1, start:stop]
+        for k in range(where.size):
+            factor = factors[np.uint64(where[k]) >> np.uint64(bits)]
+            number = _joined(upper[k], lower[k], low_bits) if low_bits else np.float64(upper[k])
+            scaled[k] = number * factor
+        for k in range(where.size):
+            floats[k] = np.float32(scaled[k] / divisor)
+        for k in range(where.size):
+            out[np.uint64(where[k])] = floats[k]
 
 
 @compiled

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
+from peelsum import kept_pages
 from peelsum.codec.fixed_point import exponent_words
 from peelsum.codec.floats import BFloat16, widened
 
@@ -123,11 +124,11 @@ class HostMemory:
 
     def words(self, count: int) -> Words:
         """See `Memory.words`."""
-        return np.empty(count, np.uint32)
+        return kept_pages.empty(count, np.uint32)
 
     def integers(self, limbs: int, count: int) -> NDArray[np.int32]:
         """See `Memory.integers`."""
-        return np.empty((limbs, count), np.int32)
+        return kept_pages.empty(limbs * count, np.int32).reshape(limbs, count)
 
     def by_limb(self, words: Words, limbs: int) -> NDArray[np.int32]:
         """See `Memory.by_limb`."""
@@ -155,7 +156,7 @@ class HostMemory:
 
     def traveling(self, count: int) -> Words:
         """See `Memory.traveling`."""
-        return np.empty(count, np.uint32)
+        return kept_pages.empty(count, np.uint32)
 
     def send(self, words: Words, out: Words) -> None:
         """See `Memory.send`."""

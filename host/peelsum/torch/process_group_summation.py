@@ -7,6 +7,7 @@ the group's store it finds out which worker is missing after a failure.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed import Store  # type: ignore[attr-defined]  # not exported, but documented
+from torch.distributed import distributed_c10d as c10d
 
 from peelsum.allreduce import Part, SummationStalledError
 from peelsum.summation import Op, Words
@@ -41,6 +43,8 @@ _ROLL_CALL_S = 5.0
 _ROLL_CALL_PAUSE_S = 0.05
 #: How long the store may take for one answer.
 _STORE_S = 10.0
+#: How many groups this process has made of some of all ranks, equally many on each of them.
+_made: Counter[tuple[int, ...]] = Counter()
 
 
 class ProcessGroupSummation:
@@ -61,13 +65,7 @@ class ProcessGroupSummation:
         or_by: OrBy | None = None,
     ) -> None:
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-        everybody = len(ranks) == dist.get_world_size()
-        group = dist.new_group(
-            ranks,
-            timedelta(seconds=timeout_s),
-            backend,
-            use_local_synchronization=not everybody,
-        )
+        group = _new_group(backend, ranks, timedelta(seconds=timeout_s))
         self._group: dist.ProcessGroup | None = group
         self.lanes, self.workers = lanes, len(ranks)
         self.worker_id: int = group.rank()
@@ -262,6 +260,29 @@ class _RollCall(Thread):
                 deadline = self._heard_at + self._patience_s
             if self.missing:
                 time.sleep(_ROLL_CALL_PAUSE_S)
+
+
+def _new_group(backend: str, ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
+    """Return a new group of these ranks.
+
+    For some of all ranks, torch repeats the name of a group that was destroyed. In the store, that name has
+    the old group's addresses, which gloo may read before the new ones are there. So our groups are numbered.
+    """
+    if len(ranks) == dist.get_world_size():
+        return cast(dist.ProcessGroup, dist.new_group(ranks, timeout, backend))
+    _made[tuple(ranks)] += 1
+    name = f"peelsum-{'-'.join(map(str, ranks))}-{_made[tuple(ranks)]}"
+    group, _ = c10d._new_process_group_helper(
+        len(ranks),
+        ranks.index(dist.get_rank()),
+        ranks,
+        dist.Backend(backend),
+        c10d._get_default_store(),
+        c10d.GroupName(name),
+        timeout=timeout,
+    )
+    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+    return cast(dist.ProcessGroup, group)
 
 
 def _here(worker: int) -> str:

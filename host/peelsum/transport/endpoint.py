@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum import kept_pages
 from peelsum.summation import Op
 from peelsum.transport import endpoint_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
@@ -263,7 +264,7 @@ class WorkerEndpoint:
         )
 
     def _append(self, words: NDArray[np.uint32], chunks: int, flags: Flag, urgent: bool) -> _Tensor:
-        tensor = _Tensor(self._tickets, -1, words, np.empty_like(words))
+        tensor = _Tensor(self._tickets, -1, words, kept_pages.empty(words.size, np.uint32))
         self._tickets += 1
         if not chunks:
             return tensor

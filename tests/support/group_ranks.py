@@ -1,0 +1,30 @@
+"""The ranks of the tests of a group that is made again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch.distributed as dist
+
+from peelsum.allreduce import Part
+from peelsum.torch.process_group_summation import ProcessGroupSummation
+
+#: How long the slow rank takes until it makes the group again.
+LATE_S = 1.0
+
+
+def sums_again(rank: int, members: Sequence[int], slow: int) -> list[list[int]]:
+    """Return the sums of two groups of `members`, one after the other; rank `slow` makes the second late."""
+    group, sums = dist.new_group(list(members)), []
+    if rank in members:
+        for number in range(2):
+            if number and rank == slow:
+                time.sleep(LATE_S)
+            summation = ProcessGroupSummation("gloo", group, timeout_s=20)
+            words = np.arange(4, dtype=np.uint32) + np.uint32(10**number * rank)
+            sums.append(summation.sum_words([Part(words, "add")])[0].tolist())
+            summation.close()
+    dist.barrier()
+    return sums
