@@ -339,7 +339,7 @@ class Allreduce:
             seed,
             self._memory,
             self._chooser.refinement(plan.name),
-            self._chooser.wants(plan.name),
+            not self._memory.direct and self._chooser.wants(plan.name),
         )
         return TensorExchange(plan.choice, values, setting, out=out)
 

@@ -62,8 +62,8 @@ class Setting:
     """Seed of the tensor's index and sketch in this step."""
     memory: Memory = field(default_factory=HostMemory)
     refinement: Refinement = field(default_factory=Refinement)
-    wanted: bool = True
-    """Whether `occupied` will be called."""
+    count_ahead: bool = False
+    """Whether a device should count for `occupied` before it is asked to."""
 
 
 class TensorExchange:
@@ -320,9 +320,8 @@ class TensorExchange:
         return tuple(self._counted().tolist())
 
     def _start_counting(self, positions: Positions, *, now: bool = False) -> None:
-        """Let a device count for `occupied` before the host waits for it next; on the host, only `now`."""
-        wanted = self._setting.wanted and not self._memory.direct
-        if now or (wanted and len(positions) <= DENSE * self._elements):
+        """Let a device count for `occupied` before the host waits for it next, or if it must, `now`."""
+        if now or (self._setting.count_ahead and len(positions) <= DENSE * self._elements):
             self._counted = self._memory.later(self._ops.occupied(positions))
 
     def _non_zeros(self) -> Positions:
@@ -344,7 +343,7 @@ class TensorExchange:
             self.near_total = sums.near.added.view(np.int32).reshape(self._limbs, -1)
             if sums.near_sent is not None:
                 self.near_quantized = sums.near_sent.view(np.int32).reshape(self._limbs, -1)
-            if self._counted is None and self._setting.wanted:
+            if self._counted is None and self._setting.count_ahead:
                 self._start_counting(self._non_zeros())
 
     def _agree(self, sums: Sums) -> None:
