@@ -22,7 +22,7 @@ from peelsum.codec import cpu
 from peelsum.codec import gpu_launch as launch
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
-from peelsum.codec.gpu_launch import Blocks, Candidates, Peeling
+from peelsum.codec.gpu_launch import Blocks, Candidates, Peeling, Segments
 from peelsum.codec.gpu_memory import later
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words, index_words
 from peelsum.codec.layout import SketchLayout
@@ -181,6 +181,16 @@ def sketch_decode(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: 
     bitmap = _empty(index_words(candidates.capacity), sketch)
     launch.index(room.waiting, bitmap, _empty(1, sketch))
     return _listed(bitmap, candidates.capacity, 0, left)
+
+
+def warm_up_bundles(values: Tensor) -> None:
+    """Run the kernels for tensors that lie back to back once, on values[1]; see `warm_up`."""
+    table, words = torch.tensor([[0, 1], [0, 0]], dtype=torch.int32, device=values.device), _empty(8, values)
+    segments = Segments(table[0], table[1, :1], table[0], table[1, :1])
+    bits, places = values.view(torch.int32), table[1, :1]
+    launch.bundle_headers(bits, segments, _empty(2, values), words)
+    launch.bundle_quantize(bits, segments, places, places, words)
+    launch.bundle_dequantize(words, segments, places, places, 1, values)
 
 
 def _listed(bitmap: Tensor, elements: int, first: int, count: int | None) -> Tensor:

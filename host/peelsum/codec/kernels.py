@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from peelsum.codec import cpu, cpu_bundle_loops, cpu_index_loops, reference
 from peelsum.codec.errors import CodecError
-from peelsum.codec.fixed_point import FixedPoint
+from peelsum.codec.fixed_point import EXPONENT_WORDS, FixedPoint
 from peelsum.codec.index import BloomLayout
 from peelsum.codec.layout import SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
@@ -261,6 +261,10 @@ def warm_up(implementation: Implementation = "cpu") -> None:
         _run_all(ops, room)
         if implementation == "cpu":
             cpu_bundle_loops.warm_up()
+        elif implementation == "gpu":
+            from peelsum.codec import gpu
+
+            gpu.warm_up_bundles(cast(Any, room.floats(1, 1.0)))
 
 
 def _run_all(ops: Kernels, room: Memory) -> None:
@@ -268,7 +272,7 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     bitmap, other, copied = (room.receive(np.zeros(1, np.uint32)) for _ in range(3))
     sketch = room.receive(np.zeros(6, np.uint32)).reshape(2, 3)
     layout, bloom = SketchLayout(1, 1, 0), BloomLayout(1, 1, 0)
-    ops.magnitude(values)
+    room.write_exponent(ops.magnitude(values), room.words(EXPONENT_WORDS))
     ops.index(values, bitmap)
     ops.index_over(values, bitmap)
     where = ops.positions(bitmap, ops.count(bitmap, 1))
