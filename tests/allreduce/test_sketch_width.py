@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Choice, Settings
 from peelsum.allreduce.costs import Seen, block_width
-from peelsum.allreduce.exchange import Setting, TensorExchange
+from peelsum.allreduce.exchange import Setting, TensorExchange, segmented_layout
 from peelsum.allreduce.indexes import BitmapIndex
 from peelsum.allreduce.staging import Sums
 from peelsum.codec import SketchLayout, kernels
@@ -30,24 +30,41 @@ def support(kind: str, count: int, rng: np.random.Generator) -> Positions:
         )
     if kind == "skewed columns":
         return np.unique(1024 * rng.integers(0, N // 1024, 2 * count) + rng.zipf(1.3, 2 * count) % 1024)
+    if kind == "skewed rows":
+        rows = np.minimum(rng.zipf(1.2, 4 * count), 10**12) * 2654435761 % (N // 300)
+        drawn = np.unique(rows * 300 + rng.integers(0, 300, 4 * count))
+        return np.sort(rng.permutation(drawn)[:count])
+    if kind == "few columns":
+        return np.flatnonzero(np.resize(rng.permutation(768) < max(1, round(768 * count / N)), N))
+    if kind == "two runs":
+        starts = rng.integers(N // 2 - count // 2, size=2) + np.array([0, N // 2])
+        return np.asarray((starts[:, np.newaxis] + np.arange(count // 2)).reshape(-1))
+    if kind == "the last hundredth":
+        return np.asarray(N - 1 - np.flatnonzero(rng.random(N // 100) < 100 * count / N)[::-1])
+    if kind == "without every third":
+        where = np.unique(rng.integers(0, N, count * 3 // 2))
+        return np.asarray(where[where % 3 != 0])
+    if kind == "even":
+        return 2 * np.unique(rng.integers(0, N // 2, count))
     return np.unique(rng.integers(0, N, count))
 
 
 KINDS = ["uniform", "rows of 8", "rows of 64", "rows of 768", "rows of 1024", "stride", "columns"]
-KINDS += ["skewed columns"]
+KINDS += ["skewed columns", "skewed rows", "few columns", "two runs", "the last hundredth"]
+KINDS += ["without every third", "even"]
 
 
-@pytest.mark.parametrize("count", [1500, 4000, 20_000])
+@pytest.mark.parametrize("count", [1200, 4000, 20_000])
 def test_one_in_a_hundred_sketches_may_have_left_over(count: int) -> None:
-    """With 1.30 cells per candidate; below 1,000 candidates, more do."""
+    """With 1.30 cells per candidate, of which rounding adds at most 1 %; below 1,000, more have left-over."""
     ops, failed = kernels(), dict.fromkeys(KINDS, 0)
     for kind in KINDS:
         for seed in range(SEEDS):
             rng = np.random.default_rng([seed, count])
             where = support(kind, count, rng).astype(np.int64)
             assert where.size >= 0.5 * count
-            width = block_width(Seen(0, tuple(ops.occupied(where).tolist())))
-            layout = SketchLayout.sized(where.size, width, int(rng.integers(2**62)), 1.3)
+            layout = segmented_layout(ops, where, int(rng.integers(2**62)), 1.3)
+            assert layout.cells <= 1.3 * where.size * 1.01
             sketch, out = np.zeros((1, layout.cells), np.uint32), np.empty((1, where.size), np.int32)
             failed[kind] += len(ops.sketch_decode(layout, sketch, where, out)) > 0
     assert sum(failed.values()) <= 0.01 * SEEDS * len(KINDS), failed
@@ -77,4 +94,17 @@ def test_segments_of_default_size_peel_to_the_end(kind: str, seed: int) -> None:
             break
     assert len(sent) == 2  # index and sketch, without a round for left-over
     np.testing.assert_array_equal(exchange.total, exchange.quantized)
-    assert sent[1] < 1.42 * exchange.positions.size
+    assert sent[1] <= 1.3 * 1.01 * exchange.positions.size
+
+
+@pytest.mark.parametrize("length", [1, 64, 256, 768, 1024])
+@pytest.mark.parametrize("seed", range(2))
+def test_segments_of_sketches_sent_ahead_are_even(length: int, seed: int) -> None:
+    """So many candidates of whole rows are dealt to segments that each is peeled to the end."""
+    ops, n = kernels(), 2**22
+    where = np.flatnonzero(np.repeat(np.random.default_rng(seed).random(n // length) < 0.15, length))
+    width = block_width(Seen(0, tuple(ops.occupied(where).tolist())))
+    layout = SketchLayout.ahead(where.size, width, seed, 1.3)
+    assert layout.segments == 3
+    sketch, out = np.zeros((1, layout.cells), np.uint32), np.empty((1, where.size), np.int32)
+    assert len(ops.sketch_decode(layout, sketch, where, out)) == 0

@@ -23,7 +23,7 @@ from sums_of_floats import (
 )
 
 from peelsum.allreduce import Allreduce, InvalidRequestError, NetworkModel
-from peelsum.codec import BFloat16, CodecError
+from peelsum.codec import BFloat16, CodecError, layout
 
 
 def supports(n: int, lanes: int) -> dict[str, NDArray[np.int64]]:
@@ -187,6 +187,23 @@ def test_a_prediction_that_holds_takes_one_exchange(make_workers: Any, form: str
     # The first step agrees on the tensors, without a prediction. Later, values that grow or shrink much are
     # sent again.
     assert counts == [3, 1, 1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("limbs", [1, 2])
+@pytest.mark.parametrize("cells", [1.5, 0.6])
+def test_segments_of_a_sketch_sent_ahead(
+    make_workers: Any, cells: float, limbs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "SEGMENT_AHEAD", 60)
+    settings = {"forms": "sketch", "predict": True, "cells_per_candidate": cells, "limbs": limbs}
+    groups = [make_workers(3, 8, implementation=one, **settings) for one in ("cpu", "reference")]
+    for step in range(3):
+        arrays = workers_of(4000, 3, 0.1, step)
+        inputs = [{"g": array} for array in arrays]
+        ours, wanted = (group.sum(inputs)[0]["g"] for group in groups)
+        check([{"g": ours}], arrays, limbs=limbs, slack=SLACK)
+        np.testing.assert_array_equal(ours.total, wanted.total)
+        assert ours.words_sent == wanted.words_sent
 
 
 def test_a_prediction_loses_no_more_than_its_slack(make_workers: Any) -> None:
@@ -370,7 +387,7 @@ def test_sketches_get_blocks_that_suit_the_support(make_workers: Any, width: int
         rng = np.random.default_rng([width, step])
         chosen = np.repeat(rng.random(n // width) < 0.005, width)
         (result,) = group.sum([{"g": chosen.astype(np.float32)}])
-        cells = 3 * 256 * -(-np.count_nonzero(chosen) * 1.4 // 768)
+        cells = 1.3 * 1.01 * np.count_nonzero(chosen)
         if step:
             scales = len(result["g"].fixed.octaves)
             left_over += result["g"].words_sent > 8 + scales + n // 32 + cells

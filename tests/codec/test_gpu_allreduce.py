@@ -91,6 +91,22 @@ def test_the_same_bits_as_without_a_device(settings: dict[str, Any]) -> None:
         assert (np.abs(last.values - truth) <= last.error_bounds + 2.0**-50 * np.abs(truth)).all()
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_groups_of_small_tensors(in_place: bool) -> None:
+    group, names = Mixed(sparse=["g0", "g1", "g2"]), ["g0", "g1", "g2"]
+    for step in range(3):
+        drawn = [gradients(n, 3, step) for n in (N, 40, 333)]
+        inputs = [{name: array[w] for name, array in zip(names, drawn, strict=True)} for w in range(3)]
+        ours = {name: tensor(array) for name, array in inputs[0].items()}
+        with ThreadPoolExecutor(3) as pool:
+            made = zip(group.reduces, [ours, *inputs[1:]], strict=True)
+            results = list(pool.map(lambda one: one[0].sum(one[1], in_place=in_place), made))
+        for name in names:
+            agree(results, name)
+            assert results[0][name].form == "compact"
+            assert (results[0][name].values.data_ptr() == ours[name].data_ptr()) == in_place
+
+
 @pytest.mark.parametrize("sparse", [[], ["g"]])
 def test_densities_that_change(monkeypatch: pytest.MonkeyPatch, sparse: list[str]) -> None:
     """The same samples are drawn, and the same indexes follow, as without a device."""

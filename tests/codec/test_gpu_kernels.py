@@ -182,6 +182,13 @@ def test_scales_of_blocks(n: int, block: int) -> None:
     largest = reference.block_exponents(sample, block, words)
     assert int(gpu.block_exponents(on_device(sample), block, ours)) == largest
     same(ours, words)
+    bitmap, index, again = np.empty(index_words(n), np.uint32), poisoned(index_words(n)), poisoned(count)
+    reference.index(sample, bitmap)
+    copied = on_device(sample.copy())
+    assert int(gpu.index_exponents(copied, block, index, again, over=True)) == largest
+    same(index, bitmap)
+    same(again, words)
+    assert not torch.signbit(copied[copied == 0]).any()
     for field in {largest >> 23, (largest >> 23) + 1, 254}:
         reference.block_octaves(words, field, octaves)
         gpu.block_octaves(ours, field, ours_octaves)
@@ -288,6 +295,24 @@ def test_sketch_in_segments(share: int, segments: int) -> None:
     where = np.sort(rng.choice(3000, 173, replace=False)).astype(np.int64) + FAR
     numbers = rng.integers(-(2**31), 2**31, (2, where.size)).astype(np.int32)
     peeled(SketchLayout(8, 4, 11, segments, share), where, numbers)
+
+
+@pytest.mark.parametrize(("lanes", "segments", "limbs"), [(8, 3, 1), (32, 2, 2), (7, 40, 1)])
+def test_sketch_in_dealt_segments(lanes: int, segments: int, limbs: int) -> None:
+    sample = values(3001)
+    where = np.flatnonzero(sample)
+    layout = SketchLayout(
+        lanes, max(where.size // (2 * lanes * segments), 1), 2**63 + 1, segments, dealt=True
+    )
+    numbers = np.random.default_rng(lanes).integers(-(2**31), 2**31, (limbs, where.size)).astype(np.int32)
+    peeled(layout, where + FAR, numbers)
+    fixed = FixedPoint(12) if limbs == 1 else FixedPoint(40, 30)
+    index, sketch = np.empty(index_words(3001), np.uint32), np.empty((limbs, layout.cells), np.uint32)
+    reference.index_sketch(layout, sample, fixed, index, sketch, FAR)
+    ours, cells = poisoned(index.size), poisoned(*sketch.shape)
+    gpu.index_sketch(layout, on_device(sample), fixed, ours, cells, FAR)
+    same(ours, index)
+    same(cells, sketch)
 
 
 def test_peeling_that_takes_many_rounds() -> None:

@@ -16,6 +16,7 @@ from peelsum.codec import (
     kernels,
     threads,
 )
+from peelsum.codec.layout import MIX_STEP, mix
 
 CPU, REFERENCE = kernels("cpu"), kernels("reference")
 L = 32
@@ -159,6 +160,65 @@ def test_segments(share: int, segments: int, cores: int, monkeypatch: pytest.Mon
         np.testing.assert_array_equal(results[1], results[2])
 
 
+@pytest.mark.parametrize("cores", [1, 3])
+@pytest.mark.parametrize(("lanes", "segments"), [(1, 2), (8, 3), (32, 7), (256, 5), (8, 600)])
+@pytest.mark.parametrize("fixed", [FixedPoint(12), FixedPoint(40, 30)], ids=["one limb", "two limbs"])
+def test_dealt_segments(
+    lanes: int, segments: int, fixed: FixedPoint, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are dealt to segments by their numbers, for sketches that are sent ahead of the union."""
+    monkeypatch.setattr(threads, "_CORES", cores)
+    monkeypatch.setattr(threads, "PER_CORE", 1)
+    sample, first = values(10_001, seed=segments), 2**33 + 32
+    where = np.flatnonzero(sample)
+    rows = max(where.size // (2 * segments * lanes), 1)
+    layout = SketchLayout(lanes, rows, 2**64 - segments, segments, dealt=True)
+    quantized = np.empty((fixed.limbs, where.size), np.int32)
+    REFERENCE.quantize_at(sample, where, fixed, quantized)
+    outcomes = []
+    for ops in (CPU, REFERENCE):
+        sketch, passed = (np.full((fixed.limbs, layout.cells), 7, np.uint32) for _ in range(2))
+        for limb, out in zip(quantized, sketch, strict=True):
+            ops.sketch_encode(layout, where + first, limb, out)
+        bitmap, decoded = np.empty(index_words(sample.size), np.uint32), np.full_like(quantized, 7)
+        ops.index_sketch(layout, sample, fixed, bitmap, passed, first)
+        np.testing.assert_array_equal(passed, sketch)
+        outcomes.append((sketch, decoded, ops.sketch_decode(layout, sketch, where + first, decoded)))
+    for one, other in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(one, other)
+    # Independently: every segment is a sketch of its own, of the candidates dealt to it.
+    sketch, decoded, left = outcomes[0]
+    alone, found = SketchLayout(lanes, rows, layout.seed), []
+    blocks = [int(position) // lanes for position in where + first]
+    segment = np.array([segment_of(block, layout) for block in blocks])
+    for s in range(segments):
+        own = np.flatnonzero(segment == s)
+        cells, out = (
+            np.zeros((fixed.limbs, alone.cells), np.uint32),
+            np.empty((fixed.limbs, own.size), np.int32),
+        )
+        for limb, words in zip(quantized[:, own], cells, strict=True):
+            REFERENCE.sketch_encode(alone, where[own] + first, limb, words)
+        np.testing.assert_array_equal(cells, sketch[:, s * alone.cells : (s + 1) * alone.cells])
+        found.append(own[REFERENCE.sketch_decode(alone, cells, where[own] + first, out)])
+        np.testing.assert_array_equal(decoded[:, own], out)
+    np.testing.assert_array_equal(left, np.sort(np.concatenate(found)))
+
+
+def segment_of(block: int, layout: SketchLayout) -> int:
+    """Compute a block's segment with Python's integers."""
+    group = block // layout.segments
+    drawn = mix(((2**62 + group) * MIX_STEP + layout.seed) % 2**64)
+    return (block + ((drawn % 2**31) * layout.segments >> 31)) % layout.segments
+
+
+def test_each_segment_is_dealt_one_of_so_many_successive_blocks() -> None:
+    layout = SketchLayout(4, 1, 5, 7, dealt=True)
+    for group in range(50):
+        blocks = range(7 * group, 7 * group + 7)
+        assert sorted(segment_of(block, layout) for block in blocks) == list(range(7))
+
+
 def test_read_only_and_foreign_memory_is_read() -> None:
     sample = np.frombuffer(values(97).tobytes(), np.float32)
     assert not sample.flags.writeable
@@ -190,6 +250,24 @@ def test_one_pass_is_index_and_sketch(n: int, fixed: FixedPoint, lanes: int, row
         assert ops.index_sketch(layout, sample, fixed, ours, added, first) == REFERENCE.magnitude(sample)
         np.testing.assert_array_equal(ours, bitmap)
         np.testing.assert_array_equal(added, sketch)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("block", [32, 256, 8192, 2**15])
+@pytest.mark.parametrize("over", [False, True])
+def test_one_pass_is_index_and_exponents(n: int, block: int, over: bool) -> None:
+    sample, blocks = values(n, seed=n), -(-n // block)
+    wanted, bitmap = np.empty(blocks, np.uint32), np.empty(index_words(n), np.uint32)
+    magnitude = REFERENCE.block_exponents(sample, block, wanted)
+    REFERENCE.index(sample, bitmap)
+    for ops in (CPU, REFERENCE):
+        own, index, exponents = sample.copy(), np.full_like(bitmap, 7), np.full_like(wanted, 7)
+        own.flags.writeable = over
+        assert ops.index_exponents(own, block, index, exponents, over=over) == magnitude
+        np.testing.assert_array_equal(index, bitmap)
+        np.testing.assert_array_equal(exponents, wanted)
+        cleared = np.where(sample == 0, np.float32(0), sample) if over else sample
+        np.testing.assert_array_equal(own.view(np.uint32), cleared.view(np.uint32))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])

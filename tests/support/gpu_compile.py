@@ -18,6 +18,7 @@ _TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
 _TARGET = GPUTarget("cuda", 90, 32)
 N, K = 4096, 512
 LAYOUT, BLOOM = SketchLayout(256, 3, 0), BloomLayout(3, 5, 0)
+DEALT = SketchLayout(256, 3, 0, 4, dealt=True)
 
 
 def words(*shape: int) -> torch.Tensor:
@@ -105,13 +106,13 @@ def bundles() -> None:
 
 def sketch() -> None:
     found, out = gpu_launch.Candidates(longs(K), longs(1)), words(K)
-    for layout in (LAYOUT, SketchLayout(7, 100, 0)):
+    for layout in (LAYOUT, DEALT, SketchLayout(7, 100, 0), SketchLayout(7, 100, 0, 2, dealt=True)):
         cells = words(2, layout.cells)
         gpu_launch.index_sketch(layout, longs(1), words(N), words(1), 30, words(N // 32), cells, words(1))
-    gpu_launch.sketch_encode(LAYOUT, longs(1), found, out, words(LAYOUT.cells))
-    for limbs in (1, 2):
-        room = gpu_launch.Peeling.room(K, LAYOUT.cells, torch.device("cpu"), limbs=limbs)
-        gpu_launch.peel(LAYOUT, longs(1), words(limbs, LAYOUT.cells), found, room, words(limbs, K))
+    for layout, limbs in ((LAYOUT, 1), (LAYOUT, 2), (DEALT, 1), (DEALT, 2)):
+        gpu_launch.sketch_encode(layout, longs(1), found, out, words(layout.cells))
+        room = gpu_launch.Peeling.room(K, layout.cells, torch.device("cpu"), limbs=limbs)
+        gpu_launch.peel(layout, longs(1), words(limbs, layout.cells), found, room, words(limbs, K))
     gpu_launch.left_over(room, words(K // 32), words(1), longs(1), found)
 
 

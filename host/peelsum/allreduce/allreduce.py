@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.bundle import Bundle, Member, bundled
+from peelsum.allreduce import bundle, group
+from peelsum.allreduce.bundle import Bundle, bundled
 from peelsum.allreduce.costs import NetworkModel, Seen
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.exchange import DENSE, Setting, TensorExchange
@@ -43,6 +44,7 @@ from peelsum.allreduce.forms import (
     RequestedIndex,
     require_names,
 )
+from peelsum.allreduce.group import Group
 from peelsum.allreduce.plan import (
     SUPPORTED_DTYPES,
     Plan,
@@ -55,7 +57,6 @@ from peelsum.allreduce.plan import (
 from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.allreduce.rounds import Exchange, Note, Span, Step, unnoted
 from peelsum.codec import (
-    CELLS_PER_CANDIDATE,
     BFloat16,
     HostMemory,
     Implementation,
@@ -84,6 +85,8 @@ class DeviceTensor(Protocol):
 
 Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | DeviceTensor
 Tensors = Mapping[str, Tensor] | Sequence[Tensor]
+#: One tensor's exchange, after its last round.
+Outcome = TensorExchange | bundle.Member | group.Member
 
 
 class Allreduce:
@@ -95,7 +98,8 @@ class Allreduce:
     `sparse` must be the name of a tensor; otherwise every worker raises InvalidRequestError in the first
     step. The known names are `names`, or, if that is empty, those of the first call of `sum`.
 
-    - `seed`, `cells_per_candidate`: determine the layout of sketches.
+    - `seed`, `cells_per_candidate`: determine the layout of sketches. By default they have 1.4 cells per
+      candidate, or 1.3 if they are sent after their union, which has at least 1,000 candidates.
     - `average`: divide results by the number of workers.
     - `limbs`: words per value. With 1, each block of elements has its own scale, unless its values are sent
       at a prediction. With 2, a tensor has one scale, with about 30 more bits.
@@ -125,7 +129,7 @@ class Allreduce:
         network: NetworkModel = DEFAULT_NETWORK,
         seed: int = 0,
         average: bool = False,
-        cells_per_candidate: float = CELLS_PER_CANDIDATE,
+        cells_per_candidate: float | None = None,
         limbs: int = 1,
         estimate: bool = False,
         implementation: Implementation = "cpu",
@@ -142,7 +146,7 @@ class Allreduce:
         self._chooser = FormChooser(forms, sparse, index=index, predict=predict, network=network)
         self._settings = Settings(seed, average, cells_per_candidate, limbs, estimate, str(self._chooser))
         # Report an invalid size or number of limbs here, not in a later step.
-        SketchLayout.sized(0, 1, 0, cells_per_candidate)
+        SketchLayout.sized(0, 1, 0, self._settings.cells(0, ahead=True))
         fixed_point(0, summation.workers, limbs)
         if estimate and limbs != 1:
             raise InvalidRequestError(f"estimate: True does not work with {limbs} limbs; use limbs=1")
@@ -200,10 +204,12 @@ class Allreduce:
         if not known:
             self._agree(plan, step)
         with step.timed("encode"):
-            bundle, alone = self._exchanges(plan, named, into)
-        running: list[Exchange] = [*([bundle] if bundle else []), *alone.values()]
+            joined, alone = self._exchanges(plan, named, into)
+        running: list[Exchange] = [*joined, *alone.values()]
         step.run(running, [self._agreement(plan)] if known else [])
-        outcomes: dict[str, TensorExchange | Member] = {**alone, **(bundle.members() if bundle else {})}
+        outcomes: dict[str, Outcome] = dict(alone)
+        for several in joined:
+            outcomes.update(several.members())
         return self._finish([outcomes[tensor.name] for tensor in plan.tensors], plan, step)
 
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
@@ -211,6 +217,7 @@ class Allreduce:
         for name, tensor in named.items():
             choice = self._chooser.choose(name, math.prod(tensor.shape), self._settings)
             tensors.append(TensorPlan(name, tuple(tensor.shape), self._memory.dtype(tensor), choice))
+        tensors = list(self._chooser.grouped(tensors, self._settings))
         if self._last_plan is None or self._last_plan.tensors != tuple(tensors):
             workers, lanes = self._summation.workers, self._summation.lanes
             self._last_plan = Plan(tuple(tensors), workers, lanes, self._settings)
@@ -291,21 +298,25 @@ class Allreduce:
 
     def _exchanges(
         self, plan: Plan, named: Mapping[str, Tensor], into: Mapping[str, Tensor]
-    ) -> tuple[Bundle | None, dict[str, TensorExchange]]:
-        """Return the exchanges of a step in the order in which all workers send them."""
+    ) -> tuple[list[Group | Bundle], dict[str, TensorExchange]]:
+        """Return the exchanges of a step in the order in which all workers send them: first of several."""
         values = {name: self._memory.widened(tensor) for name, tensor in named.items()}
         # Of a tensor that is overwritten, these are the values themselves.
         out = {
             name: values[name] if tensor is named[name] else self._memory.widened(tensor)
             for name, tensor in into.items()
         }
-        first, bundle = dict.fromkeys(bundled(plan)), None
+        joined: list[Group | Bundle] = []
+        if group := [tensor for tensor in plan.tensors if tensor.choice.grouped]:
+            joined.append(self._group(group, {one.name: values.pop(one.name) for one in group}, out))
+        first = dict.fromkeys(bundled(plan))
         ordered = sorted(plan.tensors, key=lambda tensor: tensor.name not in first)
         if first:
-            bundle = self._bundle({name: values[name] for name in first}, out)
-        if bundle:
-            values = {name: one for name, one in values.items() if name not in first}
-        return bundle, {
+            own = self._bundle({name: values[name] for name in first}, out)
+            if own:
+                joined.append(own)
+                values = {name: one for name, one in values.items() if name not in first}
+        return joined, {
             tensor.name: self._exchange(tensor, values[tensor.name], out.get(tensor.name))
             for tensor in ordered
             if tensor.name in values
@@ -326,6 +337,23 @@ class Allreduce:
         room = cast("DeviceMemory", self._memory)
         return DeviceBundle(values, into, self._summation.workers, room)
 
+    def _group(
+        self,
+        tensors: Sequence[TensorPlan],
+        values: Mapping[str, NDArray[np.float32]],
+        out: Mapping[str, NDArray[np.float32]],
+    ) -> Group:
+        seed = _tensor_seed(self._settings.seed, self._steps, tensors[0].name)
+        setting = Setting(
+            self._ops if isinstance(self._memory, HostMemory) else kernels("cpu"),
+            self._summation.workers,
+            self._summation.lanes,
+            self._settings,
+            seed,
+            refinement=self._chooser.refinement_of(tensors),
+        )
+        return Group(tensors[0].choice, values, out, setting, self._memory)
+
     def _exchange(
         self, plan: TensorPlan, values: NDArray[np.float32], out: NDArray[np.float32] | None
     ) -> TensorExchange:
@@ -343,7 +371,7 @@ class Allreduce:
         )
         return TensorExchange(plan.choice, values, setting, out=out)
 
-    def _finish(self, exchanges: Sequence[TensorExchange | Member], plan: Plan, step: Step) -> StepResult:
+    def _finish(self, exchanges: Sequence[Outcome], plan: Plan, step: Step) -> StepResult:
         with step.timed("decode"):
             results = tuple(map(self._result, plan.tensors, exchanges))
             for exchange, result in zip(exchanges, results, strict=True):
@@ -363,7 +391,7 @@ class Allreduce:
             decode_s=step.seconds["decode"],
         )
 
-    def _result(self, plan: TensorPlan, exchange: TensorExchange | Member) -> TensorResult:
+    def _result(self, plan: TensorPlan, exchange: Outcome) -> TensorResult:
         divisor = self._summation.workers if self._settings.average else 1
         return TensorResult(
             name=plan.name,
@@ -384,7 +412,7 @@ class Allreduce:
             estimated=exchange.estimated,
         )
 
-    def _learn(self, exchange: TensorExchange | Member, result: TensorResult) -> None:
+    def _learn(self, exchange: Outcome, result: TensorResult) -> None:
         """Report to the chooser what this step's sums show about a tensor."""
         if not exchange.finite:
             return

@@ -20,9 +20,11 @@ _MORE_EXPONENT = 1
 _WORDS_PER_SCALE = 32
 #: Bits per candidate for which a Bloom filter halves its false positives: one more sub-table.
 _BLOOM_BITS = 1 / math.log(2)
-#: To choose a sketch's lanes: with 1.3 to 1.4 cells per candidate, 18 candidates per lane give about eight
-#: rows in each of three sub-tables.
-_CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 18, 256, 2000
+#: To choose a sketch's lanes: with 1.3 to 1.4 cells per candidate, 256 candidates per lane give more than
+#: 110 rows in each of three sub-tables. Rounding rows up then adds at most 1 % of cells.
+_CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 256, 256, 2000
+#: The most lanes of blocks that are more than a quarter full. They are dealt to segments more evenly.
+_MOST_FULL_LANES = 64
 #: Unions whose counts differ by less than this part of them get the same choice.
 _RESEMBLING = 16
 #: Blocks of 2**5 elements are the words of a bitmap.
@@ -202,11 +204,11 @@ def _with_one_scale(
             _, passed = expected(index, elements, seen)
             yield _sparse(Choice("compact", index), elements, seen, limbs, passed, 2)
     if "sketch" in forms:
-        per_candidate, lanes = settings.cells_per_candidate, block_width(seen)
+        per_candidate, lanes = settings.cells(seen.candidates, ahead=predict), block_width(seen)
         for index in indexes(elements, seen, limbs * per_candidate):
             _, passed = expected(index, elements, seen)
             sized_for = math.ceil(_with_margin(passed) if predict else passed)
-            sized = SketchLayout.sized if predict else SketchLayout.segmented
+            sized = SketchLayout.ahead if predict else SketchLayout.segmented
             layout = sized(sized_for, lanes, 0, per_candidate)
             guess = seen.prediction(passed) if predict else None
             choice = Choice("sketch", index, guess, lanes)
@@ -230,15 +232,15 @@ def _sparse(
 def block_width(seen: Seen) -> int:
     """Return the number of lanes for a sketch of this union.
 
-    It is the largest, up to 256, that leaves several rows per sub-table. If blocks of this size are more than
-    a quarter full, peeling handles whole blocks instead of elements; then lanes are few enough for 2,000
-    blocks.
+    It is the largest, up to 256, that leaves many rows per sub-table. If blocks of this size are more than a
+    quarter full, peeling handles whole blocks instead of elements; then lanes are few enough for 2,000
+    blocks, and at most 64.
     """
     lanes = min(_power_of_2(seen.candidates / _CANDIDATES_PER_LANE), _MOST_LANES)
     blocks = max(seen.occupied[lanes.bit_length() - 1], 1.0)
     if seen.candidates <= lanes * blocks / 4:
         return lanes
-    return min(lanes, _power_of_2(seen.candidates / _BLOCKS_TO_COUNT_ON))
+    return min(lanes, _MOST_FULL_LANES, _power_of_2(seen.candidates / _BLOCKS_TO_COUNT_ON))
 
 
 def _with_margin(candidates: float) -> float:

@@ -175,21 +175,26 @@ class TensorExchange:
     def _sparse(self, index: Index) -> Rounds:
         n, ops, seed, guess = self._elements, self._ops, self._setting.seed, self._guess
         layout = self._predicted_layout()
-        own = self._memory.words(index_words(n))
+        # A bitmap is written where it is sent from, and is not refined.
+        sent_as_it_is = isinstance(index, BitmapIndex)
+        own = self._memory.words(0 if sent_as_it_is else index_words(n))
         begin = EXPONENT_WORDS + self._blocks
 
         def header(ored: Words, added: Words) -> None:
+            bitmap = ored[begin:] if sent_as_it_is else own
             if layout and guess:
                 if self._over:
-                    self._index(self._values, own)
+                    self._index(self._values, bitmap)
                 sketch = added.reshape(self._limbs, -1)
-                magnitude = ops.index_sketch(layout, self._values, guess, own, sketch)
+                magnitude = ops.index_sketch(layout, self._values, guess, bitmap, sketch)
+            elif self._block:
+                exponents = ored[EXPONENT_WORDS:begin]
+                magnitude = ops.index_exponents(self._values, self._block, bitmap, exponents, over=self._over)
             else:
-                magnitude = self._index(self._values, own)
-            if self._block:
-                ops.block_exponents(self._values, self._block, ored[EXPONENT_WORDS:begin])
+                magnitude = self._index(self._values, bitmap)
             self._memory.write_exponent(magnitude, ored[:EXPONENT_WORDS])
-            index.encode(ops, own, n, seed, ored[begin:])
+            if not sent_as_it_is:
+                index.encode(ops, own, n, seed, ored[begin:])
 
         cells = self._limbs * layout.cells if layout else 0
         sums = yield Round(begin + index.words(n), cells, header)
@@ -252,7 +257,7 @@ class TensorExchange:
             if sketch.cells >= _PEELABLE * passed:
                 return None
         elif self.form == "sketch":
-            per_candidate *= self._setting.settings.cells_per_candidate
+            per_candidate *= self._setting.settings.cells(passed, ahead=False)
         return self._setting.refinement.after(index, words, passed, self._ops, per_candidate, level)
 
     def _compact(self, fixed: FixedPoint, positions: Positions) -> Rounds:
@@ -264,7 +269,7 @@ class TensorExchange:
         self._receive(sums)
 
     def _sketched(self, fixed: FixedPoint, positions: Positions) -> Rounds:
-        per_candidate = self._setting.settings.cells_per_candidate
+        per_candidate = self._setting.settings.cells(len(positions), ahead=False)
         layout = segmented_layout(self._ops, self._memory, positions, self._setting.seed, per_candidate)
         quantized = self._quantized(fixed, positions)
 
@@ -370,8 +375,8 @@ class TensorExchange:
         )
 
     def _layout(self, candidates: int, lanes: int) -> SketchLayout:
-        per_candidate = self._setting.settings.cells_per_candidate
-        return SketchLayout.sized(candidates, lanes, self._setting.seed, per_candidate)
+        per_candidate = self._setting.settings.cells(candidates, ahead=True)
+        return SketchLayout.ahead(candidates, lanes, self._setting.seed, per_candidate)
 
     def _predicted_layout(self) -> SketchLayout | None:
         prediction, lanes = self._choice.prediction, self._choice.lanes or self._setting.lanes

@@ -6,14 +6,18 @@ The choice depends on agreed values only, so every worker makes the same one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
+import numpy as np
+
+from peelsum.allreduce.bundle import LARGEST
 from peelsum.allreduce.costs import Candidate, NetworkModel, Seen, candidates, with_scales
 from peelsum.allreduce.errors import InvalidRequestError
+from peelsum.allreduce.group import groupable
 from peelsum.allreduce.history import History
-from peelsum.allreduce.plan import FORMS, NAMED, Choice, Form, Settings
+from peelsum.allreduce.plan import FORMS, NAMED, Choice, Form, Settings, TensorPlan
 from peelsum.allreduce.refinement import Refinement
 
 RequestedForm = Literal["dense", "compact", "sketch", "auto"]
@@ -67,6 +71,8 @@ class FormChooser:
         # The last choices of each tensor, and what they were made for. Choosing costs more than summing a
         # small tensor does, and most steps are like one of those before.
         self._chosen: dict[tuple[str, int], deque[tuple[Seen, Choice]]] = {}
+        # The same for groups, by the names of their tensors.
+        self._chosen_of_groups: dict[tuple[str, ...], deque[tuple[Seen, Choice]]] = {}
 
     def __str__(self) -> str:
         """Return all settings as text; two choosers with equal text make equal choices."""
@@ -102,8 +108,39 @@ class FormChooser:
         found = self._cheapest(form, elements, seen, settings, predict=self._predict)
         if found.choice.prediction and form == "auto" and found.words > history.spare:
             found = self._cheapest(form, elements, seen, settings, predict=False)
+        dense = found.choice.form == "dense" and not found.choice.prediction
+        if form == "auto" and dense and elements <= LARGEST and seen.candidates < _DENSE * elements:
+            # In a group, a tensor costs little more than its non-zeros, which the formulas do not know.
+            found = self._cheapest("compact", elements, seen, settings, predict=False)
         chosen.appendleft((seen, found.choice))
         return found.choice
+
+    def grouped(self, tensors: Sequence[TensorPlan], settings: Settings) -> Sequence[TensorPlan]:
+        """Return the tensors' plans, with the same index for all that can be exchanged in a group."""
+        group = [tensor for tensor in tensors if groupable(tensor, settings)]
+        if len(group) < 2:
+            return tensors
+        names, elements = tuple(tensor.name for tensor in group), sum(tensor.elements for tensor in group)
+        histories = [self._histories.get(tensor.name) for tensor in group]
+        seen = _together(
+            history.fewest if history else Seen.uniform(tensor.elements, _FIRST_DENSITY)
+            for history, tensor in zip(histories, group, strict=True)
+        )
+        chosen = self._chosen_of_groups.setdefault(names, deque(maxlen=_REMEMBERED))
+        choice = next((choice for like, choice in chosen if like.resembles(seen)), None)
+        if choice is None:
+            found = self._cheapest("compact", elements, seen, settings, predict=False).choice
+            choice = replace(found, grouped=True)
+            chosen.appendleft((seen, choice))
+        return [replace(one, choice=choice) if groupable(one, settings) else one for one in tensors]
+
+    def refinement_of(self, tensors: Sequence[TensorPlan]) -> Refinement:
+        """Return what decides how the index of a group of tensors is refined in the coming step."""
+        histories = [self._histories[one.name] for one in tensors if one.name in self._histories]
+        filled = _together(history.filled for history in histories) if histories else None
+        elements = sum(tensor.elements for tensor in tensors)
+        likely = filled.candidates if filled else 0.0
+        return Refinement(self._network, filled if likely < elements / 2 else None, likely)
 
     def refinement(self, name: str) -> Refinement:
         """Return what decides how the tensor's index is refined in the coming step."""
@@ -158,6 +195,12 @@ class FormChooser:
         ):
             return replace(found, choice=replace(found.choice, sampled=True))
         return found
+
+
+def _together(seen: Iterable[Seen]) -> Seen:
+    """Return what is known of tensors that lie end to end."""
+    counts = np.sum([one.occupied for one in seen], axis=0)
+    return Seen(0, tuple(counts.tolist()))
 
 
 def require_names(option: str, names: Collection[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from peelsum.allreduce.indexes import Index
-from peelsum.codec import CELLS_PER_CANDIDATE
+from peelsum.codec import CELLS_PER_CANDIDATE, FEWEST_CELLS, MANY_CANDIDATES
 from peelsum.summation import Words
 
 #: How a tensor's values are sent: all, those at the index's positions, or a sketch of the latter.
@@ -29,7 +29,7 @@ AGREEMENT_WORDS = 4
 SLACK = 4
 _DIGEST_BYTES = 8
 #: Raise it when the words of a plan, or their order, change: workers of both versions then refuse each other.
-_WORDS_VERSION = 3
+_WORDS_VERSION = 4
 #: The number of tensors that a message names.
 NAMED = 6
 
@@ -63,6 +63,8 @@ class Choice:
     """Whether the header of a dense tensor samples its density, so that few non-zeros are sent compact."""
     scale_block: int | None = None
     """Elements in each block that has a scale of its own; None for one scale. Unused with a prediction."""
+    grouped: bool = False
+    """Whether the tensor is exchanged in a group, with the group's index."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +94,24 @@ class Settings:
     """Seed of every layout."""
     average: bool = False
     """Whether results are divided by the number of workers."""
-    cells_per_candidate: float = CELLS_PER_CANDIDATE
-    """Size of sketches."""
+    cells_per_candidate: float | None = None
+    """Size of sketches; None for the default of `cells`."""
     limbs: int = 1
     """int32 words per value, 1 or 2."""
     estimate: bool = False
     """Whether the left-over of peeling is estimated instead of exchanged; for experiments."""
     choices: str = ""
     """The settings of the form chooser as text, which differs if they do."""
+
+    def cells(self, candidates: float, *, ahead: bool) -> float:
+        """Return the cells per candidate of a sketch that is sent ahead of its union, or after it.
+
+        By default, a sketch that is sent ahead has enough to be peeled fast. One that waits is chosen for its
+        size: it has as few as so many candidates can be peeled from.
+        """
+        if self.cells_per_candidate is not None:
+            return self.cells_per_candidate
+        return CELLS_PER_CANDIDATE if ahead or candidates < MANY_CANDIDATES else FEWEST_CELLS
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class TensorResult:
     """One tensor's sum. It is the same on every worker, bit for bit, except for `quantized`.
 
     With the gpu kernels, `values`, `positions`, `quantized_at` and `total_at` are torch tensors on the
-    device.
+    device. Of tensors that were summed in a group, only `values` are.
     """
 
     name: str

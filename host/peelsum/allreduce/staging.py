@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from peelsum.codec import Memory
 from peelsum.summation import Words
 
@@ -68,3 +70,21 @@ def _write(asked: Round, memory: Memory, sent: list[Words], ored: Words, added: 
     memory.send(or_words, ored)
     memory.send(add_words, added)
     sent.append(added)
+
+
+def by_host(rounds: Rounds, memory: Memory) -> Rounds:
+    """Yield the same rounds with words in `memory`, while `rounds` writes words and gets sums on the host."""
+    asked = next(rounds)
+    while True:
+        sums = yield asked._replace(write=partial(_carry, asked, memory))
+        try:
+            asked = rounds.send(Sums(memory.on_host(sums.ored), memory.on_host(sums.added)))
+        except StopIteration:
+            return
+
+
+def _carry(asked: Round, memory: Memory, ored: Words, added: Words) -> None:
+    words = np.empty(asked.or_words, np.uint32), np.empty(asked.add_words, np.uint32)
+    asked.write(*words)
+    for own, into in zip(words, (ored, added), strict=True):
+        memory.send(memory.receive(own), into)

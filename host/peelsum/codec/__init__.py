@@ -19,7 +19,7 @@ from peelsum.codec.fixed_point import (
 from peelsum.codec.floats import BFloat16, widened
 from peelsum.codec.index import BLOCK_SIZES, BloomLayout, block_words, index_words
 from peelsum.codec.kernels import Implementation, Kernels, kernels, memory, warm_up
-from peelsum.codec.layout import CELLS_PER_CANDIDATE, SUB_TABLES, SketchLayout
+from peelsum.codec.layout import CELLS_PER_CANDIDATE, FEWEST_CELLS, MANY_CANDIDATES, SUB_TABLES, SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
 from peelsum.codec.sample import SAMPLE, SAMPLE_WORDS, sample
 
@@ -28,6 +28,8 @@ __all__ = [
     "CELLS_PER_CANDIDATE",
     "ESTIMABLE",
     "EXPONENT_WORDS",
+    "FEWEST_CELLS",
+    "MANY_CANDIDATES",
     "NON_FINITE",
     "SAMPLE",
     "SAMPLE_WORDS",

@@ -11,6 +11,8 @@ higher. The scale is then coarser than needed, never too fine.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,33 +25,36 @@ LEVEL_BITS = 1
 #: Octaves below a worker's largest value from which on blocks are not told apart.
 DEPTH = 46
 _LOW32 = 0xFFFFFFFF
+_Fields = int | NDArray[np.int64]
 
 
-def exponents_of(largest: NDArray[np.uint32], magnitude: int) -> NDArray[np.uint32]:
+def exponents_of(largest: NDArray[np.uint32], magnitude: int | NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return the words uint32[blocks] that a worker contributes to the OR.
 
-    `largest` holds each block's largest bit pattern of |g|, and `magnitude` the tensor's. Blocks of zeros get
-    a word without bits.
+    `largest` holds each block's largest bit pattern of |g|, and `magnitude` that of its tensor, one for all
+    blocks or one for each. Blocks of zeros get a word without bits.
     """
-    fields = np.maximum(largest >> MANTISSA_BITS, max((magnitude >> MANTISSA_BITS) - DEPTH, 0))
+    least = np.maximum((np.asarray(magnitude, np.int64) >> MANTISSA_BITS) - DEPTH, 0)
+    fields = np.maximum((largest >> MANTISSA_BITS).astype(np.int64), least).astype(np.uint32)
     bits = np.uint32(1) << (fields >> LEVEL_BITS) % LEVELS
     return np.where(largest != 0, bits, 0).astype(np.uint32)
 
 
-def octaves_of(words: NDArray[np.uint32], exponent_field: int) -> NDArray[np.int32]:
+def octaves_of(words: NDArray[np.uint32], exponent_field: _Fields) -> NDArray[np.int32]:
     """Return how many octaves each block's values are below the tensor's, from OR-ed words: int32[blocks].
 
-    `exponent_field` is the largest of any worker. 0 for blocks that are zero on every worker.
+    `exponent_field` is the largest of any worker, one for all blocks or one for each. 0 for blocks that are
+    zero on every worker.
     """
     turn, spare = turn_of(exponent_field)
-    wide = words.astype(np.uint64)
-    turned = (wide << np.uint64(turn) | wide >> np.uint64(LEVELS - turn)) & np.uint64(_LOW32)
+    wide, left = words.astype(np.uint64), np.asarray(turn, np.uint64)
+    turned = (wide << left | wide >> (np.uint64(LEVELS) - left)) & np.uint64(_LOW32)
     below = LEVELS - np.frexp(turned.astype(np.float64))[1]
     octaves = np.maximum((below << LEVEL_BITS) - spare, 0)
     return np.where(words != 0, octaves, 0).astype(np.int32)
 
 
-def turn_of(exponent_field: int) -> tuple[int, int]:
+def turn_of(exponent_field: _Fields) -> tuple[Any, Any]:
     """Return by how many bits words are turned left, so that the tensor's level is the uppermost bit.
 
     Also return the octaves of that level that lie above the tensor's exponent field.

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -167,8 +167,30 @@ def block_exponents(values: NDArray[np.float32], block: int, out: NDArray[np.uin
     bits, piece = frozen(values.view(np.uint32)), min(block, index_loops.BLOCK)
     pieces = out if piece == block else np.zeros(out.size * (block // piece), np.uint32)
     each(bits.size, lambda a, b: index_loops.magnitudes(bits[a:b], piece, pieces[a // piece :]))
-    if piece < block:
-        np.max(pieces.reshape(-1, block // piece), axis=1, out=out)
+    return _exponents(pieces, block // piece, out)
+
+
+def index_exponents(
+    values: NDArray[np.float32],
+    block: int,
+    index: NDArray[np.uint32],
+    exponents: NDArray[np.uint32],
+    *,
+    over: bool = False,
+) -> int:
+    """See `Kernels.index_exponents`."""
+    bits, piece = values.view(np.uint32), min(block, index_loops.BLOCK)
+    bits = bits if over else frozen(bits)
+    pieces = exponents if piece == block else np.zeros(exponents.size * (block // piece), np.uint32)
+    run = index_loops.index_magnitudes_over if over else index_loops.index_magnitudes
+    each(bits.size, lambda a, b: run(bits[a:b], piece, index[a // WORD_BITS :], pieces[a // piece :]))
+    return _exponents(pieces, block // piece, exponents)
+
+
+def _exponents(pieces: NDArray[np.uint32], per_block: int, out: NDArray[np.uint32]) -> int:
+    """Write the words of blocks, from the magnitudes of so many pieces of each; return the largest."""
+    if pieces is not out:
+        np.max(pieces.reshape(-1, per_block), axis=1, out=out)
     magnitude = int(out.max(initial=0))
     loops.encode_exponents(out, magnitude)
     return magnitude
@@ -233,6 +255,9 @@ def sketch_encode(
         for s, (a, b) in list(enumerate(layout.slices(where.size)))[first:last]:
             loops.sketch_encode(*_sketch(layout), where[a:b], words[a:b], out[s * size : (s + 1) * size])
 
+    if layout.dealt:
+        loops.sketch_encode(*_sketch(layout), where, words, out)
+        return
     each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * where.size)
 
 
@@ -268,18 +293,38 @@ def sketch_decode(
     out: NDArray[np.int32],
 ) -> NDArray[np.int64]:
     """See `Kernels.sketch_decode`."""
-    where, numbers, size = frozen(positions), out.view(np.uint32), layout.segment_cells
-    limbs = frozen(sketch)
+    where, numbers = frozen(positions), out.view(np.uint32)
+    if not layout.dealt:
+        return _peeled(layout, sketch, where, layout.slices(where.size), numbers)
+    begins, by_segment = np.empty(layout.segments + 1, np.int64), np.empty(where.size, np.int64)
+    dealing = layout.lanes, layout.dealt_to, np.uint64(layout.seed)
+    peel_loops.deal(*dealing, where, begins, by_segment)
+    values = np.empty_like(numbers)
+    left = _peeled(layout, sketch, frozen(by_segment), list(pairwise(begins.tolist())), values)
+    for own, collected in zip(values, numbers, strict=True):
+        peel_loops.collect(*dealing, where, begins, own, collected)
+    return np.searchsorted(where, np.sort(by_segment[left])).astype(np.int64)
+
+
+def _peeled(
+    layout: SketchLayout,
+    sketch: NDArray[np.uint32],
+    positions: NDArray[np.int64],
+    slices: list[tuple[int, int]],
+    out: NDArray[np.uint32],
+) -> NDArray[np.int64]:
+    """Peel segments whose candidates are these slices of positions[k]; return the left-over."""
+    limbs, size = frozen(sketch), layout.segment_cells
+    most = max(b - a for a, b in slices)
 
     def work(first: int, last: int) -> list[NDArray[np.int64]]:
-        room, left = None, []
-        for s, (a, b) in list(enumerate(layout.slices(where.size)))[first:last]:
-            room = room or _Peeling(layout, b - a, len(limbs))
+        room, left = _Peeling(layout, most, len(limbs)), []
+        for s, (a, b) in list(enumerate(slices))[first:last]:
             cells = limbs[:, s * size : (s + 1) * size]
-            left.append(a + room.peeled(layout, cells, where[a:b], numbers[:, a:b]))
+            left.append(a + room.peeled(layout, cells, positions[a:b], out[:, a:b]))
         return left
 
-    parts = each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * where.size)
+    parts = each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * positions.size)
     return np.concatenate([left for part in parts for left in part])
 
 
@@ -303,7 +348,9 @@ class _Peeling:
     ) -> NDArray[np.int64]:
         """Peel one segment, sketch[limbs, n] into out[limbs, k]; return the left-over of its candidates."""
         places, cells, left = self._places[: SUB_TABLES * positions.size], self._cells, self._left
-        peel_loops.load(*_sketch(layout), positions, sketch[0], places, cells, left)
+        peel_loops.load(
+            layout.lanes, layout.rows, np.uint64(layout.seed), positions, sketch[0], places, cells, left
+        )
         before, count, done = -1, positions.size, 0
         while count != before:
             before, after = count, peel_loops.sweep(places, cells, left, count, out[0], self._peeled[done:])
@@ -329,8 +376,8 @@ def _scaling(fixed: FixedPoint, sign: int) -> tuple[NDArray[np.float64], int, in
     return np.ldexp(1.0, sign * (fixed.scale + octaves)), fixed.block_bits, fixed.low_bits
 
 
-def _sketch(layout: SketchLayout) -> tuple[int, int, np.uint64]:
-    return layout.lanes, layout.rows, np.uint64(layout.seed)
+def _sketch(layout: SketchLayout) -> tuple[int, int, int, np.uint64]:
+    return layout.lanes, layout.rows, layout.dealt_to, np.uint64(layout.seed)
 
 
 def frozen(array: NDArray[_T]) -> NDArray[_T]:

@@ -77,14 +77,51 @@ def index_over(bits: Words, out: Words) -> np.uint32:
     """Write to a block only if it has a -0.0: the test vectorizes, and most blocks have none."""
     largest, flags = np.uint32(0), np.empty(BLOCK, np.uint8)
     for start in range(0, bits.size, BLOCK):
-        block, found = bits[start : start + BLOCK], _ZERO
+        block = bits[start : start + BLOCK]
         largest = max(largest, pack(block, flags, out[start // 32 :]))
-        for i in range(block.size):
-            found |= np.uint32(block[i] == _NEGATIVE_ZERO)
-        if found:
-            for i in range(block.size):
-                block[i] = _ZERO if block[i] == _NEGATIVE_ZERO else block[i]
+        _clear_negative_zeros(block)
     return largest
+
+
+@compiled
+def _clear_negative_zeros(block: Words) -> None:
+    found = _ZERO
+    for i in range(block.size):
+        found |= np.uint32(block[i] == _NEGATIVE_ZERO)
+    if found:
+        for i in range(block.size):
+            block[i] = _ZERO if block[i] == _NEGATIVE_ZERO else block[i]
+
+
+@compiled
+def index_magnitudes(bits: Words, piece: int, out: Words, largest: Words) -> None:
+    """Write the bitmap, and the magnitude of each `piece` floats, a power of 2 from 32 to BLOCK."""
+    flags = np.empty(BLOCK, np.uint8)
+    for start in range(0, bits.size, BLOCK):
+        _pack_pieces(bits[start : start + BLOCK], piece, flags, out[start // 32 :], largest[start // piece :])
+
+
+@compiled
+def index_magnitudes_over(bits: Words, piece: int, out: Words, largest: Words) -> None:
+    """Do what `index_magnitudes` does, and replace -0.0 by 0.0 in place, as `index_over` does."""
+    flags = np.empty(BLOCK, np.uint8)
+    for start in range(0, bits.size, BLOCK):
+        block = bits[start : start + BLOCK]
+        _pack_pieces(block, piece, flags, out[start // 32 :], largest[start // piece :])
+        _clear_negative_zeros(block)
+
+
+@compiled
+def _pack_pieces(bits: Words, piece: int, flags: Bytes, out: Words, largest: Words) -> None:
+    """Do what `pack` does, for the magnitude of each piece."""
+    for p in range((bits.size + piece - 1) // piece):
+        own, used, most = bits[p * piece : (p + 1) * piece], flags[p * piece : (p + 1) * piece], _ZERO
+        for i in range(own.size):
+            size = np.uint32(own[i] & _MAGNITUDE_MASK)
+            most = max(most, size)
+            used[i] = size != _ZERO
+        largest[p] = most
+    _pack(flags, bits.size, out)
 
 
 @compiled

@@ -27,7 +27,7 @@ from peelsum.codec.cpu_index_loops import (
 )
 from peelsum.codec.cpu_prefetch import prefetch
 from peelsum.codec.fixed_point import MANTISSA_BITS
-from peelsum.codec.layout import SUB_TABLES
+from peelsum.codec.layout import FIRST_GROUP, SUB_TABLES
 
 #: If more than one element in 16 is non-zero, prefetching every cache line of the next block's rows pays off.
 _MANY = 16
@@ -36,6 +36,7 @@ _FEW = 256  # numbers that stay in the first-level cache
 _ZERO, _ONE, _31, _32 = np.uint32(0), np.uint32(1), np.uint32(31), np.uint32(32)
 _S31, _S32 = np.uint64(31), np.uint64(32)
 _LOW31 = np.uint64(0x7FFFFFFF)
+_FIRST_GROUP = np.uint64(FIRST_GROUP)
 
 _Integers = NDArray[np.int32]
 _Floats = NDArray[np.float32]
@@ -168,24 +169,35 @@ def dequantize_at(
 
 
 @compiled
-def _row_of(block: int, sub_table: int, lanes: int, rows: int, seed: np.uint64) -> _Row:
+def segment_of(block: int, dealt_to: int, seed: np.uint64) -> int:
+    """Return the segment to which a block is dealt."""
+    segments = np.uint64(dealt_to)
+    group = np.uint64(block) // segments
+    turn = ((mixed(_FIRST_GROUP + group, seed) & _LOW31) * segments) >> _S31
+    segment = int(np.int64(np.uint64(block) - group * segments + turn))
+    return segment - dealt_to if segment >= dealt_to else segment
+
+
+@compiled
+def _row_of(first: int, block: int, sub_table: int, lanes: int, rows: int, seed: np.uint64) -> _Row:
     value = mixed(np.uint64(SUB_TABLES * block + sub_table), seed)
     row = ((value >> _S32) * np.uint64(rows)) >> _S32
     rotation = ((value & _LOW31) * np.uint64(lanes)) >> _S31
     sign = np.uint32(0xFFFFFFFF) if (value >> _S31) & np.uint64(1) else _ONE
-    return (sub_table * rows + int(row)) * lanes, int(rotation), sign
+    return first + (sub_table * rows + int(row)) * lanes, int(rotation), sign
 
 
 @compiled
-def rows_of(block: int, lanes: int, rows: int, seed: np.uint64) -> tuple[_Row, _Row, _Row]:
+def rows_of(block: int, lanes: int, rows: int, dealt_to: int, seed: np.uint64) -> tuple[_Row, _Row, _Row]:
     """Return the block's place in each sub-table.
 
     Callers reuse it for all elements of a block, because mixing costs more than adding.
     """
+    first = 0 if dealt_to == 1 else segment_of(block, dealt_to, seed) * (SUB_TABLES * rows * lanes)
     return (
-        _row_of(block, 0, lanes, rows, seed),
-        _row_of(block, 1, lanes, rows, seed),
-        _row_of(block, 2, lanes, rows, seed),
+        _row_of(first, block, 0, lanes, rows, seed),
+        _row_of(first, block, 1, lanes, rows, seed),
+        _row_of(first, block, 2, lanes, rows, seed),
     )
 
 
@@ -198,14 +210,14 @@ def cell_of(row: _Row, lane: int, lanes: int) -> int:
 
 @compiled
 def sketch_encode(
-    lanes: int, rows: int, seed: np.uint64, positions: Numbers, values: Words, out: Words
+    lanes: int, rows: int, dealt_to: int, seed: np.uint64, positions: Numbers, values: Words, out: Words
 ) -> None:
     """Encode into `out`, which must be zero."""
-    start, placed = -lanes, rows_of(0, lanes, rows, seed)
+    start, placed = -lanes, rows_of(0, lanes, rows, dealt_to, seed)
     for k in range(positions.size):
         if positions[k] - start >= lanes:
             block = positions[k] // lanes
-            start, placed = block * lanes, rows_of(block, lanes, rows, seed)
+            start, placed = block * lanes, rows_of(block, lanes, rows, dealt_to, seed)
         for j in range(SUB_TABLES):
             cell = cell_of(placed[j], positions[k] - start, lanes)
             out[cell] = np.uint32(out[cell] + np.uint32(placed[j][2] * values[k]))
@@ -215,6 +227,7 @@ def sketch_encode(
 def index_sketch(
     lanes: int,
     rows: int,
+    dealt_to: int,
     seed: np.uint64,
     first: int,
     values: _Floats,
@@ -229,7 +242,7 @@ def index_sketch(
         block = values[start : start + BLOCK]
         words = index[start // 32 : start // 32 + (block.size + 31) // 32]
         largest = max(largest, pack(block.view(np.uint32), flags, words))
-        _add(lanes, rows, seed, first + start, block, words, factor, low_bits, sketch)
+        _add(lanes, rows, dealt_to, seed, first + start, block, words, factor, low_bits, sketch)
     return largest
 
 
@@ -245,6 +258,7 @@ def _fetch(placed: tuple[_Row, _Row, _Row], lanes: int, sketch: Words) -> None:
 def _add(
     lanes: int,
     rows: int,
+    dealt_to: int,
     seed: np.uint64,
     first: int,
     values: _Floats,
@@ -254,7 +268,7 @@ def _add(
     sketch: Words,
 ) -> None:
     """Add the quantized non-zeros of values[n], elements from `first` on, to sketch[limbs, cells]."""
-    start, placed = -lanes, rows_of(0, lanes, rows, seed)
+    start, placed = -lanes, rows_of(0, lanes, rows, dealt_to, seed)
     low = (np.int64(1) << low_bits) - 1
     many = count(index, values.size) * _MANY > values.size
     for w in range(index.size):
@@ -265,9 +279,9 @@ def _add(
             number = np.int64(np.rint(np.float64(values[i]) * factor))
             if first + i - start >= lanes:
                 block = (first + i) // lanes
-                start, placed = block * lanes, rows_of(block, lanes, rows, seed)
+                start, placed = block * lanes, rows_of(block, lanes, rows, dealt_to, seed)
                 if many:
-                    _fetch(rows_of(block + 1, lanes, rows, seed), lanes, sketch[0])
+                    _fetch(rows_of(block + 1, lanes, rows, dealt_to, seed), lanes, sketch[0])
             for j in range(SUB_TABLES):
                 cell = cell_of(placed[j], first + i - start, lanes)
                 sketch[0, cell] += np.uint32(placed[j][2] * np.uint32(number >> low_bits))

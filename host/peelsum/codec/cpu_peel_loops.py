@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.codec.cpu_index_loops import Numbers, Words, compiled
-from peelsum.codec.cpu_loops import cell_of, rows_of
+from peelsum.codec.cpu_loops import cell_of, rows_of, segment_of
 from peelsum.codec.cpu_prefetch import prefetch
 from peelsum.codec.layout import SUB_TABLES
 
@@ -41,15 +41,15 @@ def load(
     cells: _Cells,
     left: _Narrow,
 ) -> None:
-    """Fill cells[n] for peeling, record each candidate's places, and write all candidates into `left`."""
+    """Fill cells[n] of a segment for peeling, record places, and write all its candidates into `left`."""
     for c in range(sketch.size):
         cells[c] = np.uint64(sketch[c]) << _S32
-    start, placed = -lanes, rows_of(0, lanes, rows, seed)
+    start, placed = -lanes, rows_of(0, lanes, rows, 1, seed)
     for k in range(positions.size):
         left[k] = k
         if positions[k] - start >= lanes:
             block = positions[k] // lanes
-            start, placed = block * lanes, rows_of(block, lanes, rows, seed)
+            start, placed = block * lanes, rows_of(block, lanes, rows, 1, seed)
         for j in range(SUB_TABLES):
             cell = np.uint64(cell_of(placed[j], positions[k] - start, lanes))
             prefetch(cells, cell)
@@ -119,6 +119,58 @@ def repeat(places: Places, sketch: Words, peeled: _Narrow, out: Words) -> None:
         for j in range(SUB_TABLES):
             place = np.uint64(places[_place(k, j)])
             sketch[place >> _ONE] -= np.uint32(_signed(value, place) >> _S32)
+
+
+@compiled
+def deal(
+    lanes: int, dealt_to: int, seed: np.uint64, positions: Numbers, begins: Numbers, out: Numbers
+) -> None:
+    """Write positions by segment into out[k], and where each segment begins into begins[dealt_to + 1]."""
+    begins[:] = 0
+    first = 0
+    while first < positions.size:
+        segment, end = _run(lanes, dealt_to, seed, positions, first)
+        begins[segment + 1] += end - first
+        first = end
+    for s in range(dealt_to):
+        begins[s + 1] += begins[s]
+    at, first = begins.copy(), 0
+    while first < positions.size:
+        segment, end = _run(lanes, dealt_to, seed, positions, first)
+        for k in range(end - first):
+            out[np.uint64(at[segment] + k)] = positions[np.uint64(first + k)]
+        at[segment] += end - first
+        first = end
+
+
+@compiled
+def collect(
+    lanes: int,
+    dealt_to: int,
+    seed: np.uint64,
+    positions: Numbers,
+    begins: Numbers,
+    values: Words,
+    out: Words,
+) -> None:
+    """Write into out[k] the values that belong to positions[k], from values[k], which are by segment."""
+    at, first = begins.copy(), 0
+    while first < positions.size:
+        segment, end = _run(lanes, dealt_to, seed, positions, first)
+        for k in range(end - first):
+            out[np.uint64(first + k)] = values[np.uint64(at[segment] + k)]
+        at[segment] += end - first
+        first = end
+
+
+@compiled
+def _run(lanes: int, dealt_to: int, seed: np.uint64, positions: Numbers, first: int) -> tuple[int, int]:
+    """Return the segment of positions[first], and the end of those in the same block."""
+    block, k = np.uint64(positions[first]) // np.uint64(lanes), np.uint64(first)
+    end = np.int64((block + np.uint64(1)) * np.uint64(lanes))
+    while k < positions.size and positions[k] < end:
+        k += _ONE
+    return segment_of(int(np.int64(block)), dealt_to, seed), int(np.int64(k))
 
 
 @compiled

@@ -126,6 +126,16 @@ def block_exponents(values: Tensor, block: int, out: Tensor) -> Tensor:
     return largest
 
 
+def index_exponents(
+    values: Tensor, block: int, index: Tensor, exponents: Tensor, *, over: bool = False
+) -> Tensor:
+    """See `Kernels.index_exponents`: returns int32[1]."""
+    if over:
+        values += 0.0
+    launch.index(values.view(torch.int32), index, _empty(1, values))
+    return block_exponents(values, block, exponents)
+
+
 def block_octaves(words: Tensor, exponent_field: int, out: Tensor) -> None:
     """See `Kernels.block_octaves`."""
     launch.block_octaves(words, exponent_field, out)

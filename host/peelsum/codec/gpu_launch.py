@@ -310,7 +310,7 @@ def sketch_encode(
     _stride(
         sketches.sketch_encode_kernel, candidates,
         candidates.positions, candidates.count, values, out, seed,
-        candidates.capacity, layout.rows, layout.share, layout.lanes, layout.segments > 1, _CANDIDATES,
+        candidates.capacity, layout.rows, *_segments(layout), _CANDIDATES,
     )  # fmt: skip
 
 
@@ -329,10 +329,11 @@ def index_sketch(
     sketch.zero_()
     largest.zero_()
     n, limbs = values.numel(), sketch.shape[0]
+    share, lanes, segmented = _segments(layout)
     _run(
         sketches.index_sketch_kernel, tiles(-(-n // WORD_BITS)),
-        values, bitmap, sketch, largest, seed, scale, n, first, layout.rows, layout.cells, low_bits,
-        layout.lanes, layout.lanes % WORD_BITS == 0, limbs, _PIECE_WORDS, _TILE_WORDS,
+        values, bitmap, sketch, largest, seed, scale, n, first, layout.rows, layout.cells, share, low_bits,
+        lanes, lanes % WORD_BITS == 0, segmented, limbs, _PIECE_WORDS, _TILE_WORDS,
     )  # fmt: skip
 
 
@@ -346,11 +347,11 @@ def peel(
     """
     room.zeroed.zero_()
     room.sums.copy_(sketch)
-    limbs, segmented = len(room.sums), layout.segments > 1
+    limbs = len(room.sums)
     _stride(
         peeling.load_kernel, candidates,
         candidates.positions, candidates.count, room.state, room.waiting, out, seed,
-        candidates.capacity, layout.rows, layout.share, layout.lanes, segmented, limbs, _CANDIDATES,
+        candidates.capacity, layout.rows, *_segments(layout), limbs, _CANDIDATES,
     )  # fmt: skip
     if not candidates.capacity:
         return
@@ -363,8 +364,8 @@ def peel(
     _run(
         peeling.rounds_kernel, min(_cooperating(sketch.device), most),
         candidates.positions, candidates.count, room.state, room.sums, room.queue, room.progress,
-        room.waiting, out, seed, layout.cells, candidates.capacity, layout.rows, layout.share,
-        layout.lanes, segmented, limbs, _CANDIDATES,
+        room.waiting, out, seed, layout.cells, candidates.capacity, layout.rows, *_segments(layout),
+        limbs, _CANDIDATES,
         launch_cooperative_grid=True,
     )  # fmt: skip
 
@@ -435,6 +436,14 @@ def left_over(room: Peeling, bitmap: Tensor, largest: Tensor, bases: Tensor, out
 def _octaves(scale: Tensor, blocks: Blocks | None) -> tuple[Tensor, int]:
     """Return the octaves of blocks and their `bits`, or what the kernels do not read."""
     return (blocks.octaves, blocks.bits) if blocks else (scale, 0)
+
+
+def _segments(layout: SketchLayout) -> tuple[int, int, int]:
+    """Return the kernels' arguments `share`, LANES and SEGMENTED."""
+    if layout.dealt:
+        return layout.segments, layout.lanes, sketches.BY_BLOCK.value
+    how = sketches.BY_RANK if layout.segments > 1 else sketches.WHOLE
+    return layout.share, layout.lanes, how.value
 
 
 def _stride(kernel: Any, candidates: Candidates, *arguments: Any) -> None:

@@ -61,6 +61,15 @@ class DeviceMemory:
         """See `Memory.widened`."""
         return tensor.to(torch.float32).contiguous().view(-1)
 
+    def joined(self, tensors: list[Tensor]) -> NDArray[np.float32]:
+        """See `Memory.joined`."""
+        joined: NDArray[np.float32] = torch.cat(tensors).cpu().numpy()
+        return joined
+
+    def placed(self, array: NDArray[np.float32]) -> Tensor:
+        """See `Memory.placed`."""
+        return torch.from_numpy(array).to(self._device)
+
     def beside(self, values: Tensor) -> DeviceMemory:
         """See `Memory.beside`. `settle` of this memory waits for the device of `values`, too."""
         if values.device not in self._near:

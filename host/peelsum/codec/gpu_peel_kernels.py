@@ -37,7 +37,7 @@ def load_kernel(
         tl.store(waiting + t, inside.to(tl.int32), mask=t < capacity)
         for limb in tl.static_range(LIMBS):
             tl.store(out + limb * wide(capacity) + t, tl.zeros((BLOCK,), tl.int32), mask=t < capacity)
-        segment = segment_of(t, share, rows, LANES, SEGMENTED)
+        segment = segment_of(t, position, share, tl.load(seed), rows, LANES, SEGMENTED)
         for j in tl.static_range(_SUB_TABLES):
             cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
             tl.atomic_add(state + segment + cell, t + _ONE, mask=inside, sem="relaxed")
@@ -75,7 +75,7 @@ def _peel_round(
         item = tl.load(queue + at, mask=inside, other=0)
         candidate, alone_in = item // _ITEM, item % _ITEM
         position = tl.load(positions + candidate, mask=inside, other=0)
-        segment = segment_of(candidate, share, rows, LANES, SEGMENTED)
+        segment = segment_of(candidate, position, share, tl.load(seed), rows, LANES, SEGMENTED)
         for limb in tl.static_range(LIMBS):
             limbs = sums + limb * wide(cells) + segment
             value = tl.zeros((BLOCK,), tl.int32)

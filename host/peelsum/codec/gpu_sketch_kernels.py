@@ -17,6 +17,9 @@ _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _MIX_STEP = tl.constexpr(layout.MIX_STEP)
 _MIX_FIRST = tl.constexpr(layout.MIX_FIRST)
 _MIX_SECOND = tl.constexpr(layout.MIX_SECOND)
+_FIRST_GROUP = tl.constexpr(layout.FIRST_GROUP)
+#: How a layout's candidates are cut into segments: not at all, by rank, or by block.
+WHOLE, BY_RANK, BY_BLOCK = (tl.constexpr(number) for number in range(3))
 #: Adding and then subtracting this rounds a float64 below 2**51 to an integer, half to even.
 _ROUNDING = tl.constexpr(1.5 * 2.0**52)
 _INTEGERS_FROM = tl.constexpr(2.0**51)
@@ -52,10 +55,18 @@ def cells_of(position, seed, j, rows, LANES: tl.constexpr):
 
 
 @triton.jit
-def segment_of(rank, share, rows, LANES: tl.constexpr, SEGMENTED: tl.constexpr):
-    """Return the first cell, int64, of the segment of candidates of these ranks."""
-    if SEGMENTED:
+def segment_of(rank, position, share, seed, rows, LANES: tl.constexpr, SEGMENTED: tl.constexpr):
+    """Return the first cell, int64, of the segment of candidates of these ranks and positions.
+
+    `share` is the layout's if it is cut BY_RANK, and the number of its segments if it is cut BY_BLOCK.
+    """
+    if SEGMENTED == BY_RANK:
         return rank // share * (_SUB_TABLES * wide(rows) * LANES)
+    if SEGMENTED == BY_BLOCK:
+        block = position // LANES
+        drawn = mixed(block // share + _FIRST_GROUP, seed)
+        turn = (((drawn & 0x7FFFFFFF) * share) >> 31).to(tl.int64)
+        return (block + turn) % share * (_SUB_TABLES * wide(rows) * LANES)
     return rank * 0
 
 
@@ -178,7 +189,7 @@ def sketch_encode_kernel(
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         value = tl.load(values + t, mask=t < candidates, other=0)
-        segment = segment_of(t, share, rows, LANES, SEGMENTED)
+        segment = segment_of(t, position, share, tl.load(seed), rows, LANES, SEGMENTED)
         for j in tl.static_range(_SUB_TABLES):
             cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
             tl.atomic_add(
@@ -188,8 +199,8 @@ def sketch_encode_kernel(
 
 @triton.jit
 def _add_words(
-    values, word, sketch, seed, scale, n, first, rows, cells, low_bits,
-    LANES: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
+    values, word, sketch, seed, scale, n, first, rows, cells, share, low_bits,
+    LANES: tl.constexpr, ALIGNED: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr,
 ):  # fmt: skip
     """Add the elements of a bitmap's words int64[w] to the sketch, unless all are zero."""
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
@@ -198,10 +209,15 @@ def _add_words(
     bits = tl.load(values + element, mask=element < n, other=0)
     if tl.max(tl.max(bits & 0x7FFFFFFF, axis=1), axis=0) != 0:
         number = fixed_number(bits.to(tl.float32, bitcast=True), tl.load(scale))
+        begin = first + word * WORD_BITS
+        if ALIGNED:
+            segment = segment_of(begin, begin, share, tl.load(seed), rows, LANES, SEGMENTED)[:, None]
+        else:
+            place = first + element
+            segment = segment_of(place, place, share, tl.load(seed), rows, LANES, SEGMENTED)
         for j in tl.static_range(_SUB_TABLES):
             if ALIGNED:
                 # Lanes are a multiple of 32, so a row of the tile lies in one block and shares a hash.
-                begin = first + word * WORD_BITS
                 block = begin // LANES
                 row, rotation, negative = _places(block, tl.load(seed), j, rows, LANES)
                 lane = (begin - block * LANES).to(tl.int32) + rotation
@@ -213,13 +229,15 @@ def _add_words(
             for limb in tl.static_range(LIMBS):
                 value = _limb(number, limb, low_bits, LIMBS)
                 value = tl.where(negative, 0 - value, value)
-                tl.atomic_add(sketch + limb * wide(cells) + cell, value, mask=value != 0, sem="relaxed")
+                tl.atomic_add(
+                    sketch + limb * wide(cells) + segment + cell, value, mask=value != 0, sem="relaxed"
+                )
 
 
 @triton.jit
 def index_sketch_kernel(
-    values, bitmap, sketch, largest, seed, scale, n, first, rows, cells, low_bits,
-    LANES: tl.constexpr, ALIGNED: tl.constexpr, LIMBS: tl.constexpr,
+    values, bitmap, sketch, largest, seed, scale, n, first, rows, cells, share, low_bits,
+    LANES: tl.constexpr, ALIGNED: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr,
     PIECE: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """Write bitmap, magnitude and sketch of values[n] in one pass; sketch[LIMBS, cells] must be zero.
@@ -237,6 +255,6 @@ def index_sketch_kernel(
     if tile_largest != 0:
         for start in range(0, WORDS, PIECE):
             _add_words(
-                values, tile + start + tl.arange(0, PIECE), sketch, seed, scale, n, first, rows, cells,
-                low_bits, LANES, ALIGNED, LIMBS,
+                values, tile + start + tl.arange(0, PIECE), sketch, seed, scale, n, first, rows, cells, share,
+                low_bits, LANES, ALIGNED, SEGMENTED, LIMBS,
             )  # fmt: skip

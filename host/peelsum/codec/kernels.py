@@ -125,6 +125,17 @@ class Kernels(Protocol):
         The words are those of `block_scales.exponents_of`. `out` has ceil(n / block) words.
         """
 
+    def index_exponents(
+        self,
+        values: NDArray[np.float32],
+        block: int,
+        index: NDArray[np.uint32],
+        exponents: NDArray[np.uint32],
+        *,
+        over: bool = False,
+    ) -> int:
+        """Do what `index`, or `index_over`, and `block_exponents` do, in one pass; return the `magnitude`."""
+
     def block_octaves(self, words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
         """Write the `octaves` of a `FixedPoint` for each block, from the OR of all workers' words.
 
@@ -178,7 +189,8 @@ class Kernels(Protocol):
     ) -> None:
         """Write the sketch of values[k] at positions[k] into out[layout.cells].
 
-        If the layout has several segments, the positions must be those of all candidates, ascending.
+        If the layout has several segments and is not `dealt`, the positions must be those of all candidates,
+        ascending.
         A cell is a sum modulo 2**32, so the sketch is linear in the values.
         """
 
@@ -194,8 +206,8 @@ class Kernels(Protocol):
         """Write the bitmap and the sketch of the quantized non-zeros in one pass; return the `magnitude`.
 
         The outputs are those of `index` and of `sketch_encode` on each limb: sketch[limbs, layout.cells].
-        `fixed` has no `octaves`, and the layout one segment. If a value does not fit `fixed`, as the
-        magnitude shows, the sketch is undefined.
+        `fixed` has no `octaves`, and the layout is `dealt` or has one segment. If a value does not fit
+        `fixed`, as the magnitude shows, the sketch is undefined.
         """
 
     def sketch_decode(
@@ -272,6 +284,7 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     bitmap, other, copied = (room.receive(np.zeros(1, np.uint32)) for _ in range(3))
     sketch = room.receive(np.zeros(6, np.uint32)).reshape(2, 3)
     layout, bloom = SketchLayout(1, 1, 0), BloomLayout(1, 1, 0)
+    dealt = SketchLayout(1, 1, 0, 2, dealt=True)
     room.write_exponent(ops.magnitude(values), room.words(EXPONENT_WORDS))
     ops.index(values, bitmap)
     ops.index_over(values, bitmap)
@@ -285,6 +298,8 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     ops.gather_bits(bitmap, bitmap, other)
     ops.scatter_bits(other, bitmap, copied)
     ops.block_exponents(values, 32, other)
+    for over in (False, True):
+        ops.index_exponents(values, 32, bitmap, other, over=over)
     octaves = room.integers(1, 1)[0]
     ops.block_octaves(other, 127, octaves)
     for fixed in (FixedPoint(0, 0, octaves, 32), FixedPoint(0), FixedPoint(0, 31)):
@@ -297,3 +312,5 @@ def _run_all(ops: Kernels, room: Memory) -> None:
             ops.index_sketch(layout, values, fixed, bitmap, sketch[: fixed.limbs])
         ops.sketch_encode(layout, where, quantized[0], sketch[0])
         ops.sketch_decode(layout, sketch[: fixed.limbs], where, quantized)
+        in_two = room.receive(np.zeros(6 * fixed.limbs, np.uint32)).reshape(fixed.limbs, 6)
+        ops.sketch_decode(dealt, in_two, where, quantized)

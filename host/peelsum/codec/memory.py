@@ -43,6 +43,12 @@ class Memory(Protocol):
     def widened(self, tensor: Any) -> NDArray[np.float32]:
         """Return the same numbers as float32[n], in C order; without a copy if the tensor is that already."""
 
+    def joined(self, tensors: list[Any]) -> NDArray[np.float32]:
+        """Return widened tensors end to end, as a NumPy array. Waits for pending writes."""
+
+    def placed(self, array: NDArray[np.float32]) -> Any:
+        """Return a NumPy array's content in this memory."""
+
     def beside(self, values: NDArray[np.float32]) -> Memory:
         """Return the memory in which `values` lie."""
 
@@ -117,6 +123,14 @@ class HostMemory:
     def widened(self, tensor: Any) -> NDArray[np.float32]:
         """See `Memory.widened`."""
         return widened(tensor)
+
+    def joined(self, tensors: list[Any]) -> NDArray[np.float32]:
+        """See `Memory.joined`."""
+        return np.concatenate(tensors)
+
+    def placed(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """See `Memory.placed`."""
+        return array
 
     def beside(self, values: NDArray[np.float32]) -> Memory:
         """See `Memory.beside`."""

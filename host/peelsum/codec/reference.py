@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from peelsum.codec.block_scales import exponents_of, octaves_of
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
-from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP, SUB_TABLES, SketchLayout
+from peelsum.codec.layout import FIRST_GROUP, MIX_FIRST, MIX_SECOND, MIX_STEP, SUB_TABLES, SketchLayout
 
 
 def magnitude(values: NDArray[np.float32]) -> int:
@@ -105,6 +105,21 @@ def block_exponents(values: NDArray[np.float32], block: int, out: NDArray[np.uin
     largest = magnitude(values)
     out[:] = exponents_of(padded.reshape(-1, block).max(axis=1, initial=0), largest)
     return largest
+
+
+def index_exponents(
+    values: NDArray[np.float32],
+    block: int,
+    index: NDArray[np.uint32],
+    exponents: NDArray[np.uint32],
+    *,
+    over: bool = False,
+) -> int:
+    """See `Kernels.index_exponents`."""
+    if over:
+        values[values == 0] = 0
+    index[:] = _packed(_magnitudes(values) != 0, index.size)
+    return block_exponents(values, block, exponents)
 
 
 def block_octaves(words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
@@ -210,6 +225,7 @@ def places(
     """Return cells int64[k, SUB_TABLES] and signs uint32[k, SUB_TABLES] (1 or 2**32 - 1).
 
     ranks[k] are the places of positions[k] among all candidates, from 0; None if these are all candidates.
+    They are not used if the layout is `dealt`.
     """
     sub_table = np.arange(SUB_TABLES)
     block, lane = np.divmod(positions[:, np.newaxis], layout.lanes)
@@ -218,11 +234,20 @@ def places(
     rotation = (drawn & np.uint64(0x7FFFFFFF)) * np.uint64(layout.lanes) >> np.uint64(31)
     rotated = (lane + rotation.astype(np.int64)) % layout.lanes
     cells = (sub_table * layout.rows + row.astype(np.int64)) * layout.lanes + rotated
-    if layout.segments > 1:
+    if layout.dealt:
+        cells += _dealt(layout, block) * layout.segment_cells
+    elif layout.segments > 1:
         ranks = np.arange(positions.size) if ranks is None else ranks
         cells += (ranks // layout.share * layout.segment_cells)[:, np.newaxis]
     negative = (drawn >> np.uint64(31) & np.uint64(1)).astype(np.bool_)
     return cells, np.where(negative, np.uint32(0xFFFFFFFF), np.uint32(1))
+
+
+def _dealt(layout: SketchLayout, block: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the segments to which blocks are dealt."""
+    drawn = mixed((FIRST_GROUP + block // layout.segments).astype(np.uint64), layout.seed)
+    turn = (drawn & np.uint64(0x7FFFFFFF)) * np.uint64(layout.segments) >> np.uint64(31)
+    return (block + turn.astype(np.int64)) % layout.segments
 
 
 def _magnitudes(values: NDArray[np.float32]) -> NDArray[np.uint32]:

@@ -259,7 +259,7 @@ def _ours(drawn: _Tensor, form: Form, index: str, cells_per_candidate: float) ->
     if choice.form == "sketch" and measured.candidates is not None:
         if choice.prediction:
             lanes = choice.lanes or _LANES
-            layout = SketchLayout.sized(choice.prediction.candidates, lanes, 0, cells_per_candidate)
+            layout = SketchLayout.ahead(choice.prediction.candidates, lanes, 0, cells_per_candidate)
         else:
             layout = segmented_layout(kernels(), memory(), measured.candidates, 0, cells_per_candidate)
         rounds = peel_sketch(layout, measured.candidates).rounds
@@ -272,7 +272,7 @@ def fewest_words(form: Form, index: str, elements: int, seen: Seen, settings: Se
         words = BitmapIndex().words(elements) + seen.candidates
         return with_scales(Choice("compact", BitmapIndex()), elements, words, settings)
     if form == "sketch_after":
-        words = BitmapIndex().words(elements) + settings.cells_per_candidate * seen.candidates
+        words = BitmapIndex().words(elements) + settings.cells(seen.candidates, ahead=False) * seen.candidates
         return with_scales(Choice("sketch", BitmapIndex()), elements, words, settings)
     found = candidates(elements, seen, settings, predict=False)
     if form == "auto":
