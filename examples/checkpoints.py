@@ -39,7 +39,7 @@ class Checkpoints:
             dist.all_reduce(newest, dist.ReduceOp.MIN)
         step = int(newest)
         if step:
-            kept = torch.load(self._path(step))
+            kept = torch.load(self._path(step), map_location="cpu")
             self._check(self._path(step), "hook" in kept)
             for name, part in self._parts.items():
                 part.load_state_dict(kept[name])

@@ -31,25 +31,27 @@ def main(model: ModelName, arguments: list[str] | None = None) -> list[float]:
 
 def _train(model: ModelName, options: argparse.Namespace, rank: int, workers: int) -> list[float]:
     torch.set_num_threads(options.threads)
+    device = _device(options.device)
     task = make_task(model, small=not options.full, path=options.data, seed=options.seed)
     torch.manual_seed(options.seed + 1 + rank)  # dropout differs between ranks
     if rank == 0:
         parameters = sum(parameter.numel() for parameter in task.model.parameters())
         print(f"{model}, {parameters:,} parameters, on {task.data}; {workers} ranks", flush=True)
-    network, state = task.model, None
+    network, state = task.model.to(device), None
     if options.sum != "none":
         init_process_group("gloo")  # unlike torch's own, it also works after torchrun restarts ranks
         network = DistributedDataParallel(task.model)
     if options.sum == "switch":
         over = f"switch:{options.job}" if options.job else "switch"
-        state = SwitchAllreduceState(over=over, names=task.model.named_parameters())
+        place = "gpu" if device.type == "cuda" else "cpu"  # encode where the gradients are
+        state = SwitchAllreduceState(over=over, names=task.model.named_parameters(), implementation=place)
         network.register_comm_hook(state, hook)
     optimizer = task.optimizer(task.model.parameters())
     checkpoints = Checkpoints(options.checkpoint, rank, task.model, optimizer, state)
     losses, begin = [], checkpoints.restore()
     batches = islice(task.batches(rank, workers, options.seed), begin, options.steps)
     for step, batch in enumerate(batches, begin + 1):
-        losses.append(_step(network, optimizer, batch))
+        losses.append(_step(network, optimizer, tuple(one.to(device) for one in batch)))
         if step % options.every == 0 or step == options.steps:
             checkpoints.save(step)
             if rank == 0:
@@ -70,7 +72,7 @@ def digest(model: torch.nn.Module) -> str:
     """Return a hash of the parameters' bits, to compare two runs."""
     numbers = hashlib.sha256()
     for parameter in model.parameters():
-        numbers.update(parameter.detach().numpy().tobytes())
+        numbers.update(parameter.detach().cpu().numpy().tobytes())
     return numbers.hexdigest()[:16]
 
 
@@ -109,6 +111,21 @@ def _place(way: str) -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
+def _device(name: str) -> torch.device:
+    """Return the device to train on; ranks of a machine take its GPUs in turn, and may share them."""
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            f"--device: 'cuda' is not available, as torch {torch.__version__} finds no GPU; use cpu, or "
+            "install torch's CUDA build on a machine with an NVIDIA GPU"
+        )
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", 0)))
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 def _options(model: ModelName, arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=f"Train {model}.")
     job = "PEELSUM_JOB" in os.environ or "PEELSUM_SEAT" in os.environ
@@ -136,5 +153,8 @@ def _options(model: ModelName, arguments: list[str] | None) -> argparse.Namespac
         "--data", metavar="PATH", help=f"{DATA[model]}; by default data that needs no download"
     )
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: train and encode on a GPU"
+    )
     parser.add_argument("--threads", type=int, default=1, help="threads of each rank")
     return parser.parse_args(arguments)

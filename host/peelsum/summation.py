@@ -21,7 +21,7 @@ class Part:
     """Words to be combined over all workers."""
 
     words: Words
-    """uint32[n]."""
+    """uint32[n]. A backend with a `device` that is not None also takes torch tensors there, int32[n]."""
     op: Op
     """The operation: "add" (modulo 2**32) or "or"."""
     check: Callable[[Words], None] | None = None
@@ -53,6 +53,8 @@ class Summation(Protocol):
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """Return each part's result: uint32 of the part's length, native-endian, owned by the caller.
+
+        The result of a tensor is a tensor on the same device.
 
         Blocks until all results are complete; until then it reads the parts' words, but never writes to them.
         Raises if there is no progress for too long; the message names the job, the oldest chunk and the

@@ -145,6 +145,37 @@ def test_narrow_floats_and_shapes(form: str) -> None:
         torch.testing.assert_close(results[0][name].values, 2 * own.float(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("average", [False, True])
+def test_many_small_dense_tensors_together(average: bool) -> None:
+    """Blocks of 1 to 32 elements, a tensor of zeros, one that is not finite, and results in place and not."""
+    sizes = [1, 31, 32, 33, 64, 100, 7, 70, 2]
+    group, rng = Mixed(2, forms="dense", average=average), np.random.default_rng(9)
+    for step in range(2):
+        arrays = [
+            [(rng.normal(size=n) * 10.0 ** rng.integers(-30, 9, n)).astype(np.float32) for n in sizes]
+            for _ in range(2)
+        ]
+        for own in arrays:
+            own[3][:] = 0
+            own[6][:] *= step  # zeros of both signs, in the first step
+        arrays[step][5][99] = np.nan
+        ours = [tensor(array) for array in arrays[0]]
+        out = torch.full((sizes[4],), torch.nan, device=DEVICE)
+        into = [{"4": out}, {"4": np.empty(sizes[4], np.float32)}]
+        named = [dict(zip(map(str, range(len(sizes))), one, strict=True)) for one in (ours, arrays[1])]
+        with ThreadPoolExecutor(2) as pool:
+            results = list(
+                pool.map(lambda reduce, own, to: reduce.sum(own, out=to), group.reduces, named, into)
+            )
+        for name in set(named[0]) - {"5"}:
+            agree(results, name)
+        assert results[0]["4"].values.data_ptr() == out.data_ptr()
+        assert not results[0]["5"].finite
+        assert bool(results[0]["5"].values.isnan().all())
+        truth = (arrays[0][1].astype(np.float64) + arrays[1][1]) / (1 + average)
+        assert (np.abs(results[1]["1"].values - truth) <= results[0]["1"].error_bounds).all()
+
+
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 @pytest.mark.parametrize("form", ["dense", "compact"])
 def test_what_is_not_finite_reaches_all(bad: float, form: str) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from peelsum.codec import kernels
+from peelsum.codec import gpu_launch, kernels
 
 SCRIPT = Path(__file__).parents[1] / "support" / "gpu_compile.py"
 SOURCES = Path(sys.modules[kernels.__module__].__file__ or "").parent
@@ -31,3 +31,14 @@ def test_kernels_compile(tmp_path: Path) -> None:
     assert len(written) > 10
     assert compiled == written
     assert run.stdout.count(" 0 bytes of stack") == len(run.stdout.splitlines())
+    # The barrier needs so many programs of 128 threads to run at once on an SM, which has 65,536 registers.
+    assert most(run.stdout, "rounds_kernel") <= 65536 // (gpu_launch._PROGRAMS_PER_SM * 128)
+    # More threads have more loads under way: as many as 65,536 registers allow, up to 2,048, from 32 on.
+    assert most(run.stdout, "index_sketch_kernel") <= 40
+    for name in ("index_kernel", "index_sketch_kernel", "quantize_kernel", "block_magnitudes_kernel"):
+        assert not re.search(rf"^{name}: .* 0 loads of 16 bytes", run.stdout, re.MULTILINE), name
+
+
+def most(printed: str, kernel: str) -> int:
+    """Return the most registers that a kernel needs in any of its forms."""
+    return max(map(int, re.findall(rf"^{kernel}: (\d+) registers", printed, re.MULTILINE)))

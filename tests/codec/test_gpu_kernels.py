@@ -315,10 +315,11 @@ def test_sketch_in_dealt_segments(lanes: int, segments: int, limbs: int) -> None
     same(cells, sketch)
 
 
-def test_peeling_that_takes_more_rounds_than_one_launch() -> None:
+def test_peeling_that_takes_many_rounds() -> None:
+    """The counts of rounds go round three places many times."""
     layout = SketchLayout(1, 200, 3)
-    where = chain(layout, 6 * gpu_launch.ROUNDS)
-    assert rounds(layout, where) > 2 * gpu_launch.ROUNDS
+    where = chain(layout, 96)
+    assert rounds(layout, where) > 32
     assert peeled(layout, where, np.arange(1, where.size + 1, dtype=np.int32)) == 0
 
 
@@ -351,19 +352,6 @@ def rounds(layout: SketchLayout, where: NDArray[np.int64]) -> int:
         left &= ~pure
         count += 1
     return count
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("per_candidate", "launches"), [(1.4, 1), (1.3, 2)])
-def test_launches_that_peeling_takes(per_candidate: float, launches: int) -> None:
-    n, rng = 2**22, np.random.default_rng(0)
-    uniform = rng.random(n) < 0.1
-    rows = np.repeat(rng.random(n // 64) < 0.1, 64)
-    columns = (np.arange(n) % 256 < 128) & (rng.random(n) < 0.2)
-    for chosen in (uniform, rows, columns):
-        where = np.flatnonzero(chosen)
-        needed = rounds(SketchLayout.sized(where.size, 256, 0, per_candidate), where)
-        assert (launches - 1) * gpu_launch.ROUNDS < needed <= launches * gpu_launch.ROUNDS
 
 
 def test_room_for_fewer_candidates_than_there_are() -> None:
@@ -425,7 +413,7 @@ class BoundedStep:
         where = np.flatnonzero(sample)
         out = np.empty((1, where.size), np.int32)
         left = reference.sketch_decode(layout, sketch, where, out)
-        assert (int(self.found.count), int(self.room.grown[-1])) == (where.size, 0)
+        assert (int(self.found.count), int(self.room.left)) == (where.size, left.size)
         same(self.out[:, : where.size], out)
         same(self.left.positions[: int(self.left.count)], left)
         return left.size
@@ -484,3 +472,20 @@ def test_large_tensors(n: int) -> None:
     same(gpu.positions(ours, n), where)
     numbers = np.random.default_rng(n).integers(-(2**31), 2**31, where.size, np.int32)
     assert peeled(SketchLayout.sized(where.size, 256, 1), where, numbers) == 0
+
+
+@needs_device
+def test_a_hundred_runs_give_the_same_bits() -> None:
+    """Threads come in another order in every run; sums of integers do not depend on it."""
+    sample, fixed = on_device(values(2**20, density=0.05)), FixedPoint(40, 30)
+    where = gpu.positions(on_device(bitmap(2**20, density=0.05)), 2**20)
+    layout = SketchLayout.sized(where.numel(), 256, 3, 1.1)
+    index, sketch, out = poisoned(2**15), poisoned(2, layout.cells), poisoned(2, where.numel())
+    kept = []
+    for _ in range(100):
+        gpu.index_sketch(layout, sample, fixed, index, sketch)
+        left = gpu.sketch_decode(layout, sketch, where, out)
+        kept.append([one.clone() for one in (index, sketch, out, left)])
+    assert kept[0][3].numel(), "something must be left over"
+    for run in kept[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(run, kept[0], strict=True))

@@ -29,7 +29,7 @@ def longs(size: int) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.int64)
 
 
-def compiled(kernel: Any, programs: int, *arguments: Any) -> None:
+def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
     """Compile a kernel for the arguments of a launch, instead of launching it, and print its resources.
 
     Pointers are taken to be aligned to 16 bytes, as torch aligns memory.
@@ -43,7 +43,7 @@ def compiled(kernel: Any, programs: int, *arguments: Any) -> None:
             aligned[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[parameter.name] = "i32" if abs(argument) < 2**31 else "i64"
-    binary = compile(ASTSource(kernel, signature, constants, aligned), target=_TARGET)
+    binary = compile(ASTSource(kernel, signature, constants, aligned), target=_TARGET, options=options)
     vectors, shared = binary.asm["ptx"].count("ld.global.v4"), binary.metadata.shared
     registers, stack = resources(binary.asm["cubin"])
     print(
@@ -86,12 +86,22 @@ def numbers() -> None:
     found = gpu_launch.Candidates(longs(K), longs(1))
     gpu_launch.block_exponents(words(N), 32, words(N // 32), words(1))
     gpu_launch.block_octaves(words(N // 32), 127, words(N // 32))
+    gpu_launch.exponent(words(1), words(8))
     for limbs, low_bits in ((1, 0), (2, 30)):
-        gpu_launch.quantize(words(N), words(1), low_bits, words(limbs, N), words(1))
-        gpu_launch.quantize_at(words(N), found, words(1), low_bits, words(limbs, K))
+        blocks = gpu_launch.Blocks(words(N // 32), 5) if limbs == 1 else None
+        gpu_launch.quantize(words(N), words(1), low_bits, words(limbs, N), words(1), blocks)
+        gpu_launch.quantize_at(words(N), found, words(1), low_bits, words(limbs, K), blocks)
         floats = torch.zeros(N)
         gpu_launch.dequantize(words(limbs, N), words(1), low_bits, 1, floats)
         gpu_launch.dequantize_at(words(limbs, K), found, words(1), low_bits, 3, floats)
+
+
+def bundles() -> None:
+    """Two tensors, of 3 blocks and of 1."""
+    segments = gpu_launch.Segments(words(5), words(4), words(3), words(2))
+    gpu_launch.bundle_headers(words(N), segments, words(6), words(20))
+    gpu_launch.bundle_quantize(words(N), segments, words(4), words(4), words(N))
+    gpu_launch.bundle_dequantize(words(N), segments, words(4), words(4), 2, torch.zeros(N))
 
 
 def sketch() -> None:
@@ -101,12 +111,12 @@ def sketch() -> None:
         gpu_launch.index_sketch(layout, longs(1), words(N), words(1), 30, words(N // 32), cells, words(1))
     for layout, limbs in ((LAYOUT, 1), (LAYOUT, 2), (DEALT, 1), (DEALT, 2)):
         gpu_launch.sketch_encode(layout, longs(1), found, out, words(layout.cells))
-        room = gpu_launch.Peeling.room(K, layout.cells, torch.device("cpu"), rounds=2, limbs=limbs)
+        room = gpu_launch.Peeling.room(K, layout.cells, torch.device("cpu"), limbs=limbs)
         gpu_launch.peel(layout, longs(1), words(limbs, layout.cells), found, room, words(limbs, K))
     gpu_launch.left_over(room, words(K // 32), words(1), longs(1), found)
 
 
 if __name__ == "__main__":
     gpu_launch._run = compiled
-    for part in (index, forms, numbers, sketch):
+    for part in (index, forms, numbers, bundles, sketch):
         part()

@@ -19,7 +19,7 @@ from torch_alone import Sums, group_of_one, in_time
 
 from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.codec import CodecError
-from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK, hook
+from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK, fsdp_hook, hook
 from peelsum.torch.bucket_sum import BucketSum
 from peelsum.torch.host_memory import Bucket
 
@@ -88,6 +88,17 @@ def test_the_hook_trains_on_a_device_as_on_the_host():
     np.testing.assert_array_equal(ours, theirs)
     assert (ours_on_host, theirs_on_host) == ({False}, {True})
     assert ours_densities == their_densities == [1.0, 1.0]
+
+
+def test_fsdp_sums_shards_on_a_device():
+    """The hook of FSDP2 averages a flat tensor at once; its words are the device's."""
+    state = SwitchAllreduceState(over=Sums(), implementation="gpu")
+    values = torch.linspace(-1, 1, 40, device=DEVICE)
+    with group_of_one():
+        shard = values.clone()
+        fsdp_hook(state)(shard)
+        assert {one.on_host for one in state._sums._sums.values()} == {False}
+    torch.testing.assert_close(shard, values, rtol=0, atol=1e-8)
 
 
 def test_gradients_that_are_elsewhere_are_refused():

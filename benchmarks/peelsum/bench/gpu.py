@@ -17,8 +17,9 @@ import torch
 
 from peelsum.bench.codec.rows import Row as CodecRow
 from peelsum.bench.codec.rows import bench_codec, points_of
+from peelsum.bench.devices import require_device
 from peelsum.bench.train.report import Row as TrainRow
-from peelsum.bench.train.rows import NoGpuError, Request, bench_train
+from peelsum.bench.train.rows import Request, bench_train
 from peelsum.training import MODELS, ModelName
 
 ELEMENTS, QUICK_ELEMENTS = (2**17, 2**20, 2**24, 2**26), (2**20,)
@@ -56,13 +57,9 @@ class GpuResults:
 def bench_gpu(*, quick: bool = False, tell: Callable[[str], None]) -> GpuResults:
     """Measure codec and training; `tell` is called with what is measured next.
 
-    Raises NoGpuError if torch finds no GPU, and what `bench_codec` and `bench_train` raise.
+    Raises NoDeviceError if torch finds no GPU, and what `bench_codec` and `bench_train` raise.
     """
-    if not torch.cuda.is_available():
-        raise NoGpuError(
-            f"gpu: torch {torch.__version__} finds none; on a machine with an NVIDIA GPU, install torch's "
-            "CUDA build"
-        )
+    require_device("cuda")
     tell("the device's copy")
     machine = _machine(_copy_gbytes())
     points = points_of(

@@ -27,7 +27,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ from peelsum.allreduce import bundle, group
 from peelsum.allreduce.bundle import Bundle, bundled
 from peelsum.allreduce.costs import NetworkModel, Seen
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
-from peelsum.allreduce.exchange import Setting, TensorExchange
+from peelsum.allreduce.exchange import DENSE, Setting, TensorExchange
 from peelsum.allreduce.forms import (
     DEFAULT_NETWORK,
     FormChooser,
@@ -58,6 +58,7 @@ from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.allreduce.rounds import Exchange, Note, Span, Step, unnoted
 from peelsum.codec import (
     BFloat16,
+    HostMemory,
     Implementation,
     SketchLayout,
     fixed_point,
@@ -66,6 +67,9 @@ from peelsum.codec import (
 )
 from peelsum.summation import Part, Summation, Words
 from peelsum.wire import packet_bytes
+
+if TYPE_CHECKING:
+    from peelsum.codec.gpu_memory import DeviceMemory
 
 
 class DeviceTensor(Protocol):
@@ -80,8 +84,6 @@ class DeviceTensor(Protocol):
 
 
 Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | DeviceTensor
-#: Above this density, the positions of the non-zeros do not affect the choice of a form.
-_DENSE = 1 / 4
 Tensors = Mapping[str, Tensor] | Sequence[Tensor]
 #: One tensor's exchange, after its last round.
 Outcome = TensorExchange | bundle.Member | group.Member
@@ -152,7 +154,8 @@ class Allreduce:
             raise InvalidRequestError(
                 "estimate: True does not work with the gpu kernels; use implementation='cpu'"
             )
-        self._ops, self._memory = kernels(implementation), memory(implementation)
+        direct = getattr(summation, "device", None) is not None
+        self._ops, self._memory = kernels(implementation), memory(implementation, direct=direct)
         self._clock, self._span, self._note = clock, span, note
         self._agreed: set[int] = set()
         #: The plan of the last step, with its digests.
@@ -308,13 +311,31 @@ class Allreduce:
             joined.append(self._group(group, {one.name: values.pop(one.name) for one in group}, out))
         first = dict.fromkeys(bundled(plan))
         ordered = sorted(plan.tensors, key=lambda tensor: tensor.name not in first)
-        if first and self._ops is kernels("cpu"):
-            joined.append(Bundle({name: values.pop(name) for name in first}, out, plan.workers))
+        if first:
+            own = self._bundle({name: values[name] for name in first}, out)
+            if own:
+                joined.append(own)
+                values = {name: one for name, one in values.items() if name not in first}
         return joined, {
             tensor.name: self._exchange(tensor, values[tensor.name], out.get(tensor.name))
             for tensor in ordered
             if tensor.name in values
         }
+
+    def _bundle(
+        self, values: Mapping[str, NDArray[np.float32]], out: Mapping[str, NDArray[np.float32]]
+    ) -> Bundle | None:
+        """Return the bundle of tensors; None if the implementation has none."""
+        into = {name: one for name, one in out.items() if name in values}
+        if self._ops is kernels("cpu"):
+            return Bundle(values, into, self._summation.workers)
+        places = {self._memory.beside(one) for one in values.values()}
+        if isinstance(self._memory, HostMemory) or len(places) > 1:
+            return None
+        from peelsum.allreduce.device_bundle import DeviceBundle
+
+        room = cast("DeviceMemory", self._memory)
+        return DeviceBundle(values, into, self._summation.workers, room)
 
     def _group(
         self,
@@ -324,7 +345,7 @@ class Allreduce:
     ) -> Group:
         seed = _tensor_seed(self._settings.seed, self._steps, tensors[0].name)
         setting = Setting(
-            self._ops if self._memory.direct else kernels("cpu"),
+            self._ops if isinstance(self._memory, HostMemory) else kernels("cpu"),
             self._summation.workers,
             self._summation.lanes,
             self._settings,
@@ -338,9 +359,15 @@ class Allreduce:
     ) -> TensorExchange:
         summation, seeded = self._summation, plan.choice.index or plan.choice.sampled
         seed = _tensor_seed(self._settings.seed, self._steps, plan.name) if seeded else 0
-        refinement = self._chooser.refinement(plan.name)
         setting = Setting(
-            self._ops, summation.workers, summation.lanes, self._settings, seed, self._memory, refinement
+            self._ops,
+            summation.workers,
+            summation.lanes,
+            self._settings,
+            seed,
+            self._memory,
+            self._chooser.refinement(plan.name),
+            not self._memory.direct and self._chooser.wants(plan.name),
         )
         return TensorExchange(plan.choice, values, setting, out=out)
 
@@ -380,6 +407,8 @@ class Allreduce:
             positions=exchange.positions,
             quantized_at=exchange.quantized,
             total_at=exchange.total,
+            near_quantized=exchange.near_quantized,
+            near_total=exchange.near_total,
             estimated=exchange.estimated,
         )
 
@@ -393,7 +422,7 @@ class Allreduce:
             # A sparse tensor's density is known without counting; it sizes the blocks of scales.
             density = result.density if wanted or exchange.positions is not None else 1.0
             density = max(density, exchange.sampled_share)
-            if density > _DENSE or not wanted:
+            if density > DENSE or not wanted:
                 seen = Seen.uniform(result.elements, density, exchange.exponent_field)
             else:
                 seen = Seen(exchange.exponent_field, exchange.occupied())

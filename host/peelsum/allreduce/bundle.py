@@ -25,7 +25,7 @@ from peelsum.summation import Words
 #: Elements of the largest tensor in a bundle. Larger ones gain little: their time goes into their elements.
 LARGEST = 2**13
 #: Elements in a block of scales, of a dense tensor.
-_BLOCK = 32
+BLOCK = 32
 
 
 def bundled(plan: Plan) -> list[str]:
@@ -39,7 +39,7 @@ def bundled(plan: Plan) -> list[str]:
 
 
 def _is_small_and_dense(tensor: TensorPlan) -> bool:
-    block = _BLOCK if tensor.elements > _BLOCK else None
+    block = BLOCK if tensor.elements > BLOCK else None
     return 0 < tensor.elements <= LARGEST and tensor.choice == Choice("dense", scale_block=block)
 
 
@@ -55,32 +55,35 @@ class Bundle:
     ) -> None:
         self._tensors, self._out = tensors, out
         lengths = np.array([len(tensor) for tensor in tensors.values()])
-        blocks = -(-lengths // _BLOCK)
+        blocks = -(-lengths // BLOCK)
         self._lengths, self._blocks = lengths, np.where(blocks > 1, blocks, 0)
         self._begins, self._firsts = ends(lengths), ends(blocks)
-        self._values = np.concatenate(list(tensors.values()))
+        self._header_words = EXPONENT_WORDS * len(lengths) + int(self._blocks.sum())
         # A scale is this number less the exponent field.
         self._highest = fixed_point(0, workers).scale
         self._fields = np.full(len(tensors), loops.ZERO, np.int32)
         self._octaves = np.empty(self._firsts[-1], np.int32)
         self._sent = np.zeros(0, np.int64)
-        self._quantized = self._total = np.zeros((1, 0), np.int32)
+        self._quantized: Limbs = np.zeros((1, 0), np.int32)
+        self._total = self._quantized
+        #: `_quantized` and `_total` on the host, if they are on a device.
+        self._near: tuple[Limbs, Limbs] | None = None
         self._floats: NDArray[np.float32] | None = None
         self.words_sent = 0
+        self._values = self._joined()
+
+    def _joined(self) -> NDArray[np.float32]:
+        return np.concatenate(list(self._tensors.values()))
 
     def rounds(self) -> Rounds:
         """Yield every round of the exchanges; send each round's sums back into the generator."""
-        header = EXPONENT_WORDS * len(self._lengths) + int(self._blocks.sum())
-        sums: Sums = yield Round(header, 0, self._write_headers)
-        loops.read_headers(frozen(sums.ored), self._firsts, self._fields, self._octaves)
+        sums: Sums = yield Round(self._header_words, 0, self._write_headers)
+        loops.read_headers(frozen(self._on_host(sums.ored)), self._firsts, self._fields, self._octaves)
         sent = (self._fields != loops.ZERO) & (self._fields != NON_FINITE)
         self._sent = ends(np.where(sent, self._lengths, 0))
         if sent.any():
             sums = yield Round(0, int(self._sent[-1]), self._write_values)
-            self._total = frozen(sums.added.view(np.int32).reshape(1, -1))
-
-    def settle(self) -> None:
-        """Return at once: words in host memory can be sent when they are written."""
+            self._receive(sums.added)
 
     def members(self) -> dict[str, Member]:
         """Return each tensor's outcome, after the last round."""
@@ -93,27 +96,43 @@ class Bundle:
             loops.dequantize(frozen(self._total[0]), *self._format(), float(divisor), self._floats)
         return self._floats
 
+    def written(self, part: slice, out: NDArray[np.float32] | None, divisor: int) -> NDArray[np.float32]:
+        """Return a part of `floats`, in `out` if it is not None."""
+        floats = self.floats(divisor)[part]
+        if out is None:
+            return floats.copy()  # else it would keep the sums of all tensors in memory
+        out[:] = floats
+        return out
+
     def _member(self, m: int, name: str) -> Member:
         field, blocks = int(self._fields[m]), int(self._blocks[m])
         first, sent = self._firsts[m], slice(self._sent[m], self._sent[m + 1])
         fixed = None
         if field not in (loops.ZERO, NON_FINITE):
             scale, octaves = self._highest - field, self._octaves[first : first + blocks]
-            fixed = FixedPoint(scale, 0, octaves, _BLOCK) if blocks else FixedPoint(scale)
+            fixed = FixedPoint(scale, 0, octaves, BLOCK) if blocks else FixedPoint(scale)
         total = self._total[:, sent]
         return Member(
             exponent_field=None if field == loops.ZERO else field,
             fixed=fixed,
             quantized=self._quantized[:, sent],
             total=total,
-            words_sent=EXPONENT_WORDS + blocks + total.size,
+            near_quantized=None if self._near is None else self._near[0][:, sent],
+            near_total=None if self._near is None else self._near[1][:, sent],
+            words_sent=EXPONENT_WORDS + blocks + total.shape[1],
             bundle=self,
             part=slice(self._begins[m], self._begins[m + 1]),
             out=self._out.get(name),
         )
 
+    def _on_host(self, words: Words) -> Words:
+        return words
+
+    def _receive(self, words: Words) -> None:
+        self._total = frozen(words.view(np.int32).reshape(1, -1))
+
     def _write_headers(self, ored: Words, added: Words) -> None:
-        loops.write_headers(self._values.view(np.uint32), self._begins, self._firsts, _BLOCK, ored)
+        loops.write_headers(self._values.view(np.uint32), self._begins, self._firsts, BLOCK, ored)
 
     def _write_values(self, ored: Words, added: Words) -> None:
         self._quantized = added.view(np.int32).reshape(1, -1)
@@ -122,7 +141,7 @@ class Bundle:
     def _format(
         self,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int, NDArray[np.int32], int, NDArray[np.int32]]:
-        return self._begins, self._firsts, _BLOCK, self._fields, self._highest, self._octaves
+        return self._begins, self._firsts, BLOCK, self._fields, self._highest, self._octaves
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +156,10 @@ class Member:
     """int32[limbs, k]: what this worker contributed."""
     total: Limbs
     """int32[limbs, k]: the sum over workers."""
+    near_quantized: Limbs | None
+    """The same as `quantized`, on the host, if that is on a device."""
+    near_total: Limbs | None
+    """The same as `total`, on the host, if that is on a device."""
     words_sent: int
     """Words that this worker has sent for the tensor."""
     bundle: Bundle
@@ -159,15 +182,12 @@ class Member:
 
     def floats(self, divisor: int) -> NDArray[np.float32]:
         """See `TensorExchange.floats`."""
-        floats = self.bundle.floats(divisor)[self.part]
-        if self.out is None:
-            return floats.copy()  # else it would keep the sums of all tensors in memory
-        self.out[:] = floats
-        return self.out
+        return self.bundle.written(self.part, self.out, divisor)
 
     def occupied(self) -> tuple[int, ...]:
         """See `TensorExchange.occupied`."""
-        return tuple(occupied(np.flatnonzero(self.total[0])).tolist())
+        total = self.total if self.near_total is None else self.near_total
+        return tuple(occupied(np.flatnonzero(total[0])).tolist())
 
 
 def ends(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

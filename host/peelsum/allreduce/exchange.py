@@ -5,7 +5,7 @@ All workers go through the same rounds, because every decision follows from sums
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -41,6 +41,8 @@ Positions = NDArray[np.int64]
 Limbs = NDArray[np.int32]
 #: Cells per candidate with which a sketch that was sent ahead can do without refining its index.
 _PEELABLE = 1.25
+#: Above this density, the positions of the non-zeros do not affect the choice of a form.
+DENSE = 1 / 4
 #: A tensor of which a smaller share is sampled as non-zero is not sent dense. With a true share of 20 %, a
 #: sample of 256 elements reaches it once in 20,000 steps.
 _DENSE_SAMPLE = 0.3
@@ -60,6 +62,8 @@ class Setting:
     """Seed of the tensor's index and sketch in this step."""
     memory: Memory = field(default_factory=HostMemory)
     refinement: Refinement = field(default_factory=Refinement)
+    count_ahead: bool = False
+    """Whether a device should count for `occupied` before it is asked to."""
 
 
 class TensorExchange:
@@ -96,6 +100,11 @@ class TensorExchange:
         self.positions: NDArray[np.int64] | None = None
         #: int32[limbs, k]: what this worker contributed, and the sum over workers.
         self.quantized = self.total = self._memory.integers(self._limbs, 0)
+        #: The same as `quantized` and `total`, on the host, if those are copies of it on a device.
+        self.near_quantized: Limbs | None = None
+        self.near_total: Limbs | None = None
+        #: Returns what `occupied` returns, once it has been started.
+        self._counted: Callable[[], NDArray[np.int64]] | None = None
         #: Share of a dense tensor's elements that are not zero, if it was sampled.
         self.sampled_share = 0.0
         #: Whether `positions` has no false positives.
@@ -108,10 +117,6 @@ class TensorExchange:
     def rounds(self) -> Rounds:
         """Yield every round of the exchange; send each round's sums back into the generator."""
         return staged(self._rounds(), self._memory)
-
-    def settle(self) -> None:
-        """Wait until the words that the last round wrote can be sent."""
-        self._memory.settle()
 
     def _rounds(self) -> Rounds:
         if self.index is None:
@@ -137,17 +142,17 @@ class TensorExchange:
                 self._ops.index(self._values[drawn], ored[begin:])
 
         sums = yield Round(begin + sampled, words if guess else 0, header)
-        self._agree(sums.ored)
+        self._agree(sums)
         if self.fixed is None:
             return
-        share = self._ops.count(sums.ored[begin:], SAMPLE) / SAMPLE if sampled else 1.0
+        share = self._ops.count(sums.near.ored[begin:], SAMPLE) / SAMPLE if sampled else 1.0
         if share < _DENSE_SAMPLE:
             yield from self._not_dense(self.fixed, share)
             return
         self.sampled_share = share if sampled else 0.0
         if self.fixed is not guess:
             sums = yield Round(0, words, partial(self._write_again, self.fixed))
-        self.total = self._by_limb(sums.added)
+        self._receive(sums)
 
     def _not_dense(self, fixed: FixedPoint, share: float) -> Rounds:
         """Send the values compact, since about this share of them is not zero."""
@@ -157,9 +162,8 @@ class TensorExchange:
         index = self._setting.refinement.first(n, max(share, 0.5 / SAMPLE), self._limbs)
         self.form, self.index = "compact", index
         sums = yield Round(index.words(n), 0, partial(self._write_index, index, own, n, seed))
-        union = yield from self._union(own, index, sums.ored, None)
-        self.positions = self._ops.positions(union, n)
-        yield from self._compact(fixed, self.positions)
+        positions = yield from self._union(own, index, sums, 0, None)
+        yield from self._compact(fixed, positions)
 
     def _write(self, fixed: FixedPoint, added: Words) -> int:
         self.quantized = self._by_limb(added)
@@ -194,12 +198,11 @@ class TensorExchange:
 
         cells = self._limbs * layout.cells if layout else 0
         sums = yield Round(begin + index.words(n), cells, header)
-        self._agree(sums.ored)
+        self._agree(sums)
         if self.fixed is None:
             return
         sent = layout if self.fixed is guess else None
-        union = yield from self._union(own, index, sums.ored[begin:], sent)
-        positions = self.positions = ops.positions(union, n)
+        positions = yield from self._union(own, index, sums, begin, sent)
         if sent:
             yield from self._peeled(sent, sums.added, positions, self._quantized(self.fixed, positions))
         elif self.form == "sketch" and not layout:
@@ -208,26 +211,35 @@ class TensorExchange:
             yield from self._compact(self.fixed, positions)
 
     def _union(
-        self, own: Words, index: Index, words: Words, sketch: SketchLayout | None
-    ) -> Generator[Round, Sums, Words]:
-        """Refine the index, given the OR of its words, until few false positives are left.
+        self, own: Words, index: Index, sums: Sums, begin: int, sketch: SketchLayout | None
+    ) -> Generator[Round, Sums, Positions]:
+        """Refine the index, given the OR of its words from `begin` on, until few false positives are left.
 
-        `own` is this worker's bitmap. Return the bitmap of candidates.
+        `own` is this worker's bitmap. Return the candidates, and set `positions` to them.
         """
         n, ops, level = self._elements, self._ops, 0
+        words, near, elements = sums.ored[begin:], sums.near.ored[begin:], n
         union = index.decode(ops, words, n, self._setting.seed, self._memory)
-        while (following := self._following(index, words, union, sketch, level)) is not None:
-            index, passed, level = following, ops.count(union, n), level + 1
+        while True:
+            known = index.passed(ops, near, elements)
+            passed = ops.count(union, n) if known is None else known
+            following = self._following(index, near, passed, sketch, level)
+            if following is None:
+                break
+            index, level, elements = following, level + 1, passed
             seed = (self._setting.seed + level) % 2**64
             inner = self._memory.words(index_words(passed))
-            ops.gather_bits(own, union, inner)
+            scan = ops.gather_bits(own, union, inner)
             sums = yield Round(index.words(passed), 0, partial(self._write_index, index, inner, passed, seed))
-            words = sums.ored
-            inner, mask = index.decode(ops, words, passed, seed, self._memory), union
+            near, mask = sums.near.ored, union
+            inner = index.decode(ops, sums.ored, passed, seed, self._memory)
             union = self._memory.words(len(mask))
-            ops.scatter_bits(inner, mask, union)
+            ops.scatter_bits(inner, mask, union, scan)
         self._known = isinstance(index, BitmapIndex)
-        return union
+        self.positions = ops.positions(union, n, count=passed)
+        if self._known:
+            self._start_counting(self.positions)
+        return self.positions
 
     def _write_index(
         self, index: Index, bitmap: Words, elements: int, seed: int, ored: Words, added: Words
@@ -235,12 +247,11 @@ class TensorExchange:
         index.encode(self._ops, bitmap, elements, seed, ored)
 
     def _following(
-        self, index: Index, words: Words, union: Words, sketch: SketchLayout | None, level: int
+        self, index: Index, words: Words, passed: int, sketch: SketchLayout | None, level: int
     ) -> Index | None:
-        """Return the next index; None if `union`, which passed `index`, has few false positives."""
+        """Return the next index; None if few of the elements that passed `index` are false positives."""
         if isinstance(index, BitmapIndex):
             return None
-        passed = self._ops.count(union, self._elements)
         per_candidate: float = self._limbs
         if sketch:
             if sketch.cells >= _PEELABLE * passed:
@@ -255,11 +266,11 @@ class TensorExchange:
             self._ops.quantize_at(self._values, positions, fixed, self.quantized)
 
         sums = yield Round(0, self._limbs * len(positions), write)
-        self.total = self._by_limb(sums.added)
+        self._receive(sums)
 
     def _sketched(self, fixed: FixedPoint, positions: Positions) -> Rounds:
         per_candidate = self._setting.settings.cells(len(positions), ahead=False)
-        layout = segmented_layout(self._ops, positions, self._setting.seed, per_candidate)
+        layout = segmented_layout(self._ops, self._memory, positions, self._setting.seed, per_candidate)
         quantized = self._quantized(fixed, positions)
 
         def write(ored: Words, added: Words) -> None:
@@ -308,19 +319,42 @@ class TensorExchange:
         The union is not known of a dense tensor, nor if there are false positives among the candidates. Then
         the sum's non-zeros are counted, unless most of the candidates were rounded to 0.
         """
-        positions = self.positions
-        if positions is None:
-            positions = self._memory.positions(self.total.any(0))
-        elif not self._known:
-            # Comparing is several times as fast as `any`.
-            summed = positions[self.total[0] != 0 if self._limbs == 1 else self.total.any(0)]
-            if len(summed) > len(positions) / 2:
-                positions = summed
-        return tuple(self._ops.occupied(positions).tolist())
+        if self._counted is None:
+            self._start_counting(self._non_zeros(), now=True)
+        assert self._counted is not None
+        return tuple(self._counted().tolist())
 
-    def _agree(self, header: Words) -> None:
+    def _start_counting(self, positions: Positions, *, now: bool = False) -> None:
+        """Let a device count for `occupied` before the host waits for it next, or if it must, `now`."""
+        if now or (self._setting.count_ahead and len(positions) <= DENSE * self._elements):
+            self._counted = self._memory.later(self._ops.occupied(positions))
+
+    def _non_zeros(self) -> Positions:
+        """Return the elements that `occupied` counts, if the union is not known."""
+        total = self.total if self.near_total is None else self.near_total
+        # Comparing is several times as fast as `any`.
+        chosen = total[0] != 0 if self._limbs == 1 else total.any(0)
+        if self.positions is None:
+            return self._memory.positions(chosen)
+        if self._known:
+            return self.positions
+        summed = self.positions[chosen if self.near_total is None else self._memory.positions(chosen)]
+        return summed if len(summed) > len(self.positions) / 2 else self.positions
+
+    def _receive(self, sums: Sums) -> None:
+        """Set `total` to the sums of a round; let a device count what `occupied` will ask for."""
+        self.total = self._by_limb(sums.added)
+        if sums.near is not sums:
+            self.near_total = sums.near.added.view(np.int32).reshape(self._limbs, -1)
+            if sums.near_sent is not None:
+                self.near_quantized = sums.near_sent.view(np.int32).reshape(self._limbs, -1)
+            if self._counted is None and self._setting.count_ahead:
+                self._start_counting(self._non_zeros())
+
+    def _agree(self, sums: Sums) -> None:
         """Set `exponent_field`, `finite` and `fixed` from the OR of all workers' headers."""
-        self.exponent_field = field = largest_exponent_field(self._memory.on_host(header[:EXPONENT_WORDS]))
+        exponents = self._memory.on_host(sums.near.ored[:EXPONENT_WORDS])
+        self.exponent_field = field = largest_exponent_field(exponents)
         self.finite = field != NON_FINITE
         if field is None or not self.finite:
             self.quantized = self._memory.integers(self._limbs, 0)
@@ -330,8 +364,8 @@ class TensorExchange:
             self.fixed = self._fixed_point(field)
             if self._block:
                 octaves = self._memory.integers(1, self._blocks)[0]
-                exponents = header[EXPONENT_WORDS : EXPONENT_WORDS + self._blocks]
-                self._ops.block_octaves(exponents, field, octaves)
+                levels = sums.ored[EXPONENT_WORDS : EXPONENT_WORDS + self._blocks]
+                self._ops.block_octaves(levels, field, octaves)
                 self.fixed = FixedPoint(self.fixed.scale, self.fixed.low_bits, octaves, self._block)
 
     def _fixed_point(self, exponent_field: int) -> FixedPoint:
@@ -360,11 +394,11 @@ class TensorExchange:
 
 
 def segmented_layout(
-    ops: Kernels, positions: Positions, seed: int, cells_per_candidate: float
+    ops: Kernels, memory: Memory, positions: Positions, seed: int, cells_per_candidate: float
 ) -> SketchLayout:
     """Return the layout of a sketch of a known union; the segment with the narrowest blocks sets `lanes`."""
     k = len(positions)
     segments = SketchLayout.segmented(k, 1, seed, cells_per_candidate).slices(k)
-    occupied = (tuple(ops.occupied(positions[a:b]).tolist()) for a, b in segments)
-    lanes = min(block_width(Seen(0, blocks)) for blocks in occupied)
+    counted = [memory.later(ops.occupied(positions[a:b])) for a, b in segments]
+    lanes = min(block_width(Seen(0, tuple(read().tolist()))) for read in counted)
     return SketchLayout.segmented(k, lanes, seed, cells_per_candidate)

@@ -22,8 +22,8 @@ from peelsum.allreduce.bundle import LARGEST, ends
 from peelsum.allreduce.exchange import Limbs, Positions, Setting, TensorExchange
 from peelsum.allreduce.indexes import Index
 from peelsum.allreduce.plan import Choice, Form, Settings, TensorPlan
-from peelsum.allreduce.staging import Round, Rounds
-from peelsum.codec import EXPONENT_WORDS, NON_FINITE, FixedPoint, Memory, fixed_point, index_words
+from peelsum.allreduce.staging import Round, Rounds, by_host
+from peelsum.codec import EXPONENT_WORDS, NON_FINITE, FixedPoint, HostMemory, Memory, fixed_point, index_words
 from peelsum.codec.block_scales import exponents_of, octaves_of
 from peelsum.codec.cpu import occupied
 from peelsum.summation import Words
@@ -74,6 +74,11 @@ class Group(TensorExchange):
         self._fields = np.full(len(tensors), _ZERO)
         self._floats: NDArray[np.float32] | None = None
 
+    def rounds(self) -> Rounds:
+        """See `TensorExchange.rounds`. Words can travel on a device, where they are not made."""
+        on_device = self._device.direct and not isinstance(self._device, HostMemory)
+        return by_host(self._rounds(), self._device) if on_device else self._rounds()
+
     def _lay_out(self, room: _Numbers, block: int) -> None:
         """Cut tensors into blocks of scales; a tensor of one block sends no words for it."""
         counts = -(-self._lengths // block)
@@ -108,9 +113,8 @@ class Group(TensorExchange):
         self._set_scales(fields, sums.ored[scales:begin])
         if self.fixed is None:
             return
-        union = yield from self._union(own, index, sums.ored[begin:], None)
-        self.positions = self._ops.positions(union, n)
-        yield from self._compact(self.fixed, self.positions)
+        positions = yield from self._union(own, index, sums, begin, None)
+        yield from self._compact(self.fixed, positions)
 
     def _magnitudes(self, begins: _Numbers) -> NDArray[np.uint32]:
         """Return the largest magnitude from each of these elements up to the next."""
@@ -223,6 +227,8 @@ class Member:
     memory: Memory
     """The memory of the tensor and its result."""
 
+    near_quantized: ClassVar[Limbs | None] = None
+    near_total: ClassVar[Limbs | None] = None
     form: ClassVar[Form] = "compact"
     sampled_share: ClassVar[float] = 0.0
     estimated: ClassVar[int] = 0

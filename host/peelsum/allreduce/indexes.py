@@ -48,6 +48,10 @@ class BitmapIndex:
         """Return the bitmap of candidates, in `memory`, from the OR of all workers' words."""
         return words
 
+    def passed(self, ops: Kernels, words: Words, elements: int) -> int | None:
+        """Return the number of candidates, from the OR of all workers' words; None if only `decode` shows."""
+        return ops.count(words, elements)
+
 
 @dataclass(frozen=True)
 class TwoLevelIndex:
@@ -71,6 +75,12 @@ class TwoLevelIndex:
         out = memory.words(index_words(elements))
         ops.block_decode(words, elements, self.block, out)
         return out
+
+    def passed(self, ops: Kernels, words: Words, elements: int) -> int | None:
+        """See `BitmapIndex.passed`."""
+        whole, rest = divmod(elements, self.block)
+        last = ops.count(words, whole + bool(rest)) - ops.count(words, whole)
+        return ops.count(words, whole) * self.block + last * rest
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,10 @@ class BloomIndex:
         out = memory.words(index_words(elements))
         ops.bloom_decode(self._layout(seed), words, elements, out)
         return out
+
+    def passed(self, ops: Kernels, words: Words, elements: int) -> int | None:
+        """See `BitmapIndex.passed`."""
+        return None
 
     def estimate(self, ops: Kernels, words: Words) -> Estimate:
         """Estimate the number of elements in a filter from its bits, by linear counting (Whang et al. 1990).

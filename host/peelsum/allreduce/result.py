@@ -56,6 +56,10 @@ class TensorResult:
     """int32[limbs, k]: the integers that this worker contributed."""
     total_at: NDArray[np.int32]
     """int32[limbs, k]: their sum over all workers."""
+    near_quantized: NDArray[np.int32] | None = None
+    """The same as `quantized_at`, on the host, if that is on a device and was sent from there."""
+    near_total: NDArray[np.int32] | None = None
+    """The same as `total_at`, on the host, if that is a copy of it on a device."""
     estimated: int = 0
     """Number of elements of `total` that are estimates; 0 unless `estimate` is set."""
 
@@ -123,8 +127,17 @@ class TensorResult:
         """
         if not self.finite:
             return float("nan")
-        occupied = non_zeros(self.total_at) if self.positions is None else len(self.positions)
+        total = self.total_at if self.near_total is None else self.near_total
+        occupied = non_zeros(total) if self.positions is None else len(self.positions)
         return occupied / self.elements if self.elements else 0.0
+
+    @property
+    def density_worker(self) -> float:
+        """Share of elements that are not zero in this worker's `quantized`; NaN if not finite."""
+        if not self.finite:
+            return float("nan")
+        own = self.quantized_at if self.near_quantized is None else self.near_quantized
+        return non_zeros(own) / max(self.elements, 1)
 
     def _spread(self, limbs: NDArray[np.int32]) -> NDArray[np.int32] | NDArray[np.int64]:
         limbs = _on_host(limbs)

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
 from peelsum.allreduce.staging import Round, Rounds, Sums
 from peelsum.codec import Memory
 from peelsum.summation import Part, Summation, Words
@@ -24,7 +22,6 @@ def unnoted(values: Mapping[str, int]) -> None:
     """Note nothing."""
 
 
-_NOTHING = np.zeros(0, np.uint32)
 #: What a step spends its time on.
 Phase = Literal["encode", "exchange", "decode"]
 #: Maps a phase, or "step" for all of it, to a context manager, entered and left with it.
@@ -41,9 +38,6 @@ class Exchange(Protocol):
 
     def rounds(self) -> Rounds:
         """Yield every round of the exchange; send each round's sums back into the generator."""
-
-    def settle(self) -> None:
-        """Wait until the words that the last round wrote can be sent."""
 
 
 @dataclass(eq=False)
@@ -90,7 +84,7 @@ class Step:
         """Call `Summation.sum_words`, measure it, and run each part's check, in case the backend did not."""
         with self.timed("exchange"):
             results = self._summation.sum_words(parts)
-            chunks = sum(-(-part.words.size // self._summation.lanes) for part in parts)
+            chunks = sum(-(-len(part.words) // self._summation.lanes) for part in parts)
             self._note({"chunks": chunks, "bytes": chunks * packet_bytes(self._summation.lanes)})
         self.chunks += chunks
         for part, result in zip(parts, results, strict=True):
@@ -105,13 +99,13 @@ class Step:
             added, add_spans = self._laid_out([one.asked.add_words for one in running])
             for one, or_span, add_span in zip(running, or_spans, add_spans, strict=True):
                 one.write(ored[or_span], added[add_span])
-            for one in running:
-                one.exchange.settle()
+            if running and not self._memory.direct:
+                self._memory.settle()
         parts = [Part(ored, "or"), Part(added, "add")]
-        sent = [part for part in parts if part.words.size]
+        sent = [part for part in parts if len(part.words)]
         totals = self.sum_words([*ahead, *sent])[len(ahead) :]
         by_op = {part.op: total for part, total in zip(sent, totals, strict=True)}
-        ored, added = by_op.get("or", _NOTHING), by_op.get("add", _NOTHING)
+        ored, added = by_op.get("or", ored), by_op.get("add", added)
         return [Sums(ored[a], added[b]) for a, b in zip(or_spans, add_spans, strict=True)]
 
     def _laid_out(self, lengths: Sequence[int]) -> tuple[Words, list[slice]]:

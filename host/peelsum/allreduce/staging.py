@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from peelsum.codec import Memory
 from peelsum.summation import Words
 
@@ -28,6 +30,19 @@ class Sums(NamedTuple):
     """uint32[or_words]."""
     added: Words
     """uint32[add_words]."""
+    near_ored: Words | None = None
+    """The same as `ored`, on the host, if that is a copy of it on a device."""
+    near_added: Words | None = None
+    """The same as `added`, on the host."""
+    near_sent: Words | None = None
+    """What this worker contributed to `added`, on the host."""
+
+    @property
+    def near(self) -> Sums:
+        """The same sums on the host, if they came from there, where reading them does not wait."""
+        if self.near_ored is None or self.near_added is None:
+            return self
+        return Sums(self.near_ored, self.near_added)
 
 
 Rounds = Generator[Round, Sums, None]
@@ -40,15 +55,36 @@ def staged(rounds: Rounds, memory: Memory) -> Rounds:
         return
     asked = next(rounds)
     while True:
-        sums = yield asked._replace(write=partial(_write, asked, memory))
+        sent: list[Words] = []
+        sums = yield asked._replace(write=partial(_write, asked, memory, sent))
+        there = memory.receive(sums.ored), memory.receive(sums.added)
         try:
-            asked = rounds.send(Sums(memory.receive(sums.ored), memory.receive(sums.added)))
+            asked = rounds.send(Sums(*there, sums.ored, sums.added, *sent))
         except StopIteration:
             return
 
 
-def _write(asked: Round, memory: Memory, ored: Words, added: Words) -> None:
+def _write(asked: Round, memory: Memory, sent: list[Words], ored: Words, added: Words) -> None:
     or_words, add_words = memory.words(asked.or_words), memory.words(asked.add_words)
     asked.write(or_words, add_words)
     memory.send(or_words, ored)
     memory.send(add_words, added)
+    sent.append(added)
+
+
+def by_host(rounds: Rounds, memory: Memory) -> Rounds:
+    """Yield the same rounds with words in `memory`, while `rounds` writes words and gets sums on the host."""
+    asked = next(rounds)
+    while True:
+        sums = yield asked._replace(write=partial(_carry, asked, memory))
+        try:
+            asked = rounds.send(Sums(memory.on_host(sums.ored), memory.on_host(sums.added)))
+        except StopIteration:
+            return
+
+
+def _carry(asked: Round, memory: Memory, ored: Words, added: Words) -> None:
+    words = np.empty(asked.or_words, np.uint32), np.empty(asked.add_words, np.uint32)
+    asked.write(*words)
+    for own, into in zip(words, (ored, added), strict=True):
+        memory.send(memory.receive(own), into)

@@ -52,10 +52,15 @@ def count(index: NDArray[np.uint32], elements: int) -> int:
     return int(index_loops.count(frozen(index), elements))
 
 
-def positions(index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArray[np.int64]:
+def positions(
+    index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
+) -> NDArray[np.int64]:
     """See `Kernels.positions`."""
     index = frozen(index)
-    counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
+    if count is not None and len(slices(elements)) == 1:
+        counts = [count]
+    else:
+        counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
     out = kept_pages.empty(sum(counts), np.int64)
     parts = dict(zip(slices(elements), np.split(out, list(accumulate(counts[:-1]))), strict=True))
     each(
@@ -150,7 +155,9 @@ def gather_bits(index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArra
     index_loops.gather_bits(frozen(index), frozen(mask), out)
 
 
-def scatter_bits(bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
+def scatter_bits(
+    bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32], scan: None = None
+) -> None:
     """See `Kernels.scatter_bits`."""
     index_loops.scatter_bits(frozen(bits), frozen(mask), out)
 

@@ -5,20 +5,25 @@ tensors, int32 where NumPy's are uint32, because torch has almost no arithmetic 
 tensors int32[1], because reading one as an int would wait for the device.
 
 Functions whose result has a size that only the device knows (`count`, `positions`, `sketch_decode`) wait for
-it; `peelsum.codec.gpu_launch` never waits. Tensors are contiguous and on one device.
+it, unless they are told; `peelsum.codec.gpu_launch` never waits. Tensors are contiguous and on one device.
 """
 
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from peelsum.codec import cpu
 from peelsum.codec import gpu_launch as launch
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
-from peelsum.codec.gpu_launch import Candidates, Peeling
+from peelsum.codec.gpu_launch import Blocks, Candidates, Peeling, Segments
+from peelsum.codec.gpu_memory import later
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words, index_words
 from peelsum.codec.layout import SketchLayout
 
@@ -56,15 +61,17 @@ def index_over(values: Tensor, out: Tensor) -> Tensor:
     return index(values, out)
 
 
-def count(index: Tensor, elements: int) -> int:
-    """See `Kernels.count`. Waits for the device."""
+def count(index: Tensor | NDArray[np.uint32], elements: int) -> int:
+    """See `Kernels.count`. Waits for the device, unless the bitmap is an array, in the host's memory."""
+    if isinstance(index, np.ndarray):
+        return cpu.count(index, elements)
     _, total = _totals(index, elements)
-    return int(total)
+    return int(later(total)()[0])
 
 
-def positions(index: Tensor, elements: int, first: int = 0) -> Tensor:
-    """See `Kernels.positions`: returns int64[k]. Waits for the device once, for k."""
-    return _listed(index, elements, first)
+def positions(index: Tensor, elements: int, first: int = 0, count: int | None = None) -> Tensor:
+    """See `Kernels.positions`: returns int64[k]. Waits for the device once, unless k is given."""
+    return _listed(index, elements, first, count)
 
 
 def occupied(positions: Tensor) -> Tensor:
@@ -99,15 +106,16 @@ def bloom_decode(layout: BloomLayout, words: Tensor, elements: int, out: Tensor,
     launch.bloom_decode(layout, _seed(layout, words), words, elements, out, first)
 
 
-def gather_bits(index: Tensor, mask: Tensor, out: Tensor) -> None:
-    """See `Kernels.gather_bits`."""
+def gather_bits(index: Tensor, mask: Tensor, out: Tensor) -> Tensor:
+    """See `Kernels.gather_bits`: returns int64[tiles], the set bits of `mask` before each tile."""
     bases, _ = _totals(mask, WORD_BITS * mask.numel())
     launch.gather_bits(index, mask, bases, out)
+    return bases
 
 
-def scatter_bits(bits: Tensor, mask: Tensor, out: Tensor) -> None:
+def scatter_bits(bits: Tensor, mask: Tensor, out: Tensor, scan: Tensor | None = None) -> None:
     """See `Kernels.scatter_bits`."""
-    bases, _ = _totals(mask, WORD_BITS * mask.numel())
+    bases = _totals(mask, WORD_BITS * mask.numel())[0] if scan is None else scan
     launch.scatter_bits(bits, mask, bases, out)
 
 
@@ -135,27 +143,26 @@ def block_octaves(words: Tensor, exponent_field: int, out: Tensor) -> None:
 
 def quantize(values: Tensor, fixed: FixedPoint, out: Tensor) -> Tensor:
     """See `Kernels.quantize`: returns int32[1]."""
-    largest = _empty(1, values)
-    bits, scale = values.view(torch.int32), _scale(fixed, values)
-    launch.quantize(bits, scale, fixed.low_bits, out, largest, fixed.block_bits)
+    largest, bits = _empty(1, values), values.view(torch.int32)
+    launch.quantize(bits, _scale(fixed, values), fixed.low_bits, out, largest, _blocks(fixed))
     return largest
 
 
 def quantize_at(values: Tensor, positions: Tensor, fixed: FixedPoint, out: Tensor) -> None:
     """See `Kernels.quantize_at`."""
-    bits, scale = values.view(torch.int32), _scale(fixed, values)
-    launch.quantize_at(bits, _all(positions), scale, fixed.low_bits, out, fixed.block_bits)
+    bits, where, scale = values.view(torch.int32), _all(positions), _scale(fixed, values)
+    launch.quantize_at(bits, where, scale, fixed.low_bits, out, _blocks(fixed))
 
 
 def dequantize(quantized: Tensor, fixed: FixedPoint, divisor: int, out: Tensor) -> None:
     """See `Kernels.dequantize`."""
-    launch.dequantize(quantized, _scale(fixed, out), fixed.low_bits, divisor, out, fixed.block_bits)
+    launch.dequantize(quantized, _scale(fixed, out), fixed.low_bits, divisor, out, _blocks(fixed))
 
 
 def dequantize_at(quantized: Tensor, positions: Tensor, fixed: FixedPoint, divisor: int, out: Tensor) -> None:
     """See `Kernels.dequantize_at`."""
-    scale, where = _scale(fixed, out), _all(positions)
-    launch.dequantize_at(quantized, where, scale, fixed.low_bits, divisor, out, fixed.block_bits)
+    where, scale = _all(positions), _scale(fixed, out)
+    launch.dequantize_at(quantized, where, scale, fixed.low_bits, divisor, out, _blocks(fixed))
 
 
 def sketch_encode(layout: SketchLayout, positions: Tensor, values: Tensor, out: Tensor) -> None:
@@ -174,27 +181,34 @@ def index_sketch(
 
 
 def sketch_decode(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Tensor:
-    """See `Kernels.sketch_decode`. Waits for the device after each launch of rounds, usually once."""
-    seed, candidates = _seed(layout, sketch), _all(positions)
+    """See `Kernels.sketch_decode`. Waits for the device once, for the size of the left-over."""
+    candidates = _all(positions)
     room = Peeling.room(candidates.capacity, layout.cells, sketch.device, limbs=len(sketch))
-    launch.peel(layout, seed, sketch, candidates, room, out)
-    done, grown = 0, room.grown.tolist()
-    while grown[-1]:
-        done += sum(grown[:-1])
-        room.grown.zero_()
-        room.grown[:1].fill_(grown[-1])
-        launch.peel_on(layout, seed, candidates, room, out, done)
-        grown = room.grown.tolist()
-    if done + sum(grown) == candidates.capacity:
+    launch.peel(layout, _seed(layout, sketch), sketch, candidates, room, out)
+    left = int(later(room.left)()[0]) if candidates.capacity else 0
+    if not left:
         return positions[:0]
     bitmap = _empty(index_words(candidates.capacity), sketch)
     launch.index(room.waiting, bitmap, _empty(1, sketch))
-    return _listed(bitmap, candidates.capacity, 0)
+    return _listed(bitmap, candidates.capacity, 0, left)
 
 
-def _listed(bitmap: Tensor, elements: int, first: int) -> Tensor:
+def warm_up_bundles(values: Tensor) -> None:
+    """Run the kernels for tensors that lie back to back once, on values[1]; see `warm_up`."""
+    table, words = torch.tensor([[0, 1], [0, 0]], dtype=torch.int32, device=values.device), _empty(8, values)
+    segments = Segments(table[0], table[1, :1], table[0], table[1, :1])
+    bits, places = values.view(torch.int32), table[1, :1]
+    launch.bundle_headers(bits, segments, _empty(2, values), words)
+    launch.bundle_quantize(bits, segments, places, places, words)
+    launch.bundle_dequantize(words, segments, places, places, 1, values)
+
+
+def _listed(bitmap: Tensor, elements: int, first: int, count: int | None) -> Tensor:
+    if count == 0:
+        return _empty(0, bitmap, torch.int64)
     bases, total = _totals(bitmap, elements)
-    listed = Candidates(_empty(int(total), bitmap, torch.int64), total)
+    size = int(later(total)()[0]) if count is None else count
+    listed = Candidates(_empty(size, bitmap, torch.int64), total)
     launch.listed(bitmap, elements, bases, listed, first)
     return listed.positions
 
@@ -209,20 +223,34 @@ def _totals(bitmap: Tensor, elements: int) -> tuple[Tensor, Tensor]:
 
 def _all(positions: Tensor) -> Candidates:
     """Return positions[k] as Candidates, all of which are present."""
-    return Candidates(positions, torch.full((1,), positions.numel(), device=positions.device))
+    return Candidates(positions, _kept(positions.numel(), torch.int64, positions.device))
 
 
 def _seed(layout: SketchLayout | BloomLayout, like: Tensor) -> Tensor:
-    """Return the layout's 64-bit seed as int64[1]. Filling the tensor is a launch; a copy would wait."""
-    seed = (layout.seed + _SIGN) % (2 * _SIGN) - _SIGN
-    return torch.full((1,), seed, dtype=torch.int64, device=like.device)
+    """Return the layout's 64-bit seed as int64[1]."""
+    return _kept((layout.seed + _SIGN) % (2 * _SIGN) - _SIGN, torch.int64, like.device)
 
 
 def _scale(fixed: FixedPoint, like: Tensor) -> Tensor:
-    """Return the scales of a format's blocks: int32[blocks]."""
-    if isinstance(fixed.octaves, Tensor):
-        return fixed.octaves + fixed.scale
-    return torch.full((1,), fixed.scale, dtype=torch.int32, device=like.device)
+    return _kept(fixed.scale, torch.int32, like.device)
+
+
+def _blocks(fixed: FixedPoint) -> Blocks | None:
+    return Blocks(fixed.octaves, fixed.block_bits) if isinstance(fixed.octaves, Tensor) else None
+
+
+def _kept(value: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a number as a tensor [1], which later calls get, too: they need no launch to fill one.
+
+    Each stream has its own, as streams do not wait for each other.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _filled(value, dtype, device, stream)
+
+
+@lru_cache(1024)
+def _filled(value: int, dtype: torch.dtype, device: torch.device, stream: int) -> Tensor:
+    return torch.full((1,), value, dtype=dtype, device=device)
 
 
 def _empty(size: int, like: Tensor, dtype: torch.dtype = torch.int32) -> Tensor:

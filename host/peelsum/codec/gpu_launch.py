@@ -5,41 +5,54 @@ Return values of `peelsum.codec.kernels` become output tensors. An output whose 
 room for a bound, `capacity`, and a count beside it. Seeds and scales change with every step, so they are
 tensors: a graph can be replayed with new ones. Outputs are written completely unless stated otherwise.
 
-Words and values are int32 (floats as bit patterns); positions, counts and seeds int64; scales int32. `scale`
-is int32[1], or int32[blocks] with the scale of each block of 2**block_bits elements.
+Words and values are int32 (floats as bit patterns); positions, counts and seeds int64; scales int32[1]. With
+`blocks`, each block of elements is scaled by so many octaves more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from peelsum.codec import gpu_bundle_kernels as bundles
 from peelsum.codec import gpu_form_kernels as forms
 from peelsum.codec import gpu_index_kernels as indexes
 from peelsum.codec import gpu_peel_kernels as peeling
 from peelsum.codec import gpu_scale_kernels as scales
 from peelsum.codec import gpu_sketch_kernels as sketches
 from peelsum.codec.block_scales import turn_of
+from peelsum.codec.fixed_point import EXPONENT_WORDS
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 
 # Tile sizes for 128 threads: the largest that need at most about 100 registers per thread when compiled for
 # compute capability 9.0. They do not change results. A word is 32 elements, 128 bytes of gradient.
 _TILE_WORDS = 64
-_SKETCH_WORDS = 32
+_PIECE_WORDS = 4
 _BLOCK = 1024
 _CANDIDATES = 512
 _SCAN = 4096
+_BUNDLE_WORDS = 256
 #: Programs that stride over work whose size only the device knows: 8 for each of an H200's 132 SMs.
 _PROGRAMS = 1056
 _PROGRAMS_INTERPRETED = 2
-#: As `block_bits`: all elements lie in one block.
-_ONE_BLOCK = 62
-#: Peel rounds per launch. 400,000 candidates needed 14 at 1.4 cells per candidate, 20 at 1.3.
-ROUNDS = 16
+#: Programs of a cooperative launch for each SM. All must run at once: 65,536 registers of an SM for four
+#: times 128 threads leave 128 for each.
+_PROGRAMS_PER_SM = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Scales of blocks of elements."""
+
+    octaves: Tensor
+    """int32[blocks]: what is added to the scale."""
+    bits: int
+    """log2 of the elements in a block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,38 +74,43 @@ class Candidates:
 class Peeling:
     """Working memory of peeling: 12 bytes per candidate and 12 per cell, with two limbs 16 per cell."""
 
-    state: Tensor
-    """int64[cells]: number of candidates times 2**32, plus the sum of their numbers."""
+    zeroed: Tensor
+    """int64[cells + 5]: `state` and `progress`, which are zeroed together."""
     sums: Tensor
     """int32[limbs, cells]: the sketches, less the peeled values."""
     waiting: Tensor
     """int32[capacity]: 1 for each candidate that is not queued yet."""
     queue: Tensor
     """int64[capacity]: queued candidates, in the order of their rounds."""
-    grown: Tensor
-    """int64[rounds + 1]: candidates queued for each round of a launch; the last are not peeled yet."""
 
     @classmethod
-    def room(
-        cls, capacity: int, cells: int, device: torch.device, rounds: int = ROUNDS, limbs: int = 1
-    ) -> Peeling:
-        """Allocate for `capacity` candidates in `cells` cells; `rounds` per launch must be a power of 2."""
+    def room(cls, capacity: int, cells: int, device: torch.device, limbs: int = 1) -> Peeling:
+        """Allocate for `capacity` candidates in `cells` cells."""
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
         return cls(
-            state=empty(cells, dtype=torch.int64),
+            zeroed=empty(cells + 5, dtype=torch.int64),
             sums=empty(limbs, cells, dtype=torch.int32),
             waiting=empty(capacity, dtype=torch.int32),
             queue=empty(capacity, dtype=torch.int64),
-            grown=empty(rounds + 1, dtype=torch.int64),
         )
 
     @property
-    def rounds(self) -> int:
-        """Peel rounds that one launch runs."""
-        return self.grown.numel() - 1
+    def state(self) -> Tensor:
+        """int64[cells]: number of candidates times 2**32, plus the sum of their numbers."""
+        return self.zeroed[:-5]
+
+    @property
+    def progress(self) -> Tensor:
+        """int64[5], see `gpu_peel_kernels.rounds_kernel`."""
+        return self.zeroed[-5:]
+
+    @property
+    def left(self) -> Tensor:
+        """int64[1]: the number of candidates left over."""
+        return self.zeroed[-1:]
 
 
 def tiles(words: int) -> int:
@@ -203,6 +221,11 @@ def block_exponents(values: Tensor, block: int, out: Tensor, largest: Tensor) ->
     _run(scales.encode_exponents_kernel, -(-blocks // _BLOCK), out, largest, blocks, _BLOCK)
 
 
+def exponent(largest: Tensor, out: Tensor) -> None:
+    """Write `exponent_words` of largest[1] into out[EXPONENT_WORDS]."""
+    _run(scales.exponent_kernel, 1, largest, out, EXPONENT_WORDS)
+
+
 def block_octaves(words: Tensor, exponent_field: int, out: Tensor) -> None:
     """Run `Kernels.block_octaves` into out[blocks]."""
     blocks, turn = words.numel(), turn_of(exponent_field)
@@ -215,14 +238,15 @@ def quantize(
     low_bits: int,
     out: Tensor,
     largest: Tensor,
-    block_bits: int = _ONE_BLOCK,
+    blocks: Blocks | None = None,
 ) -> None:
     """Run `Kernels.quantize` into out[limbs, n] and largest[1], with the scale in scale[1]."""
     largest.zero_()
-    n = values.numel()
+    n, (octaves, block_bits) = values.numel(), _octaves(scale, blocks)
     _run(
         sketches.quantize_kernel, -(-n // _BLOCK),
-        values, out, largest, scale, n, block_bits, low_bits, out.shape[0], _BLOCK,
+        values, out, largest, scale, octaves, n, block_bits, low_bits,
+        blocks is not None, out.shape[0], _BLOCK,
     )  # fmt: skip
 
 
@@ -232,13 +256,14 @@ def quantize_at(
     scale: Tensor,
     low_bits: int,
     out: Tensor,
-    block_bits: int = _ONE_BLOCK,
+    blocks: Blocks | None = None,
 ) -> None:
     """Run `Kernels.quantize_at` into out[limbs, capacity], of which only `count` columns are written."""
+    octaves, block_bits = _octaves(scale, blocks)
     _stride(
         sketches.quantize_at_kernel, candidates,
-        values, candidates.positions, candidates.count, out, scale,
-        candidates.capacity, block_bits, low_bits, out.shape[0], _CANDIDATES,
+        values, candidates.positions, candidates.count, out, scale, octaves,
+        candidates.capacity, block_bits, low_bits, blocks is not None, out.shape[0], _CANDIDATES,
     )  # fmt: skip
 
 
@@ -248,13 +273,14 @@ def dequantize(
     low_bits: int,
     divisor: int,
     out: Tensor,
-    block_bits: int = _ONE_BLOCK,
+    blocks: Blocks | None = None,
 ) -> None:
     """Run `Kernels.dequantize` on quantized[limbs, n], into float32 out[n]."""
-    n = out.numel()
+    n, (octaves, block_bits) = out.numel(), _octaves(scale, blocks)
     _run(
         sketches.dequantize_kernel, -(-n // _BLOCK),
-        quantized, out, scale, n, divisor, block_bits, low_bits, quantized.shape[0], _BLOCK,
+        quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
+        blocks is not None, quantized.shape[0], _BLOCK,
     )  # fmt: skip
 
 
@@ -265,13 +291,14 @@ def dequantize_at(
     low_bits: int,
     divisor: int,
     out: Tensor,
-    block_bits: int = _ONE_BLOCK,
+    blocks: Blocks | None = None,
 ) -> None:
     """Run `Kernels.dequantize_at` on quantized[limbs, capacity], into float32 out[n]."""
+    octaves, block_bits = _octaves(scale, blocks)
     _stride(
         sketches.dequantize_at_kernel, candidates,
-        quantized, candidates.positions, candidates.count, out, scale,
-        candidates.capacity, divisor, block_bits, low_bits, quantized.shape[0], _CANDIDATES,
+        quantized, candidates.positions, candidates.count, out, scale, octaves, candidates.capacity,
+        divisor, block_bits, low_bits, blocks is not None, quantized.shape[0], _CANDIDATES,
     )  # fmt: skip
 
 
@@ -304,51 +331,97 @@ def index_sketch(
     n, limbs = values.numel(), sketch.shape[0]
     share, lanes, segmented = _segments(layout)
     _run(
-        sketches.index_sketch_kernel, -(-n // (_SKETCH_WORDS * WORD_BITS)),
+        sketches.index_sketch_kernel, tiles(-(-n // WORD_BITS)),
         values, bitmap, sketch, largest, seed, scale, n, first, layout.rows, layout.cells, share, low_bits,
-        lanes, lanes % WORD_BITS == 0, segmented, limbs, _SKETCH_WORDS,
+        lanes, lanes % WORD_BITS == 0, segmented, limbs, _PIECE_WORDS, _TILE_WORDS,
     )  # fmt: skip
 
 
 def peel(
     layout: SketchLayout, seed: Tensor, sketch: Tensor, candidates: Candidates, room: Peeling, out: Tensor
 ) -> None:
-    """Run the first `room.rounds` rounds of `Kernels.sketch_decode` on sketch[limbs, cells].
+    """Run `Kernels.sketch_decode` on sketch[limbs, cells]; `left_over` lists its result.
 
-    Values go into out[limbs, capacity]; columns from `count` on are zeroed.
-
-    If room.grown[rounds] is 0 afterwards, peeling is complete and `left_over` lists the 2-core; otherwise
-    `peel_on` continues. A round without candidates costs only its launch.
+    Values go into out[limbs, capacity]; columns from `count` on are zeroed. `room.left` is the left-over's
+    size.
     """
-    for tensor in (room.state, room.waiting, room.grown, out):
-        tensor.zero_()
+    room.zeroed.zero_()
     room.sums.copy_(sketch)
+    limbs = len(room.sums)
     _stride(
         peeling.load_kernel, candidates,
-        candidates.positions, candidates.count, room.state, room.waiting, seed,
-        candidates.capacity, layout.rows, *_segments(layout), _CANDIDATES,
+        candidates.positions, candidates.count, room.state, room.waiting, out, seed,
+        candidates.capacity, layout.rows, *_segments(layout), limbs, _CANDIDATES,
     )  # fmt: skip
     if not candidates.capacity:
         return
     _run(
         peeling.first_round_kernel, -(-layout.cells // _BLOCK),
-        room.state, room.queue, room.grown, room.waiting,
+        room.state, room.queue, room.progress, room.waiting,
         layout.cells, layout.segment_cells // SUB_TABLES, _BLOCK,
     )  # fmt: skip
-    peel_on(layout, seed, candidates, room, out, 0)
+    most = -(-candidates.capacity // _CANDIDATES)
+    _run(
+        peeling.rounds_kernel, min(_cooperating(sketch.device), most),
+        candidates.positions, candidates.count, room.state, room.sums, room.queue, room.progress,
+        room.waiting, out, seed, layout.cells, candidates.capacity, layout.rows, *_segments(layout),
+        limbs, _CANDIDATES,
+        launch_cooperative_grid=True,
+    )  # fmt: skip
 
 
-def peel_on(
-    layout: SketchLayout, seed: Tensor, candidates: Candidates, room: Peeling, out: Tensor, done: int
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Tensors that lie back to back, in blocks of up to 32 elements: int32 each."""
+
+    begins: Tensor
+    """[blocks + 1]: each block's first element, and the end."""
+    tensors: Tensor
+    """[blocks]: the number of the block's tensor."""
+    firsts: Tensor
+    """[tensors + 1]: each tensor's first block, and the end."""
+    headers: Tensor
+    """[tensors]: where each tensor's header begins."""
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return self.tensors.numel()
+
+
+def bundle_headers(values: Tensor, segments: Segments, scratch: Tensor, out: Tensor) -> None:
+    """Write the headers of all tensors into `out`; scratch[tensors + blocks] is working memory."""
+    tensors, blocks = segments.headers.numel(), segments.blocks
+    largest, magnitudes = scratch[:tensors], scratch[tensors:]
+    largest.zero_()
+    _run(
+        bundles.bundle_magnitudes_kernel, tiles(blocks),
+        values, segments.begins, segments.tensors, largest, magnitudes, blocks, _TILE_WORDS,
+    )  # fmt: skip
+    _run(
+        bundles.bundle_headers_kernel, tensors,
+        magnitudes, largest, segments.firsts, segments.headers, out, _BUNDLE_WORDS,
+    )  # fmt: skip
+
+
+def bundle_quantize(values: Tensor, segments: Segments, places: Tensor, scale: Tensor, out: Tensor) -> None:
+    """Quantize block b by scale[b] into out[places[b]] and on, unless scale[b] says that it is not sent."""
+    blocks = segments.blocks
+    _run(
+        bundles.bundle_quantize_kernel, tiles(blocks),
+        values, segments.begins, places, scale, out, blocks, _TILE_WORDS,
+    )  # fmt: skip
+
+
+def bundle_dequantize(
+    total: Tensor, segments: Segments, places: Tensor, scale: Tensor, divisor: int, out: Tensor
 ) -> None:
-    """Run `room.rounds` more rounds; the first takes grown[0] candidates from queue[done] on."""
-    for round_ in range(room.rounds):
-        _stride(
-            peeling.round_kernel, candidates,
-            candidates.positions, room.state, room.sums, room.queue, room.grown, room.waiting, out, seed,
-            done, round_, layout.cells, candidates.capacity, layout.rows, *_segments(layout),
-            room.rounds, len(room.sums), _CANDIDATES,
-        )  # fmt: skip
+    """Do the inverse of `bundle_quantize` on sums: float32 out[n]."""
+    blocks = segments.blocks
+    _run(
+        bundles.bundle_dequantize_kernel, tiles(blocks),
+        total, segments.begins, places, scale, divisor, out, blocks, _TILE_WORDS,
+    )  # fmt: skip
 
 
 def left_over(room: Peeling, bitmap: Tensor, largest: Tensor, bases: Tensor, out: Candidates) -> None:
@@ -358,6 +431,11 @@ def left_over(room: Peeling, bitmap: Tensor, largest: Tensor, bases: Tensor, out
     """
     index(room.waiting, bitmap, largest)
     positions(bitmap, room.waiting.numel(), bases, out)
+
+
+def _octaves(scale: Tensor, blocks: Blocks | None) -> tuple[Tensor, int]:
+    """Return the octaves of blocks and their `bits`, or what the kernels do not read."""
+    return (blocks.octaves, blocks.bits) if blocks else (scale, 0)
 
 
 def _segments(layout: SketchLayout) -> tuple[int, int, int]:
@@ -374,8 +452,16 @@ def _stride(kernel: Any, candidates: Candidates, *arguments: Any) -> None:
     _run(kernel, min(-(-candidates.capacity // _CANDIDATES), most), *arguments)
 
 
-def _run(kernel: Any, programs: int, *arguments: Any) -> None:
+def _run(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
     """Launch on the device of the first argument, a tensor, and on the current stream there."""
     if programs:
         with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
-            kernel[(programs,)](*arguments)
+            kernel[(programs,)](*arguments, **options)
+
+
+@cache
+def _cooperating(device: torch.device) -> int:
+    """Return how many programs of a cooperative launch all run at the same time."""
+    if device.type != "cuda":
+        return 1  # the interpreter runs them one after the other
+    return _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count

@@ -6,6 +6,9 @@ through pinned memory, on the current stream.
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,22 +16,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from peelsum.codec import gpu_launch
 from peelsum.codec.errors import CodecError
-from peelsum.codec.fixed_point import EXPONENT_WORDS, MANTISSA_BITS
-
-_WORD_BITS = 32
 
 
 class DeviceMemory:
     """A `Memory` whose arrays are torch tensors on `device`.
 
     By default the device is the GPU. If there is none, it is the CPU, on which Triton's interpreter runs.
+    direct: whether words are sent from the device and received there, as over NCCL.
     """
 
-    direct = False
-
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self, device: torch.device | None = None, *, direct: bool = False) -> None:
+        self.direct = direct
         self._device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        #: The memories of devices on which tensors lie, of this one among them, by device.
+        self._near: dict[torch.device, DeviceMemory] = {}
 
     def accepted(self, tensor: Any) -> Tensor:
         """See `Memory.accepted`. Raises CodecError for anything but a torch tensor on this device's type."""
@@ -68,8 +71,10 @@ class DeviceMemory:
         return torch.from_numpy(array).to(self._device)
 
     def beside(self, values: Tensor) -> DeviceMemory:
-        """See `Memory.beside`."""
-        return DeviceMemory(values.device)
+        """See `Memory.beside`. `settle` of this memory waits for the device of `values`, too."""
+        if values.device not in self._near:
+            self._near[values.device] = DeviceMemory(values.device, direct=self.direct)
+        return self._near[values.device]
 
     def words(self, count: int) -> Tensor:
         """See `Memory.words`."""
@@ -87,42 +92,104 @@ class DeviceMemory:
         """See `Memory.floats`."""
         return torch.full((count,), value, dtype=torch.float32, device=self._device)
 
-    def positions(self, chosen: Tensor) -> Tensor:
-        """See `Memory.positions`. Waits for the device, because the result's size depends on the data."""
+    def positions(self, chosen: Tensor | NDArray[Any]) -> Tensor:
+        """See `Memory.positions`. Waits for the device unless `chosen` is on the host or has no elements."""
+        if not len(chosen):
+            return torch.empty(0, dtype=torch.int64, device=self._device)
+        if isinstance(chosen, np.ndarray):
+            return self._sent(np.flatnonzero(chosen), torch.int64)
         return chosen.nonzero().view(-1)
 
     def write_exponent(self, magnitude: Tensor, out: Tensor) -> None:
         """See `Memory.write_exponent`. The device computes it; the host does not wait for the magnitude."""
-        field = magnitude >> MANTISSA_BITS
-        word = torch.arange(EXPONENT_WORDS, dtype=torch.int32, device=self._device)
-        bit = torch.ones_like(field) << (field % _WORD_BITS)
-        out.copy_(torch.where((field // _WORD_BITS == word) & (magnitude != 0), bit, 0))
+        gpu_launch.exponent(magnitude, out)
 
-    def on_host(self, array: Tensor) -> NDArray[Any]:
+    def on_host(self, array: Tensor | NDArray[Any]) -> NDArray[Any]:
         """See `Memory.on_host`."""
+        if isinstance(array, np.ndarray):
+            return array
         host: NDArray[Any] = array.cpu().numpy()
         return host.view(np.uint32) if array.dtype == torch.int32 else host
 
-    def traveling(self, count: int) -> NDArray[np.uint32]:
-        """See `Memory.traveling`. Returns pinned memory."""
-        words: NDArray[np.uint32] = self._pinned(count).numpy().view(np.uint32)
+    def later(self, array: Tensor) -> Callable[[], NDArray[Any]]:
+        """See `Memory.later`."""
+        return later(array)
+
+    def traveling(self, count: int) -> NDArray[np.uint32] | Tensor:
+        """See `Memory.traveling`. Returns pinned memory, or, if `direct`, memory of the device."""
+        if self.direct:
+            return self.words(count)
+        pinned = torch.empty(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        words: NDArray[np.uint32] = pinned.numpy().view(np.uint32)
         return words
 
-    def send(self, words: Tensor, out: NDArray[np.uint32]) -> None:
+    def send(self, words: Tensor, out: NDArray[np.uint32] | Tensor) -> None:
         """See `Memory.send`."""
-        torch.from_numpy(out.view(np.int32)).copy_(words, non_blocking=True)
+        if len(out):
+            into = out if isinstance(out, Tensor) else torch.from_numpy(out.view(np.int32))
+            into.copy_(words, non_blocking=True)
 
     def settle(self) -> None:
         """See `Memory.settle`."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        for device in self._near or [self._device]:
+            wait(device)
 
-    def receive(self, words: NDArray[np.uint32]) -> Tensor:
+    def receive(self, words: NDArray[np.uint32] | Tensor) -> Tensor:
         """See `Memory.receive`."""
-        staged = self._pinned(words.size)
-        staged.numpy()[:] = words.view(np.int32)
-        # torch reuses pinned memory only after the copy has finished.
-        return staged.to(self._device, non_blocking=True)
+        if isinstance(words, Tensor):
+            return words
+        return self._sent(words.view(np.int32), torch.int32)
 
-    def _pinned(self, count: int) -> Tensor:
-        return torch.empty(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+    def _sent(self, array: NDArray[Any], dtype: torch.dtype) -> Tensor:
+        """Copy from the host to the device, through pinned memory, which torch keeps and reuses in time."""
+        there = torch.empty(len(array), dtype=dtype, device=self._device)
+        if len(array):
+            staged = _pinned(there)
+            staged.numpy()[:] = array
+            there.copy_(staged, non_blocking=True)
+        return there
+
+
+class _Waits(threading.local):
+    """How often this thread has waited for a stream of a device, by both."""
+
+    def __init__(self) -> None:
+        self.done: Counter[tuple[torch.device, int]] = Counter()
+
+
+_WAITS = _Waits()
+
+
+def wait(device: torch.device) -> None:
+    """Wait for all work on the current stream of a device."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    _WAITS.done[stream_of(device)] += 1
+
+
+def later(array: Tensor) -> Callable[[], NDArray[Any]]:
+    """Copy to pinned memory; return a function that reads it there.
+
+    It waits, unless this thread has waited for the current stream since the copy began.
+    """
+    host, stream = _pinned(array), stream_of(array.device)
+    host.copy_(array.view(-1), non_blocking=True)
+    before = _WAITS.done[stream]
+
+    def read() -> NDArray[Any]:
+        if _WAITS.done[stream] == before:
+            wait(array.device)
+        copied: NDArray[Any] = host.numpy()
+        return copied
+
+    return read
+
+
+def stream_of(device: torch.device) -> tuple[torch.device, int]:
+    """Return the device and its current stream's number."""
+    return device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def _pinned(like: Tensor) -> Tensor:
+    """Allocate memory on the host for a copy to or from a device. Torch keeps it, and reuses it in time."""
+    return torch.empty(like.numel(), dtype=like.dtype, pin_memory=like.is_cuda)

@@ -5,7 +5,7 @@ of a pure cell is 2**32 plus its candidate's number. The thread whose atomic sub
 sees this in the atomic's result. It clears the candidate in `waiting` and, if it is the first to do so,
 queues the candidate. Each candidate is thus queued at most once, so all rounds together do work proportional
 to the number of candidates. A round reads only sums that earlier rounds completed, so values do not depend on
-the order of threads.
+the order of threads. One launch runs all rounds, with a barrier of all programs between two.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ _ITEM = tl.constexpr(4)
 
 @triton.jit
 def load_kernel(
-    positions, count, state, waiting, seed, capacity, rows, share,
-    LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
+    positions, count, state, waiting, out, seed, capacity, rows, share,
+    LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add candidates to their cells' state, which must be zero; set all as waiting."""
+    """Add candidates to their cells' state, which must be zero; set them as waiting; zero `out`."""
     candidates = tl.minimum(tl.load(count), capacity)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, capacity, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
         inside = t < candidates
         position = tl.load(positions + t, mask=inside, other=0)
-        tl.store(waiting + t, tl.full((BLOCK,), 1, tl.int32), mask=inside)
+        tl.store(waiting + t, inside.to(tl.int32), mask=t < capacity)
+        for limb in tl.static_range(LIMBS):
+            tl.store(out + limb * wide(capacity) + t, tl.zeros((BLOCK,), tl.int32), mask=t < capacity)
         segment = segment_of(t, position, share, tl.load(seed), rows, LANES, SEGMENTED)
         for j in tl.static_range(_SUB_TABLES):
             cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
@@ -43,7 +45,7 @@ def load_kernel(
 
 @triton.jit
 def _queue(queue, end, grown, waiting, state, sub_table, inside):
-    """Queue, from `end` on, the waiting candidates whose cell's `state` is pure; count them in grown[1]."""
+    """Queue, from `end` on, the waiting candidates whose cell's `state` is pure; count them in grown[0]."""
     alone = inside & ((state >> 32) == 1)
     candidate = tl.where(alone, state - _ONE, 0)
     taken = tl.atomic_xchg(waiting + candidate, 0, mask=alone, sem="relaxed")
@@ -54,28 +56,19 @@ def _queue(queue, end, grown, waiting, state, sub_table, inside):
 
 
 @triton.jit
-def first_round_kernel(state, queue, grown, waiting, cells, table_cells, BLOCK: tl.constexpr):
+def first_round_kernel(state, queue, progress, waiting, cells, table_cells, BLOCK: tl.constexpr):
     """Queue the candidates of all initially pure cells; a sub-table of a segment has `table_cells`."""
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     held = tl.load(state + cell, mask=cell < cells, other=0)
-    _queue(queue, wide(0), grown, waiting, held, cell // table_cells % _SUB_TABLES, cell < cells)
+    _queue(queue, wide(0), progress, waiting, held, cell // table_cells % _SUB_TABLES, cell < cells)
 
 
-@triton.jit(do_not_specialize=["done", "round_"])
-def round_kernel(
-    positions, state, sums, queue, grown, waiting, out, seed, done, round_,
-    cells, capacity, rows, share,
-    LANES: tl.constexpr, SEGMENTED: tl.constexpr, ROUNDS: tl.constexpr, LIMBS: tl.constexpr,
-    BLOCK: tl.constexpr,
+@triton.jit
+def _peel_round(
+    begin, end, following, positions, state, sums, queue, waiting, out, seed, cells, capacity, rows, share,
+    LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Peel the candidates that the previous round queued; queue those whose cells become pure.
-
-    Round r has grown[r] items in the queue, from done + grown[0] + ... + grown[r - 1] on. Each of
-    sums[LIMBS, cells] is peeled into a row of out[LIMBS, capacity].
-    """
-    rounds = tl.arange(0, ROUNDS)
-    begin = wide(done) + tl.sum(tl.load(grown + rounds, mask=rounds < round_, other=0), axis=0)
-    end = begin + tl.load(grown + round_)
+    """Peel queue[begin:end]; queue, behind them, candidates whose cells become pure, and count them."""
     for start in range(begin + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
         at = singly(start, BLOCK)
         inside = at < end
@@ -100,4 +93,46 @@ def round_kernel(
             shared = inside & (alone_in != j)
             gone = candidate + _ONE
             before = tl.atomic_add(state + segment + cell, 0 - gone, mask=shared, sem="relaxed")
-            _queue(queue, end, grown + round_ + 1, waiting, before - gone, j, shared)
+            _queue(queue, end, following, waiting, before - gone, j, shared)
+
+
+@triton.jit
+def _meet(arrived, times):
+    """Wait until every program has come here `times` times; then all see what all wrote before.
+
+    All programs must run at the same time, as those of a cooperative launch do.
+    """
+    tl.debug_barrier()
+    tl.atomic_add(arrived, 1, sem="release")
+    while tl.load(arrived, volatile=True) < times * tl.num_programs(0).to(tl.int64):
+        pass
+    tl.atomic_add(arrived, 0, sem="acquire")
+    tl.debug_barrier()
+
+
+@triton.jit
+def rounds_kernel(
+    positions, count, state, sums, queue, progress, waiting, out, seed, cells, capacity, rows, share,
+    LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Peel the queue, round after round, until no candidate is queued: the rest is the 2-core.
+
+    Each of sums[LIMBS, cells] is peeled into a row of out[LIMBS, capacity]. progress[0] holds the candidates
+    queued for the first round; round r counts those of the next in progress[(r + 1) % 3]. progress[3]
+    counts arrivals at the barriers between rounds. progress[4] becomes the number of candidates left over.
+    """
+    begin, round_ = wide(0), wide(0)
+    end = tl.load(progress)
+    while begin < end:
+        # Every program has read this count before the last barrier; the next round adds to it.
+        tl.store(progress + (round_ + 2) % 3, wide(0))
+        following = progress + (round_ + 1) % 3
+        _peel_round(
+            begin, end, following, positions, state, sums, queue, waiting, out, seed, cells, capacity, rows,
+            share, LANES, SEGMENTED, LIMBS, BLOCK,
+        )  # fmt: skip
+        round_ += 1
+        _meet(progress + 3, round_)
+        begin = end
+        end += tl.load(following, volatile=True)
+    tl.store(progress + 4, tl.minimum(tl.load(count), capacity) - end)

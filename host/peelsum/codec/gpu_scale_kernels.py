@@ -16,6 +16,21 @@ _MANTISSA_BITS = tl.constexpr(MANTISSA_BITS)
 
 
 @triton.jit
+def exponent_words(largest, word):
+    """Return the words of a tensor's one-hot exponent field; `largest` is its magnitude."""
+    field = largest >> _MANTISSA_BITS
+    bit = tl.full(word.shape, 1, tl.int32) << (field % 32)
+    return tl.where((word == field // 32) & (largest != 0), bit, 0)
+
+
+@triton.jit
+def exponent_kernel(largest, out, WORDS: tl.constexpr):
+    """Write the exponent field of largest[1], one-hot, into out[WORDS]. One program."""
+    word = tl.arange(0, WORDS)
+    tl.store(out + word, exponent_words(tl.load(largest), word))
+
+
+@triton.jit
 def block_magnitudes_kernel(values, out, largest, n, block_words, WORDS: tl.constexpr):
     """Raise out[blocks], which must be zero, to the blocks' magnitudes, and largest[1] to that of values[n].
 
@@ -33,14 +48,20 @@ def block_magnitudes_kernel(values, out, largest, n, block_words, WORDS: tl.cons
 
 
 @triton.jit
+def block_words(most, largest):
+    """Return the words of blocks with magnitudes `most`, of a tensor with magnitude `largest`."""
+    least = (largest >> _MANTISSA_BITS) - _DEPTH
+    level = (tl.maximum(most >> _MANTISSA_BITS, tl.maximum(least, 0)) >> _LEVEL_BITS) % _LEVELS
+    bit = tl.full(level.shape, 1, tl.int32) << level
+    return tl.where(most != 0, bit, 0)
+
+
+@triton.jit
 def encode_exponents_kernel(blocks, largest, count, BLOCK: tl.constexpr):
     """Replace blocks[count], each block's magnitude, by its word; largest[1] is the tensor's magnitude."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     most = tl.load(blocks + at, mask=at < count, other=0)
-    least = (tl.load(largest) >> _MANTISSA_BITS) - _DEPTH
-    level = (tl.maximum(most >> _MANTISSA_BITS, tl.maximum(least, 0)) >> _LEVEL_BITS) % _LEVELS
-    bit = tl.full(level.shape, 1, tl.int32) << level
-    tl.store(blocks + at, tl.where(most != 0, bit, 0), mask=at < count)
+    tl.store(blocks + at, block_words(most, tl.load(largest)), mask=at < count)
 
 
 @triton.jit

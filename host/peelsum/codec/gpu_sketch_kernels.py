@@ -71,18 +71,27 @@ def segment_of(rank, position, share, seed, rows, LANES: tl.constexpr, SEGMENTED
 
 
 @triton.jit
-def _power_of_two(exponent):
+def power_of_two(exponent):
     """Return 2.0**exponent as a normal float64, built from bits: Triton passes float arguments as float32."""
     return ((exponent.to(tl.int64) + _EXPONENT_BIAS) << _MANTISSA_BITS).to(tl.float64, bitcast=True)
 
 
 @triton.jit
-def _fixed(value, scale):
+def _scale_of(element, inside, scale, octaves, block_bits, BLOCKS: tl.constexpr):
+    """Return the elements' scales: scale[1], and if there are BLOCKS, the octaves of their block above it."""
+    scales = tl.load(scale)
+    if BLOCKS:
+        scales += tl.load(octaves + (element >> block_bits), mask=inside, other=0)
+    return scales
+
+
+@triton.jit
+def fixed_number(value, scale):
     """Return int64 rint(value * 2**scale) of float32 values, half to even; `scale` is an int32 or several.
 
     From 2**51 on, the product is an integer already: a float32 has only 24 significant bits.
     """
-    scaled = value.to(tl.float64) * _power_of_two(scale)
+    scaled = value.to(tl.float64) * power_of_two(scale)
     rounded = tl.where(tl.abs(scaled) < _INTEGERS_FROM, (scaled + _ROUNDING) - _ROUNDING, scaled)
     return rounded.to(tl.int64)
 
@@ -99,14 +108,15 @@ def _limb(number, limb, low_bits, LIMBS: tl.constexpr):
 
 @triton.jit
 def quantize_kernel(
-    values, out, largest, scale, n, block_bits, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr
-):
+    values, out, largest, scale, octaves, n, block_bits, low_bits,
+    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Quantize values[n], given as bit patterns, into out[LIMBS, n], and write their magnitude."""
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     element = begin + tl.arange(0, BLOCK)
     bits = load_tile(values, element, begin + BLOCK, n)
-    scales = tl.load(scale + (element >> block_bits), mask=element < n, other=0)
-    number = _fixed(bits.to(tl.float32, bitcast=True), scales)
+    scales = _scale_of(element, element < n, scale, octaves, block_bits, BLOCKS)
+    number = fixed_number(bits.to(tl.float32, bitcast=True), scales)
     for limb in tl.static_range(LIMBS):
         tl.store(out + limb * wide(n) + element, _limb(number, limb, low_bits, LIMBS), mask=element < n)
     raise_to(largest, tl.max(bits & 0x7FFFFFFF, axis=0))
@@ -114,8 +124,8 @@ def quantize_kernel(
 
 @triton.jit
 def quantize_at_kernel(
-    values, positions, count, out, scale, capacity, block_bits, low_bits,
-    LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    values, positions, count, out, scale, octaves, capacity, block_bits, low_bits,
+    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize values[positions[count]] into out[LIMBS, capacity]."""
     candidates = tl.minimum(tl.load(count), capacity)
@@ -123,8 +133,8 @@ def quantize_at_kernel(
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         bits = tl.load(values + position, mask=t < candidates, other=0)
-        scales = tl.load(scale + (position >> block_bits), mask=t < candidates, other=0)
-        number = _fixed(bits.to(tl.float32, bitcast=True), scales)
+        scales = _scale_of(position, t < candidates, scale, octaves, block_bits, BLOCKS)
+        number = fixed_number(bits.to(tl.float32, bitcast=True), scales)
         for limb in tl.static_range(LIMBS):
             limbs = out + limb * wide(capacity)
             tl.store(limbs + t, _limb(number, limb, low_bits, LIMBS), mask=t < candidates)
@@ -137,32 +147,33 @@ def _float(quantized, at, stride, inside, scale, divisor, low_bits, LIMBS: tl.co
     if LIMBS == 2:
         lower = tl.load(quantized + stride + at, mask=inside, other=0).to(tl.uint32, bitcast=True)
         number = (number << low_bits) + lower.to(tl.int64)
-    return (number.to(tl.float64) * _power_of_two(0 - scale) / wide(divisor).to(tl.float64)).to(tl.float32)
+    return (number.to(tl.float64) * power_of_two(0 - scale) / wide(divisor).to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
 def dequantize_kernel(
-    quantized, out, scale, n, divisor, block_bits, low_bits, LIMBS: tl.constexpr, BLOCK: tl.constexpr
-):
+    quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
+    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Dequantize quantized[LIMBS, n] into float32 out[n]."""
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = element < n
-    scales = tl.load(scale + (element >> block_bits), mask=inside, other=0)
+    scales = _scale_of(element, inside, scale, octaves, block_bits, BLOCKS)
     value = _float(quantized, element, wide(n), inside, scales, divisor, low_bits, LIMBS)
     tl.store(out + element, value, mask=inside)
 
 
 @triton.jit
 def dequantize_at_kernel(
-    quantized, positions, count, out, scale, capacity, divisor, block_bits, low_bits,
-    LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    quantized, positions, count, out, scale, octaves, capacity, divisor, block_bits, low_bits,
+    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Dequantize quantized[LIMBS, capacity] into float32 out[positions[count]]."""
     candidates = tl.minimum(tl.load(count), capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
-        scales = tl.load(scale + (position >> block_bits), mask=t < candidates, other=0)
+        scales = _scale_of(position, t < candidates, scale, octaves, block_bits, BLOCKS)
         value = _float(quantized, t, wide(capacity), t < candidates, scales, divisor, low_bits, LIMBS)
         tl.store(out + position, value, mask=t < candidates)
 
@@ -187,24 +198,17 @@ def sketch_encode_kernel(
 
 
 @triton.jit
-def index_sketch_kernel(
-    values, bitmap, sketch, largest, seed, scale, n, first, rows, cells, share, low_bits,
+def _add_words(
+    values, word, sketch, seed, scale, n, first, rows, cells, share, low_bits,
     LANES: tl.constexpr, ALIGNED: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr,
-    WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Write bitmap, magnitude and sketch of values[n] in one pass; sketch[LIMBS, cells] must be zero."""
-    tile = tl.program_id(0).to(tl.int64) * WORDS
-    word = tile + tl.arange(0, WORDS)
+    """Add the elements of a bitmap's words int64[w] to the sketch, unless all are zero."""
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
-    # One per thread, as in `singly`.
+    # One per thread, as in `singly`: 32 neighbours, one row of the tile, are added by one warp at once.
     element = tl.max_contiguous(element, (1, 1))
-    bits = load_tile(values, element, (tile + WORDS) * WORD_BITS, n)
-    magnitudes = bits & 0x7FFFFFFF
-    tl.store(bitmap + word, packed(magnitudes != 0), mask=word * WORD_BITS < n)
-    tile_largest = tl.max(tl.max(magnitudes, axis=1), axis=0)
-    raise_to(largest, tile_largest)
-    if tile_largest != 0:
-        number = _fixed(bits.to(tl.float32, bitcast=True), tl.load(scale))
+    bits = tl.load(values + element, mask=element < n, other=0)
+    if tl.max(tl.max(bits & 0x7FFFFFFF, axis=1), axis=0) != 0:
+        number = fixed_number(bits.to(tl.float32, bitcast=True), tl.load(scale))
         begin = first + word * WORD_BITS
         if ALIGNED:
             segment = segment_of(begin, begin, share, tl.load(seed), rows, LANES, SEGMENTED)[:, None]
@@ -228,3 +232,29 @@ def index_sketch_kernel(
                 tl.atomic_add(
                     sketch + limb * wide(cells) + segment + cell, value, mask=value != 0, sem="relaxed"
                 )
+
+
+@triton.jit
+def index_sketch_kernel(
+    values, bitmap, sketch, largest, seed, scale, n, first, rows, cells, share, low_bits,
+    LANES: tl.constexpr, ALIGNED: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr,
+    PIECE: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """Write bitmap, magnitude and sketch of values[n] in one pass; sketch[LIMBS, cells] must be zero.
+
+    A tile is loaded 16 bytes at a time, as for `index_kernel`. Its non-zeros are added in pieces of PIECE
+    words, which are in the cache then: fewer registers for each thread leave room for more threads.
+    """
+    tile = tl.program_id(0).to(tl.int64) * WORDS
+    word = tile + tl.arange(0, WORDS)
+    element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
+    magnitudes = load_tile(values, element, (tile + WORDS) * WORD_BITS, n) & 0x7FFFFFFF
+    tl.store(bitmap + word, packed(magnitudes != 0), mask=word * WORD_BITS < n)
+    tile_largest = tl.max(tl.max(magnitudes, axis=1), axis=0)
+    raise_to(largest, tile_largest)
+    if tile_largest != 0:
+        for start in range(0, WORDS, PIECE):
+            _add_words(
+                values, tile + start + tl.arange(0, PIECE), sketch, seed, scale, n, first, rows, cells, share,
+                low_bits, LANES, ALIGNED, SEGMENTED, LIMBS,
+            )  # fmt: skip

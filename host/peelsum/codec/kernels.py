@@ -7,14 +7,14 @@ and types: arrays must be C-contiguous and in native byte order. All implementat
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.codec import cpu, cpu_bundle_loops, cpu_index_loops, reference
 from peelsum.codec.errors import CodecError
-from peelsum.codec.fixed_point import FixedPoint
+from peelsum.codec.fixed_point import EXPONENT_WORDS, FixedPoint
 from peelsum.codec.index import BloomLayout
 from peelsum.codec.layout import SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
@@ -53,8 +53,13 @@ class Kernels(Protocol):
     def count(self, index: NDArray[np.uint32], elements: int) -> int:
         """Count the set bits of a bitmap of `elements` bits."""
 
-    def positions(self, index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArray[np.int64]:
-        """Return the elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k]."""
+    def positions(
+        self, index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
+    ) -> NDArray[np.int64]:
+        """Return the elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k].
+
+        `count` is k, if it is known; without it, the GPU's kernels wait for it.
+        """
 
     def occupied(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count the blocks of 2**b elements that hold one of positions[k], for each b: int64[BLOCK_SIZES]."""
@@ -96,18 +101,20 @@ class Kernels(Protocol):
 
     def gather_bits(
         self, index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]
-    ) -> None:
+    ) -> Any:
         """Write the bits of `index` that `mask` selects, in order, as a bitmap of k bits.
 
         `mask` is a bitmap of as many words as `index`, with k set bits; `out` has index_words(k) words.
+        Return what `scatter_bits` can use of its scan of `mask`.
         """
 
     def scatter_bits(
-        self, bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]
+        self, bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32], scan: Any = None
     ) -> None:
         """Write bit t of `bits` to the place of the t-th set bit of `mask`, and 0 elsewhere.
 
-        The inverse of `gather_bits`; `out` has as many words as `mask`.
+        The inverse of `gather_bits`; `out` has as many words as `mask`. `scan` is what `gather_bits` returned
+        for the same mask; without it, the mask is scanned again.
         """
 
     # Numbers
@@ -242,13 +249,16 @@ def kernels(implementation: Implementation = "cpu") -> Kernels:
     return _IMPLEMENTATIONS[implementation]
 
 
-def memory(implementation: Implementation = "cpu") -> Memory:
-    """Return the memory in which these kernels' arrays lie. Raises CodecError as `kernels` does."""
+def memory(implementation: Implementation = "cpu", *, direct: bool = False) -> Memory:
+    """Return the memory in which these kernels' arrays lie. Raises CodecError as `kernels` does.
+
+    direct: whether words on a device are sent from there, as over NCCL, and not by way of the host.
+    """
     if kernels(implementation) in _IMPLEMENTATIONS.values():
         return HostMemory()
     from peelsum.codec.gpu_memory import DeviceMemory
 
-    return cast(Memory, DeviceMemory())
+    return cast(Memory, DeviceMemory(direct=direct))
 
 
 def warm_up(implementation: Implementation = "cpu") -> None:
@@ -263,6 +273,10 @@ def warm_up(implementation: Implementation = "cpu") -> None:
         _run_all(ops, room)
         if implementation == "cpu":
             cpu_bundle_loops.warm_up()
+        elif implementation == "gpu":
+            from peelsum.codec import gpu
+
+            gpu.warm_up_bundles(cast(Any, room.floats(1, 1.0)))
 
 
 def _run_all(ops: Kernels, room: Memory) -> None:
@@ -271,7 +285,7 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     sketch = room.receive(np.zeros(6, np.uint32)).reshape(2, 3)
     layout, bloom = SketchLayout(1, 1, 0), BloomLayout(1, 1, 0)
     dealt = SketchLayout(1, 1, 0, 2, dealt=True)
-    ops.magnitude(values)
+    room.write_exponent(ops.magnitude(values), room.words(EXPONENT_WORDS))
     ops.index(values, bitmap)
     ops.index_over(values, bitmap)
     where = ops.positions(bitmap, ops.count(bitmap, 1))

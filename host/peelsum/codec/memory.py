@@ -7,6 +7,7 @@ tensors share (slices, `len`, `any`, assignment), and this protocol for the rest
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,13 +65,22 @@ class Memory(Protocol):
         """Allocate float32[count], filled with `value`."""
 
     def positions(self, chosen: Any) -> NDArray[np.int64]:
-        """Return the indices of the non-zeros in chosen[n], ascending: int64[k]."""
+        """Return the indices of the non-zeros in chosen[n], here or on the host, ascending: int64[k]."""
 
     def write_exponent(self, magnitude: int, out: Words) -> None:
         """Write `exponent_words` of a kernel's magnitude into out[EXPONENT_WORDS]."""
 
     def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return an array's content as a NumPy array, words as uint32. Waits for pending writes."""
+        """Return an array's content as a NumPy array, words as uint32. Waits for pending writes.
+
+        An array on the host is returned as it is.
+        """
+
+    def later(self, array: NDArray[Any]) -> Callable[[], NDArray[Any]]:
+        """Return a function that returns what an array holds now, on the host, after `settle` without a wait.
+
+        It waits if `settle` has not been called in between.
+        """
 
     def traveling(self, count: int) -> Words:
         """Allocate uint32[count] on the host, for words to be sent."""
@@ -153,6 +163,10 @@ class HostMemory:
     def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
         """See `Memory.on_host`."""
         return array
+
+    def later(self, array: NDArray[Any]) -> Callable[[], NDArray[Any]]:
+        """See `Memory.later`."""
+        return lambda: array
 
     def traveling(self, count: int) -> Words:
         """See `Memory.traveling`."""

@@ -36,7 +36,9 @@ def count(index: NDArray[np.uint32], elements: int) -> int:
     return int(np.count_nonzero(_bits(index, elements)))
 
 
-def positions(index: NDArray[np.uint32], elements: int, first: int = 0) -> NDArray[np.int64]:
+def positions(
+    index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
+) -> NDArray[np.int64]:
     """See `Kernels.positions`."""
     return np.flatnonzero(_bits(index, elements)) + first
 
@@ -87,7 +89,9 @@ def gather_bits(index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArra
     out[:] = _packed(_bits(index, elements)[_bits(mask, elements)], out.size)
 
 
-def scatter_bits(bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
+def scatter_bits(
+    bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32], scan: None = None
+) -> None:
     """See `Kernels.scatter_bits`."""
     spread = _bits(mask, WORD_BITS * mask.size).copy()
     spread[spread] = _bits(bits, int(np.count_nonzero(spread)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -29,18 +30,38 @@ class Bucket:
         if self._written is None:
             yield torch.split(self.buffer, self._lengths)
             return
-        stream: torch.cuda.Stream = torch.cuda.Stream(self.buffer.device)  # type: ignore[no-untyped-call]
+        stream = _STREAMS.of(self.buffer.device)
         stream.wait_event(self._written)
         with torch.cuda.stream(stream):
-            near = self.buffer.cpu() if on_host else self.buffer
+            near = self.buffer
+            if on_host:
+                near = torch.empty_like(self.buffer, device="cpu", pin_memory=True)
+                near.copy_(self.buffer, non_blocking=True)
+                stream.synchronize()
             yield torch.split(near, self._lengths)
             if on_host:
-                self.buffer.copy_(near)
+                self.buffer.copy_(near, non_blocking=True)
         stream.synchronize()
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """Return a future for the buffer, on which a training stream can wait."""
         return torch.futures.Future(devices=[self.buffer.device] if self._written else None)
+
+
+class _Streams(threading.local):
+    """A stream of each thread for each device: two threads' buckets overlap, and no bucket makes its own."""
+
+    def __init__(self) -> None:
+        self._kept: dict[torch.device, torch.cuda.Stream] = {}
+
+    def of(self, device: torch.device) -> torch.cuda.Stream:
+        """Return this thread's stream on a device."""
+        if device not in self._kept:
+            self._kept[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._kept[device]
+
+
+_STREAMS = _Streams()
 
 
 def summable(tensor: torch.Tensor) -> Tensor:

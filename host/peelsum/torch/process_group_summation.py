@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
+from functools import partial, reduce
 from threading import Thread
 from typing import Any, Literal, TypeVar, cast
 
@@ -23,7 +23,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not exporte
 from torch.distributed import distributed_c10d as c10d
 
 from peelsum.allreduce import Part, SummationStalledError
-from peelsum.summation import Words
+from peelsum.summation import Op, Words
 from peelsum.torch.direct_sum import FEW_WORDS, MOST_WORDS, DirectSum
 from peelsum.torch.tree import all_reduce_tree
 
@@ -33,6 +33,7 @@ T = TypeVar("T")
 OrBy = Literal["bor", "gather", "max"]
 #: How words are reduced.
 By = Literal["ring", "tree"]
+_WORD_BITS = 32
 #: Backends whose all_reduce has BOR. NCCL's does not.
 _WITH_BOR = ("gloo", "mpi", "ucc")
 #: Up to this many workers, gathering all words takes fewer bytes than a ring's maximum of a byte per bit.
@@ -69,7 +70,8 @@ class ProcessGroupSummation:
         self.lanes, self.workers = lanes, len(ranks)
         self.worker_id: int = group.rank()
         self._or_by: OrBy = or_by or _or_by(backend, self.workers)
-        self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
+        #: Where tensors can lie that `sum_words` takes as words, as int32; None if words are arrays only.
+        self.device = _device_of(backend)
         self._backend, self._timeout_s = backend, timeout_s
         direct = backend == "gloo" and or_by is None and self.workers > 1
         self._few = DirectSum(self.workers, self.worker_id, self._all_to_all) if direct else None
@@ -81,6 +83,8 @@ class ProcessGroupSummation:
 
     def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
         """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing.
+
+        Over NCCL, words may be tensors on `device`; their sums are on the device then, too.
 
         by: "tree" reduces by `all_reduce_tree`, "ring" by the backend's all_reduce; None also takes direct
         messages for few words over gloo. The results are the same.
@@ -98,7 +102,7 @@ class ProcessGroupSummation:
         for source in sorted(set(sources)):
             mine = [at for at, one in enumerate(sources) if one == source and copied[at].size]
             if mine:
-                together = torch.from_numpy(np.concatenate([copied[at] for at in mine])).to(self._device)
+                together = torch.from_numpy(np.concatenate([copied[at] for at in mine])).to(self.device)
                 self._naming_the_missing(partial(self._broadcast, together, source))
                 parts = np.split(together.cpu().numpy(), np.cumsum([copied[at].size for at in mine[:-1]]))
                 for at, part in zip(mine, parts, strict=True):
@@ -129,41 +133,41 @@ class ProcessGroupSummation:
         return [self._combined(part) for part in parts]
 
     def _combined(self, part: Part) -> Words:
-        if not part.words.size:
-            return np.zeros(0, np.uint32)
-        if part.op == "add":
-            return self._reduced(part.words, dist.ReduceOp.SUM)
-        if self._or_by == "bor":
-            return self._reduced(part.words, dist.ReduceOp.BOR)
+        """Combine words where they are, or a copy on the group's device, as int32: there is no uint32."""
+        on_device = isinstance(part.words, torch.Tensor)
+        words = torch.as_tensor(part.words if on_device else part.words.view(np.int32))
+        own = words.to(words.device if on_device else self.device or "cpu", copy=True)
+        combined = self._reduced(own, part.op) if own.numel() else own
+        return cast(Words, combined if on_device else combined.cpu().numpy().view(np.uint32))
+
+    def _reduced(self, words: torch.Tensor, op: Op) -> torch.Tensor:
+        """Reduce int32[n] in place; every backend adds it modulo 2**32."""
+        if op == "add" or self._or_by == "bor":
+            by = dist.ReduceOp.SUM if op == "add" else dist.ReduceOp.BOR
+            dist.all_reduce(words, by, self._open())
+            return words
         if self._or_by == "gather":
-            return self._gathered(part.words)
-        bits = torch.from_numpy(np.unpackbits(part.words.view(np.uint8))).to(self._device)
-        dist.all_reduce(bits, dist.ReduceOp.MAX, self._group)
-        return np.packbits(bits.cpu().numpy()).view(np.uint32)
+            everybody = list(torch.empty((self.workers, len(words)), dtype=words.dtype, device=words.device))
+            dist.all_gather(everybody, words, self._open())
+            combined: torch.Tensor = reduce(torch.bitwise_or, everybody)
+            return combined
+        shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=words.device)
+        bits = (words[:, None] >> shifts & 1).to(torch.uint8)
+        dist.all_reduce(bits, dist.ReduceOp.MAX, self._open())
+        return (bits.to(torch.int32) << shifts).sum(1, dtype=torch.int32)
 
     def _by_tree(self, part: Part) -> Words:
-        tensor = torch.from_numpy(part.words.view(np.int32).copy()).to(self._device)
+        tensor = torch.from_numpy(part.words.view(np.int32).copy()).to(self.device)
         if tensor.numel():
             all_reduce_tree(tensor, self._open(), part.op)
         return tensor.cpu().numpy().view(np.uint32)
-
-    def _reduced(self, words: Words, op: dist.ReduceOp.RedOpType) -> Words:
-        """Reduce words as int32, which every backend adds modulo 2**32; they do not support uint32."""
-        tensor = torch.from_numpy(words.view(np.int32).copy()).to(self._device)
-        dist.all_reduce(tensor, op, self._group)
-        return tensor.cpu().numpy().view(np.uint32)
-
-    def _gathered(self, words: Words) -> Words:
-        everybody = self._all_gathered(words.view(np.int32).copy())
-        combined: Words = np.bitwise_or.reduce([one.view(np.uint32) for one in everybody])
-        return combined
 
     def _broadcast(self, words: torch.Tensor, source: int) -> None:
         dist.broadcast(words, group=self._open(), group_src=source)
 
     def _all_gathered(self, data: NDArray[Any]) -> list[NDArray[Any]]:
         """Return every worker's array; their sizes are equal."""
-        own = torch.from_numpy(data).to(self._device)
+        own = torch.from_numpy(data).to(self.device)
         everybody = [torch.empty_like(own) for _ in range(self.workers)]
         dist.all_gather(everybody, own, self._open())
         return [one.cpu().numpy() for one in everybody]
@@ -301,6 +305,10 @@ def _together(parts: Sequence[Part]) -> list[list[Part]]:
             words = part.words.size
         groups[-1].append(part)
     return groups
+
+
+def _device_of(backend: str) -> torch.device | None:
+    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
 
 
 def _or_by(backend: str, workers: int) -> OrBy:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from peelsum.allreduce import TensorResult
 from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
-from peelsum.allreduce.result import non_zeros
 from peelsum.compress import CompressedTensor, Kind
 from peelsum.flexible import Carrier, DecidedStep, Event, LinkModel, Next
 
@@ -118,11 +117,8 @@ class HookStats:
 
 def tensor_stats(tensor: TensorResult | CompressedTensor) -> TensorStats:
     """Return the statistics of a parameter's sum."""
-    block = None
-    if isinstance(tensor, CompressedTensor):
-        own = tensor.density_worker
-    else:
-        own = non_zeros(tensor.quantized_at) / max(tensor.elements, 1) if tensor.finite else float("nan")
+    own, block = tensor.density_worker, None
+    if isinstance(tensor, TensorResult):
         block = None if tensor.fixed is None or tensor.fixed.octaves is None else tensor.fixed.block
     return TensorStats(
         tensor.elements, tensor.form, tensor.index, tensor.density, own, tensor.error_bound, block

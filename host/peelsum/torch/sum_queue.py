@@ -26,6 +26,8 @@ class QueuedSummation:
     def __init__(self, queue: SumQueue) -> None:
         self._queue, summation = queue, queue.summation
         self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
+        #: See `ProcessGroupSummation.device`; None with other backends.
+        self.device = getattr(summation, "device", None)
         #: The tickets of the work that runs here, and of the last that was submitted.
         self.ticket = self.last = -1
 

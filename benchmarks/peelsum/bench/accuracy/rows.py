@@ -49,6 +49,8 @@ class Request:
     """Seconds that a message takes."""
     steps: int | None = None
     """Steps of every run; None takes each subject's."""
+    device: str = "cpu"
+    """Where models compute, "cpu" or "cuda"."""
 
     def settings(self) -> list[Setting]:
         """Return the settings to train: the first methods of all models first.
@@ -65,7 +67,7 @@ class Request:
             for model in self.models if method.momentum else ():
                 require_sgd(make_subject(model), method)
         return [
-            Setting(model, method, self.workers, shares, seed, self.steps)
+            Setting(model, method, self.workers, shares, seed, self.steps, self.device)
             for method in methods
             for model in self.models
             for shares in self.shares

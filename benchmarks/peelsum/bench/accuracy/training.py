@@ -46,6 +46,8 @@ class Setting:
     """The seed of parameters, batches and compressors."""
     steps: int | None = None
     """Steps of training; None takes the subject's."""
+    device: str = "cpu"
+    """Where the model computes, "cpu" or "cuda". Gradients are compressed and summed on the host."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class Training:
     def __init__(self, setting: Setting) -> None:
         self.subject = make_subject(setting.model, setting.seed)
         self.setting, self.steps = setting, setting.steps or self.subject.steps
+        self._device = torch.device(setting.device)
+        self.subject.model.to(self._device)
         self.method = parse(setting.method, self.steps)
         require_sgd(self.subject, self.method)
         self._batches = batches(self.subject, setting)
@@ -118,9 +122,9 @@ class Training:
 
     def step(self) -> bool:
         """Train one step; return whether all gradients were finite, without which nothing is updated."""
-        started = time.thread_time()
+        started = self._clock()
         gradients = [self._gradients(rank) for rank in range(self.setting.workers)]
-        self._compute_s += (time.thread_time() - started) / self.setting.workers
+        self._compute_s += (self._clock() - started) / self.setting.workers
         results = self._threads.run(lambda rank: self._summed(rank, gradients[rank]))
         self._count(results)
         self.done += 1
@@ -129,11 +133,12 @@ class Training:
             self._sums = self._new_sums()  # as the hook does when DDP rebuilds its buckets
         if not all(one.finite for one in results[0].tensors):
             return False
-        started = time.thread_time()
+        started = self._clock()
         for name, parameter in self.subject.model.named_parameters():
-            parameter.grad = torch.from_numpy(results[0][name].values.reshape(parameter.shape))
+            average = torch.from_numpy(results[0][name].values.reshape(parameter.shape))
+            parameter.grad = average.to(self._device)
         self._optimizer.step()
-        self._compute_s += time.thread_time() - started
+        self._compute_s += self._clock() - started
         return True
 
     def run(self, curve: list[tuple[int, float | None]]) -> Run:
@@ -160,8 +165,24 @@ class Training:
         model.zero_grad()
         # Dropout must not depend on who else computes in this process.
         torch.manual_seed(dropout_seed(self.setting.seed, self.done, rank))
-        model(*next(self._batches[rank])).backward()
-        return {name: one.grad.numpy() for name, one in model.named_parameters() if one.grad is not None}
+        model(*(one.to(self._device) for one in next(self._batches[rank]))).backward()
+        return {
+            name: one.grad.cpu().numpy() for name, one in model.named_parameters() if one.grad is not None
+        }
+
+    def measure(self) -> float:
+        """Return the subject's metric, measured on the host, where its data are."""
+        self.subject.model.cpu()
+        metric = self.subject.measure()
+        self.subject.model.to(self._device)
+        return metric
+
+    def _clock(self) -> float:
+        """Return seconds of this thread's processor, or of the wall clock with all of a GPU's work done."""
+        if self._device.type == "cpu":
+            return time.thread_time()
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter()
 
     def _new_sums(self) -> list[Allreduce | CompressedSum]:
         return [self._sum(member) for member in self._threads.members]
@@ -237,14 +258,14 @@ def train(setting: Setting, advance: Advance = lambda done: None) -> Run:
     measured, is no longer finite.
     """
     with one_thread(), Training(setting) as training:
-        curve: list[tuple[int, float | None]] = [(0, _finite(training.subject.measure()))]
+        curve: list[tuple[int, float | None]] = [(0, _finite(training.measure()))]
         while training.done < training.steps and curve[-1][1] is not None:
             finite = training.step()
             advance(1 / training.steps)
             if not finite:
                 curve.append((training.done, None))
             elif training.done % training.subject.every == 0 or training.done == training.steps:
-                curve.append((training.done, _finite(training.subject.measure())))
+                curve.append((training.done, _finite(training.measure())))
         advance(1 - training.done / training.steps)
         return training.run(curve)
 

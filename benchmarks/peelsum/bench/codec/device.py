@@ -5,21 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numba import config
 from numpy.typing import NDArray
 
 from peelsum.bench.codec.lhc import LhcLayout
+from peelsum.bench.devices import DEVICES, DeviceName, NoDeviceError
 from peelsum.codec import CodecError, Kernels, Memory, kernels, memory, warm_up
-
-DeviceName = Literal["cpu", "cuda"]
-DEVICES: tuple[DeviceName, ...] = ("cpu", "cuda")
-
-
-class NoDeviceError(ValueError):
-    """The codec cannot be measured on the requested device. The message says what is missing."""
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> _Run:
 
 def _written(asked: Round) -> Sums:
     words = Sums(np.empty(asked.or_words, np.uint32), np.empty(asked.add_words, np.uint32))
-    asked.write(*words)
+    asked.write(words.ored, words.added)
     return words
 
 

@@ -33,7 +33,7 @@ from peelsum.bench.codec import (
     tensor,
 )
 from peelsum.bench.codec.lhc_best import best_lhc, lhc_variants, published_lhc, timed_lhc
-from peelsum.codec import CELLS_PER_CANDIDATE, SketchLayout, fixed_point, kernels
+from peelsum.codec import CELLS_PER_CANDIDATE, SketchLayout, fixed_point, kernels, memory
 from peelsum.traces import read_folder
 
 Form = Literal["auto", "compact", "sketch", "sketch_after", "lhc"]
@@ -261,7 +261,7 @@ def _ours(drawn: _Tensor, form: Form, index: str, cells_per_candidate: float) ->
             lanes = choice.lanes or _LANES
             layout = SketchLayout.ahead(choice.prediction.candidates, lanes, 0, cells_per_candidate)
         else:
-            layout = segmented_layout(kernels(), measured.candidates, 0, cells_per_candidate)
+            layout = segmented_layout(kernels(), memory(), measured.candidates, 0, cells_per_candidate)
         rounds = peel_sketch(layout, measured.candidates).rounds
     return _row(drawn, form, choice.index.form if choice.index else "none", measured, rounds)
 

@@ -69,7 +69,7 @@ def one_step(
         started = clock()
         ored, added = memory.traveling(asked.or_words), memory.traveling(asked.add_words)
         asked.write(ored, added)
-        exchange.settle()
+        memory.settle()
         encode_s += clock() - started
         words += ored.size + added.size
         # Words added after the sketch are those of the left-over.
@@ -84,7 +84,7 @@ def one_step(
         decode_s += clock() - started
     started = clock()
     decoded = exchange.floats(1)
-    exchange.settle()
+    memory.settle()
     decode_s += clock() - started
     fixed = exchange.fixed or FixedPoint(0)
     if fixed.octaves is not None:

@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from peelsum.bench.devices import require_device
 from peelsum.bench.train.links import ShapedLan
 from peelsum.bench.train.report import Row, compared
 from peelsum.bench.train.worker import FORMS, FP16, HOOK_OVER_GLOO, Job, Measurement
@@ -60,10 +59,6 @@ class Request:
     there."""
 
 
-class NoGpuError(ValueError):
-    """Training on a GPU was requested where there is none. The message names the option."""
-
-
 class Watch:
     """Callbacks that report a run's progress. These do nothing; subclasses may."""
 
@@ -80,7 +75,7 @@ class Watch:
 def bench_train(request: Request, watch: Watch | None = None) -> list[Row]:
     """Measure each rate in turn; return the rows, compared with each other.
 
-    Raises ProcessError if a process fails, and NoGpuError without the requested device.
+    Raises ProcessError if a process fails, and NoDeviceError without the requested device.
     """
     return compared(list(_rows(request, watch or Watch())))
 
@@ -96,8 +91,7 @@ def measure_densities(request: Request) -> tuple[str, list[Density]]:
 
 
 def _rows(request: Request, watch: Watch) -> Iterator[Row]:
-    if request.device == "cuda" and not torch.cuda.is_available():
-        raise NoGpuError("--device: 'cuda' is not available, as torch finds no GPU; use cpu")
+    require_device(request.device)
     with ExitStack() as stack:
         # Namespaces must exist before this process starts threads.
         lan, no_rate = (None, None) if request.cpu else _lan(stack, request.workers)

@@ -47,6 +47,7 @@ def accuracy(
     keep: Annotated[
         Path | None, typer.Option(help="File in which finished runs are kept; those in it are not repeated.")
     ] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: a GPU on which models compute.")] = "cpu",
     json: Json = False,
 ) -> None:
     """Train with each compressor, and compare accuracy, bytes and time to a target with dense training.
@@ -60,6 +61,7 @@ def accuracy(
     from peelsum.bench.accuracy.methods import MethodError
     from peelsum.bench.accuracy.shares import SharesError
     from peelsum.bench.accuracy.subjects import SUBJECTS
+    from peelsum.bench.devices import NoDeviceError, require_device
     from peelsum.compress import CompressError
     from peelsum.training import TrainingDataError
     from peelsum.wire import MAX_WORKERS
@@ -79,10 +81,17 @@ def accuracy(
     rates = tuple(_rate(text) for text in gbps.split(","))
     methods = tuple(compressor.split(","))
     divided, latency_s = tuple(shares.split(",")), latency_us * 1e-6
-    request = bench.Request(chosen, methods, workers, count, divided, rates, latency_s, length)
+    request = bench.Request(chosen, methods, workers, count, divided, rates, latency_s, length, device)
     with measuring(
-        MethodError, SharesError, CompressError, TrainingDataError, bench.KeptRunsError, json=json
+        MethodError,
+        SharesError,
+        CompressError,
+        TrainingDataError,
+        NoDeviceError,
+        bench.KeptRunsError,
+        json=json,
     ):
+        require_device(device)
         rows = _measured(request, keep)
         if json:
             print_json(rows)

@@ -23,10 +23,10 @@ def gpu(
         raise typer.BadParameter(without_torch("measuring a GPU"))
     from peelsum.bench import gpu as bench
     from peelsum.bench.codec import NotEnoughMemoryError, NotExactError
-    from peelsum.bench.train.rows import NoGpuError
+    from peelsum.bench.devices import NoDeviceError
     from peelsum.topology import TopologyError
 
-    with measuring(NoGpuError, NotEnoughMemoryError, NotExactError, TopologyError, json=json) as tell:
+    with measuring(NoDeviceError, NotEnoughMemoryError, NotExactError, TopologyError, json=json) as tell:
         results = bench.bench_gpu(quick=quick, tell=tell)
     bench.write(results, page, rows)
     if json:

@@ -53,6 +53,7 @@ def train(
     """Measure a training iteration through the switch, beside dense sums and gloo, by rate of links."""
     if find_spec("torch") is None:
         raise typer.BadParameter(without_torch("training"))
+    from peelsum.bench.devices import NoDeviceError
     from peelsum.bench.train import rows as bench
     from peelsum.training import MODELS, TrainingDataError
     from peelsum.wire import MAX_WORKERS
@@ -66,11 +67,9 @@ def train(
     chosen = next((known for known in MODELS if known == model), None)
     if chosen is None:
         raise typer.BadParameter(f"--model: {model!r} is unknown; use one of {', '.join(MODELS)}")
-    if device not in ("cpu", "cuda"):
-        raise typer.BadParameter(f"--device: {device!r} is unknown; use one of cpu, cuda")
     rates = tuple(_rate(text) for text in gbps.split(","))
     request = bench.Request(chosen, workers, rates, small, data, steps, warm_ups, seed, top_k, cpu, device)
-    with measuring(TopologyError, TrainingDataError, bench.NoGpuError, json=json):
+    with measuring(TopologyError, TrainingDataError, NoDeviceError, json=json):
         if densities:
             _show_densities(request, json=json)
         else:

@@ -1,0 +1,96 @@
+"""Count what a GPU would be asked to do: launches of kernels, copies, and times that the host waits for it.
+
+On a CPU, Triton's interpreter runs the kernels, and torch's operations do not wait; they are counted as they
+would be on a device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gpu_device  # noqa: F401  # before Triton is imported
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from peelsum.codec import gpu_launch, gpu_memory
+
+#: Methods that return a device's numbers to the host.
+_READS = {"cpu", "tolist", "item", "__int__", "__bool__", "__float__", "__index__", "nonzero"}
+#: Operations that allocate or look, and start no kernel.
+_QUIET = {"aten::empty", "aten::empty_strided", "aten::new_empty", "aten::_local_scalar_dense", "aten::set_"}
+
+
+class Counts:
+    """What was counted: names of kernels and operations, and of what the host waited in."""
+
+    def __init__(self) -> None:
+        self.kernels: Counter[str] = Counter()
+        self.operations: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+
+    @property
+    def launches(self) -> int:
+        """Kernels of ours, and operations of torch, copies among them."""
+        return self.kernels.total() + self.operations.total()
+
+    def __str__(self) -> str:
+        return f"{self.waits.total()} waits {dict(self.waits)}, {self.launches} launches, of them " + (
+            f"{self.kernels.total()} kernels {dict(self.kernels)}, operations {dict(self.operations)}"
+        )
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        masked = name in ("__getitem__", "__setitem__") and _has_mask(args[1])
+        if name in _READS or masked:
+            self.counts.waits["masked" if masked else name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = function._schema
+        is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+        if not is_view and schema.name not in _QUIET:
+            self.counts.operations[schema.name.removeprefix("aten::")] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def _has_mask(index: Any) -> bool:
+    several = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(one, torch.Tensor) and one.dtype == torch.bool for one in several)
+
+
+@contextmanager
+def counted() -> Iterator[Counts]:
+    """Count what this thread does inside the context."""
+    counts, run, wait = Counts(), gpu_launch._run, gpu_memory.wait
+
+    def launched(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+        counts.kernels[kernel.fn.__name__] += bool(programs)
+        with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+            run(kernel, programs, *arguments, **options)
+
+    def waited(device: torch.device) -> None:
+        counts.waits["settle"] += 1
+        wait(device)
+
+    gpu_launch._run, gpu_memory.wait = launched, waited
+    try:
+        with _Functions(counts), _Operations(counts):
+            yield counts
+    finally:
+        gpu_launch._run, gpu_memory.wait = run, wait

@@ -1,0 +1,154 @@
+"""Words that stay on a device for NCCL, over a stand-in for it that refuses what NCCL refuses."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+import torch.distributed as dist
+from gpu_device import DEVICE, bits
+
+pytest.importorskip("triton", reason="triton is not installed")
+from gpu_counts import counted
+
+from peelsum.allreduce import Allreduce, LocalSummation
+from peelsum.torch import process_group_summation
+from peelsum.torch.process_group_summation import ProcessGroupSummation
+
+N, WORKERS = 1601, 2
+#: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html, as far as torch has them.
+_DTYPES = {torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.bfloat16}
+_OPERATIONS = {dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX}
+
+
+class Crew:
+    """Threads that reduce with each other, as processes do over NCCL."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(WORKERS, timeout=30)
+        self.held: list[torch.Tensor] = [torch.empty(0)] * WORKERS
+
+
+class Nccl:
+    """A worker's group. NCCL has no BOR, no uint32, and no memory of the host."""
+
+    def __init__(self, crew: Crew, rank: int) -> None:
+        self._crew, self._rank = crew, rank
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
+        assert op in _OPERATIONS, f"Cannot use {op} with NCCL"
+        everybody = torch.stack(self._exchanged(tensor))
+        summed = everybody.sum(0, dtype=tensor.dtype)
+        tensor.copy_(summed if op == dist.ReduceOp.SUM else everybody.amax(0))
+
+    def all_gather(self, out: list[torch.Tensor], tensor: torch.Tensor) -> None:
+        for into, one in zip(out, self._exchanged(tensor), strict=True):
+            into.copy_(one)
+
+    def _exchanged(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        assert tensor.dtype in _DTYPES, f"Unsupported data type for NCCL process group: {tensor.dtype}"
+        assert tensor.is_contiguous(), "Tensors must be contiguous"
+        # Arrays of NumPy, also under a tensor, stand for memory of the host.
+        assert tensor.is_cuda or tensor.untyped_storage().resizable(), "No backend type for device type cpu"
+        crew = self._crew
+        crew.held[self._rank] = tensor.clone()
+        crew.barrier.wait()
+        everybody = list(crew.held)
+        crew.barrier.wait()
+        return everybody
+
+
+class OverNccl(ProcessGroupSummation):
+    """A `ProcessGroupSummation` as it is over NCCL, but for its group."""
+
+    def __init__(self, crew: Crew, rank: int, or_by: Any) -> None:
+        self.lanes, self.workers, self.worker_id = 32, WORKERS, rank
+        self.device, self._few, self._or_by = DEVICE, None, or_by
+        self._group: Any = Nccl(crew, rank)
+        #: Whether each part's words were on the device.
+        self.on_device: list[bool] = []
+
+    def sum_words(self, parts: Any, **settings: Any) -> Any:
+        self.on_device += [isinstance(part.words, torch.Tensor) for part in parts if part.check is None]
+        return super().sum_words(parts, **settings)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("all_reduce", "all_gather"):
+
+        def call(first: Any, second: Any, group: Nccl, name: str = name) -> None:
+            getattr(group, name)(first, second)
+
+        monkeypatch.setattr(process_group_summation.dist, name, call)
+
+
+def gradients(step: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(step)
+    kept = (rng.random((WORKERS, N)) < 0.03) * rng.normal(size=(WORKERS, N))
+    return list(kept.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("or_by", "settings"),
+    [
+        ("gather", {"forms": "dense"}),
+        ("max", {"forms": "compact", "index": "bitmap"}),
+        ("gather", {"forms": "compact", "index": "two_level", "limbs": 2}),
+        ("max", {"forms": "sketch", "index": "bitmap", "predict": True}),
+        ("gather", {"forms": "sketch", "index": "bitmap", "cells_per_candidate": 0.6}),
+        ("gather", {"sparse": ["0"]}),
+    ],
+    ids=str,
+)
+def test_sums_of_words_that_never_leave_the_device(or_by: Any, settings: dict[str, Any]) -> None:
+    """Worker 0 has its tensors on the device, worker 1 on the host; the bits are those of another backend."""
+    crew, local = Crew(), LocalSummation.group(WORKERS)
+    over = [OverNccl(crew, rank, or_by) for rank in range(WORKERS)]
+    kinds: tuple[Any, ...] = ("gpu", "cpu")
+    reduces = [Allreduce(one, implementation=kind, **settings) for one, kind in zip(over, kinds, strict=True)]
+    reduces += [Allreduce(one, **settings) for one in local]
+    for step in range(2):
+        arrays = gradients(step)
+        ours = [torch.from_numpy(arrays[0]).to(DEVICE, copy=True), arrays[1], *arrays]
+        with ThreadPoolExecutor(2 * WORKERS) as pool:
+            results = list(pool.map(lambda reduce, one: reduce.sum([one])[0], reduces, ours))
+        assert isinstance(results[0].values, torch.Tensor)
+        for other in results[1:]:
+            np.testing.assert_array_equal(bits(results[0].values), other.values.view(np.uint32))
+            np.testing.assert_array_equal(results[0].total, other.total)
+            assert results[0].density == other.density
+    assert all(over[0].on_device)
+    assert not any(over[1].on_device)
+
+
+def test_waits_without_copies_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host waits for the agreed plan and exponent, and for the number of candidates."""
+    monkeypatch.setitem(globals(), "WORKERS", 1)
+    reduce = Allreduce(OverNccl(Crew(), 0, "gather"), implementation="gpu", forms="compact", index="bitmap")
+    for step in range(2):
+        with counted() as counts:
+            reduce.sum([torch.from_numpy(gradients(step)[0]).to(DEVICE, copy=True)])
+    assert counts.waits.total() <= 3, str(counts)
+
+
+@pytest.mark.parametrize(
+    ("refused", "op"),
+    [
+        (torch.zeros(3, dtype=torch.int32), dist.ReduceOp.BOR),
+        (torch.zeros(3, dtype=torch.uint32), dist.ReduceOp.SUM),
+        (torch.from_numpy(np.zeros(3, np.int32)), dist.ReduceOp.SUM),
+        (torch.zeros((3, 2), dtype=torch.int32).t(), dist.ReduceOp.SUM),
+    ],
+    ids=["BOR", "uint32", "host", "strided"],
+)
+def test_the_stand_in_refuses_what_nccl_refuses(refused: torch.Tensor, op: Any) -> None:
+    with pytest.raises(AssertionError, match=r"NCCL|cpu|contiguous"):
+        Nccl(Crew(), 0).all_reduce(refused, op)
