@@ -63,7 +63,7 @@ def test_one_in_a_hundred_sketches_may_have_left_over(count: int) -> None:
             rng = np.random.default_rng([seed, count])
             where = support(kind, count, rng).astype(np.int64)
             assert where.size >= 0.5 * count
-            layout = segmented_layout(ops, where, int(rng.integers(2**62)), 1.3)
+            layout = segmented_layout(ops, HostMemory(), where, int(rng.integers(2**62)), 1.3)
             assert layout.cells <= 1.3 * where.size * 1.01
             sketch, out = np.zeros((1, layout.cells), np.uint32), np.empty((1, where.size), np.int32)
             failed[kind] += len(ops.sketch_decode(layout, sketch, where, out)) > 0
