@@ -11,7 +11,7 @@ from peelsum.allreduce.costs import Seen, block_width
 from peelsum.allreduce.exchange import Setting, TensorExchange, segmented_layout
 from peelsum.allreduce.indexes import BitmapIndex
 from peelsum.allreduce.staging import Sums
-from peelsum.codec import SketchLayout, kernels
+from peelsum.codec import HostMemory, SketchLayout, kernels
 
 N, SEEDS = 1 << 20, 100
 Positions = NDArray[np.int64]
