@@ -129,6 +129,30 @@ def test_sums_of_words_that_never_leave_the_device(or_by: Any, settings: dict[st
     assert not any(over[1].on_device)
 
 
+def test_a_group_of_small_sparse_tensors() -> None:
+    """Groups are summed on the host, and their words reach the device like all others."""
+    crew, local = Crew(), LocalSummation.group(WORKERS)
+    over = [OverNccl(crew, rank, "gather") for rank in range(WORKERS)]
+    kinds: tuple[Any, ...] = ("gpu", "cpu")
+    settings: dict[str, Any] = {"sparse": ["a", "b"], "forms": {"a": "compact", "b": "compact"}}
+    reduces = [Allreduce(one, implementation=kind, **settings) for one, kind in zip(over, kinds, strict=True)]
+    reduces += [Allreduce(one, **settings) for one in local]
+    for step in range(3):
+        pairs = [{"a": one[:700], "b": one[700:]} for one in gradients(step)]
+        device = {name: torch.from_numpy(one).to(DEVICE, copy=True) for name, one in pairs[0].items()}
+        with ThreadPoolExecutor(2 * WORKERS) as pool:
+            results = list(pool.map(lambda reduce, one: reduce.sum(one), reduces, [device, pairs[1], *pairs]))
+        for name in "ab":
+            assert isinstance(results[0][name].values, torch.Tensor)
+            for other in results[1:]:
+                np.testing.assert_array_equal(
+                    bits(results[0][name].values), other[name].values.view(np.uint32)
+                )
+                np.testing.assert_array_equal(results[0][name].total, other[name].total)
+    assert all(over[0].on_device)
+    assert not any(over[1].on_device)
+
+
 def test_waits_without_copies_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host waits for the agreed plan and exponent, and for the number of candidates."""
     monkeypatch.setitem(globals(), "WORKERS", 1)
