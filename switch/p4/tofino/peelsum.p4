@@ -9,8 +9,8 @@
 
 #include "../generated/wire.p4"
 
-// The port of the switch's processor: 192 on a four-pipe Tofino 1, 0 on Tofino 2. Set it with -D if it
-// differs.
+// The port of the switch's processor: 192 on a Tofino 1 of two pipes, 0 on Tofino 2. Set it with -D if it
+// differs: a Tofino 1 of four pipes has 320.
 #ifndef PCIE_PORT
 #if __TARGET_TOFINO__ == 2
 #define PCIE_PORT 0
