@@ -46,7 +46,8 @@ def start(victim, chunk=CHUNK):
     assert victim.contribute(1, chunk, 20) == []
 
 
-GARBAGE = [0xDEADBEEF] * 32
+def garbage(job):
+    return [0xDEADBEEF] * job.rig.lanes
 
 
 @pytest.mark.parametrize("flags", [0, OR, CE, FIN])
@@ -61,7 +62,7 @@ def test_another_job_s_packets_are_refused(victim, seat, kind, flags):
             FOREIGN_PORTS[seat],
             kind=kind,
             chunk=CHUNK,
-            lanes=GARBAGE,
+            lanes=garbage(victim),
             flags=flags,
             sender=sender,
             bitmap=0b111,
@@ -85,7 +86,13 @@ def test_a_worker_that_names_another_worker_is_refused(victim, kind):
     start(victim)
     for sender in (1, 2, 3, EVERYONE):
         verdict, outputs = attack(
-            victim, victim.ports[0], kind=kind, chunk=CHUNK, lanes=GARBAGE, sender=sender, bitmap=0b100
+            victim,
+            victim.ports[0],
+            kind=kind,
+            chunk=CHUNK,
+            lanes=garbage(victim),
+            sender=sender,
+            bitmap=0b100,
         )
         assert (verdict, outputs) == (Verdict.WRONG_SENDER, [])
     finish(victim, 10, 20, 30)
@@ -97,7 +104,7 @@ def test_a_worker_that_claims_others_masks_speaks_for_itself_only(victim, kind, 
     """Packets that leave the switch name Mallory alone, or the slot's workers and Mallory."""
     start(victim)
     verdict, outputs = attack(
-        victim, victim.ports[0], kind=kind, chunk=CHUNK, lanes=GARBAGE, sender=0, bitmap=bitmap
+        victim, victim.ports[0], kind=kind, chunk=CHUNK, lanes=garbage(victim), sender=0, bitmap=bitmap
     )
     expected = {
         Kind.CONTRIBUTION: (Verdict.DUPLICATE, []),
@@ -119,7 +126,13 @@ def test_a_worker_cannot_forge_what_only_the_server_sends(victim, kind, worker):
     start(victim)
     for sender, reason in ((worker, Verdict.FOREIGN_PORT), (EVERYONE, Verdict.WRONG_SENDER)):
         verdict, outputs = attack(
-            victim, victim.ports[worker], kind=kind, chunk=CHUNK, lanes=GARBAGE, sender=sender, bitmap=0b111
+            victim,
+            victim.ports[worker],
+            kind=kind,
+            chunk=CHUNK,
+            lanes=garbage(victim),
+            sender=sender,
+            bitmap=0b111,
         )
         assert (verdict, outputs) == (reason, [])
     finish(victim, 10, 20, 30)
@@ -130,7 +143,7 @@ def test_a_server_cannot_act_on_another_job(victim, kind):
     """Packets of the other job's server in the victim's name reach neither its slots nor its workers."""
     start(victim)
     verdict, outputs = attack(
-        victim, FOREIGN_PORTS["other-server"], kind=kind, chunk=CHUNK, lanes=GARBAGE, sender=EVERYONE
+        victim, FOREIGN_PORTS["other-server"], kind=kind, chunk=CHUNK, lanes=garbage(victim), sender=EVERYONE
     )
     assert (verdict, outputs) == (Verdict.FOREIGN_PORT, [])
     finish(victim, 10, 20, 30)
@@ -146,7 +159,7 @@ def test_another_generation_is_refused_from_the_rightful_ports_too(victim, kind,
         SERVER if downwards else victim.ports[2],
         kind=kind,
         chunk=CHUNK,
-        lanes=GARBAGE,
+        lanes=garbage(victim),
         sender=EVERYONE if downwards else 2,
         generation=generation,
     )
@@ -166,7 +179,14 @@ def test_a_chunk_of_another_job_in_the_same_slot_is_passed_by(victim):
     """Mallory's job may not take the victim's slots: its own packet goes to its own server, alone."""
     start(victim)
     verdict, outputs = attack(
-        victim, 4, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=GARBAGE, sender=0, job_id=2, bitmap=0b111
+        victim,
+        4,
+        kind=Kind.CONTRIBUTION,
+        chunk=CHUNK,
+        lanes=garbage(victim),
+        sender=0,
+        job_id=2,
+        bitmap=0b111,
     )
     ((port, packet),) = outputs
     assert (verdict, port, packet.job_id, packet.bitmap) == (Verdict.COLLIDED, 7, 2, 0b01)
@@ -175,7 +195,7 @@ def test_a_chunk_of_another_job_in_the_same_slot_is_passed_by(victim):
 
 def test_slots_that_mallory_squats_on_cost_the_victim_the_switch_not_the_sum(victim):
     """All packets of the victim go up alone, each with its own bit, so the server can add them."""
-    attack(victim, 4, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=GARBAGE, sender=0, job_id=2)
+    attack(victim, 4, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=garbage(victim), sender=0, job_id=2)
     for worker, value in enumerate((10, 20, 30)):
         ((port, packet),) = victim.contribute(worker, CHUNK, value)
         assert (port, packet.bitmap) == (SERVER, 1 << worker)
@@ -197,7 +217,7 @@ def test_a_replayed_contribution_is_a_duplicate_while_its_chunk_is_in_the_slot(v
     start(victim)
     for _ in range(3):
         verdict, outputs = attack(
-            victim, 1, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=GARBAGE, sender=0, bitmap=1
+            victim, 1, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=garbage(victim), sender=0, bitmap=1
         )
         assert (verdict, outputs) == (Verdict.DUPLICATE, [])
     finish(victim, 10, 20, 30)
@@ -208,7 +228,7 @@ def test_a_chunk_replayed_after_its_result_occupies_a_slot_but_enters_no_other_s
     start(victim)
     finish(victim, 10, 20, 30)
     victim.result(CHUNK, 60)
-    verdict, outputs = attack(victim, 1, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=GARBAGE, sender=0)
+    verdict, outputs = attack(victim, 1, kind=Kind.CONTRIBUTION, chunk=CHUNK, lanes=garbage(victim), sender=0)
     assert (verdict, outputs) == (Verdict.ABSORBED, [])
     later = CHUNK + victim.slots
     for worker, value in enumerate((11, 21, 31)):
@@ -221,11 +241,11 @@ def test_a_replay_across_a_restart_is_refused(victim):
     """Packets recorded in one generation are refused in the next."""
     start(victim)
     old = [
-        (1, victim.packet(Kind.CONTRIBUTION, CHUNK, lanes=GARBAGE, sender=0)),
-        (2, victim.packet(Kind.RETRY, CHUNK, lanes=GARBAGE, sender=1)),
-        (3, victim.packet(Kind.RESEND, CHUNK, lanes=GARBAGE, sender=2)),
-        (SERVER, victim.packet(Kind.RESULT, CHUNK, lanes=GARBAGE, bitmap=0b111)),
-        (SERVER, victim.packet(Kind.RESEND, CHUNK, lanes=GARBAGE)),
+        (1, victim.packet(Kind.CONTRIBUTION, CHUNK, lanes=garbage(victim), sender=0)),
+        (2, victim.packet(Kind.RETRY, CHUNK, lanes=garbage(victim), sender=1)),
+        (3, victim.packet(Kind.RESEND, CHUNK, lanes=garbage(victim), sender=2)),
+        (SERVER, victim.packet(Kind.RESULT, CHUNK, lanes=garbage(victim), bitmap=0b111)),
+        (SERVER, victim.packet(Kind.RESEND, CHUNK, lanes=garbage(victim))),
     ]
     victim.rig.process(CPU_PORT, victim.packet(Kind.RESET, victim.slot_of(CHUNK), job_id=0))
     victim.raise_generation()
@@ -259,7 +279,9 @@ def test_a_rack_cannot_speak_for_another(rig, kind):
     spine = Job(rig, job_id=1, ports=(1, 2), server_port=SERVER, level=Level.SPINE)
     spine.contribute(0, CHUNK, 10, flags=SPINE)
     for sender in (0, 31, 64, EVERYONE):
-        verdict, outputs = attack(spine, 2, kind=kind, chunk=CHUNK, lanes=GARBAGE, flags=SPINE, sender=sender)
+        verdict, outputs = attack(
+            spine, 2, kind=kind, chunk=CHUNK, lanes=garbage(spine), flags=SPINE, sender=sender
+        )
         assert (verdict, outputs) == (Verdict.WRONG_SENDER, [])
     ((_, packet),) = spine.contribute(1, CHUNK, 20, flags=SPINE)
     assert packet.lanes == lanes_of(10, 20, like=packet)

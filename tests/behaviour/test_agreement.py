@@ -87,7 +87,7 @@ def test_frames_that_are_not_ours_are_counted_and_dropped(frame_rig):
 def test_every_truncation_is_counted_and_dropped(frame_rig):
     job = Job(frame_rig, job_id=1, ports=(1, 2, 3), server_port=8)
     whole = frame(job.packet(Kind.CONTRIBUTION, chunk=5, sender=0))
-    cuts = range(42, len(whole), 7)
+    cuts = range(42, len(whole) - frame_rig.trailer_bytes, 7)
     assert frame_rig.process_frames([(1, whole[:cut]) for cut in cuts]) == []
     assert frame_rig.verdicts() == {Verdict.SHORT_PACKET: len(cuts)}
 

@@ -42,7 +42,7 @@ def test_damaged_header(job, rig, offset, byte, verdict):
 @pytest.mark.parametrize("missing", [1, 4, 400])
 def test_short_packet(job, rig, missing):
     packet = job.packet(Kind.CONTRIBUTION, chunk=5, sender=0)
-    assert rig.process(1, packet[: max(0, len(packet) - missing)]) == []
+    assert rig.process(1, packet[: max(0, len(packet) - rig.trailer_bytes - missing)]) == []
     assert job.verdicts() == {Verdict.SHORT_PACKET: 1}
 
 

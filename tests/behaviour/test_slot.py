@@ -110,8 +110,8 @@ def test_collision_goes_up_unsummed_and_leaves_the_slot_unchanged(job):
 
 
 def test_expired_slot_is_claimed_by_another_chunk(job, rig):
-    job.contribute(0, chunk=5, value=10)
     rig.set_age_limit(0)
+    job.contribute(0, chunk=5, value=10)
     assert job.contribute(1, chunk=5 + job.slots, value=99) == []
     job.contribute(0, chunk=5 + job.slots, value=1)
     ((_, packet),) = job.contribute(2, chunk=5 + job.slots, value=1)
@@ -253,8 +253,8 @@ def test_retry_of_a_worker_behind_a_tombstone_is_dropped(job):
 @pytest.mark.parametrize("taken", [False, True])
 def test_retry_claims_no_slot_and_passes_alone(job, rig, taken):
     if taken:
+        rig.set_age_limit(0)  # expired at once: a contribution would claim it
         job.contribute(0, chunk=5 + job.slots, value=10)
-        rig.set_age_limit(0)  # expired: a contribution would claim it
     ((port, packet),) = job.retry(1, chunk=5, value=20)
     assert port == SERVER
     assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b010)

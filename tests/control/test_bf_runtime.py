@@ -133,7 +133,7 @@ def test_rows_have_the_values_that_the_description_gives(switch, text, files):
         fabric.admit()  # again, over its own rows
     assert switch.table("owner.age_limit")["default"] == {1: (10_000).to_bytes(4, "big")}
     # A packet of 32 lanes is 42 + 16 + 128 = 186 bytes: 3 cells of 80 bytes.
-    assert switch.table("Egress.congestion")["default"][1] == (30).to_bytes(3, "big")
+    assert switch.table("Egress.congestion")["default"][1] == (30).to_bytes(4, "big")
     jobs = switch.table("admission.jobs")[(b"\x03",)]
     assert jobs[1] == ((generation + 1) % 65536).to_bytes(2, "big")
     assert jobs[3] == b"\0\0\0\x03"

@@ -1,6 +1,7 @@
 """Fixtures for conftest.py to import.
 
-A test that takes `rig` runs on the specification, on the softswitch in both modes, and on BMv2.
+A test that takes `rig` runs on the specification, on the softswitch in both modes, on BMv2, and on Tofino's
+software model.
 """
 
 import os
@@ -8,6 +9,7 @@ import shutil
 
 import pytest
 from rigs import SoftswitchRig, SpecRig
+from tofino_model_rig import CHIPS, TofinoModelRig, why_missing
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import load
@@ -21,11 +23,16 @@ def _bmv2_missing():
     return None if os.geteuid() == 0 else "BMv2's ports need root"
 
 
+def _where(target, missing, *marks):
+    return pytest.param(target, marks=[pytest.mark.skipif(bool(missing), reason=str(missing)), *marks])
+
+
 TARGETS = [
     "spec",
     "softswitch-python",
     "softswitch-numba",
-    pytest.param("bmv2", marks=pytest.mark.skipif(bool(_bmv2_missing()), reason=str(_bmv2_missing()))),
+    _where("bmv2", _bmv2_missing()),
+    *(_where(f"{device}-model", why_missing(device), pytest.mark.slow) for device in CHIPS),
 ]
 
 
@@ -46,6 +53,8 @@ def make_rig(target, log_folder):
         from bmv2_rig import Bmv2Rig
 
         return Bmv2Rig(pipeline(LANES), log_folder / "bmv2.log")
+    if target.endswith("-model"):
+        return TofinoModelRig(target.removesuffix("-model"), log_folder)
     return SoftswitchRig(load(pipeline(LANES).json_path), mode=target.removeprefix("softswitch-"))
 
 

@@ -18,6 +18,9 @@ PORTS = (1, 2, 3, 4, 5, 6, 7, 8, *range(10, 42))
 class SpecRig:
     """A rig of the executable specification, `peelsum.spec`."""
 
+    #: Bytes behind a frame that the switch takes for the frame's own.
+    trailer_bytes = 0
+
     def __init__(self, lanes, slots):
         self.lanes, self.slots = lanes, slots
         self.fresh()
@@ -38,6 +41,8 @@ class SpecRig:
 
 class TableRig:
     """A rig that writes tables by alias. Subclasses define `write(table, keys, action, params)`."""
+
+    trailer_bytes = 0
 
     def admit_job(self, job_id, *, generation, salt, expected_mask, up_port, group, level=Level.ONLY):
         self.write("jobs", (job_id,), level.value, (generation, salt, expected_mask, up_port, group))

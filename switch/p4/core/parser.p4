@@ -34,18 +34,23 @@ parser FrameParser(packet_in packet, out headers_t hdr, inout ingress_metadata_t
             default                         : refuse_length;
         }
     }
+    // On Tofino, a state that ends early still acts, so these are states of their own and extract nothing.
+    @dontmerge("ingress")
     state admit {
         ig_md.verdict = VERDICT_UNDECIDED;
         transition accept;
     }
+    @dontmerge("ingress")
     state refuse_flags {
         ig_md.verdict = VERDICT_RESERVED_FLAGS;
         transition accept;
     }
+    @dontmerge("ingress")
     state refuse_version {
         ig_md.verdict = VERDICT_BAD_VERSION;
         transition accept;
     }
+    @dontmerge("ingress")
     state refuse_length {
         ig_md.verdict = VERDICT_BAD_LENGTH;
         transition accept;

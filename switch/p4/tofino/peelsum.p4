@@ -9,8 +9,8 @@
 
 #include "../generated/wire.p4"
 
-// The port of the switch's processor: 192 on a four-pipe Tofino 1, 0 on Tofino 2. Set it with -D if it
-// differs.
+// The port of the switch's processor: 192 on a Tofino 1 of two pipes, 0 on Tofino 2. Set it with -D if it
+// differs: a Tofino 1 of four pipes has 320.
 #ifndef PCIE_PORT
 #if __TARGET_TOFINO__ == 2
 #define PCIE_PORT 0
@@ -31,12 +31,30 @@
 #include "tofino_lanes.p4"
 #include "../core/aggregation.p4"
 
+// What ingress tells egress, in front of the frame.
+header bridge_h {
+    @padding bit<6> reserved;
+    bit<1>          multicast;
+    port_t          ingress_port;
+}
+
+struct ingress_headers_t {
+    bridge_h  bridge;
+    headers_t frame;
+}
+
 struct egress_metadata_t {
-    bit<19> spare;  // 0 if the queue was at least as deep as `mark_from` says
+    bit<32> queued;  // cells
+    bit<32> spare;   // 0 if the queue was at least as deep as `mark_from` says
+    bit<1>  multicast;
+    port_t  ingress_port;
 }
 
 parser IngressParser(
-    packet_in packet, out headers_t hdr, out ingress_metadata_t ig_md, out ingress_intrinsic_metadata_t ig_intr_md
+    packet_in packet,
+    out ingress_headers_t hdr,
+    out ingress_metadata_t ig_md,
+    out ingress_intrinsic_metadata_t ig_intr_md
 ) {
     FrameParser() frame_parser;
 
@@ -54,13 +72,14 @@ parser IngressParser(
         ig_md.lane_op = LANES_NONE;
         ig_md.way = WAY_NOWHERE;
         ig_md.multicast = 0;
-        frame_parser.apply(packet, hdr, ig_md);
+        hdr.bridge.setValid();
+        frame_parser.apply(packet, hdr.frame, ig_md);
         transition accept;
     }
 }
 
 control Ingress(
-    inout headers_t hdr,
+    inout ingress_headers_t hdr,
     inout ingress_metadata_t ig_md,
     in ingress_intrinsic_metadata_t ig_intr_md,
     in ingress_intrinsic_metadata_from_parser_t ig_prsr_md,
@@ -72,7 +91,9 @@ control Ingress(
 
     apply {
         ig_md.now = ig_prsr_md.global_tstamp[47:16];
-        aggregation.apply(hdr, ig_md);
+        aggregation.apply(hdr.frame, ig_md);
+        hdr.bridge.multicast = ig_md.multicast;
+        hdr.bridge.ingress_port = ig_md.ingress_port;
         verdicts.count(ig_md.verdict[4:0]);
         // The hardware drops frames that end early before ingress unless ingress reads the parser's error. It
         // is read here so that such frames are counted before they are dropped.
@@ -88,7 +109,7 @@ control Ingress(
 
 control IngressDeparser(
     packet_out packet,
-    inout headers_t hdr,
+    inout ingress_headers_t hdr,
     in ingress_metadata_t ig_md,
     in ingress_intrinsic_metadata_for_deparser_t ig_dprsr_md
 ) {
@@ -101,8 +122,13 @@ control IngressDeparser(
 parser EgressParser(
     packet_in packet, out headers_t hdr, out egress_metadata_t eg_md, out egress_intrinsic_metadata_t eg_intr_md
 ) {
+    bridge_h bridge;
+
     state start {
         packet.extract(eg_intr_md);
+        packet.extract(bridge);
+        eg_md.multicast = bridge.multicast;
+        eg_md.ingress_port = bridge.ingress_port;
         packet.extract(hdr.ethernet);
         transition select(hdr.ethernet.ether_type, packet.lookahead<bit<8>>()) {
             (ETHERTYPE_IPV4, 0x45) : parse_ipv4;
@@ -139,23 +165,31 @@ control Egress(
 ) {
     Readdress() readdress;
 
-    action mark_from(bit<19> depth) {
-        eg_md.spare = depth |-| eg_intr_md.deq_qdepth;
+    action mark_from(bit<32> depth) {
+        eg_md.spare = depth |-| eg_md.queued;
     }
 
     // Mark packets that met a queue of `depth` cells or more.
     table congestion {
         actions = { mark_from; }
-        default_action = mark_from(NEVER_MARKED);
+        default_action = mark_from((bit<32>)NEVER_MARKED);
     }
 
     apply {
+        // Without this, the container may still hold other bits, and what they say is dropped.
+        eg_dprsr_md.drop_ctl = 0;
+        // 32 bits: the intrinsic field's container also holds bits of its neighbours, and the compiler would
+        // subtract them too.
+        eg_md.queued = (bit<32>)eg_intr_md.deq_qdepth;
         congestion.apply();
         if (hdr.peelsum.isValid()) {
             if (eg_md.spare == 0) {
                 hdr.peelsum.flag_ce = 1;
             }
             readdress.apply(hdr, eg_intr_md.egress_port);
+        } else if (eg_md.multicast == 1 && eg_intr_md.egress_port == eg_md.ingress_port) {
+            // Do not flood a frame back to its ingress port: between two switches it would loop without end.
+            eg_dprsr_md.drop_ctl = 1;
         }
     }
 }
