@@ -139,14 +139,17 @@ def _row(request: Request, one: Candidate) -> Row:
 
 
 def _layout(request: Request, choice: Choice) -> str:
-    """Return block width, sub-tables and rows as text."""
+    """Return block width, segments, sub-tables and rows as text."""
     parts = [_index_layout(choice.index)] if choice.index else []
     if choice.form == "sketch" and choice.index:
         expectation = seen(request.support, request.elements, request.density)
         _, passed = expected(choice.index, request.elements, expectation)
+        ahead = choice.prediction is not None
         count = choice.prediction.candidates if choice.prediction else math.ceil(passed)
-        layout = SketchLayout.sized(count, choice.lanes or _LANES, 0)
-        parts.append(f"3 x {layout.rows} rows of {layout.lanes}")
+        sized = SketchLayout.ahead if ahead else SketchLayout.segmented
+        layout = sized(count, choice.lanes or _LANES, 0, Settings().cells(count, ahead=ahead))
+        segments = f"{layout.segments} x " if layout.segments > 1 else ""
+        parts.append(f"{segments}3 x {layout.rows} rows of {layout.lanes}")
     return ", ".join(filter(None, parts))
 
 
