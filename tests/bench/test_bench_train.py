@@ -38,13 +38,14 @@ def refused(self: ShapedLan) -> ShapedLan:
 
 
 @pytest.mark.system
-def test_json_rows_compare_the_three_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_rows_compare_all_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ShapedLan, "__enter__", refused)
     done = peelsum(*TRAIN, "--workers", "2", "--gbps", "1", "--steps", "2", "--warm-ups", "1", "--json")
     assert done.returncode == 0, done.stderr
     assert "gloo runs over loopback, without a rate limit: ip: not found" in done.stderr
     rows = {row["path"]: row for row in json.loads(done.stdout)}
     assert all(row.keys() == KEYS for row in rows.values())
+    assert list(rows) == ["gloo", "hook-gloo", "fp16", "switch", "switch-dense"]
     switch, dense, gloo = rows["switch"], rows["switch-dense"], rows["gloo"]
     assert (switch["exact"], dense["exact"], gloo["exact"]) == (True, True, None)
     assert (switch["gbps"], dense["gbps"], gloo["gbps"]) == (1.0, 1.0, None)
@@ -83,6 +84,7 @@ def test_cpu_time_of_every_backend_is_compared_with_gloo_s() -> None:
         else:
             assert row["switch_cpu_ms"] == 0
     assert rows["hook-gloo"]["bytes_per_step"] == rows["switch"]["bytes_per_step"]
+    assert 2 * rows["fp16"]["bytes_per_step"] == rows["gloo"]["bytes_per_step"]
 
 
 @pytest.mark.slow
@@ -94,9 +96,11 @@ def test_gloo_runs_over_links_of_the_rate() -> None:
             rows = list(bench._by_gloo(request, lan, bench.Watch()))
     except TopologyError as error:
         pytest.skip(str(error))
-    slow, fast = rows
-    assert (slow.gbps, fast.gbps) == (0.02, 1.0)
-    assert slow.shaped_by == fast.shaped_by == "namespaces"
+    assert [(row.path, row.gbps) for row in rows] == [
+        (path, gbps) for gbps in (0.02, 1.0) for path in ("gloo", "hook-gloo", "fp16")
+    ]
+    assert {row.shaped_by for row in rows} == {"namespaces"}
+    slow, fast = rows[0], rows[3]
     # 1.9 MB each way at 20 Mbit/s, less what the buckets hold at first.
     assert slow.network_ms > 400
     assert slow.aggregation_ms > 400

@@ -24,9 +24,10 @@ class Row:
     shaped_by: Literal["switch ports", "namespaces"] | None
     """What limits the rate: token buckets in the softswitch's ports, or those of virtual Ethernet."""
     path: str
-    """The backend: "switch", "switch-dense" (the same switch, all gradients dense), or "gloo".
+    """The backend.
 
-    With `Request.cpu` also "hook-gloo", the hook over gloo, and "fp16", torch's hook that halves gradients.
+    "switch"; "switch-dense", the same switch with all gradients dense; "gloo", its all_reduce of floats;
+    "hook-gloo", the hook over gloo; "fp16", torch's hook over gloo, which halves gradients.
     """
     form: str
     """Forms in which gradients were sent."""
@@ -35,7 +36,7 @@ class Row:
     density_union: float
     """Share of all gradients' elements that are non-zero on any worker; with top-k, of what is sent."""
     bytes_per_step: int
-    """Bytes that a worker sends per step; for gloo, calculated for a ring."""
+    """Bytes that a worker sends per step; for gloo and fp16, calculated for a ring."""
     iteration_ms: float
     """Time of an iteration."""
     iteration_least_ms: float

@@ -27,7 +27,7 @@ from peelsum.training import Density, ModelName, densities, make_task, overall
 _TIMEOUT_SMALL_S, _TIMEOUT_FULL_S = 30.0, 600.0
 #: Seconds between two polls of the workers' output.
 _POLL_S = 0.05
-#: The backends without a switch; only the first without `Request.cpu`.
+#: The backends without a switch.
 BY_GLOO = ["gloo", HOOK_OVER_GLOO, FP16]
 #: Numbers of workers for which the union's density is shown.
 UNIONS = (2, 4, 8)
@@ -53,7 +53,7 @@ class Request:
     top_k: float | None = None
     """Share of elements that `switch` sends; None for all."""
     cpu: bool = False
-    """Whether to compare CPU time: no rates, and the hook over gloo and torch's fp16 hook in addition."""
+    """Whether to compare CPU time, without rates."""
     device: str = "cpu"
     """"cpu", or "cuda" for a GPU that all workers share: the model trains there, and gradients are encoded
     there."""
@@ -96,8 +96,7 @@ def _rows(request: Request, watch: Watch) -> Iterator[Row]:
         # Namespaces must exist before this process starts threads.
         lan, no_rate = (None, None) if request.cpu else _lan(stack, request.workers)
         rates = 1 if request.cpu else len(request.gbps)
-        gloo = len(BY_GLOO) if request.cpu else rates if lan else 1
-        watch.starts(rates * len(FORMS) + gloo, no_rate)
+        watch.starts(rates * len(FORMS) + len(BY_GLOO) * (rates if lan else 1), no_rate)
         yield from _by_switch(request, watch)
         yield from _by_gloo(request, lan, watch)
 
@@ -133,7 +132,7 @@ def _by_gloo(request: Request, lan: ShapedLan | None, watch: Watch) -> Iterator[
             if lan and gbps:
                 lan.shape(gbps)
             watch.now(f"{request.model}: gloo at {gbps:g} Gbit/s" if gbps else f"{request.model}: gloo")
-            for row in _asked(children, request, BY_GLOO if request.cpu else BY_GLOO[:1], None):
+            for row in _asked(children, request, BY_GLOO, None):
                 watch.now("", done=1)
                 yield replace(row, gbps=gbps, shaped_by="namespaces" if lan else None)
 

@@ -172,7 +172,7 @@ class Trainer:
         self._optimizer = task.optimizer(self._model.parameters())
         self._batches = task.batches(job.rank, job.workers, job.seed)
         self._state: SwitchAllreduceState | None = None
-        self._sums, self._sparse = sums, path == "switch" and job.top_k is not None
+        self._sums, self._sparse = sums, path in ("switch", HOOK_OVER_GLOO) and job.top_k is not None
         if sums is not None or path == HOOK_OVER_GLOO:
             names = self._model.module.named_parameters()
             sparsifier = TopK(job.top_k) if self._sparse and job.top_k else None
@@ -206,7 +206,8 @@ class Trainer:
         self._iterations(1)
         own = self._recorder.own()
         elements = sum(gradient.numel() for gradient in own.values())
-        ring_bytes = 2 * (self._job.workers - 1) / self._job.workers * _FLOAT_BYTES * elements
+        element_bytes = _FLOAT_BYTES / 2 if self._path == FP16 else _FLOAT_BYTES
+        ring_bytes = 2 * (self._job.workers - 1) / self._job.workers * element_bytes * elements
         return Measurement(
             path=self._path,
             form=self._form(after),

@@ -43,9 +43,7 @@ def train(
     densities: Annotated[
         bool, typer.Option(help="Only show how dense each gradient is, on 2, 4 and 8 workers.")
     ] = False,
-    cpu: Annotated[
-        bool, typer.Option(help="Compare CPU time, without rates; also the hook over gloo, and fp16.")
-    ] = False,
+    cpu: Annotated[bool, typer.Option(help="Compare CPU time, without rates.")] = False,
     device: Annotated[str, typer.Option(help="cpu, or cuda: one GPU that all workers share.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of the model and its batches.")] = 0,
     json: Json = False,
