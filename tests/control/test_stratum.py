@@ -80,6 +80,16 @@ def test_a_queue_s_depth_counts_cells(switch, text, files, architecture, cells):
         ),
         ("server = 140", "server = 192", r"ports: 192: is the processor's port"),
         (
+            'api = "p4runtime"',
+            'api = "p4runtime"\nprocessor_port = 140',
+            r"ports: 140: is the processor's port",
+        ),
+        (
+            'api = "p4runtime"',
+            'api = "p4runtime"\nprocessor_port = 320',
+            r"ports: 140: is in pipe 1, but P4Runtime frees slots of pipe 2 only, the processor's",
+        ),
+        (
             "queue_depth = 10",
             "age_limit_ms = 500",
             r"switch\.age_limit_ms: 500: P4Runtime cannot change it on a Tofino",

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import peelsum
 from tofino_program import FOLDER, needed
 
 from peelsum.pipelines import tofino
@@ -72,7 +73,7 @@ for path, text in {writes}:
     path.write_text(text)
 """
 COMPILED = """[
-    (value("--p4runtime-files"), "p4info"),
+    (value("--p4runtime-files"), "p4info" + "".join(one for one in arguments if one[:2] == "-D")),
     (value("--bf-rt-schema"), "bf-rt"),
     (value("-o") / "pipe" / "peelsum.bfa", "assembly"),
     (value("-o") / "frontend-ir.json", '{"Node_ID": 0, "objects": {"vec": []}}'),
@@ -83,15 +84,28 @@ ASSEMBLED = """[
 ]"""
 
 
-@pytest.mark.parametrize("device", STAGES)
-def test_what_a_controller_loads_lies_beside_the_compilers_output(device, monkeypatch, tmp_path):
-    """Against a compiler and an assembler that write no more than was asked for."""
+@pytest.fixture
+def fake_compiler(monkeypatch, tmp_path):
+    """A compiler and an assembler that write no more than was asked for, in the current folder."""
     for tool, writes in ((COMPILER, COMPILED), (ASSEMBLER, ASSEMBLED)):
         (tmp_path / tool).write_text(FAKE.format(python=sys.executable, tool=tool, writes=writes))
         (tmp_path / tool).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(tofino, "report", lambda *_: "a report")
     monkeypatch.chdir(tmp_path)
+
+
+def test_another_processor_s_port_is_compiled_for_tofino_1_alone(fake_compiler):
+    committed = [report_path(device).read_text() for device in STAGES]
+    done = peelsum("switch", "compile", "--tofino", "--out", "out", "--processor-port", "320")
+    assert (done.returncode, done.stdout) == (0, f"a report; see {Path('out/tofino')}\n")
+    assert Path("out/tofino/p4info.txtpb").read_text() == "p4info-DPCIE_PORT=320"
+    assert not Path("out/tofino2").exists()
+    assert [report_path(device).read_text() for device in STAGES] == committed
+
+
+@pytest.mark.parametrize("device", STAGES)
+def test_what_a_controller_loads_lies_beside_the_compilers_output(device, fake_compiler, tmp_path):
     assert compile_for(device, Path("out")) == "a report"
     out = tmp_path / "out"
     assert (out / "p4info.txtpb").read_text() == "p4info"

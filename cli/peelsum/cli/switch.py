@@ -232,6 +232,14 @@ def compile_(
             help="With --tofino: keep the compiler's output and what a controller loads, by device."
         ),
     ] = None,
+    processor_port: Annotated[
+        int | None,
+        typer.Option(
+            help="With --out: the processor's port on a Tofino 1; 320 with four pipes. [default: 192]",
+            min=0,
+            max=511,
+        ),
+    ] = None,
 ) -> None:
     """Rebuild the committed pipelines of switch/p4, by p4c-bm2-ss, or by p4c-barefoot and bfas."""
     from peelsum.pipelines.artifacts import PipelineError, compile_pipelines
@@ -239,10 +247,18 @@ def compile_(
 
     if out is not None and not tofino:
         raise typer.BadParameter(f"out: {out}: applies to --tofino only; give that too")
+    if processor_port is not None and out is None:
+        raise typer.BadParameter(
+            f"processor-port: {processor_port}: the committed reports are for 192; give --out, too"
+        )
     with reported(PipelineError, OSError):
         if not tofino:
             for built in compile_pipelines():
                 print(f"{built.lanes} lanes: {built.json_path}")
+            return
+        if processor_port is not None and out is not None:
+            report = compile_for("tofino", out / "tofino", processor_port=processor_port)
+            print(f"{report.splitlines()[0]}; see {out / 'tofino'}")
             return
         for device in ARCHITECTURES:
             report = compile_for(device, out / device if out else None)

@@ -113,6 +113,9 @@ class TofinoSection(Section):
     """The folder that `peelsum switch compile --tofino --out` wrote for the device."""
     api: Literal["p4runtime", "bfruntime"] = "p4runtime"
     """What answers at the switch's address: Stratum's P4Runtime, or BF Runtime of bf_switchd."""
+    processor_port: int | None = Field(default=None, ge=0, lt=1 << 9)
+    """The port of the switch's processor, for which the program was compiled. None is 192 on Tofino 1 and 0
+    on Tofino 2. A Tofino 1 with four pipes has 320."""
     ports: dict[str, TofinoPort] = Field(default_factory=dict)
     """Ports to bring up, by their number. Only BF Runtime can."""
 

@@ -120,11 +120,9 @@ class Tofino:
 
     def _pipe(self, plan: SwitchPlan) -> int:
         """Return the pipe of a job. Raises DescriptionError if it has several, or the processor's port."""
-        used = (plan.up_port, *plan.group)
-        if self._device.processor_port in used:
-            raise DescriptionError(
-                f"{plan.prefix}ports: {self._device.processor_port}: is the processor's port; use another"
-            )
+        used, processor = (plan.up_port, *plan.group), self._processor(plan)
+        if processor in used:
+            raise DescriptionError(f"{plan.prefix}ports: {processor}: is the processor's port; use another")
         pipes = sorted({port >> _PIPE_BITS for port in used})
         if len(pipes) > 1:
             raise DescriptionError(
@@ -134,8 +132,13 @@ class Tofino:
             )
         return pipes[0]
 
+    def _processor(self, plan: SwitchPlan) -> int:
+        """Return the port of the switch's processor."""
+        described = plan.switch.tofino.processor_port if plan.switch.tofino else None
+        return self._device.processor_port if described is None else described
+
     def _check_stratum(self, plan: SwitchPlan, pipe: int) -> None:
-        reachable = self._device.processor_port >> _PIPE_BITS
+        reachable = self._processor(plan) >> _PIPE_BITS
         if pipe != reachable:
             raise DescriptionError(
                 f"{plan.prefix}ports: {plan.up_port}: is in pipe {pipe}, but P4Runtime frees slots of pipe "

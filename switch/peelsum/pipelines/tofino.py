@@ -52,10 +52,13 @@ def fingerprint(lanes: int, p4: Path = P4_SOURCES) -> str:
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def compile_for(device: str, out: Path | None = None, p4: Path = P4_SOURCES) -> str:
+def compile_for(
+    device: str, out: Path | None = None, p4: Path = P4_SOURCES, *, processor_port: int | None = None
+) -> str:
     """Compile and assemble for `tofino` or `tofino2`; return the report.
 
-    `out` keeps the compiler's output, with P4Info, bf-rt.json and the device config for Stratum. Raises
+    `out` keeps the compiler's output, with P4Info, bf-rt.json and the device config for Stratum.
+    `processor_port` is the port of the switch's processor; None is the program's default. Raises
     PipelineError if the compiler is missing, fails, drops a part of the program, or needs more stages than
     the device has.
     """
@@ -66,19 +69,20 @@ def compile_for(device: str, out: Path | None = None, p4: Path = P4_SOURCES) -> 
     write_generated(p4)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        return _compile(device, lanes, out.resolve(), p4)
+        return _compile(device, lanes, out.resolve(), p4, processor_port)
     with tempfile.TemporaryDirectory() as folder:
-        return _compile(device, lanes, Path(folder), p4)
+        return _compile(device, lanes, Path(folder), p4, processor_port)
 
 
-def _compile(device: str, lanes: int, out: Path, p4: Path) -> str:
+def _compile(device: str, lanes: int, out: Path, p4: Path, processor_port: int | None) -> str:
+    defined = [] if processor_port is None else [f"-DPCIE_PORT={processor_port}"]
     folders = [f"-Igenerated/lanes_{lanes}"]
     told = ["-g", "--verbose", "-Ttable_summary:1", "-o", str(out)]
     target = ["--std", "p4-16", "--target", device, "--arch", ARCHITECTURES[device]]
     # Standard externs, as P4Runtime clients know them, instead of Tofino's own.
     runtime = ["--p4runtime-files", str(out / P4INFO), "--p4runtime-force-std-externs"]
     schema = ["--bf-rt-schema", str(out / BF_RT)]
-    _run([COMPILER, *target, *folders, *told, *runtime, *schema, "tofino/peelsum.p4"], p4)
+    _run([COMPILER, *target, *folders, *defined, *told, *runtime, *schema, "tofino/peelsum.p4"], p4)
     pipe = out / "pipe"
     assembly = pipe / "peelsum.bfa"
     check(device, json.loads((out / "frontend-ir.json").read_text()), assembly.read_text())
