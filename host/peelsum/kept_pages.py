@@ -1,7 +1,7 @@
 """Arrays in memory that earlier arrays have left, so that the kernel need not map and clear pages again.
 
-The first write to a new page costs as much as summing its words. An allreduce needs the same arrays in every
-step. A block of memory returns here once nothing refers to its array or to any part of that.
+The first write to a new page costs as much as summing its words, and an allreduce needs arrays of the same
+sizes in every step. A block of memory returns here once nothing refers to its array, or to a slice of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 _T = TypeVar("_T", bound=np.generic)
 _Block = memoryview
-#: Bytes of the arrays that are kept. Smaller ones cost little; larger ones get huge pages from NumPy.
+#: Bytes of the smallest and of the largest arrays that are kept. Smaller ones cost little; larger ones get
+#: huge pages from NumPy.
 _LEAST, _MOST = 2**16, 2**22
 #: Blocks kept of each size; together they take at most 104 MiB.
 _KEPT = 4
@@ -38,7 +39,7 @@ def empty(count: int, dtype: type[_T]) -> NDArray[_T]:
     try:
         block = free.pop()
     except IndexError:
-        # Parts of the array refer to the array, where parts of a view of an array would refer to that.
+        # Slices of an array made from a buffer keep it alive. Slices of a view would keep only its base.
         block = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
     array = np.frombuffer(block, dtype, count)
     _lent[id(block)] = weakref.ref(array, partial(_take_back, free, block))

@@ -179,14 +179,14 @@ def accuracy(figure: Any) -> None:
 
 
 def bytes_and_accuracy(figure: Any) -> None:
-    """Plot the accuracy of digits at the end by how many times fewer bytes each method takes."""
+    """Plot the accuracy of digits, with four workers, by how many times fewer bytes each method takes."""
     from peelsum.bench.accuracy.rows import Request, read_runs, rows_of
 
     runs = [run for run in read_runs(RESULTS / "accuracy.json").values() if run.setting.model == "digits"]
     rows = rows_of(runs, [1.0], Request().latency_s)
     axes = figure.subplots()
-    finite = [row for row in rows if row.shares == "iid" and row.final is not None]
-    for number, row in enumerate(sorted(finite, key=lambda row: row.times_less)):
+    shown = [row for row in rows if (row.shares, row.workers) == ("iid", 4) and row.final is not None]
+    for number, row in enumerate(sorted(shown, key=lambda row: row.times_less)):
         style = "os^Dv"[number // 10]
         spread = row.final_spread or 0.0
         axes.errorbar(row.times_less, row.final, spread, fmt=style, label=row.method, elinewidth=0.8)
@@ -197,7 +197,7 @@ def bytes_and_accuracy(figure: Any) -> None:
 
 
 def accuracy_by_shares(figure: Any) -> None:
-    """Plot what was learned at the end by how workers' shares differ, mean and spread over seeds."""
+    """Plot the metric at the end by how much workers' shares differ: mean and spread over seeds."""
     from peelsum.bench.accuracy.rows import Request, read_runs, rows_of
 
     rows = rows_of(list(read_runs(RESULTS / "accuracy.json").values()), [1.0], Request().latency_s)

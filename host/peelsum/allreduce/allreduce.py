@@ -98,8 +98,8 @@ class Allreduce:
     `sparse` must be the name of a tensor; otherwise every worker raises InvalidRequestError in the first
     step. The known names are `names`, or, if that is empty, those of the first call of `sum`.
 
-    - `seed`, `cells_per_candidate`: determine the layout of sketches. By default they have 1.4 cells per
-      candidate, or 1.3 if they are sent after their union, which has at least 1,000 candidates.
+    - `seed`, `cells_per_candidate`: determine the layout of sketches. By default a sketch has 1.4 cells per
+      candidate, or 1.3 if it is sent after its union and that has 1,000 candidates or more.
     - `average`: divide results by the number of workers.
     - `limbs`: words per value. With 1, each block of elements has its own scale, unless its values are sent
       at a prediction. With 2, a tensor has one scale, with about 30 more bits.
@@ -299,7 +299,7 @@ class Allreduce:
     def _exchanges(
         self, plan: Plan, named: Mapping[str, Tensor], into: Mapping[str, Tensor]
     ) -> tuple[list[Group | Bundle], dict[str, TensorExchange]]:
-        """Return the exchanges of a step in the order in which all workers send them: first of several."""
+        """Return the exchanges of a step in the order in which all workers send them, joined ones first."""
         values = {name: self._memory.widened(tensor) for name, tensor in named.items()}
         # Of a tensor that is overwritten, these are the values themselves.
         out = {

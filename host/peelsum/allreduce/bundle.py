@@ -66,7 +66,7 @@ class Bundle:
         self._sent = np.zeros(0, np.int64)
         self._quantized: Limbs = np.zeros((1, 0), np.int32)
         self._total = self._quantized
-        #: `_quantized` and `_total` on the host, if they are on a device.
+        #: The host's copies of `_quantized` and `_total`, if these are on a device.
         self._near: tuple[Limbs, Limbs] | None = None
         self._floats: NDArray[np.float32] | None = None
         self.words_sent = 0
@@ -157,9 +157,9 @@ class Member:
     total: Limbs
     """int32[limbs, k]: the sum over workers."""
     near_quantized: Limbs | None
-    """The same as `quantized`, on the host, if that is on a device."""
+    """The host's copy of `quantized`, if that is on a device and was sent through the host."""
     near_total: Limbs | None
-    """The same as `total`, on the host, if that is on a device."""
+    """The host's copy of `total`, if that is on a device and came through the host."""
     words_sent: int
     """Words that this worker has sent for the tensor."""
     bundle: Bundle

@@ -23,7 +23,7 @@ _BLOOM_BITS = 1 / math.log(2)
 #: To choose a sketch's lanes: with 1.3 to 1.4 cells per candidate, 256 candidates per lane give more than
 #: 110 rows in each of three sub-tables. Rounding rows up then adds at most 1 % of cells.
 _CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 256, 256, 2000
-#: The most lanes of blocks that are more than a quarter full. They are dealt to segments more evenly.
+#: The most lanes of blocks that are more than a quarter full. Smaller blocks fill segments more evenly.
 _MOST_FULL_LANES = 64
 #: Unions whose counts differ by less than this part of them get the same choice.
 _RESEMBLING = 16

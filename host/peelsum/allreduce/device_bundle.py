@@ -21,7 +21,7 @@ from peelsum.summation import Words
 
 
 class DeviceBundle(Bundle):
-    """A `Bundle` of torch tensors. Headers and sums are read on the host, where they come from."""
+    """A `Bundle` of torch tensors. The host reads only the agreed headers."""
 
     def __init__(
         self, tensors: Mapping[str, Any], out: Mapping[str, Any], workers: int, memory: DeviceMemory
@@ -113,7 +113,7 @@ def _tables(lengths: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int
 
 @lru_cache(64)
 def _segments(lengths: tuple[int, ...], stream: tuple[torch.device, int]) -> Segments:
-    """Return the tables on a device, kept for the stream: a bucket's tensors have the same lengths again."""
+    """Return the tables on a device, kept for the stream: a bucket's tensors keep their lengths."""
     tensors, begins, firsts = _tables(lengths)
     blocks = np.diff(firsts)
     headers = ends(EXPONENT_WORDS + np.where(blocks > 1, blocks, 0))[:-1]

@@ -63,7 +63,7 @@ class Setting:
     memory: Memory = field(default_factory=HostMemory)
     refinement: Refinement = field(default_factory=Refinement)
     count_ahead: bool = False
-    """Whether a device should count for `occupied` before it is asked to."""
+    """Whether a device counts for `occupied` in advance, so that reading the counts does not wait."""
 
 
 class TensorExchange:
@@ -100,10 +100,10 @@ class TensorExchange:
         self.positions: NDArray[np.int64] | None = None
         #: int32[limbs, k]: what this worker contributed, and the sum over workers.
         self.quantized = self.total = self._memory.integers(self._limbs, 0)
-        #: The same as `quantized` and `total`, on the host, if those are copies of it on a device.
+        #: The host's copies of `quantized` and `total`, if those are on a device; None without a copy.
         self.near_quantized: Limbs | None = None
         self.near_total: Limbs | None = None
-        #: Returns what `occupied` returns, once it has been started.
+        #: Returns the counts for `occupied`; None until counting has started.
         self._counted: Callable[[], NDArray[np.int64]] | None = None
         #: Share of a dense tensor's elements that are not zero, if it was sampled.
         self.sampled_share = 0.0
@@ -325,7 +325,7 @@ class TensorExchange:
         return tuple(self._counted().tolist())
 
     def _start_counting(self, positions: Positions, *, now: bool = False) -> None:
-        """Let a device count for `occupied` before the host waits for it next, or if it must, `now`."""
+        """Start counting for `occupied`, if the setting wants it in advance or it is needed `now`."""
         if now or (self._setting.count_ahead and len(positions) <= DENSE * self._elements):
             self._counted = self._memory.later(self._ops.occupied(positions))
 
@@ -342,7 +342,7 @@ class TensorExchange:
         return summed if len(summed) > len(self.positions) / 2 else self.positions
 
     def _receive(self, sums: Sums) -> None:
-        """Set `total` to the sums of a round; let a device count what `occupied` will ask for."""
+        """Set `total` to the sums of a round, and start counting for `occupied`."""
         self.total = self._by_limb(sums.added)
         if sums.near is not sums:
             self.near_total = sums.near.added.view(np.int32).reshape(self._limbs, -1)

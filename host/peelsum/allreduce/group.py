@@ -2,11 +2,12 @@
 
 Strategy: the tensors are laid end to end, each from a multiple of 32 elements on, and exchanged like one
 tensor. Each keeps its own exponent, and its own scales of blocks. For this, a worker sets the bits of all its
-tensors' exponent fields in eight words that the group shares. For each tensor it sets one bit of a word: the
-field modulo 32. A tensor's field is the largest of those in the eight words that a bit of its word can mean.
-If two of these are equal modulo 32, another exchange sends eight words for each tensor.
+tensors' exponent fields in eight words that the group shares. In one word for each tensor, it sets the bit of
+the field modulo 32. Such a bit means the field of the eight words that has this remainder, and the largest
+field that a word means is its tensor's. If two fields of the eight words have the same remainder, another
+exchange sends eight words for each tensor.
 
-The members of a group have few elements, so they are summed on the host, also by workers that have a GPU.
+The members of a group have few elements, so that even workers with a GPU sum them on the host.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from peelsum.summation import Words
 _WORD_BITS = 32
 _MANTISSA_BITS = 23
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
-#: In place of a field, of a tensor that is zero on every worker.
+#: Stands for the field of a tensor that is zero on every worker.
 _ZERO = -1
 
 _Numbers = NDArray[np.int64]
@@ -75,7 +76,7 @@ class Group(TensorExchange):
         self._floats: NDArray[np.float32] | None = None
 
     def rounds(self) -> Rounds:
-        """See `TensorExchange.rounds`. Words can travel on a device, where they are not made."""
+        """See `TensorExchange.rounds`. Words that travel on a device are still written on the host."""
         on_device = self._device.direct and not isinstance(self._device, HostMemory)
         return by_host(self._rounds(), self._device) if on_device else self._rounds()
 
@@ -215,7 +216,7 @@ class Member:
     total: Limbs
     """int32[1, k]: the sum over workers."""
     words_sent: int
-    """Words that this worker has sent for the tensor: its own, and its share of the group's by elements."""
+    """Words that this worker has sent: for the tensor alone, and its share of the group's, by elements."""
     index: Index | None
     """The group's first index."""
     group: Group

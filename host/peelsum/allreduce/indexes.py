@@ -49,7 +49,7 @@ class BitmapIndex:
         return words
 
     def passed(self, ops: Kernels, words: Words, elements: int) -> int | None:
-        """Return the number of candidates, from the OR of all workers' words; None if only `decode` shows."""
+        """Return the number of candidates, from the OR of all workers' words; None if that needs `decode`."""
         return ops.count(words, elements)
 
 

@@ -106,8 +106,8 @@ class Settings:
     def cells(self, candidates: float, *, ahead: bool) -> float:
         """Return the cells per candidate of a sketch that is sent ahead of its union, or after it.
 
-        By default, a sketch that is sent ahead has enough to be peeled fast. One that waits is chosen for its
-        size: it has as few as so many candidates can be peeled from.
+        By default, a sketch that is sent ahead has enough cells to be peeled fast. One that waits is chosen
+        for its size, so it has the fewest cells from which that many candidates can be peeled.
         """
         if self.cells_per_candidate is not None:
             return self.cells_per_candidate

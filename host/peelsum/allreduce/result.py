@@ -57,9 +57,9 @@ class TensorResult:
     total_at: NDArray[np.int32]
     """int32[limbs, k]: their sum over all workers."""
     near_quantized: NDArray[np.int32] | None = None
-    """The same as `quantized_at`, on the host, if that is on a device and was sent from there."""
+    """The host's copy of `quantized_at`, if that is on a device and was sent through the host; else None."""
     near_total: NDArray[np.int32] | None = None
-    """The same as `total_at`, on the host, if that is a copy of it on a device."""
+    """The host's copy of `total_at`, if that is on a device and came through the host; else None."""
     estimated: int = 0
     """Number of elements of `total` that are estimates; 0 unless `estimate` is set."""
 

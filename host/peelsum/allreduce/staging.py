@@ -31,15 +31,15 @@ class Sums(NamedTuple):
     added: Words
     """uint32[add_words]."""
     near_ored: Words | None = None
-    """The same as `ored`, on the host, if that is a copy of it on a device."""
+    """The words on the host of which `ored` is a copy on a device; None without a copy."""
     near_added: Words | None = None
-    """The same as `added`, on the host."""
+    """Likewise for `added`."""
     near_sent: Words | None = None
     """What this worker contributed to `added`, on the host."""
 
     @property
     def near(self) -> Sums:
-        """The same sums on the host, if they came from there, where reading them does not wait."""
+        """The sums on the host, where reading them does not wait; without a copy there, these sums."""
         if self.near_ored is None or self.near_added is None:
             return self
         return Sums(self.near_ored, self.near_added)

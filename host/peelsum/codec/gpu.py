@@ -5,7 +5,8 @@ tensors, int32 where NumPy's are uint32, because torch has almost no arithmetic 
 tensors int32[1], because reading one as an int would wait for the device.
 
 Functions whose result has a size that only the device knows (`count`, `positions`, `sketch_decode`) wait for
-it, unless they are told; `peelsum.codec.gpu_launch` never waits. Tensors are contiguous and on one device.
+it, unless the caller gives it; `peelsum.codec.gpu_launch` never waits. Tensors are contiguous and on one
+device.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def bloom_decode(layout: BloomLayout, words: Tensor, elements: int, out: Tensor,
 
 
 def gather_bits(index: Tensor, mask: Tensor, out: Tensor) -> Tensor:
-    """See `Kernels.gather_bits`: returns int64[tiles], the set bits of `mask` before each tile."""
+    """See `Kernels.gather_bits`: returns int64[tiles], the number of set bits of `mask` before each tile."""
     bases, _ = _totals(mask, WORD_BITS * mask.numel())
     launch.gather_bits(index, mask, bases, out)
     return bases
@@ -240,9 +241,9 @@ def _blocks(fixed: FixedPoint) -> Blocks | None:
 
 
 def _kept(value: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a number as a tensor [1], which later calls get, too: they need no launch to fill one.
+    """Return a number as a tensor [1], which is kept: later calls need no launch to fill one.
 
-    Each stream has its own, as streams do not wait for each other.
+    Each stream has a tensor of its own, as streams do not wait for each other.
     """
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     return _filled(value, dtype, device, stream)

@@ -15,7 +15,7 @@ from peelsum.codec.gpu_scale_kernels import block_words, exponent_words
 from peelsum.codec.gpu_sketch_kernels import fixed_number, power_of_two
 
 _EXPONENT_WORDS = tl.constexpr(EXPONENT_WORDS)
-#: In place of a scale, of blocks that are not sent: all values are zero, or some are not finite.
+#: Stand for the scale of blocks that are not sent: all values are zero, or some are not finite.
 ZERO_SCALE, NON_FINITE_SCALE = 2**20, 2**20 + 1
 _ZERO_SCALE, _NON_FINITE_SCALE = tl.constexpr(ZERO_SCALE), tl.constexpr(NON_FINITE_SCALE)
 
@@ -75,7 +75,7 @@ def _places(places, block, blocks):
 
 @triton.jit
 def bundle_quantize_kernel(values, begins, places, scales, out, blocks, BLOCKS: tl.constexpr):
-    """Quantize the blocks that are sent, block b by scales[b] to out[places[b]] and on."""
+    """Quantize the blocks that are sent, block b by scales[b], from out[places[b]] on."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     element, inside = _elements(begins, block, blocks)
     scale, sent, _ = _scales(scales, block, blocks)

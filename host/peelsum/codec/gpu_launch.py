@@ -6,7 +6,7 @@ room for a bound, `capacity`, and a count beside it. Seeds and scales change wit
 tensors: a graph can be replayed with new ones. Outputs are written completely unless stated otherwise.
 
 Words and values are int32 (floats as bit patterns); positions, counts and seeds int64; scales int32[1]. With
-`blocks`, each block of elements is scaled by so many octaves more.
+`blocks`, the octaves of an element's block are added to the scale.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _BUNDLE_WORDS = 256
 #: Programs that stride over work whose size only the device knows: 8 for each of an H200's 132 SMs.
 _PROGRAMS = 1056
 _PROGRAMS_INTERPRETED = 2
-#: Programs of a cooperative launch for each SM. All must run at once: 65,536 registers of an SM for four
-#: times 128 threads leave 128 for each.
+#: Programs of a cooperative launch for each SM. All must run at once: an SM's 65,536 registers are 128 for
+#: each of four times 128 threads.
 _PROGRAMS_PER_SM = 4
 
 
@@ -405,7 +405,7 @@ def bundle_headers(values: Tensor, segments: Segments, scratch: Tensor, out: Ten
 
 
 def bundle_quantize(values: Tensor, segments: Segments, places: Tensor, scale: Tensor, out: Tensor) -> None:
-    """Quantize block b by scale[b] into out[places[b]] and on, unless scale[b] says that it is not sent."""
+    """Quantize block b by scale[b], from out[places[b]] on, unless scale[b] says that it is not sent."""
     blocks = segments.blocks
     _run(
         bundles.bundle_quantize_kernel, tiles(blocks),
@@ -434,7 +434,7 @@ def left_over(room: Peeling, bitmap: Tensor, largest: Tensor, bases: Tensor, out
 
 
 def _octaves(scale: Tensor, blocks: Blocks | None) -> tuple[Tensor, int]:
-    """Return the octaves of blocks and their `bits`, or what the kernels do not read."""
+    """Return the octaves of blocks and their `bits`; without blocks, arguments that no kernel reads."""
     return (blocks.octaves, blocks.bits) if blocks else (scale, 0)
 
 

@@ -30,7 +30,7 @@ class DeviceMemory:
     def __init__(self, device: torch.device | None = None, *, direct: bool = False) -> None:
         self.direct = direct
         self._device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        #: The memories of devices on which tensors lie, of this one among them, by device.
+        #: By device, the memories that `beside` has returned; the one of this device may be among them.
         self._near: dict[torch.device, DeviceMemory] = {}
 
     def accepted(self, tensor: Any) -> Tensor:

@@ -98,7 +98,7 @@ def _peel_round(
 
 @triton.jit
 def _meet(arrived, times):
-    """Wait until every program has come here `times` times; then all see what all wrote before.
+    """Wait until every program has arrived `times` times; then each sees what all wrote before they arrived.
 
     All programs must run at the same time, as those of a cooperative launch do.
     """

@@ -58,7 +58,7 @@ class Kernels(Protocol):
     ) -> NDArray[np.int64]:
         """Return the elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k].
 
-        `count` is k, if it is known; without it, the GPU's kernels wait for it.
+        `count` is k, if it is known; without it, the GPU's kernels wait for the device to count.
         """
 
     def occupied(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -105,7 +105,7 @@ class Kernels(Protocol):
         """Write the bits of `index` that `mask` selects, in order, as a bitmap of k bits.
 
         `mask` is a bitmap of as many words as `index`, with k set bits; `out` has index_words(k) words.
-        Return what `scatter_bits` can use of its scan of `mask`.
+        Return a scan of `mask` for `scatter_bits`, or None.
         """
 
     def scatter_bits(
@@ -190,8 +190,7 @@ class Kernels(Protocol):
         """Write the sketch of values[k] at positions[k] into out[layout.cells].
 
         If the layout has several segments and is not `dealt`, the positions must be those of all candidates,
-        ascending.
-        A cell is a sum modulo 2**32, so the sketch is linear in the values.
+        ascending. A cell is a sum modulo 2**32, so the sketch is linear in the values.
         """
 
     def index_sketch(

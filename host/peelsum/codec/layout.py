@@ -15,11 +15,11 @@ from peelsum.codec.errors import CodecError
 SUB_TABLES = 3
 #: The most candidates of a segment of a known union. Its cells stay in a core's second-level cache.
 SEGMENT = 2**16
-#: The most candidates of a segment of a sketch that is sent ahead of its union, as expected.
+#: The most candidates that are expected in a segment of a sketch that is sent ahead of its union.
 SEGMENT_AHEAD = 2**18
 #: Cells per candidate with which peeling finishes in practice, and fast; below about 1.25 it does not.
 CELLS_PER_CANDIDATE = 1.4
-#: The fewest cells per candidate from which so many candidates or more are peeled in 99 of 100 sketches.
+#: With so few cells per candidate, 99 of 100 sketches of so many candidates or more are peeled completely.
 FEWEST_CELLS, MANY_CANDIDATES = 1.3, 1000
 _WORD = 2**64 - 1
 
@@ -51,9 +51,9 @@ class SketchLayout:
     segments: int = 1
     """Number of segments."""
     share: int = SEGMENT
-    """Candidates of each segment but the last, which may have fewer; unused by one, and if `dealt`."""
+    """Candidates of each segment but the last, which may have fewer; unused with one, or if `dealt`."""
     dealt: bool = False
-    """Whether blocks are dealt out to the segments, so that one worker can encode without the union."""
+    """Whether blocks are dealt out to the segments, so that a worker can encode before it knows the union."""
 
     def __post_init__(self) -> None:
         for name in ("lanes", "rows", "segments", "share"):
@@ -75,7 +75,7 @@ class SketchLayout:
 
     @property
     def dealt_to(self) -> int:
-        """Segments to which blocks are dealt; 1 if candidates decide, or if there is one segment."""
+        """Segments to which blocks are dealt; 1 if segments are cut by candidates, or there is only one."""
         return self.segments if self.dealt else 1
 
     def slices(self, candidates: int) -> list[tuple[int, int]]:

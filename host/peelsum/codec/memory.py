@@ -65,7 +65,7 @@ class Memory(Protocol):
         """Allocate float32[count], filled with `value`."""
 
     def positions(self, chosen: Any) -> NDArray[np.int64]:
-        """Return the indices of the non-zeros in chosen[n], here or on the host, ascending: int64[k]."""
+        """Return the ascending indices of the non-zeros in chosen[n], here or on the host: int64[k]."""
 
     def write_exponent(self, magnitude: int, out: Words) -> None:
         """Write `exponent_words` of a kernel's magnitude into out[EXPONENT_WORDS]."""
@@ -77,13 +77,13 @@ class Memory(Protocol):
         """
 
     def later(self, array: NDArray[Any]) -> Callable[[], NDArray[Any]]:
-        """Return a function that returns what an array holds now, on the host, after `settle` without a wait.
+        """Start to copy an array to the host; return a function that returns the copy.
 
-        It waits if `settle` has not been called in between.
+        The function waits for the copy, unless `settle` has been called since.
         """
 
     def traveling(self, count: int) -> Words:
-        """Allocate uint32[count] on the host, for words to be sent."""
+        """Allocate uint32[count] for words to be sent: here if `direct`, else on the host."""
 
     def send(self, words: Words, out: Words) -> None:
         """Start to copy `words` to `out`, an array from `traveling`; `settle` waits for the copy."""

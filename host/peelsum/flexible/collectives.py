@@ -81,7 +81,7 @@ def reduce_scatter(link: LinkModel, workers: int) -> NetworkModel:
 
 
 def direct(link: LinkModel, workers: int) -> NetworkModel:
-    """Return the cost of sending all words to every other worker at once: one message in a row."""
+    """Return the cost of sending all words to every other worker at once: the latency of one message."""
     return _in_messages(link, 1, workers - 1)
 
 

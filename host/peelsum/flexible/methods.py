@@ -132,7 +132,7 @@ def _over(
     *parts: tuple[NetworkModel, float],
     codec_s: float = 0.0,
 ) -> Cost:
-    """Return the cost of collectives in sequence, as (network, words); `header` carries headers."""
+    """Return the cost of collectives in sequence, as (network, words); `header` is the headers' network."""
     header_s = step.headers * header.seconds(0, 1)
     latency_s = step.sums * (header_s + sum(network.seconds(0, 1) for network, _ in parts))
     transfer_s = sum(network.seconds(words, 0) for network, words in parts)
@@ -141,7 +141,7 @@ def _over(
 
 
 def _reduced(reduce: _Reduce, step: Step, words: float) -> NetworkModel:
-    """Return the cost of a sum of `words` words in all of the step's sums."""
+    """Return the network of sums that have `words` words in all the step: `reduce`, or direct if few."""
     few = words < step.sums * step.few_words
     return (collectives.direct if few else reduce)(step.link, step.workers)
 

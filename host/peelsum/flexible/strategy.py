@@ -80,8 +80,8 @@ class Decider:
     """Decides for the gradients of a step, of `elements` elements over `workers` workers.
 
     Workers whose `observe` calls get the same arguments make the same decisions. `carriers`: what can carry
-    words; over each of them, measurements and probes are exchanged by the switch or by an all_reduce: in a
-    ring, or of fewer than `few_words` by direct messages. `headers` and `few_words` are those of `Step`.
+    words. Over each of them, the switch or an all_reduce exchanges measurements and probes. The all_reduce is
+    a ring, or for fewer than `few_words` words direct messages. `headers` and `few_words` are as in `Step`.
     Raises FlexibleConfigError if no method of `settings` that selects has a carrier.
     """
 

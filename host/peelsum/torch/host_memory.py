@@ -49,7 +49,7 @@ class Bucket:
 
 
 class _Streams(threading.local):
-    """A stream of each thread for each device: two threads' buckets overlap, and no bucket makes its own."""
+    """A stream for each thread and device: two threads' buckets overlap, and no bucket makes a stream."""
 
     def __init__(self) -> None:
         self._kept: dict[torch.device, torch.cuda.Stream] = {}

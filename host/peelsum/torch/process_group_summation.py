@@ -43,7 +43,7 @@ _ROLL_CALL_S = 5.0
 _ROLL_CALL_PAUSE_S = 0.05
 #: How long the store may take for one answer.
 _STORE_S = 10.0
-#: How many groups this process has made of some of all ranks, equally many on each of them.
+#: How many groups this process has made, by their ranks, if these are some of all; each rank counts alike.
 _made: Counter[tuple[int, ...]] = Counter()
 
 
@@ -70,12 +70,12 @@ class ProcessGroupSummation:
         self.lanes, self.workers = lanes, len(ranks)
         self.worker_id: int = group.rank()
         self._or_by: OrBy = or_by or _or_by(backend, self.workers)
-        #: Where tensors can lie that `sum_words` takes as words, as int32; None if words are arrays only.
+        #: The device on which `sum_words` takes tensors, int32, as words; None if it takes arrays only.
         self.device = _device_of(backend)
         self._backend, self._timeout_s = backend, timeout_s
         direct = backend == "gloo" and or_by is None and self.workers > 1
         self._few = DirectSum(self.workers, self.worker_id, self._all_to_all) if direct else None
-        #: Fewer words go to all workers in whole, by direct messages; 0 if a backend has none.
+        #: Fewer words than these go whole to all workers, by direct messages; 0 if the backend has none.
         self.few_words = FEW_WORDS if direct else 0
         self._store = group.get_group_store()
         #: The worker that is global rank 0, which keeps the store; None if it is not in the group.
@@ -133,7 +133,7 @@ class ProcessGroupSummation:
         return [self._combined(part) for part in parts]
 
     def _combined(self, part: Part) -> Words:
-        """Combine words where they are, or a copy on the group's device, as int32: there is no uint32."""
+        """Combine a copy of words as int32, for want of uint32, on a tensor's device or the group's."""
         on_device = isinstance(part.words, torch.Tensor)
         words = torch.as_tensor(part.words if on_device else part.words.view(np.int32))
         own = words.to(words.device if on_device else self.device or "cpu", copy=True)

@@ -62,7 +62,7 @@ class SwitchRoute(SummationCollectives):
 class GroupRoute:
     """Words over a process group: reduced in a ring or by trees, broadcast and gathered.
 
-    Few words are reduced by direct messages instead, which take less time and much less of the processor.
+    Few words are reduced by direct messages instead, which take less time, and less of the processor.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Routes:
 
 
 class Ring:
-    """A `Summation` by the rings of a process group, or for few words by direct messages, as in a route."""
+    """A `Summation` by the ring of a process group; few words go by direct messages, as in `GroupRoute`."""
 
     def __init__(self, group: ProcessGroupSummation) -> None:
         self._group = group
@@ -155,7 +155,7 @@ class Backends:
     path: SwitchPath
     """The path through the switch, if that is one of them."""
     few_words: int = 0
-    """That of the process group."""
+    """That of the process group; 0 without one."""
 
 
 def backends_of(summation: Summation, group: ProcessGroupSummation | None, path: SwitchPath) -> Backends:

@@ -1,8 +1,8 @@
 """Train a subject over links that change as time passes, by a fixed method or by a strategy.
 
 Training, bytes and compression gains are real, by the routes and counts of the communication hook. Time is
-modelled: each step takes constants for computing and selecting, and its exchanges the messages and words
-that were counted, on the link of that moment.
+modelled: a step takes constant times for computing and selecting. Its exchanges take the time of the messages
+and words that were counted, on the link of that moment.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class ChangingTraining(Training):
 
 
 def train_over(setting: Setting, network: str, by: tuple[Method, float] | Flexible) -> ChangingRun:
-    """Train over one of NETWORKS, and measure after every so many steps as the subject says.
+    """Train over one of NETWORKS, and measure the metric as often as the subject says.
 
     `setting.method` only determines the memories: a method with error feedback.
     """

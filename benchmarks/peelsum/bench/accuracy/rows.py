@@ -43,7 +43,7 @@ class Request:
     seeds: int = 3
     """Runs of each method, with seeds from 0."""
     shares: tuple[str, ...] = ("iid",)
-    """How examples are divided among workers, each of them a comparison of its own."""
+    """Divisions of the examples among workers; each gives a comparison of its own."""
     gbps: tuple[float, ...] = (0.1, 1.0, 10.0)
     latency_s: float = 50e-6
     """Seconds that a message takes."""

@@ -45,7 +45,7 @@ class OverheadRow:
     wall_ms: float
     """Milliseconds from first to last sum: median over rounds."""
     more_cpu_ms: tuple[float, float, float]
-    """Quartiles over rounds of the processor time in addition to the compressor's in the same round."""
+    """Milliseconds of processor time beyond the compressor's in the same round: quartiles over rounds."""
 
 
 def overhead_rows(elements: int, rounds: int, steps: int) -> list[OverheadRow]:

@@ -1,4 +1,4 @@
-"""The cost model against packet-level simulations: virtual time, in which processors take none.
+"""The cost model against packet-level simulations, in virtual time, of which processors take none.
 
 Run `python -m peelsum.bench.methods.simulated`. The simulated endpoints, server and switch program are the
 real ones; ring and all_gather are models of their transports on the same links.
@@ -19,7 +19,7 @@ from peelsum.topology import say
 
 #: The collectives, by the simulation's names and the model's.
 SIMULATED = {"peelsum": "switch", "ring": "all_reduce_ring", "all_gather": "all_gather"}
-#: So many packets may wait at a port: no queue is full in these cases.
+#: Packets that may wait at a port, so many that no queue is ever full.
 _QUEUE = 1 << 16
 
 

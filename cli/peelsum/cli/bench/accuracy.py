@@ -35,7 +35,7 @@ def accuracy(
     ] = _METHODS,
     workers: Annotated[int, typer.Option(help="Workers that share the data.")] = 4,
     shares: Annotated[
-        str, typer.Option(help="Their shares by commas: iid, label, or an alpha of Dirichlet's distribution.")
+        str, typer.Option(help="Shares by commas: iid, label, or an alpha of Dirichlet's distribution.")
     ] = "iid",
     gbps: Annotated[
         str, typer.Option(help="Rates of the modelled links in Gbit/s, separated by commas.")
