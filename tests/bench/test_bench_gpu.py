@@ -50,7 +50,7 @@ def test_page_compares_with_the_device_s_copy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["gpu"], NO_GPU),
+        (["gpu"], f"gpu: torch {torch.__version__} finds no GPU; install torch's CUDA build on a machine"),
         (["train", "--device", "cuda"], NO_GPU),
         (["accuracy", "--device", "cuda"], NO_GPU),
         (["codec", "--device", "cuda"], "--device: 'cuda' is not available; use cpu"),

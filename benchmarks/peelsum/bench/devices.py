@@ -7,6 +7,8 @@ from typing import Literal
 DeviceName = Literal["cpu", "cuda"]
 DEVICES: tuple[DeviceName, ...] = ("cpu", "cuda")
 
+_REMEDY = "install torch's CUDA build on a machine with an NVIDIA GPU"
+
 
 class NoDeviceError(ValueError):
     """The requested device cannot be used. The message names the option, and says what to do."""
@@ -16,11 +18,18 @@ def require_device(name: str) -> None:
     """Raise NoDeviceError unless torch, which must be installed, can compute on this device."""
     if name not in DEVICES:
         raise NoDeviceError(f"--device: {name!r} is unknown; use one of {', '.join(DEVICES)}")
-    if name == "cuda":
-        import torch
+    if name == "cuda" and (reason := _no_gpu()):
+        raise NoDeviceError(f"--device: 'cuda' is not available, as {reason}; use cpu, or {_REMEDY}")
 
-        if not torch.cuda.is_available():
-            raise NoDeviceError(
-                f"--device: 'cuda' is not available, as torch {torch.__version__} finds no GPU; use cpu, or "
-                "install torch's CUDA build on a machine with an NVIDIA GPU"
-            )
+
+def require_gpu() -> None:
+    """Raise NoDeviceError unless torch, which must be installed, can compute on a GPU."""
+    if reason := _no_gpu():
+        raise NoDeviceError(f"gpu: {reason}; {_REMEDY}")
+
+
+def _no_gpu() -> str:
+    """Return why there is no GPU; empty if there is one."""
+    import torch
+
+    return "" if torch.cuda.is_available() else f"torch {torch.__version__} finds no GPU"

@@ -17,7 +17,7 @@ import torch
 
 from peelsum.bench.codec.rows import Row as CodecRow
 from peelsum.bench.codec.rows import bench_codec, points_of
-from peelsum.bench.devices import require_device
+from peelsum.bench.devices import require_gpu
 from peelsum.bench.train.report import Row as TrainRow
 from peelsum.bench.train.rows import Request, bench_train
 from peelsum.training import MODELS, ModelName
@@ -59,7 +59,7 @@ def bench_gpu(*, quick: bool = False, tell: Callable[[str], None]) -> GpuResults
 
     Raises NoDeviceError if torch finds no GPU, and what `bench_codec` and `bench_train` raise.
     """
-    require_device("cuda")
+    require_gpu()
     tell("the device's copy")
     machine = _machine(_copy_gbytes())
     points = points_of(
