@@ -146,6 +146,21 @@ def test_words_of_members_are_those_of_the_group(echo: Any) -> None:
         assert sum(tensor.words_sent for tensor in result.tensors) == sum(sent) - 4  # the agreement's
 
 
+def test_false_positives_between_tensors_are_not_elements(make_workers: Any) -> None:
+    """A tensor of 33 elements has room for 64 in the group, and a filter lets some of the rest through."""
+    workers = make_workers(2, forms="compact", index="bloom")
+    for step in range(20):
+        shape = 33 + step
+        inputs = [
+            {str(n): np.where(np.arange(shape) == n + w, np.float32(1.5), np.float32(0)) for n in range(20)}
+            for w in range(2)
+        ]
+        results = workers.sum(inputs)
+        for name in inputs[0]:
+            check([{"g": result[name]} for result in results], [tensors[name] for tensors in inputs])
+            assert results[0][name].positions.max() < shape
+
+
 def test_fields_that_are_equal_modulo_32_are_told_apart_by_all_their_bits() -> None:
     present = np.zeros(EXPONENT_WORDS, np.uint32)
     for field in (100, 127, 0):
