@@ -132,7 +132,9 @@ class ProcessGroupSummation:
     def _combined(self, part: Part) -> Words:
         """Combine words where they are, or a copy on the group's device, as int32: there is no uint32."""
         on_device = isinstance(part.words, torch.Tensor)
-        words = torch.as_tensor(part.words if on_device else part.words.view(np.int32))
+        # An array may be read-only or strided, which torch takes with a warning, or not at all.
+        near = part.words if on_device else np.require(part.words.view(np.int32), requirements=["C", "W"])
+        words = torch.as_tensor(near)
         own = words.to(words.device if on_device else self.device or "cpu", copy=True)
         combined = self._reduced(own, part.op) if own.numel() else own
         return cast(Words, combined if on_device else combined.cpu().numpy().view(np.uint32))
