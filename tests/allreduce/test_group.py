@@ -147,6 +147,12 @@ def test_words_of_members_are_those_of_the_group(echo: Any) -> None:
         assert sum(tensor.words_sent for tensor in result.tensors) == sum(sent) - 4  # the agreement's
 
 
+def test_tensors_of_one_block_send_a_word_for_the_exponent_and_none_for_scales(echo: Any) -> None:
+    reduce = Allreduce(echo, forms="compact", index="bitmap")
+    result = reduce.sum({str(n): np.eye(1, 40, n, dtype=np.float32) for n in range(3)})
+    assert sum(one.words_sent for one in result.tensors) == EXPONENT_WORDS + 3 * (1 + 2 + 1)
+
+
 def test_false_positives_between_tensors_are_not_elements(make_workers: Any) -> None:
     """A tensor of 33 elements has room for 64 in the group, and a filter lets some of the rest through."""
     workers = make_workers(2, forms="compact", index="bloom")
