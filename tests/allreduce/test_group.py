@@ -90,6 +90,7 @@ def test_all_implementations_sum_with_each_other(make_workers: Any, average: boo
         for name in ("infinite", "nan"):
             assert results[0][name].finite == (step != 2)
             assert np.isnan(results[0][name].values).all() == (step == 2)
+            assert all(bool(result[name].total_at.size) == (step != 2) for result in results)
         if not average:
             for name in ("t6", "t8", "subnormal", "zeros"):
                 check([{"g": result[name]} for result in results], [tensors[name] for tensors in inputs])
@@ -144,6 +145,27 @@ def test_words_of_members_are_those_of_the_group(echo: Any) -> None:
         sent.clear()
         result = reduce.sum(drawn(0, step))
         assert sum(tensor.words_sent for tensor in result.tensors) == sum(sent) - 4  # the agreement's
+
+
+def test_tensors_of_one_block_send_a_word_for_the_exponent_and_none_for_scales(echo: Any) -> None:
+    reduce = Allreduce(echo, forms="compact", index="bitmap")
+    result = reduce.sum({str(n): np.eye(1, 40, n, dtype=np.float32) for n in range(3)})
+    assert sum(one.words_sent for one in result.tensors) == EXPONENT_WORDS + 3 * (1 + 2 + 1)
+
+
+def test_false_positives_between_tensors_are_not_elements(make_workers: Any) -> None:
+    """A tensor of 33 elements has room for 64 in the group, and a filter lets some of the rest through."""
+    workers = make_workers(2, forms="compact", index="bloom")
+    for step in range(20):
+        shape = 33 + step
+        inputs = [
+            {str(n): np.where(np.arange(shape) == n + w, np.float32(1.5), np.float32(0)) for n in range(20)}
+            for w in range(2)
+        ]
+        results = workers.sum(inputs)
+        for name in inputs[0]:
+            check([{"g": result[name]} for result in results], [tensors[name] for tensors in inputs])
+            assert results[0][name].positions.max() < shape
 
 
 def test_fields_that_are_equal_modulo_32_are_told_apart_by_all_their_bits() -> None:

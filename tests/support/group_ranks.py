@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch.distributed as dist
@@ -27,4 +28,20 @@ def sums_again(rank: int, members: Sequence[int], slow: int) -> list[list[int]]:
             sums.append(summation.sum_words([Part(words, "add")])[0].tolist())
             summation.close()
     dist.barrier()
+    return sums
+
+
+def sums_in_two_worlds(rank: int, folder: Path) -> list[list[int]]:
+    """Return the sums of ranks 0 and 1 in two worlds, in the second of which the processes' ranks differ."""
+    sums = []
+    for world in range(2):
+        dist.destroy_process_group()
+        turned = (rank + world) % 3
+        dist.init_process_group("gloo", f"file://{folder}/{world}", rank=turned, world_size=3)
+        group = dist.new_group([0, 1])
+        if turned < 2:
+            summation = ProcessGroupSummation("gloo", group, timeout_s=20)
+            sums.append(summation.sum_words([Part(np.full(2, turned + 1, np.uint32), "add")])[0].tolist())
+            summation.close()
+        dist.barrier()
     return sums

@@ -534,10 +534,10 @@ def leaves(rank: int) -> list[tuple[int, bool]]:
 
 
 def words_over_gloo(rank: int, lengths: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Parts of these lengths, added and OR-ed by direct messages, and by gloo's all_reduce."""
+    """Parts of these lengths, views, added and OR-ed by direct messages, and by gloo's all_reduce."""
     ours, rings = ProcessGroupSummation("gloo"), ProcessGroupSummation("gloo", or_by="bor")
     draw = np.random.default_rng(rank)
-    words = [draw.integers(0, 2**32, n, np.uint32) for n in lengths]
+    words = [np.flip(draw.integers(0, 2**32, n, np.uint32)) for n in lengths]
     parts = [Part(one, op) for one in words for op in ("or", "add")]
     return list(zip(ours.sum_words(parts), rings.sum_words(parts), strict=True))
 

@@ -167,11 +167,13 @@ class Group(TensorExchange):
         """Return each tensor's outcome, after the last round."""
         assert self.positions is not None
         bounds = np.searchsorted(self.positions, self._begins)
+        # False positives can lie behind a tensor, where the next one does not begin yet.
+        lasts = np.searchsorted(self.positions, self._begins[:-1] + self._lengths)
         own = 1 + np.where(self._counts > 1, self._counts, 0) + np.diff(bounds)
         shared = (self.words_sent - int(own.sum())) * self._begins // self._elements
         words = own + np.diff(shared)
         return {
-            name: self._member(m, name, slice(bounds[m], bounds[m + 1]), int(words[m]))
+            name: self._member(m, name, slice(bounds[m], lasts[m]), int(words[m]))
             for m, name in enumerate(self._names)
         }
 

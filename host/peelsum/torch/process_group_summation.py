@@ -7,7 +7,6 @@ the group's store it finds out which worker is missing after a failure.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -43,8 +42,6 @@ _ROLL_CALL_S = 5.0
 _ROLL_CALL_PAUSE_S = 0.05
 #: How long the store may take for one answer.
 _STORE_S = 10.0
-#: How many groups this process has made, by their ranks, if these are some of all; each rank counts alike.
-_made: Counter[tuple[int, ...]] = Counter()
 
 
 class ProcessGroupSummation:
@@ -135,7 +132,9 @@ class ProcessGroupSummation:
     def _combined(self, part: Part) -> Words:
         """Combine a copy of words as int32, for want of uint32, on a tensor's device or the group's."""
         on_device = isinstance(part.words, torch.Tensor)
-        words = torch.as_tensor(part.words if on_device else part.words.view(np.int32))
+        # An array may be read-only or strided, which torch takes with a warning, or not at all.
+        near = part.words if on_device else np.require(part.words.view(np.int32), requirements=["C", "W"])
+        words = torch.as_tensor(near)
         own = words.to(words.device if on_device else self.device or "cpu", copy=True)
         combined = self._reduced(own, part.op) if own.numel() else own
         return cast(Words, combined if on_device else combined.cpu().numpy().view(np.uint32))
@@ -268,19 +267,21 @@ def _new_group(backend: str, ranks: Sequence[int], timeout: timedelta) -> dist.P
     """Return a new group of these ranks.
 
     For some of all ranks, torch repeats the name of a group that was destroyed. In the store, that name has
-    the old group's addresses, which gloo may read before the new ones are there. So our groups are numbered.
+    the old group's addresses, which gloo may read before the new ones are there. So our groups are numbered,
+    by counts in the store: a process that has been in earlier stores starts at 1, too.
     """
     if len(ranks) == dist.get_world_size():
         return cast(dist.ProcessGroup, dist.new_group(ranks, timeout, backend))
-    _made[tuple(ranks)] += 1
-    name = f"peelsum-{'-'.join(map(str, ranks))}-{_made[tuple(ranks)]}"
+    own, store = ranks.index(dist.get_rank()), c10d._get_default_store()
+    name = f"peelsum-{'-'.join(map(str, ranks))}"
+    number = store.add(f"{name}/made-by/{own}", 1)
     group, _ = c10d._new_process_group_helper(
         len(ranks),
-        ranks.index(dist.get_rank()),
+        own,
         ranks,
         dist.Backend(backend),
-        c10d._get_default_store(),
-        c10d.GroupName(name),
+        store,
+        c10d.GroupName(f"{name}-{number}"),
         timeout=timeout,
     )
     c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
