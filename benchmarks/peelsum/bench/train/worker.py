@@ -247,6 +247,12 @@ class Trainer:
             return fp16_compress_hook(dist.group.WORLD, bucket)
         return self._by_gloo(bucket.buffer()) if self._state is None else hook(self._state, bucket)
 
+    def _plainly(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Average a buffer without the hook, in half precision if the path is torch's fp16."""
+        if self._path != FP16:
+            return self._by_gloo(buffer)
+        return self._by_gloo(buffer.half()).then(lambda done: buffer.copy_(done.value()))
+
     def _by_gloo(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         work = dist.all_reduce(buffer, async_op=True)
         future: torch.futures.Future[Any] = work.get_future()
@@ -321,7 +327,7 @@ class Trainer:
             dist.barrier()
             started = time.perf_counter()
             sums = [
-                self._by_gloo(buffer) if self._state is None else self._state.submit(buffer, parameters)
+                self._plainly(buffer) if self._state is None else self._state.submit(buffer, parameters)
                 for buffer, parameters in buckets
             ]
             torch.futures.wait_all(sums)
