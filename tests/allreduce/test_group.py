@@ -10,8 +10,8 @@ from sums_of_floats import check
 
 from peelsum.allreduce import Allreduce, NetworkModel
 from peelsum.allreduce.bundle import LARGEST
-from peelsum.allreduce.group import _fields_of, _largest_bits
-from peelsum.codec import EXPONENT_WORDS, BFloat16
+from peelsum.allreduce.group import Member, _fields_of, _largest_bits
+from peelsum.codec import EXPONENT_WORDS, BFloat16, HostMemory
 
 WORKERS, STEPS = 3, 4
 LENGTHS = [1, 31, 32, 33, 64, 100, 1000, LARGEST - 1, LARGEST]
@@ -166,6 +166,20 @@ def test_false_positives_between_tensors_are_not_elements(make_workers: Any) -> 
         for name in inputs[0]:
             check([{"g": result[name]} for result in results], [tensors[name] for tensors in inputs])
             assert results[0][name].positions.max() < shape
+
+
+@pytest.mark.parametrize(
+    ("totals", "elements"),
+    [([3, 0, -7], 2), ([3, 0, 0], 3)],
+    ids=["false positives are left out", "most were rounded to 0"],
+)
+def test_occupied_elements_are_those_of_the_sum(totals: list[int], elements: int) -> None:
+    nobody: Any = None
+    total = np.array([totals], np.int32)
+    member = Member(
+        100, None, np.array([1, 5, 9]), total, total, 0, None, nobody, slice(0, 32), None, HostMemory()
+    )
+    assert member.occupied()[0] == elements
 
 
 def test_fields_that_are_equal_modulo_32_are_told_apart_by_all_their_bits() -> None:

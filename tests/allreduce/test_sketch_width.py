@@ -70,6 +70,18 @@ def test_one_in_a_hundred_sketches_may_have_left_over(count: int) -> None:
     assert sum(failed.values()) <= 0.01 * SEEDS * len(KINDS), failed
 
 
+def test_the_segment_with_the_narrowest_blocks_sets_the_lanes_of_all() -> None:
+    ops, rng = kernels(), np.random.default_rng(5)
+    full = np.arange(2**16)
+    sparse = 2**16 + np.unique(rng.integers(0, 2**24, 2**17))[: 2**16]
+    where = np.concatenate([full, sparse]).astype(np.int64)
+    layout = segmented_layout(ops, HostMemory(), where, 0, 1.3)
+    widths = [block_width(Seen(0, tuple(ops.occupied(part).tolist()))) for part in (full, sparse)]
+    assert layout.slices(where.size) == [(0, 2**16), (2**16, 2**17)]
+    assert (layout.segments, layout.lanes) == (2, min(widths))
+    assert widths[0] < widths[1]
+
+
 @pytest.mark.parametrize("kind", ["uniform", "rows of 1024", "one segment of full rows"])
 @pytest.mark.parametrize("seed", range(3))
 def test_segments_of_default_size_peel_to_the_end(kind: str, seed: int) -> None:

@@ -71,8 +71,8 @@ class FormChooser:
         # The last choices of each tensor, and what they were made for. Choosing costs more than summing a
         # small tensor does, and most steps are like one of those before.
         self._chosen: dict[tuple[str, int], deque[tuple[Seen, Choice]]] = {}
-        # The same for groups, by the names of their tensors.
-        self._chosen_of_groups: dict[tuple[str, ...], deque[tuple[Seen, Choice]]] = {}
+        # The same for groups, by the names and sizes of their tensors.
+        self._chosen_of_groups: dict[tuple[tuple[str, int], ...], deque[tuple[Seen, Choice]]] = {}
 
     def __str__(self) -> str:
         """Return all settings as text; two choosers with equal text make equal choices."""
@@ -120,13 +120,14 @@ class FormChooser:
         group = [tensor for tensor in tensors if groupable(tensor, settings)]
         if len(group) < 2:
             return tensors
-        names, elements = tuple(tensor.name for tensor in group), sum(tensor.elements for tensor in group)
+        members = tuple((tensor.name, tensor.elements) for tensor in group)
+        elements = sum(tensor.elements for tensor in group)
         histories = [self._histories.get(tensor.name) for tensor in group]
         seen = _together(
             history.fewest if history else Seen.uniform(tensor.elements, _FIRST_DENSITY)
             for history, tensor in zip(histories, group, strict=True)
         )
-        chosen = self._chosen_of_groups.setdefault(names, deque(maxlen=_REMEMBERED))
+        chosen = self._chosen_of_groups.setdefault(members, deque(maxlen=_REMEMBERED))
         choice = next((choice for like, choice in chosen if like.resembles(seen)), None)
         if choice is None:
             found = self._cheapest("compact", elements, seen, settings, predict=False).choice
