@@ -63,6 +63,7 @@ class Group(TensorExchange):
         memory: Memory,
     ) -> None:
         self._names, self._results, self._device = list(tensors), out, memory
+        self._near = [memory.beside(tensor) for tensor in tensors.values()]
         self._lengths = np.array([len(tensor) for tensor in tensors.values()])
         room = -(-self._lengths // _WORD_BITS) * _WORD_BITS
         self._begins = ends(room)
@@ -199,7 +200,7 @@ class Group(TensorExchange):
             group=self,
             elements=slice(begin, begin + int(self._lengths[m])),
             out=self._results.get(name),
-            memory=self._device,
+            memory=self._near[m],
         )
 
 

@@ -63,7 +63,10 @@ class DeviceMemory:
 
     def joined(self, tensors: list[Tensor]) -> NDArray[np.float32]:
         """See `Memory.joined`."""
-        joined: NDArray[np.float32] = torch.cat(tensors).cpu().numpy()
+        apart = len({tensor.device for tensor in tensors}) > 1
+        joined: NDArray[np.float32] = (
+            torch.cat([one.cpu() for one in tensors] if apart else tensors).cpu().numpy()
+        )
         return joined
 
     def placed(self, array: NDArray[np.float32]) -> Tensor:
