@@ -62,6 +62,7 @@ def test_a_strategy_changes_with_the_network_and_decides_the_same_again() -> Non
     assert run.reached(2.0) is None
 
 
+@pytest.mark.slow
 def test_books_close_from_method_to_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """After every step, all that was sent and what is kept come to all gradients."""
     monkeypatch.setattr("peelsum.bench.accuracy.training.Memory", Books)

@@ -298,7 +298,7 @@ _CONTROL: Changes = {
         ("_JOB_OF_TAG = 0xFF", "_JOB_OF_TAG = 0x03"),
         ("ceil(frame / self._device.cell_bytes)", "frame // self._device.cell_bytes"),
         ('"t2na": _Device(176, 0)', '"t2na": _Device(80, 0)'),
-        ("used = (plan.up_port, *plan.group)", "used = plan.group"),
+        ("used, processor = (plan.up_port, *plan.group)", "used, processor = (plan.group)"),
         ('{"tag": 0, "expiry": expiry}', '{"tag": 0, "expiry": 0}'),
         ("self._session.write_raw(freed, pipe)", "self._session.write_raw(freed)"),
         ("if pipe != reachable:", "if False:"),
