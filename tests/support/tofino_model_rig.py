@@ -2,7 +2,7 @@
 
 The harness has no drivers. It reads commands for table entries and packets. What it has no command for
 (multicast groups, the age limit, the queue depth that marks) is written into the chip's registers and
-memories. Its clock stands still, but for 8 ns a packet.
+memories. Its clock advances by 8 ns with each packet, and by nothing else.
 """
 
 import json

@@ -66,7 +66,7 @@ class Nccl:
 
 
 class OverNccl(ProcessGroupSummation):
-    """A `ProcessGroupSummation` as it is over NCCL, but for its group."""
+    """A `ProcessGroupSummation` as it is over NCCL, with a stand-in for its group."""
 
     def __init__(self, crew: Crew, rank: int, or_by: Any) -> None:
         self.lanes, self.workers, self.worker_id = 32, WORKERS, rank

@@ -29,7 +29,7 @@ def require_gpu() -> None:
 
 
 def _no_gpu() -> str:
-    """Return why there is no GPU; empty if there is one."""
+    """Return why torch can use no GPU; an empty text if it can."""
     import torch
 
     return "" if torch.cuda.is_available() else f"torch {torch.__version__} finds no GPU"

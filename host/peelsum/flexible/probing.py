@@ -33,8 +33,8 @@ _LEAST_S, _MOST_S = 1e-9, 3600.0
 class LinkEstimate:
     """An estimate of the link between workers, from agreed measurements only.
 
-    `small_messages`, `probe_messages`: the messages in a row of an exchange of a few words and of a probe: 2
-    through one switch, twice the number of workers less 2 in a ring, and 1 if all send to all at once.
+    `small_messages`: the messages that follow each other in an exchange of a few words. A switch takes 2, a
+    ring of n workers 2 (n - 1); if all send to all at once, it is 1. `probe_messages`: those of a probe.
     """
 
     def __init__(self, small_messages: float, probe_messages: float) -> None:
