@@ -24,4 +24,4 @@ settings.load_profile("suite")
 if "PYTEST_XDIST_WORKER" in os.environ:
     import numba_cache
 
-    numba_cache.one_writer_at_a_time()
+    numba_cache.one_compiler_at_a_time()

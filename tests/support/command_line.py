@@ -6,11 +6,17 @@ import os
 import signal
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from io import StringIO
 from subprocess import CompletedProcess
 from unittest.mock import patch
 
+import typer.main
+
 from peelsum.cli.main import main
+
+# Typer makes all commands from their functions at each call, in 60 ms. They are the same each time.
+typer.main.get_command = cache(typer.main.get_command)
 
 
 def peelsum(*arguments: str) -> CompletedProcess[str]:

@@ -8,6 +8,7 @@ that they start, are never forked.
 from __future__ import annotations
 
 import atexit
+import logging
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
 from unittest.mock import patch
+from weakref import finalize
 
 import pytest
 
@@ -41,6 +43,18 @@ def start_apart(process: ForkServerProcess) -> None:
     folders = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     with nothing, patch.dict(os.environ, PYTHONPATH=os.pathsep.join(folders)):
         process.start()
+
+
+def inherit_no_ends() -> None:
+    """Leave out, when this process exits, what the one that it is forked from would have to clean up.
+
+    Most of that is torch's: it takes longer than many a part of a network runs.
+    """
+    atexit._clear()
+    for inherited in finalize._registry:  # type: ignore[attr-defined]
+        inherited.atexit = False
+    for own in (logging.shutdown, finalize._exitfunc):  # type: ignore[attr-defined]
+        atexit.register(own)
 
 
 class Forked:
@@ -98,6 +112,7 @@ def _run(
     arguments: Sequence[str], environment: Mapping[str, str], folder: Path, streams: Sequence[int]
 ) -> None:
     os.setsid()
+    inherit_no_ends()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

@@ -4,27 +4,51 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from numba.core.caching import IndexDataCacheFile
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
 
-_save = IndexDataCacheFile.save
+_compile = Dispatcher.compile
+#: Functions that this process compiles at the moment: one may call itself.
+_under_way: set[Path] = set()
 
 
-def save_alone(file: IndexDataCacheFile, key: Any, data: Any) -> None:
-    """Add an entry with the folder locked meanwhile.
+def compile_alone(dispatcher: Any, signature: Any) -> Any:
+    """Compile a cached function while no other process compiles it, or load what another has compiled.
 
-    Numba numbers a function's files, so two processes could give one number to two signatures, and one of
-    them would get the other's machine code from then on.
+    Numba numbers a function's files, so two processes that save at the same moment could give one number to
+    two signatures, and one of them would get the other's machine code from then on.
     """
-    folder = os.open(file._cache_path, os.O_RDONLY)
+    folder = getattr(dispatcher._cache, "cache_path", None)
+    if folder is None:
+        return _compile(dispatcher, signature)
+    function = dispatcher.py_func
+    name = f".{function.__module__}.{function.__qualname__}.lock".replace(os.sep, "_")
+    # All threads take both locks in this order, and functions theirs in the order of calls.
+    with global_compiler_lock, _locked(Path(folder) / name):
+        return _compile(dispatcher, signature)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    if path in _under_way:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    _under_way.add(path)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        _save(file, key, data)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
     finally:
-        os.close(folder)
+        _under_way.remove(path)
+        os.close(file)
 
 
-def one_writer_at_a_time() -> None:
-    """Have all that this process compiles from now on saved like that."""
-    IndexDataCacheFile.save = save_alone
+def one_compiler_at_a_time() -> None:
+    """Have all that this process compiles from now on compiled like that."""
+    Dispatcher.compile = compile_alone

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from forked_children import LOADED, start_apart
+from forked_children import LOADED, inherit_no_ends, start_apart
 from patience import PATIENCE_S
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -84,6 +84,7 @@ def _run(
     environment: Mapping[str, str],
     backend: str,
 ) -> None:
+    inherit_no_ends()
     os.environ.update(environment, GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     try:
