@@ -10,6 +10,7 @@ import errno
 import shutil
 import socket
 import subprocess
+import time
 
 from peelsum.softswitch.ports.interfaces import without_offloads
 from peelsum.topology.errors import TopologyError
@@ -18,6 +19,9 @@ from peelsum.wire import Batch
 
 _CLONE_NEWNET = 0x40000000
 ETH_P_ALL = 3
+#: Most seconds until the kernel connects the ends of a wire, which takes it 0.1 s when it is busy.
+_CONNECTED_WITHIN_S = 30.0
+_PAUSE_S = 0.005
 
 
 def enter_own_namespace() -> None:
@@ -36,17 +40,28 @@ def enter_own_namespace() -> None:
 
 
 def add_wire(switch_end: str, host_end: str) -> None:
-    """Make a veth pair, both ends up, without offloads: BMv2 loses packets that rely on them."""
+    """Make a veth pair that carries frames, without offloads: BMv2 loses packets that rely on them.
+
+    The kernel connects the ends a little later than it sets them up, and drops frames until then. Raises
+    TopologyError if it does not, or if `ip` fails.
+    """
     _ip("link", "add", switch_end, "type", "veth", "peer", "name", host_end)
     for name in (switch_end, host_end):
         _ip("link", "set", name, "mtu", "9000", "up")
         without_offloads(name)
+    ends_at = time.monotonic() + _CONNECTED_WITHIN_S
+    while not all(" state UP " in _ip("link", "show", name) for name in (switch_end, host_end)):
+        if time.monotonic() > ends_at:
+            raise TopologyError(f"{switch_end}: the kernel does not connect it to {host_end}; try again")
+        time.sleep(_PAUSE_S)
 
 
-def _ip(*arguments: str) -> None:
+def _ip(*arguments: str) -> str:
+    """Run `ip` and return what it prints."""
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise TopologyError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 class RawInterface:
