@@ -1,8 +1,10 @@
 """What all folders share: fixtures that are made once, signals as a terminal has them, the order of tests."""
 
+import gc
 import os
 import signal
 
+import pytest
 from forked_children import forked_children
 from hypothesis import HealthCheck, settings
 from rig_fixtures import frame_rig, made_rigs, rig
@@ -21,7 +23,15 @@ for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
+# Collected tests stay to the end, and torch. Nothing of that is garbage, which takes seconds to find out.
+gc.disable()
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     import numba_cache
 
     numba_cache.one_compiler_at_a_time()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()
+    gc.enable()

@@ -13,7 +13,6 @@ from restartable_switch import RestartableSwitch
 from peelsum.control import SwitchError
 from peelsum.control.session import Session
 
-JOBS = 100
 #: Operations between two checks, and between two of each kind of failure, on average.
 CHECK_EVERY, SWITCH_FAILS_EVERY, CONTROLLER_DIES_EVERY = 200, 250, 100
 
@@ -25,8 +24,8 @@ class KilledError(BaseException):
 class Life:
     """A cluster whose controller is killed and replaced, and what its jobs should be."""
 
-    def __init__(self, controllers, switches, rng, monkeypatch):
-        self.controllers, self.switches, self.rng = controllers, switches, rng
+    def __init__(self, controllers, switches, rng, jobs, monkeypatch):
+        self.controllers, self.switches, self.rng, self._most = controllers, switches, rng, jobs
         self.jobs = {}
         self.deaths = self.restarts = self.halfway = self.refused = 0
         self._writes_left = None
@@ -58,7 +57,7 @@ class Life:
 
     def change(self):
         """Admit or evict a random job; sometimes the controller dies at a random write of it."""
-        job_id = self.rng.randint(1, JOBS)
+        job_id = self.rng.randint(1, self._most)
         dies = self.rng.random() < 1 / CONTROLLER_DIES_EVERY
         self._writes_left = self.rng.randint(0, 25) if dies else None
         try:
@@ -98,13 +97,13 @@ class Life:
         assert listed == {job_id: generation for job_id, (_, generation) in self.jobs.items()}
 
 
-def live(tmp_path, monkeypatch, operations, seed):
-    """Do so many operations; return the life."""
+def live(tmp_path, monkeypatch, operations, seed, jobs):
+    """Do so many operations on jobs of so many numbers; return the life."""
     rng = random.Random(seed)
     switches = [RestartableSwitch() for _ in range(3)]
     try:
         with closing(Controllers(tmp_path, [switch.address for switch in switches])) as controllers:
-            life = Life(controllers, switches, rng, monkeypatch)
+            life = Life(controllers, switches, rng, jobs, monkeypatch)
             for number in range(1, operations + 1):
                 life.change()
                 if rng.random() < 1 / SWITCH_FAILS_EVERY:
@@ -127,19 +126,19 @@ def without_freeing(monkeypatch):
 
 @pytest.mark.usefixtures("without_freeing")
 def test_a_few_hundred_operations(tmp_path, monkeypatch):
-    life = live(tmp_path, monkeypatch, 300, seed=1)
+    life = live(tmp_path, monkeypatch, 300, seed=1, jobs=25)
     assert life.restarts
     assert life.deaths
 
 
 def test_with_slots_that_are_freed(tmp_path, monkeypatch):
-    live(tmp_path, monkeypatch, 20, seed=2)
+    live(tmp_path, monkeypatch, 20, seed=2, jobs=25)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_freeing")
 def test_ten_thousand_operations(tmp_path, monkeypatch):
-    life = live(tmp_path, monkeypatch, 10_000, seed=3)
+    life = live(tmp_path, monkeypatch, 10_000, seed=3, jobs=100)
     assert life.restarts > 20
     assert life.deaths > 50
     assert life.halfway > 20

@@ -5,7 +5,7 @@ import pytest
 from peelsum.wire import UDP_PORT
 from peelsum.wire.frames import FRAME_HEADER_BYTES, FrameAddress, encapsulation
 
-scapy = pytest.importorskip("scapy.all", reason="Scapy is not installed")
+scapy = pytest.importorskip("scapy.layers.inet", reason="Scapy is not installed")
 
 WORKER = FrameAddress(bytes.fromhex("020000000001"), bytes([10, 0, 0, 1]))
 #: With 144 bytes, adding the carry to the checksum's sum carries once more.
