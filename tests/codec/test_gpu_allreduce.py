@@ -17,7 +17,7 @@ from peelsum import codec
 from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, StepResult
 from peelsum.codec import BFloat16, CodecError, kernels, warm_up
 
-N = 1601
+N = 1061
 
 
 class Mixed:
