@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from compressors import Workers
 
-from peelsum.compress import Compressor, Dense, StarTopK, TopK, VarTopK
+from peelsum.compress import Compressor, Dense, Memory, StarTopK, TopK, VarTopK
 from peelsum.compress.collectives import SummationCollectives
 from peelsum.flexible import (
     AXES,
@@ -160,7 +160,7 @@ def test_the_switch_s_exchanges_and_words_are_those_of_a_sum(
     method: Method, compressor: Callable[[float], Compressor], election: int, ratio: float, elements: int
 ) -> None:
     """Four workers' second sum, as in the hook; VAR-Topk elects in an exchange more."""
-    workers = Workers(compressor(ratio), 4)
+    workers = Workers(compressor(ratio), 4, kind=Memory)
     counted = [Counted(one) for one in workers.summations]
     for seed in range(2):
         for one, collectives in zip(workers.sums, counted, strict=True):

@@ -1,5 +1,6 @@
 """The cache of machine code: reuse, protection from other users, processes that start at the same time."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,20 +27,22 @@ def start(cache):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def machine_code(cache):
-    return sorted(path.name for path in cache.rglob("*.nbc"))
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return a cache that two processes made, which started at once, and what they printed."""
+    cache = tmp_path_factory.mktemp("compiled") / "new" / "cache"
+    both = start(cache), start(cache)
+    return cache, [process.communicate(timeout=PATIENCE_S)[0] for process in both]
 
 
-def test_processes_that_start_at_once_share_one_cache(tmp_path):
-    cache = tmp_path / "new" / "cache"
-    first, second = start(cache), start(cache)
-    assert [process.communicate(timeout=PATIENCE_S)[0] for process in (first, second)] == ["5\n", "5\n"]
+def test_processes_that_start_at_once_share_one_cache(made):
+    cache, printed = made
+    assert printed == ["5\n", "5\n"]
     modules = list(cache.glob("*.py"))
     assert len(modules) == 1
     assert cache.stat().st_mode & 0o077 == 0, "code that we run is for us alone to write"
-    made = machine_code(cache)
-    assert made
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
+    assert before
     assert start(cache).communicate(timeout=PATIENCE_S)[0] == "5\n"
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")} == before, "found, not made again"
 
@@ -59,8 +62,11 @@ def test_without_a_usable_cache_code_is_compiled_anyway(tmp_path, program_of, br
     assert broken != "others may write there" or not any(cache.iterdir())
 
 
-def test_a_broken_cache_costs_time_only(tmp_path):
-    assert start(tmp_path).communicate(timeout=PATIENCE_S)[0] == "5\n"
-    for path in [*tmp_path.rglob("*.nbc"), *tmp_path.rglob("*.nbi")]:
+def test_a_broken_cache_costs_time_only(made, tmp_path):
+    """Both of code and of its index are cut off, in a copy: it has the original's times, as Numba requires."""
+    cache = shutil.copytree(made[0], tmp_path / "cache")
+    cache.chmod(0o700)
+    files = [*cache.rglob("*.nbc"), *cache.rglob("*.nbi")]
+    for path in files:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert start(tmp_path).communicate(timeout=PATIENCE_S)[0] == "5\n"
+    assert start(cache).communicate(timeout=PATIENCE_S)[0] == "5\n"

@@ -138,7 +138,8 @@ class Books(Memory):
 class Workers:
     """A group of workers that sum compressed tensors, a thread each, and keep books.
 
-    `allreduce` are options of the all-reduce of indexed payloads, the others those of `CompressedSum`.
+    `allreduce` are options of the all-reduce of indexed payloads, the others those of `CompressedSum`. Books
+    take most of a step's time; `kind` is Memory where nobody balances them.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Workers:
         compressor: Compressor,
         count: int = 3,
         *,
+        kind: type[Memory] = Books,
         memory: Mapping[str, Any] | None = None,
         allreduce: Mapping[str, Any] | None = None,
         **options: Any,
@@ -155,7 +157,7 @@ class Workers:
             CompressedSum(
                 one,
                 compressor,
-                Books(**memory or {}),
+                kind(**memory or {}),
                 allreduce=None if allreduce is None else Allreduce(one, average=True, **allreduce),
                 **options,
             )
