@@ -70,6 +70,7 @@ def test_recovery_has_rows_of_table_curves_and_aim(monkeypatch: pytest.MonkeyPat
     assert all(0 <= row.failed <= row.seeds == 2 for row in aim)
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_a_port_sends_at_its_rate_and_drops_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_rate, "SETTLE_S", 0.1)
     monkeypatch.setattr(port_rate, "SECONDS", 1.0)

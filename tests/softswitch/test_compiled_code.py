@@ -63,7 +63,7 @@ def test_without_a_usable_cache_code_is_compiled_anyway(tmp_path, program_of, br
 
 
 def test_a_broken_cache_costs_time_only(made, tmp_path):
-    """Both of code and of its index are cut off, in a copy: it has the original's times, as Numba requires."""
+    """Code and its index are cut off, in a copy, which has the times that Numba compares."""
     cache = shutil.copytree(made[0], tmp_path / "cache")
     cache.chmod(0o700)
     files = [*cache.rglob("*.nbc"), *cache.rglob("*.nbi")]

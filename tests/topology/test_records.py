@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from command_line import peelsum
 from patience import PATIENCE_S
 
 from peelsum.topology import TopologyError, records
@@ -102,7 +103,7 @@ def test_a_file_that_is_not_a_record_is_named_with_a_remedy(text) -> None:
 )
 def test_commands_say_in_one_line_that_a_record_is_unreadable(arguments) -> None:
     records.file().write_text("{")
-    done = command(*arguments)
+    done = peelsum(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"peelsum: {records.file()}: is not a record that this version can read; run `peelsum down`\n"
@@ -155,7 +156,7 @@ def test_a_folder_that_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, a
     (tmp_path / "file").touch()
     runtime = "/proc" if reason.startswith("No such") else str(tmp_path / "file")
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-    done = command(*arguments)
+    done = peelsum(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"peelsum: {runtime}/peelsum: {reason}; set XDG_RUNTIME_DIR to a folder of yours\n"
