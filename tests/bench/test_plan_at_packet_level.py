@@ -8,7 +8,7 @@ from peelsum.bench.methods.simulated import SIMULATED, SimulatedGrid, median_err
 
 
 def test_the_median_error_is_below_15_percent_over_rates_delays_sizes_and_workers() -> None:
-    grid = SimulatedGrid(workers=(2, 4), gbps=(0.1, 10.0), words=(1_000, 10_000))
+    grid = SimulatedGrid(workers=(2, 4), gbps=(0.1, 10.0), words=(1_000, 25_000))
     rows = list(simulated_rows(grid))
     assert len(rows) == 16 * len(SIMULATED)
     assert not any(row.wrong for row in rows)

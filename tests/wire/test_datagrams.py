@@ -293,6 +293,24 @@ def test_a_port_in_use_is_named_with_what_to_do() -> None:
         assert again.address == ("127.0.0.1", port)
 
 
+@pytest.mark.parametrize(("size", "error"), [(100, OSError), (0, ValueError)])
+def test_a_socket_that_is_not_returned_is_closed(
+    size: int, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[socket.socket] = []
+
+    class Kept(socket.socket):
+        def __init__(self, *arguments: int) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    with BatchSocket.bind(("127.0.0.1", 0), 100) as held:
+        monkeypatch.setattr(socket, "socket", Kept)
+        with pytest.raises(error):
+            BatchSocket.bind(held.address if error is OSError else ("127.0.0.1", 0), size)
+    assert [one.fileno() for one in made] == [-1]
+
+
 def test_a_batch_with_gaps_in_memory_is_sent_as_its_rows() -> None:
     with pair(100) as (into, out):
         wide = batch_of(10, 200)
