@@ -158,6 +158,12 @@ def with_range(schema, low, high):
     return message
 
 
+def with_another_param(schema):
+    message = entity(EXACT, schema)
+    message.action.action.params.add(param_id=9, value=b"\1")
+    return message
+
+
 def with_param(schema, **param):
     message = entity(EXACT, schema)
     message.action.action.params[0].MergeFrom(p4r.Action.Param(**param))
@@ -195,6 +201,7 @@ BAD = {
     ),
     "parameter too wide": lambda s: with_param(s, value=b"\xff\xff"),
     "no such parameter": lambda s: with_param(s, param_id=9),
+    "one more parameter": with_another_param,
     "missing parameter": lambda s: entity(
         Entry("route", match=Match({"hdr.ipv4.dst": "10.0.0.0/8"}), action=Action("forward")), s
     ),
