@@ -1,5 +1,6 @@
 """The Wireshark dissector shows a packet's fields, as tshark prints them where it is installed."""
 
+import re
 import shutil
 import struct
 import subprocess
@@ -41,6 +42,8 @@ def test_every_field_and_flag_is_declared_and_read():
             f'("peelsum.flags.{flag.name.lower()}", "{flag.name}", 8, nil, {flag.value})' in text or not flag
         )
     assert text.index(" local flags = ") < text.index(" flags:add(")
+    used = set(re.findall(r"\bf_\w+", text))
+    assert used == set(re.findall(r"^local (f_\w+) = ProtoField", text, re.MULTILINE)) > {"f_lane"}
 
 
 @pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not on PATH")
