@@ -1,0 +1,191 @@
+"""A switch's turns without the interpreter: its UDP ports, its program and the clock in one compiled loop.
+
+Theory of operation. A turn waits for the ports, receives a batch, runs the program over it and sends what
+leaves. The loop holds the switch's lock, also while it waits; a thread that wants the lock writes to a waker.
+The loop then returns, as it does when the controller or a signal has written to one, when a frame leaves for
+the controller, or when the kernel refuses to send segments. `UdpLoop.run` continues where it has stopped.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.softswitch.ports import udp_kernels
+from peelsum.softswitch.ports.udp import UdpPorts
+from peelsum.softswitch.ports.udp_kernels import Batch, Outbox, Sockets, receive, send, sort
+from peelsum.softswitch.runtime.switch import Room, State, Switch
+from peelsum.wire import CPU_PORT, system_calls
+from peelsum.wire.compiled import compiler
+from peelsum.wire.system_calls import nanoseconds, poll
+
+compiled = compiler([__file__, str(udp_kernels.__file__), str(system_calls.__file__)])
+
+_READABLE, _RETURNED = 1 << 32, 48
+_CLOCK_MASK = (1 << 48) - 1
+# Why the loop returned: after all turns, or as nothing arrived in time; a waker is readable; frames have left
+# for the controller; the kernel does not send segments for the port in the row that is added to the code.
+_DONE, _WOKEN, _FOR_CPU, _REFUSED = 0, 1, 2, 3
+
+
+class _At(IntEnum):
+    """Indices of the loop's numbers."""
+
+    NEXT = 0  # the first received frame that the program has not seen
+    COUNT = 1  # received frames
+    LEFT = 2  # frames that left the program last, if not all of them have gone yet
+    TURNS = 3  # turns until the loop returns
+    BATCH = 4  # about how many frames to receive in a turn
+    STARTED = 5  # the nanosecond at which the program's clock was 0
+    COPIES = 6  # of the largest multicast group
+
+
+class _Leaving(NamedTuple):
+    """Memory for frames that leave the program."""
+
+    data: NDArray[np.uint8]  # [rows, stride]
+    length: NDArray[np.int32]  # [rows]
+    port: NDArray[np.int32]  # [rows]
+    leave: NDArray[np.uint64]  # [rows]
+
+
+class _Loop(NamedTuple):
+    """What the loop keeps from one call to the next."""
+
+    numbers: NDArray[np.int64]  # [_At]
+    polled: NDArray[np.int64]  # [wakers + ports]: struct pollfd
+    ready: NDArray[np.int32]  # [ports]: rows of ports that are readable
+    clock: NDArray[np.int64]  # [2]: struct timespec
+
+
+class UdpLoop:
+    """The compiled loop over the UDP ports of one running switch."""
+
+    def __init__(self, ports: UdpPorts, switch: Switch, wakers: Sequence[int], started_ns: int) -> None:
+        """wakers: descriptors that end the wait when they are readable. started_ns: when its clock was 0."""
+        self._ports, self._switch = ports, switch
+        polled = [*wakers, *(port.socket.fileno() for port in ports.ports.values())]
+        self._loop = _Loop(
+            numbers=np.zeros(len(_At), np.int64),
+            polled=np.array(polled, np.int64) | _READABLE,
+            ready=np.zeros(len(ports.ports), np.int32),
+            clock=np.zeros(2, np.int64),
+        )
+        self._loop.numbers[_At.STARTED], self._loop.numbers[_At.BATCH] = started_ns, ports.batch
+        self._room = Room()
+
+    def run(self, timeout_s: float | None, turns: int) -> tuple[bool, list[bytes]]:
+        """Take up to `turns` turns, each of which waits up to `timeout_s` (None: without limit).
+
+        Return whether a waker is readable, and frames for the controller. Raises OSError for what waiting
+        does not mend.
+        """
+        ports, room, numbers = self._ports, self._room, self._loop.numbers
+        numbers[_At.TURNS] = turns
+        wait_ms = -1 if timeout_s is None else math.ceil(1000 * timeout_s)
+        with self._switch.lock:
+            numbers[_At.COPIES] = copies = self._switch.most_copies
+            stride = ports.received.data.shape[1] + self._switch.growth
+            room.prepare(len(ports.received.data) + copies, stride)
+            whole = room.frames(room.rows, stride)
+            because = run_turns(
+                self._switch.entry,
+                ports.sockets,
+                ports.received,
+                ports.outbox_for(room.rows),
+                self._switch.state,
+                _Leaving(whole.data, whole.length, whole.port, whole.leave),
+                self._loop,
+                wait_ms,
+            )
+        if because < 0:
+            raise OSError(-because, f"udp receive: {errno.errorcode.get(-because)}")
+        if because >= _REFUSED:
+            ports.send_less(because - _REFUSED)
+        left = room.frames(int(numbers[_At.LEFT]), stride)
+        numbers[_At.LEFT] = 0
+        return because == _WOKEN, [frame for _, frame in left.at(left.port == CPU_PORT).pairs()]
+
+
+@compiled
+def run_turns(
+    run: Callable[..., tuple[int, int]],
+    sockets: Sockets,
+    batch: Batch,
+    outbox: Outbox,
+    state: State,
+    leaving: _Leaving,
+    loop: _Loop,
+    wait_ms: int,
+) -> int:
+    """Take turns; return why they ended, plus a row if it was refused, or minus an error number."""
+    numbers = loop.numbers
+    while True:
+        while numbers[_At.NEXT] < numbers[_At.COUNT]:
+            because = _forwarded(run, sockets, batch, outbox, state, leaving, loop)
+            if because:
+                return because
+        if not numbers[_At.TURNS]:
+            return _DONE
+        numbers[_At.TURNS] -= 1
+        ready = _waited(loop, wait_ms)
+        if ready <= 0:
+            return _WOKEN if ready else _DONE
+        count = receive(sockets, loop.ready[:ready], max(64, numbers[_At.BATCH] // ready), batch)
+        if count < 0:
+            return count
+        numbers[_At.NEXT], numbers[_At.COUNT] = 0, count
+
+
+@compiled
+def _forwarded(
+    run: Callable[..., tuple[int, int]],
+    sockets: Sockets,
+    batch: Batch,
+    outbox: Outbox,
+    state: State,
+    leaving: _Leaving,
+    loop: _Loop,
+) -> int:
+    """Run the program over received frames, as far as there is room, and send; return why it ended, or 0."""
+    numbers, (rows, stride) = loop.numbers, leaving.data.shape
+    now_us = (nanoseconds(loop.clock) - numbers[_At.STARTED]) // 1000 & _CLOCK_MASK
+    done, left = run(
+        batch.data.reshape(batch.data.size), np.uint64(batch.data.shape[1]), batch.length, batch.port,
+        np.uint64(numbers[_At.NEXT]), np.uint64(numbers[_At.COUNT]), np.uint64(now_us),
+        leaving.data.reshape(leaving.data.size), np.uint64(stride), leaving.length, leaving.port,
+        leaving.leave, np.uint64(rows), np.uint64(numbers[_At.COPIES]),
+        state.memory, state.regs, state.wide, state.counts, state.groups, state.queues,
+    )  # fmt: skip
+    numbers[_At.NEXT], numbers[_At.LEFT] = done, left
+    size = batch.length[0]
+    for_cpu = sort(sockets, leaving.data, leaving.length[: numbers[_At.LEFT]], leaving.port, outbox, size)
+    row = send(sockets, outbox)
+    if row >= 0:
+        return _REFUSED + row
+    if for_cpu:
+        return _FOR_CPU
+    numbers[_At.LEFT] = 0
+    return 0
+
+
+@compiled
+def _waited(loop: _Loop, wait_ms: int) -> int:
+    """Wait for the ports; return how many are readable, in `loop.ready`, or -1 if a waker is readable."""
+    count, ports = 0, loop.ready.shape[0]
+    wakers = loop.polled.shape[0] - ports
+    if poll(loop.polled.ctypes.data, loop.polled.shape[0], wait_ms) <= 0:
+        return 0
+    for i in range(loop.polled.shape[0]):
+        if loop.polled[i] >> _RETURNED:
+            if i < wakers:
+                return -1
+            loop.ready[count] = i - wakers
+            count += 1
+    return count
