@@ -24,6 +24,7 @@ HEADER_WORDS = HEADER_BYTES // 4
 #: Added to the first chunk id, so that no position is ever negative.
 SERIAL_BASE = 1 << 32
 
+
 def _sources() -> list[Path]:
     """Return the files from which compiled loops take constants and functions."""
     here = Path(__file__).parent

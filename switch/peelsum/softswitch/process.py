@@ -27,7 +27,7 @@ from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.ports.port import Ports
 from peelsum.softswitch.ports.schedule import LinkSchedule
 from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
-from peelsum.softswitch.ports.udp_loop import UdpLoop
+from peelsum.softswitch.ports.udp_loop import UdpLoop, warm_up
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
@@ -293,6 +293,8 @@ def run(
                 else _udp_ports(ports, udp_host, udp_base, joins or {}, loss, seed)
             )
             stack.callback(opened.close)
+            if isinstance(opened, UdpPorts):
+                warm_up(opened)
             if capture is not None:
                 opened = stack.enter_context(closing(CapturedPorts(opened, capture)))
             links = Links(

@@ -12,14 +12,16 @@ import errno
 import math
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numba import typeof
 from numpy.typing import NDArray
 
 from peelsum.softswitch.ports import udp_kernels
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.ports.udp_kernels import Batch, Outbox, Sockets, receive, send, sort
+from peelsum.softswitch.runtime.native import SIGNATURE, types
 from peelsum.softswitch.runtime.switch import Room, State, Switch
 from peelsum.wire import CPU_PORT, system_calls
 from peelsum.wire.compiled import compiler
@@ -64,19 +66,34 @@ class _Loop(NamedTuple):
     clock: NDArray[np.int64]  # [2]: struct timespec
 
 
+def warm_up(ports: UdpPorts) -> None:
+    """Compile the loops ahead of use, so that no packet waits for them, nor a signal for a compiler."""
+    ports.send(ports.receive([]))
+    byte, half, word = np.zeros((1, 1), np.uint8), np.zeros(1, np.uint32), np.zeros(1, np.uint64)
+    leaving = _Leaving(byte, ports.received.length, ports.received.port, word)
+    state = State(memory=word, regs=half, wide=word, counts=word, groups=word, queues=word)
+    given = (ports.sockets, ports.received, ports.outbox_for(0), state, leaving, _new_loop([], 0), 0)
+    cast(Any, run_turns).compile((types.FunctionType(SIGNATURE), *map(typeof, given)))
+
+
+def _new_loop(descriptors: Sequence[int], ports: int) -> _Loop:
+    """Return a loop that waits for descriptors, of which the last ones are those of ports."""
+    return _Loop(
+        numbers=np.zeros(len(_At), np.int64),
+        polled=np.array(descriptors, np.int64) | _READABLE,
+        ready=np.zeros(ports, np.int32),
+        clock=np.zeros(2, np.int64),
+    )
+
+
 class UdpLoop:
     """The compiled loop over the UDP ports of one running switch."""
 
     def __init__(self, ports: UdpPorts, switch: Switch, wakers: Sequence[int], started_ns: int) -> None:
         """wakers: descriptors that end the wait when they are readable. started_ns: when its clock was 0."""
         self._ports, self._switch = ports, switch
-        polled = [*wakers, *(port.socket.fileno() for port in ports.ports.values())]
-        self._loop = _Loop(
-            numbers=np.zeros(len(_At), np.int64),
-            polled=np.array(polled, np.int64) | _READABLE,
-            ready=np.zeros(len(ports.ports), np.int32),
-            clock=np.zeros(2, np.int64),
-        )
+        sockets = [port.socket.fileno() for port in ports.ports.values()]
+        self._loop = _new_loop([*wakers, *sockets], len(sockets))
         self._loop.numbers[_At.STARTED], self._loop.numbers[_At.BATCH] = started_ns, ports.batch
         self._room = Room()
 
