@@ -214,12 +214,13 @@ class DataPlane:
 
     def _new_loop(self, switch: Switch) -> UdpLoop | None:
         """Return a compiled loop for a pipeline; None if its frames have to pass through Python."""
-        ports = self._ports
-        plain = isinstance(ports, UdpPorts) and not ports.lossy and self._pacer is None
-        if not plain or switch.entry is None or self._clock is not time.monotonic_ns:
+        ports, entry = self._ports, switch.entry
+        if not isinstance(ports, UdpPorts) or ports.lossy or entry is None:
+            return None
+        if self._pacer is not None or self._clock is not time.monotonic_ns:
             return None
         switch.lock.wanted = self._wake
-        return UdpLoop(ports, switch, [self._woken.fileno(), self._device.fileno()], self._started)
+        return UdpLoop(ports, switch, entry, [self._woken.fileno(), self._device.fileno()], self._started)
 
     def _new_pacer(self) -> Pacer | None:
         if self._links is not None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from peelsum.softswitch.ports import udp_kernels
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.ports.udp_kernels import Batch, Outbox, Sockets, receive, send, sort
-from peelsum.softswitch.runtime.native import SIGNATURE, types
+from peelsum.softswitch.runtime.native import SIGNATURE, Entry, types
 from peelsum.softswitch.runtime.switch import Room, State, Switch
 from peelsum.wire import CPU_PORT, system_calls
 from peelsum.wire.compiled import compiler
@@ -89,9 +89,14 @@ def _new_loop(descriptors: Sequence[int], ports: int) -> _Loop:
 class UdpLoop:
     """The compiled loop over the UDP ports of one running switch."""
 
-    def __init__(self, ports: UdpPorts, switch: Switch, wakers: Sequence[int], started_ns: int) -> None:
-        """wakers: descriptors that end the wait when they are readable. started_ns: when its clock was 0."""
-        self._ports, self._switch = ports, switch
+    def __init__(
+        self, ports: UdpPorts, switch: Switch, entry: Entry, wakers: Sequence[int], started_ns: int
+    ) -> None:
+        """entry: that of `switch`. wakers: descriptors that end the wait when they are readable.
+
+        started_ns: when the program's clock was 0, by `time.monotonic_ns`.
+        """
+        self._ports, self._switch, self._entry = ports, switch, entry
         sockets = [port.socket.fileno() for port in ports.ports.values()]
         self._loop = _new_loop([*wakers, *sockets], len(sockets))
         self._loop.numbers[_At.STARTED], self._loop.numbers[_At.BATCH] = started_ns, ports.batch
@@ -110,14 +115,14 @@ class UdpLoop:
             numbers[_At.COPIES] = copies = self._switch.most_copies
             stride = ports.received.data.shape[1] + self._switch.growth
             room.prepare(len(ports.received.data) + copies, stride)
-            whole = room.frames(room.rows, stride)
+            data = room.data[: room.rows * stride].reshape(room.rows, stride)
             because = run_turns(
-                self._switch.entry,
+                self._entry,
                 ports.sockets,
                 ports.received,
                 ports.outbox_for(room.rows),
                 self._switch.state,
-                _Leaving(whole.data, whole.length, whole.port, whole.leave),
+                _Leaving(data, room.length, room.port, room.leave),
                 self._loop,
                 wait_ms,
             )
