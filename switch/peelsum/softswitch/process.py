@@ -87,11 +87,12 @@ class SwitchCounts:
 class DataPlane:
     """Moves frames from the ports through the pipeline to the ports, and to and from the controller.
 
-    Theory of operation: `turn` waits in one select for any port, for the device (a frame from the
-    controller, or a new pipeline) or for `stop`. Each ready port then contributes up to its share of a batch,
-    and the batch goes through the pipeline at one instant of the clock. Outgoing frames are sent before the
-    next batch is received. Those of a port with a rate or delay are sent when they are due, and no wait lasts
-    longer than that. While no pipeline runs, hellos are answered and packets are dropped.
+    Theory of operation: `turn` waits for any port, for the device (a frame from the controller, or a new
+    pipeline) or for `stop`. Each ready port then contributes up to its share of a batch, and the batch goes
+    through the pipeline at one instant of the clock. Outgoing frames are sent before the next batch is
+    received. Between plain UDP ports, `UdpLoop` does all that without the interpreter. Frames of a port with a
+    rate or delay are sent when they are due, and no wait lasts longer than that. While no pipeline runs,
+    hellos are answered and packets are dropped.
     """
 
     def __init__(
