@@ -14,11 +14,13 @@ from peelsum_packets import Job
 from rigs import SoftswitchRig
 
 from peelsum.pipelines import pipeline
-from peelsum.softswitch import load
+from peelsum.softswitch import Switch, load
+from peelsum.softswitch.ports.pacing_kernels import NEVER, crowded, due_in, hold, new_rings, release
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.ports.udp_kernels import Column
 from peelsum.softswitch.process import DataPlane
 from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.runtime.queues import Queues
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, Kind, fields_of, pack, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 
@@ -34,10 +36,18 @@ def job_on(rig: SoftswitchRig) -> Job:
 
 @pytest.fixture
 def rig() -> Iterator[SimpleNamespace]:
+    with rig_of() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def rig_of(queues: Queues | None = None) -> Iterator[SimpleNamespace]:
     """A job's switch whose loop runs on UDP, its hosts, and a second switch that runs without ports."""
     program = load(pipeline(LANES).json_path)
     ours, other = SoftswitchRig(program, "numba"), SoftswitchRig(program, "numba")
-    ports, device = UdpPorts(range(1, SERVER + 1), batch=64), Device()
+    ports, device = UdpPorts(range(1, SERVER + 1), batch=64), Device(queues=queues)
+    if queues:
+        ours.switch = Switch(program, queues=queues)
     with contextlib.ExitStack() as stack:
         stack.callback(ports.close)
         stack.callback(device.close)
@@ -220,3 +230,87 @@ def test_a_turn_ends_after_its_timeout(rig: SimpleNamespace) -> None:
     rig.hosts[1].send(contributions(0, 2))
     rig.plane.turn(PATIENCE_S)
     assert sum(rig.job.verdicts().values()) == 2
+
+
+FRAME_BITS = 8 * (FRAME_HEADER_BYTES + SIZE)
+
+
+def test_a_port_with_a_rate_keeps_it_while_others_send_at_once() -> None:
+    with rig_of(Queues({1: 0.5})) as rig:
+        began = time.monotonic()
+        rig.hosts[SERVER].send(results(30))
+        assert np.array_equal(turn_until(rig, 2, 30), results(30))
+        assert len(received(rig.hosts[1])) < 30
+        assert np.array_equal(turn_until(rig, 1, 30), results(30))
+        assert time.monotonic() - began >= 30 * FRAME_BITS / 0.5e6
+        assert rig.job.rig.switch._queues is rig.device.queues.memory
+
+
+def test_what_exceeds_a_queue_is_dropped_and_the_rest_leaves_in_order() -> None:
+    with rig_of(Queues({1: 1.0}, limit=8)) as rig:
+        rig.job.rig.set_group(1, [1])
+        for burst in range(3):
+            rig.hosts[SERVER].send(results(20))
+            got = turn_until(rig, 1, 8)
+            assert np.array_equal(got, results(20)[:8])
+            counts = rig.device.queues.counts()[1]
+            assert (counts.sent, counts.dropped) == (8 * (burst + 1), 12 * (burst + 1))
+
+
+def test_a_kernel_that_refuses_segments_gets_fewer_of_what_was_held() -> None:
+    with rig_of(Queues({1: 1000.0})) as rig:
+        rig.ports.sockets.state[0, Column.SEGMENTS] = 1000
+        rig.hosts[SERVER].send(results(120))
+        assert np.array_equal(turn_until(rig, 1, 120), results(120))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    limit = 16
+    with rig_of() as rig:
+        rings = new_rings([1, 3], limit, SIZE, rig.ports.sockets)
+        outbox = rig.ports.outbox_for(2 * limit)
+        waiting: dict[int, list[tuple[int, bytes]]] = {1: [], 3: []}
+        now = (1 << 48) - 3000
+        for _ in range(60):
+            count = int(random.integers(0, 4))
+            ports = random.choice([1, 2, 3], count).astype(np.int32)
+            data = np.stack(
+                [np.frombuffer(frame(random.bytes(SIZE)), np.uint8) for _ in range(count)] or [[]]
+            )
+            leave = np.zeros(count, np.uint64)
+            for i, port in enumerate(ports.tolist()):
+                if port in waiting and len(waiting[port]) < limit:
+                    after = waiting[port][-1][0] if waiting[port] else now
+                    waiting[port].append(
+                        (after + int(random.integers(0, 300)), bytes(data[i, FRAME_HEADER_BYTES:]))
+                    )
+                    leave[i] = (waiting[port][-1][0] << 16) % (1 << 64)
+                elif port in waiting:
+                    ports[i] = 2
+            before = ports.copy()
+            length = np.full(count, FRAME_HEADER_BYTES + SIZE, np.int32)
+            if count:  # an array without rows has no stride
+                hold(rings, rig.ports.sockets, data, length, ports, leave, FRAME_HEADER_BYTES + SIZE)
+            assert (ports[before == 2] == 2).all()
+            assert (ports[before != 2] == -1).all()
+            soonest = min((queue[0][0] for queue in waiting.values() if queue), default=None)
+            expected = NEVER if soonest is None else max(0, soonest - now, int(rings.paused_until[0]) - now)
+            assert due_in(rings, now) == expected
+            now += int(random.integers(0, 200))
+            assert release(rings, rig.ports.sockets, outbox, now) == -1
+            for port, queue in waiting.items():
+                due = [payload for at, payload in queue if at <= now]
+                waiting[port] = queue[len(due) :]
+                assert [bytes(row) for row in received(rig.hosts[port])] == due
+        assert len(received(rig.hosts[2])) == 0
+
+
+def test_a_ring_is_crowded_before_it_overflows() -> None:
+    with rig_of() as rig:
+        rings = new_rings([1], 4, SIZE, rig.ports.sockets)
+        assert not crowded(rings, 100)
+        rings.held[0] = 3
+        assert not crowded(rings, 1)
+        assert crowded(rings, 2)

@@ -90,9 +90,9 @@ class DataPlane:
     Theory of operation: `turn` waits for any port, for the device (a frame from the controller, or a new
     pipeline) or for `stop`. Each ready port then contributes up to its share of a batch, and the batch goes
     through the pipeline at one instant of the clock. Outgoing frames are sent before the next batch is
-    received. Between plain UDP ports, `UdpLoop` does all that without the interpreter. Frames of a port with a
-    rate or delay are sent when they are due, and no wait lasts longer than that. While no pipeline runs,
-    hellos are answered and packets are dropped.
+    received; those of a port with a rate or delay when they are due, and no wait lasts longer than that.
+    Between UDP ports that lose nothing, `UdpLoop` does all that without the interpreter. While no pipeline
+    runs, hellos are answered and packets are dropped.
     """
 
     def __init__(
@@ -215,13 +215,14 @@ class DataPlane:
 
     def _new_loop(self, switch: Switch) -> UdpLoop | None:
         """Return a compiled loop for a pipeline; None if its frames have to pass through Python."""
-        ports, entry = self._ports, switch.entry
-        if not isinstance(ports, UdpPorts) or ports.lossy or entry is None:
+        ports = self._ports
+        if not isinstance(ports, UdpPorts) or ports.lossy or self._clock is not time.monotonic_ns:
             return None
-        if self._pacer is not None or self._clock is not time.monotonic_ns:
+        if switch.entry is None or (self._links is not None and not self._links.steady):
             return None
         switch.lock.wanted = self._wake
-        return UdpLoop(ports, switch, entry, [self._woken.fileno(), self._device.fileno()], self._started)
+        wakers = [self._woken.fileno(), self._device.fileno()]
+        return UdpLoop(ports, switch, switch.entry, self._device.queues, wakers, self._started)
 
     def _new_pacer(self) -> Pacer | None:
         if self._links is not None:

@@ -30,8 +30,11 @@ MOST_PARTS = 1024
 _PATIENCE = 64
 #: How a kernel or a network device says that it will not segment after all.
 _NO_OFFLOAD = (5, 22, 90, 95)  # EIO, EINVAL, EMSGSIZE, EOPNOTSUPP
-#: In place of a row: the frame is not one whole packet, its port does not exist, or it is for the controller.
-_UNFRAMED, _NO_SUCH_PORT, _FOR_CPU = -1, -2, -3
+#: In place of a row: the frame is not one whole packet, its port does not exist, it is for the controller, or
+#: it is held until its port may send it.
+_UNFRAMED, _NO_SUCH_PORT, _FOR_CPU, _HELD = -1, -2, -3, -4
+#: In place of a port: the frame is held.
+HELD = -1
 
 
 class Count(IntEnum):
@@ -198,19 +201,19 @@ def sort(sockets: Sockets, data: NDArray[np.uint8], length: NDArray[np.int32], p
     for row in range(outbox.end.shape[0]):
         outbox.end[row] = 0
     for frame in range(length.shape[0]):
-        row = _row(sockets, data[frame], length[frame], port[frame], frame_bytes)
+        row = row_of(sockets, data[frame], length[frame], port[frame], frame_bytes)
         if row >= 0:
             outbox.end[row] += 1
         elif row == _FOR_CPU:
             for_cpu += 1
-        else:
+        elif row != _HELD:
             sockets.dropped[-1 - row] += 1
     first = 0
     for row in range(outbox.end.shape[0]):
         outbox.next[row], first = first, first + outbox.end[row]
         outbox.end[row] = outbox.next[row]
     for frame in range(length.shape[0]):
-        row = _row(sockets, data[frame], length[frame], port[frame], frame_bytes)
+        row = row_of(sockets, data[frame], length[frame], port[frame], frame_bytes)
         if row >= 0:
             at = outbox.end[row]
             outbox.parts[at, 0] = np.int64(data[frame].ctypes.data) + FRAME_HEADER_BYTES
@@ -220,10 +223,12 @@ def sort(sockets: Sockets, data: NDArray[np.uint8], length: NDArray[np.int32], p
 
 
 @compiled
-def _row(sockets: Sockets, frame: NDArray[np.uint8], length: int, port: int, frame_bytes: int) -> int:
-    """Return the row of the port by which a frame leaves, or one of three codes for other frames."""
+def row_of(sockets: Sockets, frame: NDArray[np.uint8], length: int, port: int, frame_bytes: int) -> int:
+    """Return the row of the port by which a frame leaves, or one of four codes for other frames."""
     if port == CPU_PORT:
         return _FOR_CPU
+    if port == HELD:
+        return _HELD
     udp = frame[12] == 0x08 and frame[13] == 0x00 and frame[14] == 0x45 and frame[23] == 17
     if length != frame_bytes or not udp:
         return _UNFRAMED

@@ -1,9 +1,10 @@
 """A switch's turns without the interpreter: its UDP ports, its program and the clock in one compiled loop.
 
 Theory of operation. A turn waits for the ports, receives a batch, runs the program over it and sends what
-leaves. The loop holds the switch's lock, also while it waits; a thread that wants the lock writes to a waker.
-The loop then returns, as it does when the controller or a signal has written to one, when a frame leaves for
-the controller, or when the kernel refuses to send segments. `UdpLoop.run` continues where it has stopped.
+leaves. Packets of ports with a rate are held, and sent when they are due. The loop holds the switch's lock,
+also while it waits; a thread that wants the lock writes to a waker. The loop then returns, as it does when
+the controller or a signal has written to one, when a frame leaves for the controller, or when the kernel
+refuses to send segments. `UdpLoop.run` continues where it has stopped.
 """
 
 from __future__ import annotations
@@ -18,16 +19,27 @@ import numpy as np
 from numba import typeof
 from numpy.typing import NDArray
 
-from peelsum.softswitch.ports import udp_kernels
+from peelsum.softswitch.ports import pacing_kernels, udp_kernels
+from peelsum.softswitch.ports.pacing_kernels import (
+    NEVER,
+    Rings,
+    crowded,
+    due_in,
+    hold,
+    new_rings,
+    release,
+)
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.ports.udp_kernels import Batch, Outbox, Sockets, receive, send, sort
 from peelsum.softswitch.runtime.native import SIGNATURE, Entry, types
+from peelsum.softswitch.runtime.queues import Queues
 from peelsum.softswitch.runtime.switch import Room, State, Switch
 from peelsum.wire import CPU_PORT, system_calls
 from peelsum.wire.compiled import compiler
-from peelsum.wire.system_calls import nanoseconds, poll
+from peelsum.wire.system_calls import nanoseconds, ppoll
 
-compiled = compiler([__file__, str(udp_kernels.__file__), str(system_calls.__file__)])
+_USED = (pacing_kernels, udp_kernels, system_calls)
+compiled = compiler([__file__, *(str(module.__file__) for module in _USED)])
 
 _READABLE, _RETURNED = 1 << 32, 48
 _CLOCK_MASK = (1 << 48) - 1
@@ -72,7 +84,8 @@ def warm_up(ports: UdpPorts) -> None:
     byte, half, word = np.zeros((1, 1), np.uint8), np.zeros(1, np.uint32), np.zeros(1, np.uint64)
     leaving = _Leaving(byte, ports.received.length, ports.received.port, word)
     state = State(memory=word, regs=half, wide=word, counts=word, groups=word, queues=word)
-    given = (ports.sockets, ports.received, ports.outbox_for(0), state, leaving, _new_loop([], 0), 0)
+    rings = new_rings([], 1, 1, ports.sockets)
+    given = (ports.sockets, ports.received, ports.outbox_for(0), state, rings, leaving, _new_loop([], 0), 0)
     cast(Any, run_turns).compile((types.FunctionType(SIGNATURE), *map(typeof, given)))
 
 
@@ -90,17 +103,27 @@ class UdpLoop:
     """The compiled loop over the UDP ports of one running switch."""
 
     def __init__(
-        self, ports: UdpPorts, switch: Switch, entry: Entry, wakers: Sequence[int], started_ns: int
+        self,
+        ports: UdpPorts,
+        switch: Switch,
+        entry: Entry,
+        queues: Queues | None,
+        wakers: Sequence[int],
+        started_ns: int,
     ) -> None:
-        """entry: that of `switch`. wakers: descriptors that end the wait when they are readable.
+        """entry: that of `switch`. queues: those of ports with a rate.
 
-        started_ns: when the program's clock was 0, by `time.monotonic_ns`.
+        wakers: descriptors that end the wait when they are readable. started_ns: when the program's clock was
+        0, by `time.monotonic_ns`.
         """
         self._ports, self._switch, self._entry = ports, switch, entry
         sockets = [port.socket.fileno() for port in ports.ports.values()]
         self._loop = _new_loop([*wakers, *sockets], len(sockets))
         self._loop.numbers[_At.STARTED], self._loop.numbers[_At.BATCH] = started_ns, ports.batch
         self._room = Room()
+        paced, limit = (queues.ports, queues.limit) if queues else ([], 1)
+        self._rings = new_rings(paced, limit, int(ports.received.parts[0, 1]), ports.sockets)
+        self._held = len(paced) * limit
 
     def run(self, timeout_s: float | None, turns: int) -> tuple[bool, list[bytes]]:
         """Take up to `turns` turns, each of which waits up to `timeout_s` (None: without limit).
@@ -110,7 +133,7 @@ class UdpLoop:
         """
         ports, room, numbers = self._ports, self._room, self._loop.numbers
         numbers[_At.TURNS] = turns
-        wait_ms = -1 if timeout_s is None else math.ceil(1000 * timeout_s)
+        wait_us = NEVER if timeout_s is None else math.ceil(1e6 * timeout_s)
         with self._switch.lock:
             numbers[_At.COPIES] = copies = self._switch.most_copies
             stride = ports.received.data.shape[1] + self._switch.growth
@@ -120,11 +143,12 @@ class UdpLoop:
                 self._entry,
                 ports.sockets,
                 ports.received,
-                ports.outbox_for(room.rows),
+                ports.outbox_for(max(room.rows, self._held)),
                 self._switch.state,
+                self._rings,
                 _Leaving(data, room.length, room.port, room.leave),
                 self._loop,
-                wait_ms,
+                wait_us,
             )
         if because < 0:
             raise OSError(-because, f"udp receive: {errno.errorcode.get(-because)}")
@@ -142,24 +166,34 @@ def run_turns(
     batch: Batch,
     outbox: Outbox,
     state: State,
+    rings: Rings,
     leaving: _Leaving,
     loop: _Loop,
-    wait_ms: int,
+    wait_us: int,
 ) -> int:
     """Take turns; return why they ended, plus a row if it was refused, or minus an error number."""
     numbers = loop.numbers
     while True:
         while numbers[_At.NEXT] < numbers[_At.COUNT]:
-            because = _forwarded(run, sockets, batch, outbox, state, leaving, loop)
+            because = _forwarded(run, sockets, batch, outbox, state, rings, leaving, loop)
             if because:
                 return because
+        now_us = _now_us(loop)
+        if now_us >= rings.paused_until[0]:
+            row = release(rings, sockets, outbox, now_us)
+            if row >= 0:
+                return _REFUSED + row
         if not numbers[_At.TURNS]:
             return _DONE
         numbers[_At.TURNS] -= 1
-        ready = _waited(loop, wait_ms)
-        if ready <= 0:
-            return _WOKEN if ready else _DONE
-        count = receive(sockets, loop.ready[:ready], max(64, numbers[_At.BATCH] // ready), batch)
+        due_us = due_in(rings, now_us)
+        ready = _waited(loop, min(due_us, wait_us))
+        if ready < 0:
+            return _WOKEN
+        if not ready and due_us >= wait_us:
+            return _DONE
+        share = max(64, numbers[_At.BATCH] // max(1, ready))
+        count = receive(sockets, loop.ready[:ready], share, batch)
         if count < 0:
             return count
         numbers[_At.NEXT], numbers[_At.COUNT] = 0, count
@@ -172,22 +206,28 @@ def _forwarded(
     batch: Batch,
     outbox: Outbox,
     state: State,
+    rings: Rings,
     leaving: _Leaving,
     loop: _Loop,
 ) -> int:
     """Run the program over received frames, as far as there is room, and send; return why it ended, or 0."""
     numbers, (rows, stride) = loop.numbers, leaving.data.shape
-    now_us = (nanoseconds(loop.clock) - numbers[_At.STARTED]) // 1000 & _CLOCK_MASK
+    now_us = _now_us(loop)
+    if crowded(rings, (numbers[_At.COUNT] - numbers[_At.NEXT]) * numbers[_At.COPIES]):
+        row = release(rings, sockets, outbox, now_us)
+        if row >= 0:
+            return _REFUSED + row
     done, left = run(
         batch.data.reshape(batch.data.size), np.uint64(batch.data.shape[1]), batch.length, batch.port,
-        np.uint64(numbers[_At.NEXT]), np.uint64(numbers[_At.COUNT]), np.uint64(now_us),
+        np.uint64(numbers[_At.NEXT]), np.uint64(numbers[_At.COUNT]), np.uint64(now_us & _CLOCK_MASK),
         leaving.data.reshape(leaving.data.size), np.uint64(stride), leaving.length, leaving.port,
         leaving.leave, np.uint64(rows), np.uint64(numbers[_At.COPIES]),
         state.memory, state.regs, state.wide, state.counts, state.groups, state.queues,
     )  # fmt: skip
     numbers[_At.NEXT], numbers[_At.LEFT] = done, left
-    size = batch.length[0]
-    for_cpu = sort(sockets, leaving.data, leaving.length[: numbers[_At.LEFT]], leaving.port, outbox, size)
+    size, length = batch.length[0], leaving.length[: numbers[_At.LEFT]]
+    hold(rings, sockets, leaving.data, length, leaving.port, leaving.leave, size)
+    for_cpu = sort(sockets, leaving.data, length, leaving.port, outbox, size)
     row = send(sockets, outbox)
     if row >= 0:
         return _REFUSED + row
@@ -198,11 +238,20 @@ def _forwarded(
 
 
 @compiled
-def _waited(loop: _Loop, wait_ms: int) -> int:
+def _now_us(loop: _Loop) -> int:
+    """Return the microseconds since the program's clock was 0."""
+    return int((nanoseconds(loop.clock) - loop.numbers[_At.STARTED]) // 1000)
+
+
+@compiled
+def _waited(loop: _Loop, wait_us: int) -> int:
     """Wait for the ports; return how many are readable, in `loop.ready`, or -1 if a waker is readable."""
-    count, ports = 0, loop.ready.shape[0]
+    count, ports, timeout = 0, loop.ready.shape[0], np.int64(0)
     wakers = loop.polled.shape[0] - ports
-    if poll(loop.polled.ctypes.data, loop.polled.shape[0], wait_ms) <= 0:
+    if wait_us != NEVER:
+        loop.clock[0], loop.clock[1] = wait_us // 1_000_000, wait_us % 1_000_000 * 1000
+        timeout = np.int64(loop.clock.ctypes.data)
+    if ppoll(loop.polled.ctypes.data, loop.polled.shape[0], timeout, 0) <= 0:
         return 0
     for i in range(loop.polled.shape[0]):
         if loop.polled[i] >> _RETURNED:
