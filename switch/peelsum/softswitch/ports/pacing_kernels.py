@@ -119,5 +119,5 @@ def due_in(rings: Rings, now_us: int) -> int:
     for ring in range(rings.held.shape[0]):
         if rings.held[ring]:
             ahead = np.int64(rings.due[ring, rings.first[ring]] - now)
-            wait = min(wait, int(max(0, (ahead + (1 << TICK_SHIFT) - 1) >> TICK_SHIFT)))
+            wait = min(wait, (max(0, int(ahead)) + (1 << TICK_SHIFT) - 1) >> TICK_SHIFT)
     return max(wait, rings.paused_until[0] - now_us) if wait != NEVER else wait
