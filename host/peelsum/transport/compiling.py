@@ -16,7 +16,12 @@ from peelsum import compiled_once
 BEAT_S = 2.0
 _log = logging.getLogger("peelsum")
 #: What a module's functions are called in messages, by the prefix of its name.
-_PARTS = {"peelsum.transport": "packet loops", "peelsum.codec": "codec", "peelsum_": "switch program"}
+_PARTS = {
+    "peelsum.transport": "packet loops",
+    "peelsum.softswitch": "switch's loops",
+    "peelsum.codec": "codec",
+    "peelsum_": "switch program",
+}
 
 
 class _Work(event.Listener):

@@ -28,8 +28,8 @@ from peelsum.transport.layout import (
     unwrap,
     well_formed,
 )
-from peelsum.transport.system_calls import load, save
 from peelsum.wire import Flag, Kind
+from peelsum.wire.system_calls import load, save
 
 Numbers = NDArray[np.int64]
 RESULT, NEED = int(Kind.RESULT), int(Kind.NEED)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from peelsum.transport.endpoint_kernels import begin, contribute, expire, next_due, resend, take
 from peelsum.transport.endpoint_state import Count, Cursor, Identity, Limits, WorkerState
 from peelsum.transport.layout import compiled
-from peelsum.transport.system_calls import seconds
 from peelsum.transport.wire_kernels import BATCH, BURST, NOTHING, Unsent, Wire, received, sent, waited
+from peelsum.wire.system_calls import seconds
 
 
 @compiled

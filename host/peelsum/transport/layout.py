@@ -5,18 +5,16 @@ The places of the header fields in a row are derived from the wire format.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from peelsum.wire import FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind, pack
+from peelsum.wire import FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind, pack, system_calls
 from peelsum.wire import VERSION as WIRE_VERSION
 from peelsum.wire import format as wire_format
+from peelsum.wire.compiled import compiler
 
 Words = NDArray[np.uint32]
 #: A field's word in the row, its shift in that word, and its mask after shifting.
@@ -26,41 +24,16 @@ HEADER_WORDS = HEADER_BYTES // 4
 #: Added to the first chunk id, so that no position is ever negative.
 SERIAL_BASE = 1 << 32
 
-#: Numba's options for every loop. `_nrt` is its switch for counting references.
-OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def _fingerprint() -> str:
-    """Return a hash of the sources from which compiled loops take constants and functions."""
+def _sources() -> list[Path]:
+    """Return the files from which compiled loops take constants and functions."""
     here = Path(__file__).parent
-    patterns = ("*_state.py", "*_rows.py", "*_kernels.py", "congestion.py", "system_calls.py")
+    patterns = ("*_state.py", "*_rows.py", "*_kernels.py", "congestion.py")
     shared = sorted(source for pattern in patterns for source in here.glob(pattern))
-    sources = [Path(wire_format.__file__), Path(__file__), *shared]
-    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    return [*(Path(str(module.__file__)) for module in (wire_format, system_calls)), Path(__file__), *shared]
 
 
-_FINGERPRINT = _fingerprint()
-
-
-def _named_by_sources(function: Function) -> Function:
-    """Add the sources' hash to the function's name, which is part of the key in Numba's cache.
-
-    Compiled code contains other modules' constants, e.g. the place of a header field. Numba notices only
-    changes of the function's own file, so without the hash it would reuse outdated code.
-    """
-    function.__qualname__ += f"_{_FINGERPRINT}"
-    return function
-
-
-def compiled(function: Function) -> Function:
-    """Compile the function with Numba on its first call; cache it on disk; run it without the GIL.
-
-    The code counts no references to arrays, which would take most of the time of a packet. So it cannot
-    allocate any: its callers do, and keep them until it returns.
-    """
-    return cast(Function, njit(**OPTIONS)(_named_by_sources(function)))
+compiled = compiler(_sources())
 
 
 def _place(name: str) -> Place:

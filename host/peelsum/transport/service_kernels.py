@@ -5,8 +5,8 @@ from __future__ import annotations
 from peelsum.transport.layout import compiled
 from peelsum.transport.server_kernels import next_due, send, take
 from peelsum.transport.server_state import Cursor, Identity, JobState, Waits
-from peelsum.transport.system_calls import seconds
 from peelsum.transport.wire_kernels import BURST, NOTHING, Unsent, Wire, received, sent, waited
+from peelsum.wire.system_calls import seconds
 
 
 @compiled

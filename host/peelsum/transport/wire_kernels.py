@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.transport.layout import Words, compiled
-from peelsum.transport.system_calls import errno, poll, recvmsg, seconds, send
 from peelsum.wire.datagrams import BatchSocket
+from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_late, poll, receive, seconds, send
 
 #: Packets taken from the sender at once.
 BATCH = 64
@@ -20,11 +20,8 @@ BURST = 1024
 DATAGRAM_WORDS = 1 << 14
 #: What `received` returns if nothing has arrived.
 NOTHING = -1
-# Constants of Linux.
-_NO_WAIT, _IN, _OUT = 0x40, 1, 4
-_INTERRUPTED, _AGAIN, _NO_BUFFERS = 4, 11, 105
-_PIPE, _ABORTED, _RESET, _REFUSED = 32, 103, 104, 111
-_CONTROL_BYTES, _RETURNED = 24, 48
+# Constants of poll.
+_IN, _OUT, _RETURNED = 1, 4, 48
 
 
 class Unsent(IntEnum):
@@ -88,7 +85,7 @@ def sent(wire: Wire, own: Words) -> int:
         packets = rows[wire.unsent[Unsent.FIRST] :]
         problem = _sent_once(wire.descriptor, packets.ctypes.data, 4 * count * rows.shape[1])
         if problem:
-            return 0 if problem in (_AGAIN, _NO_BUFFERS) else problem
+            return 0 if problem in (AGAIN, NO_BUFFERS) else problem
         wire.unsent[Unsent.FIRST] += count
         wire.unsent[Unsent.COUNT] -= count
     return 0
@@ -98,11 +95,10 @@ def sent(wire: Wire, own: Words) -> int:
 def _sent_once(descriptor: int, address: int, size: int) -> int:
     """Send bytes by one system call; return 0 or the error number."""
     for _ in range(2):
-        if send(descriptor, address, size, _NO_WAIT) >= 0:
+        if send(descriptor, address, size, NO_WAIT) >= 0:
             break
         problem = errno()
-        # The others report that an earlier datagram was not received; this one was not sent yet.
-        if problem not in (_REFUSED, _RESET, _ABORTED, _PIPE):
+        if not is_late(problem):  # else this datagram was not sent yet
             return problem
     return 0
 
@@ -111,16 +107,9 @@ def _sent_once(descriptor: int, address: int, size: int) -> int:
 def received(wire: Wire) -> int:
     """Receive one datagram into `wire.received`; return its packets, NOTHING, or an error below that."""
     size = 4 * wire.scratch.shape[1]
-    while True:
-        wire.message[5] = _CONTROL_BYTES
-        got = recvmsg(wire.descriptor, wire.message.ctypes.data, _NO_WAIT)
-        if got >= 0:
-            break
-        problem = errno()
-        if problem == _AGAIN:
-            return NOTHING
-        if problem not in (_INTERRUPTED, _REFUSED, _RESET, _ABORTED, _PIPE):
-            return NOTHING - problem
+    got = receive(wire.descriptor, wire.message)
+    if got < 0:
+        return NOTHING if got == -AGAIN else NOTHING + got
     wire.heard_at[0] = seconds(wire.clock)
     if not got:  # a hello
         return 0

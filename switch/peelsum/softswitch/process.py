@@ -27,6 +27,7 @@ from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.ports.port import Ports
 from peelsum.softswitch.ports.schedule import LinkSchedule
 from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
+from peelsum.softswitch.ports.udp_loop import UdpLoop, warm_up
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 
 _CLOCK_MASK = (1 << 48) - 1
 _LAST_UDP_PORT = 0xFFFF
+#: What the selector reports, beside numbers of ports, after `stop`.
+_STOPPING = -1
+#: Turns of a compiled loop: until something else is to be done.
+_MANY = 1 << 62
 #: The counter of peelsum's program.
 _VERDICTS = "PeelsumIngress.verdicts"
 
@@ -82,11 +87,12 @@ class SwitchCounts:
 class DataPlane:
     """Moves frames from the ports through the pipeline to the ports, and to and from the controller.
 
-    Theory of operation: `turn` waits in one select for any port, for the device (a frame from the
-    controller, or a new pipeline) or for `stop`. Each ready port then contributes up to its share of a batch,
-    and the batch goes through the pipeline at one instant of the clock. Outgoing frames are sent before the
-    next batch is received. Those of a port with a rate or delay are sent when they are due, and no wait lasts
-    longer than that. While no pipeline runs, hellos are answered and packets are dropped.
+    Theory of operation: `turn` waits for any port, for the device (a frame from the controller, or a new
+    pipeline) or for `stop`. Each ready port then contributes up to its share of a batch, and the batch goes
+    through the pipeline at one instant of the clock. Outgoing frames are sent before the next batch is
+    received; those of a port with a rate or delay when they are due, and no wait lasts longer than that.
+    Between UDP ports that lose nothing, `UdpLoop` does all that without the interpreter. While no pipeline
+    runs, hellos are answered and packets are dropped.
     """
 
     def __init__(
@@ -103,13 +109,14 @@ class DataPlane:
         self._links = links
         self._pacer = self._new_pacer()
         self._switch: Switch | None = None
+        self._loop: UdpLoop | None = None
         self._clock, self._started = clock, clock()
         self._stopping = False
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ, _STOPPING)
         self._selector.register(device, selectors.EVENT_READ, CPU_PORT)
         for number, port in ports.ports.items():
             self._selector.register(port.socket, selectors.EVENT_READ, number)
@@ -127,23 +134,24 @@ class DataPlane:
     def run(self) -> None:
         """Move frames until `stop` is called."""
         while not self._stopping:
-            self.turn()
+            self.turn(turns=_MANY)
 
-    def turn(self, timeout: float | None = None) -> None:
-        """Wait up to `timeout` seconds (None: without limit) for a batch, and process it."""
-        ready = set(self._ports.holding())
-        events = self._wait(0 if ready else timeout)
-        ready.update(key.data for key, _ in events if key.data is not None)
-        if any(key.data is None for key, _ in events):
-            with suppress(OSError):
-                self._woken.recv(64)
-        # Under the lock, no commit comes between: frames for the new pipeline would enter the old one.
-        with self._device.lock:
-            self._follow_pipeline()
-            injected = self._device.take_injected() if CPU_PORT in ready else []
-        ready.discard(CPU_PORT)
-        if injected:
-            self._process(Frames.of([(CPU_PORT, frame) for frame in injected]))
+    def turn(self, timeout: float | None = None, turns: int = 1) -> None:
+        """Wait up to `timeout` seconds (None: without limit) for a batch, and process it.
+
+        turns: most batches that a compiled loop processes before it returns.
+        """
+        if self._loop is not None:
+            woken, to_cpu = self._loop.run(timeout, turns)
+            if to_cpu:
+                self._deliver_to_cpu(to_cpu)
+            if woken:
+                self._attend()
+            return
+        ready = {key.data for key, _ in self._wait(timeout)}
+        if ready & {CPU_PORT, _STOPPING}:
+            self._attend()
+        ready -= {CPU_PORT, _STOPPING}
         arrived = self._ports.receive(sorted(ready))
         if len(arrived):
             if self._links is not None and self._pacer is not None and self._switch is not None:
@@ -153,6 +161,9 @@ class DataPlane:
     def stop(self) -> None:
         """End `run` after the current batch. May be called from any thread or signal handler."""
         self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
         with suppress(OSError):  # full: already readable; closed: already stopped
             self._waker.send(b"\0")
 
@@ -181,6 +192,17 @@ class DataPlane:
         pacer.release(self.now_us())
         return self._selector.select(0)
 
+    def _attend(self) -> None:
+        """Take what the device has: a new pipeline, or frames from the controller; clear the wakers."""
+        with suppress(OSError):
+            self._woken.recv(4096)
+        # Under the lock, no commit comes between: frames for the new pipeline would enter the old one.
+        with self._device.lock:
+            self._follow_pipeline()
+            injected = self._device.take_injected()
+        if injected:
+            self._process(Frames.of([(CPU_PORT, frame) for frame in injected]))
+
     def _follow_pipeline(self) -> None:
         switch = self._device.switch
         if switch is not self._switch and switch is not None:
@@ -188,7 +210,19 @@ class DataPlane:
             _log.info("switch: runs a pipeline of %d lanes", lanes, extra={"lanes": lanes})
             self._ports.resize(packet_bytes(lanes))
             self._pacer = self._new_pacer()
+            self._loop = self._new_loop(switch)
         self._switch = switch
+
+    def _new_loop(self, switch: Switch) -> UdpLoop | None:
+        """Return a compiled loop for a pipeline; None if its frames have to pass through Python."""
+        ports = self._ports
+        if not isinstance(ports, UdpPorts) or ports.lossy or self._clock is not time.monotonic_ns:
+            return None
+        if switch.entry is None or (self._links is not None and not self._links.steady):
+            return None
+        switch.lock.wanted = self._wake
+        wakers = [self._woken.fileno(), self._device.fileno()]
+        return UdpLoop(ports, switch, switch.entry, self._device.queues, wakers, self._started)
 
     def _new_pacer(self) -> Pacer | None:
         if self._links is not None:
@@ -262,6 +296,8 @@ def run(
                 else _udp_ports(ports, udp_host, udp_base, joins or {}, loss, seed)
             )
             stack.callback(opened.close)
+            if isinstance(opened, UdpPorts):
+                warm_up(opened)
             if capture is not None:
                 opened = stack.enter_context(closing(CapturedPorts(opened, capture)))
             links = Links(

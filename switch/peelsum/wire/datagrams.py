@@ -196,12 +196,20 @@ class BatchSocket:
             if outcome == 0:
                 sent += count
             elif outcome in _NO_OFFLOAD and self.offload:
-                self._ask_less()
+                self.ask_less()
             elif outcome in _FULL:
                 break
             else:
                 raise OSError(outcome, f"udp send to {address or 'peer'}: {errno.errorcode.get(outcome)}")
         return sent
+
+    def ask_less(self) -> None:
+        """Reduce the segments per send, or disable offload, after the kernel or a device refused."""
+        if self._per_send > _SAFE_SEGMENTS:
+            self._per_send = _SAFE_SEGMENTS
+            return
+        self.offload = False
+        _option(self._sock, socket.SOL_UDP, _UDP_SEGMENT, 0)
 
     def send_hello(self, address: Address | None = None) -> None:
         """Send one empty datagram, which is lost if the kernel's buffer is full."""
@@ -275,14 +283,6 @@ class BatchSocket:
                 return error.errno or errno.EIO
             return 0
         return 0
-
-    def _ask_less(self) -> None:
-        """Reduce the segments per send, or disable offload, after the kernel or a device refused."""
-        if self._per_send > _SAFE_SEGMENTS:
-            self._per_send = _SAFE_SEGMENTS
-            return
-        self.offload = False
-        _option(self._sock, socket.SOL_UDP, _UDP_SEGMENT, 0)
 
 
 def _option(sock: socket.socket, level: int, option: int, value: int) -> bool:

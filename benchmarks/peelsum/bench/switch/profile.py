@@ -2,7 +2,7 @@
 
 The program is one generated Python function. This module inserts readings of the cycle counter between its
 parts, compiles it as usual, and runs the load of `peelsum bench switch`. The cost of a reading is measured
-and subtracted. The loop is a switch process on UDP whose calls are measured in CPU time. Needs x86-64.
+and subtracted. The loop is a switch process on UDP, whose CPU time is that of its thread. Needs x86-64.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import multiprocessing
 import platform
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,13 +31,11 @@ from peelsum.bench.switch.load_hosts import UdpHosts
 from peelsum.softswitch import Switch
 from peelsum.softswitch.compiler.codegen import RUNTIME
 from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.process import Listening
 from peelsum.softswitch.process import run as run_switch
 from peelsum.softswitch.runtime import native
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import COMPILED_LANES, packet_bytes
-from peelsum.wire.datagrams import BatchSocket
 
 PARTS = ("parse", "tables", "registers", "lanes", "replicate", "checksum", "deparse", "rest")
 _ROUNDS = 40
@@ -77,10 +76,8 @@ class LoopRow:
     """Contributions per second."""
     busy: float
     """Share of the time that the process spent on the CPU."""
-    contributions_a_turn: float
-    """Contributions in each call of the program."""
     parts_ns: dict[str, float]
-    """Nanoseconds of system calls, framing, program and the loop itself."""
+    """Nanoseconds in the kernel, and in the program and the loop around it."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +327,7 @@ def profile_loop(lanes: int, workers: int, seconds: float) -> LoopRow:
     """Return nanoseconds of the switch process's CPU time per contribution, over UDP and under load."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_be_timed_switch, args=(theirs, workers + 1), daemon=True)
+    process = context.Process(target=_be_switch, args=(theirs, workers + 1), daemon=True)
     process.start()
     at = ours.recv()
     generation = rates._admit(f"{at.host}:{at.grpc_port}", lanes, workers)
@@ -338,60 +335,28 @@ def profile_loop(lanes: int, workers: int, seconds: float) -> LoopRow:
     with UdpHosts(at.host, at.udp_ports, workers, packet_bytes(lanes)) as hosts:
         driven = drive(load, hosts, seconds, time.perf_counter)
     process.terminate()
-    spent = ours.recv()
+    kernel_s, user_s = ours.recv()
     process.join()
     contributions = driven.chunks * workers
+    parts_s = {"system calls": kernel_s, "program and loop": user_s}
     return LoopRow(
         lanes=lanes,
         workers=workers,
         packets_per_s=round(contributions / driven.seconds),
-        busy=round(spent["total"] / 1e9 / driven.seconds, 3),
-        contributions_a_turn=round(contributions / spent["turns"], 1),
-        parts_ns={name: round(ns / contributions, 1) for name, ns in _loop_parts(spent).items()},
+        busy=round((kernel_s + user_s) / driven.seconds, 3),
+        parts_ns={name: round(1e9 * seconds / contributions, 1) for name, seconds in parts_s.items()},
     )
 
 
-def _loop_parts(spent: dict[str, int]) -> dict[str, int]:
-    parts = {
-        "receive: system calls": spent["receive_calls"],
-        "receive: frames": spent["receive"] - spent["receive_calls"],
-        "program": spent["program"],
-        "send: packets": spent["send"] - spent["send_calls"],
-        "send: system calls": spent["send_calls"],
-    }
-    return parts | {"loop": spent["total"] - sum(parts.values())}
-
-
-def _be_timed_switch(connection: Connection, ports: int) -> None:
-    """Run a switch process; when it ends, send the times of its main thread's parts."""
-    spent = {"turns": 0}
-    for owner, name, part in (
-        (BatchSocket, "receive", "receive_calls"),
-        (UdpPorts, "receive", "receive"),
-        (Switch, "process", "program"),
-        (UdpPorts, "send", "send"),
-        (BatchSocket, "send", "send_calls"),
-    ):
-        spent[part] = 0
-        setattr(owner, name, _timed(getattr(owner, name), spent, part))
-    began = 0
+def _be_switch(connection: Connection, ports: int) -> None:
+    """Run a switch process; when it ends, send its main thread's seconds in the kernel and outside."""
+    began = resource.getrusage(resource.RUSAGE_THREAD)
 
     def announce(listening: Listening) -> None:
         nonlocal began
-        began = time.thread_time_ns()
+        began = resource.getrusage(resource.RUSAGE_THREAD)
         connection.send(listening)
 
     run_switch(ports, grpc_address="127.0.0.1:0", announce=announce)
-    connection.send(spent | {"total": time.thread_time_ns() - began})
-
-
-def _timed(function: Any, spent: dict[str, int], part: str) -> Any:
-    def timed(*arguments: Any, **named: Any) -> Any:
-        began = time.thread_time_ns()
-        try:
-            return function(*arguments, **named)
-        finally:
-            spent[part] += time.thread_time_ns() - began
-            spent["turns"] += part == "program"
-
-    return timed
+    ended = resource.getrusage(resource.RUSAGE_THREAD)
+    connection.send((ended.ru_stime - began.ru_stime, ended.ru_utime - began.ru_utime))

@@ -60,10 +60,6 @@ class CapturedPorts:
         """The inner ports' UDP ports."""
         return self._inner.listening
 
-    def holding(self) -> list[int]:
-        """Return the numbers of the inner ports that hold received frames."""
-        return self._inner.holding()
-
     def resize(self, packet_bytes: int) -> None:
         """Resize the inner ports."""
         self._inner.resize(packet_bytes)

@@ -186,10 +186,6 @@ class InterfacePorts:
         """UDP ports by switch port: none, as hosts are on the interfaces' links."""
         return {}
 
-    def holding(self) -> list[int]:
-        """Return the ports that hold received frames: none, as all frames wait in the kernel."""
-        return []
-
     def resize(self, packet_bytes: int) -> None:
         """Accept frames with packets of `packet_bytes` from now on, for a new pipeline."""
         stride = -(-max(FRAME_HEADER_BYTES + packet_bytes, _ETHERNET_BYTES) // 64) * 64

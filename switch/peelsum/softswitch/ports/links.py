@@ -51,6 +51,11 @@ class Links:
         self.queues = Queues(rates, queue_limit) if rates else None
         self._began_us: int | None = None
 
+    @property
+    def steady(self) -> bool:
+        """Whether no link has a delay, and rates never change."""
+        return self._schedule is None and not self._delays
+
     def pacer(self, send: Send) -> Pacer | None:
         """Return a pacer for these links, for a new pipeline; None if no port has a rate or delay."""
         self._next_s: float | None = 0.0

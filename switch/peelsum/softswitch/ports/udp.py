@@ -6,21 +6,34 @@ around each payload, and removes them again.
 
 from __future__ import annotations
 
+import errno
+import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.softswitch.ports.udp_kernels import (
+    Column,
+    Count,
+    Outbox,
+    Sockets,
+    new_batch,
+    new_outbox,
+    new_sockets,
+    receive,
+    send,
+    sort,
+)
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES, FrameAddress, encapsulation
-from peelsum.wire.batch import Batch
 from peelsum.wire.datagrams import MAX_DATAGRAM, Address, BatchSocket
 
 _SWITCH_NUMBER = 0xFFFE
-#: Most bursts without packets from the peer that a port reads per call.
-_PATIENCE = 16
+#: struct sockaddr_in: family, then port and address in network order.
+_ADDRESS = struct.Struct("=H2s4s8x")
 
 
 @dataclass
@@ -59,85 +72,55 @@ class Loss:
         self._share = share
         self._random = np.random.default_rng(seed)
 
-    def survivors(self, batch: Batch) -> Batch:
-        """Return the rows that are not lost; the batch itself if the share is 0."""
-        if not self._share:
-            return batch
-        return batch[self._random.random(len(batch)) >= self._share]
+    def spares(self, count: int) -> NDArray[np.bool_]:
+        """Return which of the next `count` datagrams are not lost, bool[count]."""
+        return np.asarray(self._random.random(count) >= self._share)
 
 
 class UdpPort:
-    """One switch port. Its peer is the source of the last hello, or the port that it was joined to."""
+    """One switch port. Its peer is the source of the last hello, or the port that it was joined to.
 
-    def __init__(self, number: int, sock: BatchSocket, *, loss: float = 0.0, seed: int = 0) -> None:
-        self.number = number
+    Its state is a row of the sockets that all ports of a switch share.
+    """
+
+    def __init__(self, sockets: Sockets, row: int, number: int, sock: BatchSocket) -> None:
         self.socket = sock
-        self.peer: Address | None = None
-        self._joined = self._answered = False
-        self._counts = PortCounts()
-        self._loss_in = Loss(loss, (seed, number, 0))
-        self._loss_out = Loss(loss, (seed, number, 1))
+        self._state, self._peer, self._counts = sockets.state[row], sockets.peers[row], sockets.counts[row]
+        self._state[Column.DESCRIPTOR], self._state[Column.NUMBER] = sock.fileno(), number
+        self.follow_socket()
 
     @property
     def counts(self) -> PortCounts:
         """A copy of the counts so far."""
-        return replace(self._counts, odd=self.socket.odd, overrun=self.socket.overruns)
+        told = {column.name.lower(): int(self._counts[column]) for column in Count}
+        return PortCounts(**told, overrun=self.socket.overruns)
+
+    @property
+    def peer(self) -> Address | None:
+        """The address to which packets are sent; None before a hello."""
+        _, port, host = _ADDRESS.unpack(self._peer.tobytes())
+        return (socket.inet_ntoa(host), int.from_bytes(port, "big")) if self._peer[0] else None
 
     def join(self, address: Address) -> None:
-        """Make another switch's port the permanent peer and send it a hello, as a host would."""
-        self.peer, self._joined = address, True
+        """Make another switch's port the permanent peer and send it a hello, as a host would.
+
+        Raises OSError if the host's name is unknown.
+        """
+        host, port = socket.inet_aton(socket.gethostbyname(address[0])), address[1].to_bytes(2, "big")
+        self._peer[:] = np.frombuffer(_ADDRESS.pack(socket.AF_INET, port, host), np.uint64)
+        self._state[Column.JOINED] = 1
         self.socket.send_hello(address)
 
-    def receive(self, limit: int) -> Batch | None:
-        """Return about `limit` packets from the peer, uint8[n, packet_bytes]; None if none wait.
-
-        Hellos are answered, each with an empty datagram. The result is valid until the next call.
-        """
-        for _ in range(_PATIENCE):
-            burst = self.socket.receive(limit)
-            if burst is None:
-                return None
-            if burst.hello and not self._joined:
-                self._meet(burst.source)
-            elif burst.hello:
-                self._answered |= burst.source == self.peer
-            elif burst.source != self.peer:
-                self._counts.foreign += len(burst.packets)
-            else:
-                packets = self._loss_in.survivors(burst.packets)
-                self._counts.received += len(packets)
-                self._counts.lost_in += len(burst.packets) - len(packets)
-                return packets
-        return None
-
-    def send(self, batch: Batch) -> None:
-        """Send packets to the peer; drop and count them if there is no peer or the send buffer is full."""
-        if self.peer is None:
-            self._counts.unreachable += len(batch)
-            return
-        if self._joined and not self._answered:
-            self.socket.send_hello(self.peer)
-        packets = self._loss_out.survivors(batch)
-        self._counts.lost_out += len(batch) - len(packets)
-        try:
-            sent = self.socket.send(packets, self.peer)
-        except OSError:
-            self._counts.unreachable += len(packets)
-            return
-        self._counts.sent += sent
-        self._counts.full += len(packets) - sent
-
-    def _meet(self, source: Address) -> None:
-        self.peer = source
-        self._counts.hellos += 1
-        self.socket.send_hello(source)
+    def follow_socket(self) -> None:
+        """Note how many packets the socket sends at once."""
+        self._state[Column.SEGMENTS], self._state[Column.OFFLOAD] = self.socket.segments, self.socket.offload
 
 
 class UdpPorts:
     """All ports of a switch, on UDP sockets.
 
-    unframed: number of frames dropped because they were not one whole packet.
-    no_such_port: number of frames dropped because their egress port does not exist.
+    - `batch`: about how many frames `receive` returns at most.
+    - `sockets`, `received`: for compiled loops.
     """
 
     def __init__(
@@ -158,20 +141,20 @@ class UdpPorts:
         loss: share of datagrams except hellos that each port loses in each direction, decided by `seed`.
         Raises ValueError for a share out of range, OSError naming an address that is in use.
         """
-        self._batch = batch
+        self.batch = batch
+        numbers = list(numbers)
+        self.sockets = new_sockets(numbers)
+        self._losses = {
+            number: (Loss(loss, (seed, number, 0)), Loss(loss, (seed, number, 1))) for number in numbers
+        }
+        self.lossy = loss > 0
         self._ports: dict[int, UdpPort] = {}
-        self.unframed = 0
-        self.no_such_port = 0
         try:
-            for number in numbers:
+            for row, number in enumerate(numbers):
                 address = (host, _udp_port(base, number))
-                sock = BatchSocket.bind(address, HEADER_BYTES, burst=batch, offload=offload)
-                try:
-                    self._ports[number] = UdpPort(number, sock, loss=loss, seed=seed)
-                except ValueError:
-                    sock.close()
-                    raise
-        except (OSError, ValueError):
+                sock = BatchSocket.bind(address, HEADER_BYTES, burst=1, offload=offload)
+                self._ports[number] = UdpPort(self.sockets, row, number, sock)
+        except OSError:
             self.close()
             raise
         self.resize(HEADER_BYTES)
@@ -186,76 +169,90 @@ class UdpPorts:
         """UDP ports by switch port."""
         return {number: port.socket.address[1] for number, port in self._ports.items()}
 
-    def holding(self) -> list[int]:
-        """Return the numbers of the ports that hold received packets, which select does not report."""
-        return self._holding
+    @property
+    def unframed(self) -> int:
+        """Frames that were dropped because they were not one whole packet."""
+        return int(self.sockets.dropped[0])
+
+    @property
+    def no_such_port(self) -> int:
+        """Frames that were dropped because their egress port does not exist."""
+        return int(self.sockets.dropped[1])
 
     def resize(self, packet_bytes: int) -> None:
         """Accept and send datagrams of `packet_bytes` from now on, for a new pipeline."""
-        self._size = packet_bytes
         self._frame_bytes = FRAME_HEADER_BYTES + packet_bytes
         for port in self._ports.values():
             port.socket.resize(packet_bytes)
+            port.follow_socket()
         # A port may exceed its share of a batch by the contents of the largest datagram.
-        rows = self._batch + len(self._ports) * (64 + MAX_DATAGRAM // packet_bytes)
+        rows = self.batch + len(self._ports) * (64 + MAX_DATAGRAM // packet_bytes)
         stride = -(-self._frame_bytes // 64) * 64
-        self._frames = Frames(
-            np.zeros((rows, stride), np.uint8),
-            np.full(rows, self._frame_bytes, np.int32),
-            np.zeros(rows, np.int32),
-        )
-        self._holding: list[int] = []
-        self._headers = {number: frame_header(number, packet_bytes) for number in self._ports}
+        headers = [frame_header(number, packet_bytes) for number in self._ports]
+        self.received = new_batch(rows, stride, headers, packet_bytes)
+        self._outbox = new_outbox(rows, len(self._ports))
 
     def receive(self, ready: Sequence[int]) -> Frames:
         """Return frames that arrived on the ports `ready`, in order per port and in fair shares.
 
         The result may be empty and is valid until the next call. Other datagrams wait in the kernel.
+        Raises OSError for what waiting does not mend.
         """
-        frames, count = self._frames, 0
-        share = max(64, self._batch // max(1, len(ready)))
-        for number in ready:
-            packets = self._ports[number].receive(share)
-            if packets is None:
-                continue
-            end = count + len(packets)
-            frames.data[count:end, :FRAME_HEADER_BYTES] = self._headers[number]
-            frames.data[count:end, FRAME_HEADER_BYTES : self._frame_bytes] = packets
-            frames.length[count:end] = self._frame_bytes
-            frames.port[count:end] = number
-            count = end
-        self._holding = [number for number in ready if self._ports[number].socket.holding]
-        return Frames(frames.data[:count], frames.length[:count], frames.port[:count])
+        batch = self.received
+        rows = self.sockets.rows[list(ready)]
+        count = receive(self.sockets, rows, max(64, self.batch // max(1, len(rows))), batch)
+        if count < 0:
+            raise OSError(-count, f"udp receive: {errno.errorcode.get(-count)}")
+        frames = Frames(batch.data[:count], batch.length[:count], batch.port[:count])
+        return self._survivors(frames, Count.RECEIVED, Count.LOST_IN) if self.lossy else frames
 
     def send(self, frames: Frames) -> None:
-        """Send the packets in `frames` to the peers of their ports, in order per port."""
-        whole = self._whole(frames).nonzero()[0]
-        to = frames.port[whole]
-        # Visit only ports with frames: the cost of a small batch must not grow with the number of ports.
-        for number in np.bincount(to).nonzero()[0].tolist():
-            rows = whole[to == number]
-            if number in self._ports:
-                self._ports[number].send(frames.data[rows, FRAME_HEADER_BYTES : self._frame_bytes])
-            else:
-                self.no_such_port += rows.size
+        """Send the packets in `frames` to the peers of their ports, in order per port.
+
+        Drop and count them if there is no peer or the send buffer is full.
+        """
+        if self.lossy:
+            frames = self._survivors(frames, None, Count.LOST_OUT)
+        outbox = self.outbox_for(len(frames))
+        sort(self.sockets, frames.data, frames.length, frames.port, outbox, self._frame_bytes)
+        if (row := send(self.sockets, outbox)) >= 0:
+            self.send_less(row)
+
+    def send_less(self, row: int) -> None:
+        """Send the rest of the outbox, after the system has refused the segments of the port in `row`."""
+        while row >= 0:
+            port = self._ports[int(self.sockets.state[row, Column.NUMBER])]
+            port.socket.ask_less()
+            port.follow_socket()
+            row = send(self.sockets, self._outbox)
+
+    def outbox_for(self, frames: int) -> Outbox:
+        """Return memory for sending up to `frames` frames."""
+        if frames > len(self._outbox.parts):
+            self._outbox = new_outbox(frames, len(self._ports))
+        return self._outbox
 
     def send_by(self, number: int, frames: Frames) -> None:
         """Send the packets in `frames`, all of which leave by port `number`, in order."""
-        whole = self._whole(frames)
-        if not whole.all():
-            frames = frames.at(whole)
-        self._ports[number].send(frames.data[:, FRAME_HEADER_BYTES : self._frame_bytes])
-
-    def _whole(self, frames: Frames) -> NDArray[np.bool_]:
-        """Return which frames are one whole packet, bool[n], and count the others."""
-        whole = (frames.length == self._frame_bytes) & is_udp(frames.data)
-        self.unframed += int(np.count_nonzero(~whole))
-        return np.asarray(whole, np.bool_)
+        self.send(frames)
 
     def close(self) -> None:
         """Free every UDP port."""
         for port in self._ports.values():
             port.socket.close()
+
+    def _survivors(self, frames: Frames, passed: Count | None, lost: Count) -> Frames:
+        """Return the frames that are not lost on purpose; count the others at their port."""
+        kept = np.ones(len(frames), np.bool_)
+        for number, losses in self._losses.items():
+            rows = np.flatnonzero(frames.port == number)
+            kept[rows] = losses[lost == Count.LOST_OUT].spares(rows.size)
+            gone = rows.size - np.count_nonzero(kept[rows])
+            counts = self.sockets.counts[self.sockets.rows[number]]
+            counts[lost] += gone
+            if passed is not None:
+                counts[passed] -= gone
+        return frames.at(kept)
 
 
 def _udp_port(base: int | Mapping[int, int] | None, number: int) -> int:
@@ -263,12 +260,6 @@ def _udp_port(base: int | Mapping[int, int] | None, number: int) -> int:
     if base is None:
         return 0
     return base + number if isinstance(base, int) else base.get(number, 0)
-
-
-def is_udp(data: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return which frames (uint8[n, stride]) hold UDP over IPv4 without options: bool[n]."""
-    ethertype = (data[:, 12] == 0x08) & (data[:, 13] == 0x00)
-    return np.asarray(ethertype & (data[:, 14] == 0x45) & (data[:, 23] == 17), np.bool_)
 
 
 def frame_header(number: int, packet_bytes: int) -> NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock, get_ident
 
 
@@ -10,9 +11,12 @@ class FairLock:
 
     With Python's own locks, a thread that releases and acquires in a loop can keep others waiting for
     seconds. Here a waiting thread holds `_door`, so the releasing thread queues behind it.
+
+    wanted: called before a thread waits, so that a holder that sleeps may release the lock.
     """
 
     def __init__(self) -> None:
+        self.wanted: Callable[[], None] = lambda: None
         self._door = Lock()
         self._inner = Lock()
         self._holder: int | None = None
@@ -22,7 +26,9 @@ class FairLock:
         me = get_ident()
         if self._holder != me:
             with self._door:
-                self._inner.acquire()
+                if not self._inner.acquire(blocking=False):
+                    self.wanted()
+                    self._inner.acquire()
             self._holder = me
         self._depth += 1
 

@@ -75,6 +75,23 @@ def compiler(cached: bool, again: bool = False) -> Callable[[Any], Any]:
     return compile_it
 
 
+class Entry(types.WrapperAddressProtocol):  # type: ignore[misc]
+    """A compiled program as a function pointer, which loops call without being compiled for that program."""
+
+    def __init__(self, run: Any) -> None:
+        """run: what `compiler` has made of a program whose packets go through it once."""
+        self._run = run  # keeps the code in memory
+        made = run.get_compile_result(SIGNATURE)
+        self._address = made.library.get_pointer_to_function(made.fndesc.llvm_cfunc_wrapper_name)
+
+    def __wrapper_address__(self) -> int:
+        return int(self._address)
+
+    def signature(self) -> Any:
+        """Return the type of the function, for Numba."""
+        return SIGNATURE
+
+
 def _loader(bits: int) -> Any:
     @intrinsic
     def load(context: Any, data: Any, at: Any) -> Any:

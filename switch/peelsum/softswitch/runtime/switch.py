@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.compiled import as_it_is, through_numba
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.locks import FairLock
+from peelsum.softswitch.runtime.native import Entry
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.softswitch.runtime.state import CLONE_SESSIONS, Counter, Groups, Register
 from peelsum.softswitch.runtime.tables import Table
@@ -26,6 +27,17 @@ from peelsum.softswitch.runtime.tables import Table
 #: The clock that programs see (48 bits of microseconds) wraps at this.
 _CLOCK_WRAP = 1 << 48
 _Scalar = TypeVar("_Scalar", np.uint32, np.uint64)
+
+
+class State(NamedTuple):
+    """The memory of a running program, for compiled loops."""
+
+    memory: NDArray[np.uint64]  # of tables
+    regs: NDArray[np.uint32]
+    wide: NDArray[np.uint64]
+    counts: NDArray[np.uint64]
+    groups: NDArray[np.uint64]
+    queues: NDArray[np.uint64]
 
 
 class Switch:
@@ -79,8 +91,12 @@ class Switch:
         self._again = np.zeros(generated.again, np.uint64)
         self._scratch: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._queues = (queues or Queues({})).memory
-        self._out = _Room()
+        self._out = Room()
         self._run = as_it_is(generated) if mode == "python" else through_numba(generated, cache)
+        #: For compiled loops; None if the program is not compiled, or packets may go through it again.
+        self.entry = Entry(self._run) if mode == "numba" and not generated.again else None
+        #: Most bytes by which a frame grows.
+        self.growth = generated.growth
 
     def process(self, frames: Frames, now_us: int) -> Frames:
         """Process frames one after the other at time `now_us` (microseconds); return those that leave.
@@ -90,10 +106,10 @@ class Switch:
         """
         data, length, port = _checked(frames)
         count, stride = data.shape
-        out_stride = stride + self._generated.growth
+        out_stride = stride + self.growth
         with self.lock:
             room = self._out
-            copies = max(self.groups.most_copies, self.sessions.most_copies)
+            copies = self.most_copies
             room.prepare(max(count, copies), out_stride)
             more_state = self._state_again(out_stride)
             done = sent = 0
@@ -109,6 +125,17 @@ class Switch:
                 if done >= count and not self._waiting():
                     return room.frames(sent, out_stride)
                 room.grow(sent, max(2 * room.rows, sent + copies), out_stride)
+
+    @property
+    def most_copies(self) -> int:
+        """The most frames that one frame leaves behind at once."""
+        return max(self.groups.most_copies, self.sessions.most_copies)
+
+    @property
+    def state(self) -> State:
+        """The state, to be used only while `lock` is held: a change of groups may replace their memory."""
+        groups = self.groups.memory
+        return State(self._memory, self._regs, self._wide, self._counts, groups, self._queues)
 
     def _state_again(self, stride: int) -> tuple[NDArray[Any], ...]:
         """Return the extra arguments of code whose packets may go through the switch more than once."""
@@ -139,7 +166,7 @@ class Switch:
         return self._generated.source
 
 
-class _Room:
+class Room:
     """The arrays for outgoing frames, reused from batch to batch and enlarged as needed."""
 
     def __init__(self) -> None:

@@ -15,17 +15,27 @@ from numba import types as numba_types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from peelsum.transport.layout import OPTIONS
+from peelsum.wire.compiled import OPTIONS
 
 # Numba's own annotations are partial.
 types: Any = numba_types
 _INT, _LONG = types.int32, types.int64
-recvmsg: Any = types.ExternalFunction("recvmsg", _LONG(_INT, _LONG, _INT))
 send: Any = types.ExternalFunction("send", _LONG(_INT, _LONG, _LONG, _INT))
+sendmsg: Any = types.ExternalFunction("sendmsg", _LONG(_INT, _LONG, _INT))
 poll: Any = types.ExternalFunction("poll", _INT(_LONG, _LONG, _INT))
+ppoll: Any = types.ExternalFunction("ppoll", _INT(_LONG, _LONG, _LONG, _LONG))
+memcpy: Any = types.ExternalFunction("memcpy", _LONG(_LONG, _LONG, _LONG))
+_recvmsg: Any = types.ExternalFunction("recvmsg", _LONG(_INT, _LONG, _INT))
 _clock_gettime: Any = types.ExternalFunction("clock_gettime", _INT(_INT, _LONG))
 _errno_location: Any = types.ExternalFunction("__errno_location", _LONG())
+# Constants of Linux.
+NO_WAIT = 0x40
+AGAIN, NO_BUFFERS = 11, 105
+_REAL_LENGTH = 0x20
+_INTERRUPTED, _PIPE, _ABORTED, _RESET, _REFUSED = 4, 32, 103, 104, 111
 _MONOTONIC = 1
+#: Bytes of the control message that tells the size of segments, whose data is the word [4] of its memory.
+CONTROL_BYTES = 24
 
 
 def _load(_: Any, address: Any, index: Any) -> Any:
@@ -54,7 +64,7 @@ save = cast(Callable[[int, int, np.uint32], None], intrinsic(_save))
 
 def _errno() -> int:
     """Return the error number of this thread's last system call."""
-    return int(load(_errno_location(), 0))
+    return np.int64(load(_errno_location(), 0))  # type: ignore[return-value] # an int to callers
 
 
 def _seconds(scratch: NDArray[np.int64]) -> float:
@@ -63,6 +73,35 @@ def _seconds(scratch: NDArray[np.int64]) -> float:
     return float(scratch[0] + scratch[1] * 1e-9)
 
 
+def _nanoseconds(scratch: NDArray[np.int64]) -> int:
+    """Return `time.monotonic_ns()`. scratch: int64[2], overwritten."""
+    _clock_gettime(_MONOTONIC, scratch.ctypes.data)
+    return int(1_000_000_000 * scratch[0] + scratch[1])
+
+
+def _is_late(problem: int) -> bool:
+    """Return whether an error number reports that an earlier datagram was not received."""
+    return problem in (_REFUSED, _RESET, _ABORTED, _PIPE)
+
+
+def _receive(descriptor: int, message: NDArray[np.int64]) -> int:
+    """Receive one datagram into `message` (struct msghdr, with room for CONTROL_BYTES), without waiting.
+
+    Return its bytes, which may be more than there was room for, or an error number, negative.
+    """
+    while True:
+        message[5] = CONTROL_BYTES
+        got = _recvmsg(descriptor, message.ctypes.data, NO_WAIT | _REAL_LENGTH)
+        if got >= 0:
+            return int(got)
+        problem = errno()
+        if problem != _INTERRUPTED and not is_late(problem):
+            return -problem
+
+
 # Not inlined, so that each call looks up the address of the thread's error number again.
 errno = cast(Callable[[], int], njit(**OPTIONS, inline="never")(_errno))
 seconds = cast(Callable[[NDArray[np.int64]], float], njit(**OPTIONS)(_seconds))
+nanoseconds = cast(Callable[[NDArray[np.int64]], int], njit(**OPTIONS)(_nanoseconds))
+is_late = cast(Callable[[int], bool], njit(**OPTIONS)(_is_late))
+receive = cast(Callable[[int, NDArray[np.int64]], int], njit(**OPTIONS)(_receive))

@@ -1,0 +1,123 @@
+"""The compiled calls that hold packets of UDP ports until their port may send them; see `pacing.Pacer`.
+
+Only ports with a rate are held, and no link has a delay, so that no ring overflows: the queue drops what
+exceeds its limit, and what may leave is sent before more is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.softswitch.ports import udp_kernels
+from peelsum.softswitch.ports.pacing import PAUSE_US
+from peelsum.softswitch.ports.udp_kernels import HELD, PORTS, Count, Outbox, Sockets, row_of, send
+from peelsum.softswitch.runtime.queues import TICK_SHIFT
+from peelsum.wire import FRAME_HEADER_BYTES, system_calls
+from peelsum.wire.compiled import compiler
+from peelsum.wire.system_calls import memcpy
+
+compiled = compiler([__file__, str(udp_kernels.__file__), str(system_calls.__file__)])
+
+#: What `due_in` returns while no packet waits.
+NEVER = 1 << 62
+
+
+class Rings(NamedTuple):
+    """A ring of packets for each port with a rate, oldest first."""
+
+    data: NDArray[np.uint8]  # [rings, rows, packet_bytes]
+    due: NDArray[np.uint64]  # [rings, rows]: when each has left the port, in ticks
+    first: NDArray[np.int64]  # [rings]
+    held: NDArray[np.int64]  # [rings]: packets
+    sockets: NDArray[np.int64]  # [rings]: the row of each ring's port among the sockets
+    by_port: NDArray[np.int32]  # [PORTS]: a switch port's ring, or -1
+    paused_until: NDArray[np.int64]  # [1]: in microseconds
+
+
+def new_rings(ports: Sequence[int], rows: int, packet_bytes: int, sockets: Sockets) -> Rings:
+    """Return empty rings of `rows` packets for the switch ports `ports`."""
+    by_port = np.full(PORTS, -1, np.int32)
+    by_port[list(ports)] = np.arange(len(ports))
+    return Rings(
+        data=np.zeros((len(ports), rows, packet_bytes), np.uint8),
+        due=np.zeros((len(ports), rows), np.uint64),
+        first=np.zeros(len(ports), np.int64),
+        held=np.zeros(len(ports), np.int64),
+        sockets=sockets.rows[list(ports)].astype(np.int64),
+        by_port=by_port,
+        paused_until=np.zeros(1, np.int64),
+    )
+
+
+@compiled
+def hold(
+    rings: Rings,
+    sockets: Sockets,
+    data: NDArray[np.uint8],
+    length: NDArray[np.int32],
+    port: NDArray[np.int32],
+    leave: NDArray[np.uint64],
+    frame_bytes: int,
+) -> None:
+    """Keep the packets of ports with a rate, and mark their frames as held."""
+    rows = rings.due.shape[1]
+    for frame in range(length.shape[0]):
+        ring = rings.by_port[port[frame]] if 0 <= port[frame] < PORTS else -1
+        if ring < 0 or row_of(sockets, data[frame], length[frame], port[frame], frame_bytes) < 0:
+            continue
+        port[frame] = HELD
+        if rings.held[ring] == rows:
+            sockets.counts[rings.sockets[ring], Count.FULL] += 1
+            continue
+        at = (rings.first[ring] + rings.held[ring]) % rows
+        source = np.int64(data[frame].ctypes.data) + FRAME_HEADER_BYTES
+        memcpy(rings.data[ring, at].ctypes.data, source, frame_bytes - FRAME_HEADER_BYTES)
+        rings.due[ring, at] = leave[frame]
+        rings.held[ring] += 1
+
+
+@compiled
+def crowded(rings: Rings, more: int) -> bool:
+    """Return whether some ring that holds packets might not have room for `more`."""
+    most = 0
+    for ring in range(rings.held.shape[0]):
+        most = max(most, rings.held[ring])
+    return most > 0 and most + more > rings.due.shape[1]
+
+
+@compiled
+def release(rings: Rings, sockets: Sockets, outbox: Outbox, now_us: int) -> int:
+    """Send the packets that are due; return what `send` does."""
+    size, rows, filled = rings.data.shape[2], rings.due.shape[1], 0
+    now = np.uint64(now_us) << np.uint64(TICK_SHIFT)
+    for row in range(outbox.end.shape[0]):
+        outbox.next[row] = outbox.end[row] = 0
+    for ring in range(rings.held.shape[0]):
+        row, start = rings.sockets[ring], filled
+        while rings.held[ring] and np.int64(now - rings.due[ring, rings.first[ring]]) >= 0:
+            at = rings.first[ring]
+            outbox.parts[filled, 0] = np.int64(rings.data[ring, at].ctypes.data)
+            outbox.parts[filled, 1] = size
+            filled += 1
+            rings.first[ring] = at + 1 if at + 1 < rows else 0
+            rings.held[ring] -= 1
+        outbox.next[row], outbox.end[row] = start, filled
+    if not filled:
+        return -1
+    rings.paused_until[0] = now_us + PAUSE_US
+    return send(sockets, outbox)
+
+
+@compiled
+def due_in(rings: Rings, now_us: int) -> int:
+    """Return the microseconds until `release` should be called; NEVER while no packet waits."""
+    now, wait = np.uint64(now_us) << np.uint64(TICK_SHIFT), NEVER
+    for ring in range(rings.held.shape[0]):
+        if rings.held[ring]:
+            ahead = np.int64(rings.due[ring, rings.first[ring]] - now)
+            wait = min(wait, (max(0, int(ahead)) + (1 << TICK_SHIFT) - 1) >> TICK_SHIFT)
+    return max(wait, rings.paused_until[0] - now_us) if wait != NEVER else wait

@@ -1,0 +1,34 @@
+"""Compile loops with Numba, cached on disk as long as all sources of their constants are the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from numba import njit
+
+#: Numba's options for every loop. `_nrt` is its switch for counting references. A call that is not inlined
+#: copies a hundred words, since each array of a state is an argument of seven.
+OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False, "forceinline": True}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiler(sources: Iterable[str | Path]) -> Callable[[Function], Function]:
+    """Return a decorator that compiles on the first call, for functions that depend on `sources`.
+
+    Compiled code contains other modules' constants, e.g. the place of a header field, and Numba notices only
+    changes of the function's own file. So a hash of all sources becomes part of the function's name in the
+    cache. The code runs without the GIL and counts no references to arrays, which would take most of the time
+    of a packet. So it cannot allocate any: its callers do, and keep them until it returns.
+    """
+    whole = b"\0".join(Path(source).read_bytes() for source in sources)
+    fingerprint = hashlib.sha256(whole).hexdigest()[:16]
+
+    def compiled(function: Function) -> Function:
+        function.__qualname__ += f"_{fingerprint}"
+        return cast(Function, njit(**OPTIONS)(function))
+
+    return compiled
