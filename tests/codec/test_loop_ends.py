@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peelsum.codec import FixedPoint, SketchLayout, block_words, cpu_index_loops, index_words, kernels
+from peelsum.codec import (
+    BloomLayout,
+    FixedPoint,
+    SketchLayout,
+    block_words,
+    cpu_index_loops,
+    index_words,
+    kernels,
+)
 
 CPU = kernels("cpu")
 GUARD, MARGIN = 0xA5A5A5A5, 64
@@ -125,6 +133,24 @@ def test_bits_of_candidates(n: int, density: float) -> None:
     CPU.scatter_bits(bits.array, packed(mask), out.array)
     np.testing.assert_array_equal(out.array, packed(chosen & mask))
     bits.check()
+    out.check()
+
+
+@pytest.mark.parametrize("n", ENDS)
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.1])
+@pytest.mark.parametrize("hashes", [1, 7])
+def test_filters(n: int, density: float, hashes: int) -> None:
+    where, first = np.flatnonzero(drawn(n, density)), 64
+    layout, index = BloomLayout.sized(where.size, hashes, n), packed(np.isin(np.arange(n), where))
+    truth, passed = np.empty(layout.words, np.uint32), np.empty(index_words(n), np.uint32)
+    kernels("reference").bloom_encode(layout, index, truth, first)
+    kernels("reference").bloom_decode(layout, truth, n, passed, first)
+    words, out = Guarded(layout.words, np.uint32), Guarded(index_words(n), np.uint32)
+    CPU.bloom_encode(layout, index, words.array, first)
+    np.testing.assert_array_equal(words.array, truth)
+    CPU.bloom_decode(layout, truth, n, out.array, first)
+    np.testing.assert_array_equal(out.array, passed)
+    words.check()
     out.check()
 
 

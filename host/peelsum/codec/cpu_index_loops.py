@@ -37,6 +37,7 @@ _SET_BITS = np.array(
     np.uint8,
 )
 _SEVERAL = 1024  # words
+_ROOM = 8  # numbers that are written at once
 
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
@@ -335,31 +336,56 @@ def _hash_of(word: int, seed: np.uint64) -> tuple[np.uint32, np.uint32]:
 
 
 @compiled
-def _row(hashed: np.uint32, j: int, rows: int) -> int:
-    return j * rows + int((np.uint64(hashed) * np.uint64(rows)) >> _S32)
-
-
-@compiled
 def _rotated(word: np.uint32, left: np.uint32) -> np.uint32:
     """Rotate a word left by `left` modulo 32 bits."""
     return np.uint32(np.uint32(word << (left & _31)) | np.uint32(word >> (np.uint32(-left) & _31)))
 
 
 @compiled
+def _used_words(words: Words, out: Numbers) -> int:
+    """Write the numbers of the non-zero words, ascending, and return how many they are.
+
+    `out` has room for `_ROOM` numbers more than there are words.
+    """
+    count, whole = _NONE, words.size // 32 * 32
+    for w in range(_NONE, np.uint64(whole), _S32):
+        used = used_bits(words, w, _FULL)
+        for byte in range(4):
+            number = np.uint64(used & _BYTE)
+            write_places(_SET_BITS, number, np.int64(w) + 8 * byte, out, count)
+            count += np.uint64(ones(np.uint32(number)))
+            used = np.uint32(used >> _8)
+    for rest in range(whole, words.size):
+        out[count] = rest
+        count += np.uint64(words[rest] != _ZERO)
+    return np.int64(count)
+
+
+@compiled
+def _rows_of(hashed: Words, rows: int, out: Words) -> None:
+    """Write the row of each hash; this loop vectorizes."""
+    for i in range(hashed.size):
+        out[i] = np.uint32((np.uint64(hashed[i]) * np.uint64(rows)) >> _S32)
+
+
+@compiled
 def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index: Words, out: Words) -> None:
     """Encode the non-zero words of `index` into `out`, which must be zero."""
-    used = np.empty(_SEVERAL, np.int64)
-    hashed, stride = np.empty(_SEVERAL, np.uint32), np.empty(_SEVERAL, np.uint32)
+    numbers, used = np.empty(_SEVERAL + _ROOM, np.int64), np.empty(_SEVERAL, np.uint32)
+    room = np.empty((3, _SEVERAL), np.uint32)
     for start in range(0, index.size, _SEVERAL):
-        count = 0
-        for w in range(start, min(start + _SEVERAL, index.size)):
-            used[count] = w
-            count += int(index[w] != _ZERO)
-        for i in range(count):
-            hashed[i], stride[i] = _hash_of(first_word + used[i], seed)
+        words = index[start : start + _SEVERAL]
+        count = _used_words(words, numbers)
+        hashed, stride, row = room[0, :count], room[1, :count], room[2, :count]
+        for i in range(np.uint64(count)):
+            used[i] = words[np.uint64(numbers[i])]
+            hashed[i], stride[i] = _hash_of(first_word + start + numbers[i], seed)
         for j in range(hashes):
-            for i in range(count):
-                out[np.uint64(_row(hashed[i], j, rows))] |= _rotated(index[np.uint64(used[i])], hashed[i])
+            table = out[j * rows : (j + 1) * rows]
+            _rows_of(hashed, rows, row)
+            for i in range(np.uint64(count)):
+                table[np.uint64(row[i])] |= _rotated(used[i], hashed[i])
+            for i in range(np.uint64(count)):
                 hashed[i] += stride[i]
 
 
@@ -367,16 +393,21 @@ def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index
 def bloom_decode(
     hashes: int, rows: int, seed: np.uint64, first_word: int, words: Words, elements: int, out: Words
 ) -> None:
-    hashed, stride = np.empty(_SEVERAL, np.uint32), np.empty(_SEVERAL, np.uint32)
+    """Look up one sub-table at a time, for many words; the loops beside that vectorize."""
+    room = np.empty((3, _SEVERAL), np.uint32)
     for start in range(0, out.size, _SEVERAL):
         passed = out[start : start + _SEVERAL]
+        hashed, stride, row = room[0, : passed.size], room[1, : passed.size], room[2, : passed.size]
         for w in range(passed.size):
             hashed[w], stride[w] = _hash_of(first_word + start + w, seed)
             passed[w] = _FULL
         for j in range(hashes):
+            table = words[j * rows : (j + 1) * rows]
+            _rows_of(hashed, rows, row)
+            for w in range(np.uint64(row.size)):
+                row[w] = table[np.uint64(row[w])]
             for w in range(passed.size):
-                row = words[np.uint64(_row(hashed[w], j, rows))]
-                passed[w] &= _rotated(row, np.uint32(-hashed[w]))
+                passed[w] &= _rotated(row[w], np.uint32(-hashed[w]))
                 hashed[w] += stride[w]
     clean(out, elements)
 
@@ -438,16 +469,21 @@ def _spread(words: Words, masks: Words, out: Words) -> None:
 
 @compiled
 def gather_bits(index: Words, mask: Words, out: Words) -> None:
-    squeezed = np.empty(_SEVERAL, np.uint32)
+    """Pass over words whose mask is 0."""
+    numbers, room = np.empty(_SEVERAL + _ROOM, np.int64), np.empty((3, _SEVERAL), np.uint32)
     pending, filled, at = np.uint64(0), np.uint64(0), 0  # bits not yet written, and their number
     for start in range(0, mask.size, _SEVERAL):
-        masks = mask[start : start + _SEVERAL]
-        _squeeze(index[start : start + _SEVERAL], masks, squeezed)
-        for w in range(masks.size):
-            pending |= np.uint64(squeezed[w]) << filled
-            filled += np.uint64(ones(masks[w]))
+        count = _used_words(mask[start : start + _SEVERAL], numbers)
+        words, masks, squeezed = room[0, :count], room[1, :count], room[2, :count]
+        for i in range(np.uint64(count)):
+            words[i] = index[np.uint64(start + numbers[i])]
+            masks[i] = mask[np.uint64(start + numbers[i])]
+        _squeeze(words, masks, squeezed)
+        for i in range(np.uint64(count)):
+            pending |= np.uint64(squeezed[i]) << filled
+            filled += np.uint64(ones(masks[i]))
             if at < out.size:
-                out[at] = np.uint32(pending)
+                out[np.uint64(at)] = np.uint32(pending)
             full = filled >> _S5
             pending >>= full << _S5
             filled &= _LOW5
@@ -458,15 +494,20 @@ def gather_bits(index: Words, mask: Words, out: Words) -> None:
 
 @compiled
 def scatter_bits(bits: Words, mask: Words, out: Words) -> None:
-    """Read the bits for each word of the mask from a window of two words: that takes no branch."""
-    wanted = np.empty(_SEVERAL, np.uint32)
+    """Pass over words whose mask is 0. Read the bits of each other from a window of two words, unbranched."""
+    numbers, room = np.empty(_SEVERAL + _ROOM, np.int64), np.empty((3, _SEVERAL), np.uint32)
     at, last = np.uint64(0), np.uint64(max(bits.size - 1, 0))
     for start in range(0, mask.size, _SEVERAL):
-        masks = mask[start : start + _SEVERAL]
-        wanted[:] = _ZERO
-        for w in range(np.uint64(masks.size if bits.size else 0)):
-            lower = min(at >> _S5, last)
+        own = out[start : start + _SEVERAL]
+        count = _used_words(mask[start : start + _SEVERAL], numbers)
+        wanted, masks, spread = room[0, :count], room[1, :count], room[2, :count]
+        for i in range(np.uint64(count)):
+            masks[i] = mask[np.uint64(start + numbers[i])]
+            lower = at >> _S5
             window = np.uint64(bits[lower]) | (np.uint64(bits[min(lower + np.uint64(1), last)]) << _S32)
-            wanted[w] = np.uint32(window >> (at & _LOW5))
-            at += np.uint64(ones(masks[w]))
-        _spread(wanted, masks, out[start : start + _SEVERAL])
+            wanted[i] = np.uint32(window >> (at & _LOW5))
+            at += np.uint64(ones(masks[i]))
+        _spread(wanted, masks, spread)
+        own[:] = _ZERO
+        for i in range(np.uint64(count)):
+            own[np.uint64(numbers[i])] = spread[i]
