@@ -106,6 +106,14 @@ def test_the_last_positions_are_written_one_by_one(count: int, gap: int) -> None
     out.check()
 
 
+@pytest.mark.parametrize("count", range(1, 33))
+def test_the_last_word_may_have_any_number_of_bits(count: int) -> None:
+    where, out = np.arange(96 + count), Guarded(96 + count, np.int64)
+    cpu_index_loops.positions(packed(np.arange(128) < 96 + count), 128, 0, out.array)
+    np.testing.assert_array_equal(out.array, where)
+    out.check()
+
+
 @pytest.mark.parametrize("n", ENDS)
 @pytest.mark.parametrize("block", [2, 4, 8, 16, 32, 64, 1024])
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.1, 1.0])

@@ -196,7 +196,8 @@ def positions(index: Words, elements: int, first: int, out: Numbers) -> None:
             word, start = np.uint32(word >> _8), start + 8
         w += np.uint64(1)
     for rest in range(w, np.uint64(index.size)):
-        k = _write_bits(valid(index, np.int64(rest), elements), first + 32 * np.int64(rest), out, k)
+        at = int(np.int64(rest))
+        k = _write_bits(valid(index, at, elements), first + 32 * at, out, k)
 
 
 @compiled
@@ -206,11 +207,11 @@ def _positions_of_few(index: Words, elements: int, first: int, out: Numbers) -> 
     for w in range(_NONE, whole, _S32):
         used = used_bits(index, w, _FULL)
         while used != _ZERO:
-            at = w + np.uint64(lowest(used))
+            at = int(np.int64(w)) + int(lowest(used))
             used = np.uint32(used & np.uint32(used - _ONE))
-            k = _write_bits(index[at], first + 32 * np.int64(at), out, k)
-    for w in range(whole, np.uint64(index.size)):
-        k = _write_bits(valid(index, np.int64(w), elements), first + 32 * np.int64(w), out, k)
+            k = _write_bits(index[np.uint64(at)], first + 32 * at, out, k)
+    for rest in range(elements // 1024 * 32, index.size):
+        k = _write_bits(valid(index, rest, elements), first + 32 * rest, out, k)
 
 
 @compiled
@@ -358,7 +359,7 @@ def _used_words(words: Words, out: Numbers) -> int:
     for rest in range(whole, words.size):
         out[count] = rest
         count += np.uint64(words[rest] != _ZERO)
-    return np.int64(count)
+    return int(np.int64(count))
 
 
 @compiled

@@ -57,7 +57,9 @@ def _typed_places(_: Any, table: Any, row: Any, first: Any, out: Any, at: Any) -
 
 
 #: Return a bit for each of array[at : at + 32]: whether it has a bit of `mask`.
-used_bits = cast(Callable[[NDArray[np.uint32], np.uint64, np.uint32], np.uint32], intrinsic(_typed_used))
+used_bits = cast(
+    Callable[[NDArray[np.uint32], np.uint64 | int, np.uint32], np.uint32], intrinsic(_typed_used)
+)
 #: Write `first` plus each of table[8 * row : 8 * row + 8], bytes, into out[at : at + 8].
 write_places = cast(
     Callable[[NDArray[np.uint8], np.uint64, np.int64, NDArray[np.int64], np.uint64], None],
