@@ -289,10 +289,13 @@ def _level(index: TwoLevelIndex) -> int:
     return index.block.bit_length() - 1
 
 
-def indexes(elements: int, seen: Seen, words_per_candidate: float) -> Iterator[Index]:
-    """Yield the best indexes of each form, if a candidate's value takes `words_per_candidate` words."""
+def indexes(elements: int, seen: Seen, words_per_candidate: float, *, blocks: bool = True) -> Iterator[Index]:
+    """Yield the best indexes of each form, if a candidate's value takes `words_per_candidate` words.
+
+    blocks: whether to consider `two_level` indexes.
+    """
     yield BitmapIndex()
-    for levels in (range(1, _WORD_LEVEL), range(_WORD_LEVEL, BLOCK_SIZES)):
+    for levels in (range(1, _WORD_LEVEL), range(_WORD_LEVEL, BLOCK_SIZES)) if blocks else ():
         yield min((TwoLevelIndex(2**b) for b in levels), key=lambda index: expected(index, elements, seen)[0])
     for refined in (False, True):
         wasted_bits = 1.0 if refined else _WORD_BITS * words_per_candidate

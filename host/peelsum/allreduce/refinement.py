@@ -57,9 +57,8 @@ class Refinement:
         planned = not (index.refined or found.full)
         if planned and passed <= (1 + _TOLERANCE) * found.elements:
             return None  # since every option sends the non-zeros' words, too
-        options = self._options(passed, found, words_per_candidate)
-        if isinstance(index, TwoLevelIndex):
-            options = [one for one in options if not isinstance(one.following, TwoLevelIndex)]
+        blocks = not isinstance(index, TwoLevelIndex)
+        options = self._options(passed, found, words_per_candidate, blocks=blocks)
         most = _most(options, found, words_per_candidate)
         if planned and passed * words_per_candidate <= most:
             return None
@@ -78,10 +77,12 @@ class Refinement:
         options = self._options(elements, found, words_per_candidate)
         return self._cheapest(options, _most(options, found, words_per_candidate))
 
-    def _options(self, passed: int, found: Estimate, words_per_candidate: float) -> list[_Option]:
+    def _options(
+        self, passed: int, found: Estimate, words_per_candidate: float, *, blocks: bool = True
+    ) -> list[_Option]:
         seen = (self.seen or Seen.uniform(1, 0.0)).scaled(passed, found.elements)
         options = []
-        for index in indexes(passed, seen, words_per_candidate):
+        for index in indexes(passed, seen, words_per_candidate, blocks=blocks):
             words, left = expected(index, passed, seen)
             options.append(_Option(index, words + left * words_per_candidate, 1 + index.refined))
         return options

@@ -13,18 +13,31 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from peelsum.codec.cpu_prefetch import prefetch
+from peelsum.codec.cpu_vectors import used_bits, write_places
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
 
 BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
-_EIGHT_BITS = np.uint64(0x0102040810204080)
+#: Distance, in floats, between prefetching them and packing them.
+_AHEAD, _LINE = np.uint64(2048), np.uint64(16)
 _MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
 _NEGATIVE_ZERO = np.uint32(0x80000000)
 _FULL = np.uint32(0xFFFFFFFF)
 _ZERO, _ONE, _31 = np.uint32(0), np.uint32(1), np.uint32(31)
 _STEP, _FIRST, _SECOND = np.uint64(MIX_STEP), np.uint64(MIX_FIRST), np.uint64(MIX_SECOND)
-_S5, _S27, _S30, _S31, _S32, _S56 = (np.uint64(bits) for bits in (5, 27, 30, 31, 32, 56))
-_LOW5 = np.uint64(31)
+_S5, _S27, _S30, _S31, _S32 = (np.uint64(bits) for bits in (5, 27, 30, 31, 32))
+_LOW5, _NONE, _BYTE, _8 = np.uint64(31), np.uint64(0), np.uint32(255), np.uint32(8)
+#: For each byte, the numbers of its set bits, ascending, and then zeros.
+_SET_BITS = np.array(
+    [
+        byte >> bit & 1 and bit
+        for byte in range(256)
+        for bit in sorted(range(8), key=lambda b: not byte >> b & 1)
+    ],
+    np.uint8,
+)
 _SEVERAL = 1024  # words
+_ROOM = 8  # numbers that are written at once
 
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
@@ -66,20 +79,19 @@ def magnitudes(bits: Words, block: int, out: Words) -> None:
 
 @compiled
 def index(bits: Words, out: Words) -> np.uint32:
-    largest, flags = np.uint32(0), np.empty(BLOCK, np.uint8)
+    largest = _ZERO
     for start in range(0, bits.size, BLOCK):
-        largest = max(largest, pack(bits[start : start + BLOCK], flags, out[start // 32 :]))
+        largest = max(largest, pack(bits, start, min(start + BLOCK, bits.size), out))
     return largest
 
 
 @compiled
 def index_over(bits: Words, out: Words) -> np.uint32:
     """Write to a block only if it has a -0.0: the test vectorizes, and most blocks have none."""
-    largest, flags = np.uint32(0), np.empty(BLOCK, np.uint8)
+    largest = _ZERO
     for start in range(0, bits.size, BLOCK):
-        block = bits[start : start + BLOCK]
-        largest = max(largest, pack(block, flags, out[start // 32 :]))
-        _clear_negative_zeros(block)
+        largest = max(largest, pack(bits, start, min(start + BLOCK, bits.size), out))
+        _clear_negative_zeros(bits[start : start + BLOCK])
     return largest
 
 
@@ -96,62 +108,40 @@ def _clear_negative_zeros(block: Words) -> None:
 @compiled
 def index_magnitudes(bits: Words, piece: int, out: Words, largest: Words) -> None:
     """Write the bitmap, and the magnitude of each `piece` floats, a power of 2 from 32 to BLOCK."""
-    flags = np.empty(BLOCK, np.uint8)
-    for start in range(0, bits.size, BLOCK):
-        _pack_pieces(bits[start : start + BLOCK], piece, flags, out[start // 32 :], largest[start // piece :])
+    for p in range((bits.size + piece - 1) // piece):
+        largest[p] = pack(bits, p * piece, min((p + 1) * piece, bits.size), out)
 
 
 @compiled
 def index_magnitudes_over(bits: Words, piece: int, out: Words, largest: Words) -> None:
     """Do what `index_magnitudes` does, and replace -0.0 by 0.0 in place, as `index_over` does."""
-    flags = np.empty(BLOCK, np.uint8)
     for start in range(0, bits.size, BLOCK):
         block = bits[start : start + BLOCK]
-        _pack_pieces(block, piece, flags, out[start // 32 :], largest[start // piece :])
+        index_magnitudes(block, piece, out[start // 32 :], largest[start // piece :])
         _clear_negative_zeros(block)
 
 
 @compiled
-def _pack_pieces(bits: Words, piece: int, flags: Bytes, out: Words, largest: Words) -> None:
-    """Do what `pack` does, for the magnitude of each piece."""
-    for p in range((bits.size + piece - 1) // piece):
-        own, used, most = bits[p * piece : (p + 1) * piece], flags[p * piece : (p + 1) * piece], _ZERO
-        for i in range(own.size):
-            size = np.uint32(own[i] & _MAGNITUDE_MASK)
-            most = max(most, size)
-            used[i] = size != _ZERO
-        largest[p] = most
-    _pack(flags, bits.size, out)
+def pack(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
+    """Write the bitmap's words for floats `begin`, a multiple of 32, to `end`; return their magnitude.
 
-
-@compiled
-def pack(bits: Words, flags: Bytes, out: Words) -> np.uint32:
-    """Write the bitmap of the non-zeros among up to BLOCK floats; return their largest magnitude.
-
-    The loop sets one byte per float in flags[BLOCK] first: it vectorizes, and shifting bits into words does
-    not.
+    The second loop finds in the cache what the first has read. The processor prefetches less well than the
+    first does, because the loops alternate.
     """
-    largest = np.uint32(0)
-    for i in range(bits.size):
-        size = np.uint32(bits[i] & _MAGNITUDE_MASK)
-        largest = max(largest, size)
-        flags[i] = size != _ZERO
-    _pack(flags, bits.size, out)
+    first, whole, last = np.uint64(begin), np.uint64(end // 32 * 32), np.uint64(end)
+    for i in range(first, whole, np.uint64(32)):
+        prefetch(bits, i + _AHEAD)
+        prefetch(bits, i + _AHEAD + _LINE)
+        out[i >> _S5] = used_bits(bits, i, _MAGNITUDE_MASK)
+    if whole < last:
+        word = _ZERO
+        for i in range(whole, last):
+            word |= np.uint32((bits[i] & _MAGNITUDE_MASK) != _ZERO) << np.uint32(i & _LOW5)
+        out[whole >> _S5] = word
+    largest = _ZERO
+    for i in range(first, last):
+        largest = max(largest, np.uint32(bits[i] & _MAGNITUDE_MASK))
     return largest
-
-
-@compiled
-def _pack(flags: Bytes, elements: int, out: Words) -> None:
-    """Write the bitmap of bytes that are 0 or 1.
-
-    One multiplication moves the lowest bit of byte j to bit 56 + j.
-    """
-    words = (elements + 31) // 32
-    for i in range(elements, 32 * words):
-        flags[i] = 0
-    octets, packed = flags.view(np.uint64), out.view(np.uint8)
-    for i in range(4 * words):
-        packed[i] = np.uint8((octets[i] * _EIGHT_BITS) >> _S56)
 
 
 @compiled
@@ -187,28 +177,51 @@ def count(index: Words, elements: int) -> int:
 
 @compiled
 def positions(index: Words, elements: int, first: int, out: Numbers) -> None:
-    """Write positions four at a time while there is room, even if a word has fewer set bits.
+    """Write positions by a table of bytes, or bit by bit if less than one bit in 32 is set.
 
-    A branch per bit would be mispredicted. If less than one bit in 128 is set, words of 0 are skipped.
+    The table takes the same time for any byte: a branch per bit would be mispredicted. It writes eight
+    positions, even if a byte has fewer set bits, so the last words are written bit by bit.
     """
-    k, room, few = np.uint64(0), np.uint64(max(out.size - 4, 0)), 128 * out.size < elements
-    for w in range(index.size):
-        word, start = valid(index, w, elements), first + 32 * w
-        if few and word == _ZERO:
-            continue
-        end = k + np.uint64(ones(word))
-        more = k < room
-        while more:
-            for place in range(4):
-                out[k + np.uint64(place)] = start + np.int64(lowest(word))
-                word = np.uint32(word & np.uint32(word - _ONE))
-            k += np.uint64(4)
-            more = k < end and k < room
-        k = min(k, end)
-        while word != _ZERO:
-            out[k] = start + np.int64(lowest(word))
-            word = np.uint32(word & np.uint32(word - _ONE))
-            k += np.uint64(1)
+    if 32 * out.size < elements:
+        _positions_of_few(index, elements, first, out)
+        return
+    k, room, words = _NONE, np.int64(out.size) - 32, np.uint64(elements // 32)
+    w = np.uint64(0)
+    while w < words and np.int64(k) <= room:
+        word, start = index[w], first + 32 * np.int64(w)
+        for _ in range(4):
+            byte = np.uint64(word & _BYTE)
+            write_places(_SET_BITS, byte, start, out, k)
+            k += np.uint64(ones(np.uint32(byte)))
+            word, start = np.uint32(word >> _8), start + 8
+        w += np.uint64(1)
+    for rest in range(w, np.uint64(index.size)):
+        at = int(np.int64(rest))
+        k = _write_bits(valid(index, at, elements), first + 32 * at, out, k)
+
+
+@compiled
+def _positions_of_few(index: Words, elements: int, first: int, out: Numbers) -> None:
+    """Look at 32 words at once, and pass over those that are 0."""
+    k, whole = _NONE, np.uint64(elements // 1024 * 32)
+    for w in range(_NONE, whole, _S32):
+        used = used_bits(index, w, _FULL)
+        while used != _ZERO:
+            at = int(np.int64(w)) + int(lowest(used))
+            used = np.uint32(used & np.uint32(used - _ONE))
+            k = _write_bits(index[np.uint64(at)], first + 32 * at, out, k)
+    for rest in range(elements // 1024 * 32, index.size):
+        k = _write_bits(valid(index, rest, elements), first + 32 * rest, out, k)
+
+
+@compiled
+def _write_bits(word: np.uint32, start: int, out: Numbers, k: np.uint64) -> np.uint64:
+    """Write the positions of a word's set bits from out[k] on; return the place after them."""
+    while word != _ZERO:
+        out[k] = start + np.int64(lowest(word))
+        word = np.uint32(word & np.uint32(word - _ONE))
+        k += np.uint64(1)
+    return k
 
 
 @compiled
@@ -234,35 +247,47 @@ def _doubled(word: np.uint32) -> np.uint32:
 
 @compiled
 def block_encode(index: Words, shift: int, out: Words) -> None:
-    """Encode blocks of 2**shift < 32 elements into `out`, which must be zero."""
-    for w in range(index.size):
-        word = index[w]
+    """Encode blocks of 2**shift < 32 elements. The loop that squeezes words handles several at once."""
+    squeezed, together, width = np.empty(_SEVERAL, np.uint32), np.uint64(1 << shift), np.uint64(32 >> shift)
+    for start in range(0, index.size, _SEVERAL):
+        words = index[start : start + _SEVERAL]
+        squeezed[: words.size] = words
+        squeezed[words.size :] = _ZERO
         for _ in range(shift):
-            word = _squeezed(np.uint32(word | (word >> _ONE)))
-        bit = (32 * w) >> shift
-        out[bit >> 5] |= word << np.uint32(bit & 31)
+            for w in range(words.size):
+                squeezed[w] = _squeezed(np.uint32(squeezed[w] | (squeezed[w] >> _ONE)))
+        first, count = np.uint64(start >> shift), np.uint64((words.size + (1 << shift) - 1) >> shift)
+        for o in range(count):
+            word = _ZERO
+            for e in range(together):
+                word |= np.uint32(squeezed[o * together + e] << np.uint32(e * width))
+            out[first + o] = word
 
 
 @compiled
 def block_decode(blocks: Words, shift: int, out: Words) -> None:
-    """Decode blocks of 2**shift < 32 elements."""
-    for w in range(out.size):
-        bit = (32 * w) >> shift
-        word = np.uint32(blocks[bit >> 5] >> np.uint32(bit & 31))
+    """Decode blocks of 2**shift < 32 elements. The loop that doubles bits handles several words at once."""
+    inside, width = np.uint64((1 << shift) - 1), np.uint64(32 >> shift)
+    for start in range(0, out.size, _SEVERAL):
+        words, first = out[start : start + _SEVERAL], np.uint64(start >> shift)
+        for w in range(np.uint64(words.size)):
+            words[w] = np.uint32(blocks[first + (w >> np.uint64(shift))] >> np.uint32((w & inside) * width))
         for _ in range(shift):
-            word = _doubled(word)
-        out[w] = word
+            for w in range(words.size):
+                words[w] = _doubled(words[w])
 
 
 @compiled
 def used_words(index: Words, out: Words) -> None:
     """Write the bitmap of the non-zero words, i.e. of blocks of 32 elements."""
-    flags = np.empty(BLOCK, np.uint8)
-    for start in range(0, index.size, BLOCK):
-        words = index[start : start + BLOCK]
-        for i in range(words.size):
-            flags[i] = words[i] != _ZERO
-        _pack(flags, words.size, out[start // 32 :])
+    whole = index.size // 32 * 32
+    for w in range(np.uint64(0), np.uint64(whole), np.uint64(32)):
+        out[w >> _S5] = used_bits(index, w, _FULL)
+    if whole < index.size:
+        word = _ZERO
+        for i in range(whole, index.size):
+            word |= np.uint32(index[i] != _ZERO) << np.uint32(i - whole)
+        out[whole // 32] = word
 
 
 @compiled
@@ -312,31 +337,56 @@ def _hash_of(word: int, seed: np.uint64) -> tuple[np.uint32, np.uint32]:
 
 
 @compiled
-def _row(hashed: np.uint32, j: int, rows: int) -> int:
-    return j * rows + int((np.uint64(hashed) * np.uint64(rows)) >> _S32)
-
-
-@compiled
 def _rotated(word: np.uint32, left: np.uint32) -> np.uint32:
     """Rotate a word left by `left` modulo 32 bits."""
     return np.uint32(np.uint32(word << (left & _31)) | np.uint32(word >> (np.uint32(-left) & _31)))
 
 
 @compiled
+def _used_words(words: Words, out: Numbers) -> int:
+    """Write the numbers of the non-zero words, ascending, and return how many they are.
+
+    `out` has room for `_ROOM` numbers more than there are words.
+    """
+    count, whole = _NONE, words.size // 32 * 32
+    for w in range(_NONE, np.uint64(whole), _S32):
+        used = used_bits(words, w, _FULL)
+        for byte in range(4):
+            number = np.uint64(used & _BYTE)
+            write_places(_SET_BITS, number, np.int64(w) + 8 * byte, out, count)
+            count += np.uint64(ones(np.uint32(number)))
+            used = np.uint32(used >> _8)
+    for rest in range(whole, words.size):
+        out[count] = rest
+        count += np.uint64(words[rest] != _ZERO)
+    return int(np.int64(count))
+
+
+@compiled
+def _rows_of(hashed: Words, rows: int, out: Words) -> None:
+    """Write the row of each hash; this loop vectorizes."""
+    for i in range(hashed.size):
+        out[i] = np.uint32((np.uint64(hashed[i]) * np.uint64(rows)) >> _S32)
+
+
+@compiled
 def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index: Words, out: Words) -> None:
     """Encode the non-zero words of `index` into `out`, which must be zero."""
-    used = np.empty(_SEVERAL, np.int64)
-    hashed, stride = np.empty(_SEVERAL, np.uint32), np.empty(_SEVERAL, np.uint32)
+    numbers, used = np.empty(_SEVERAL + _ROOM, np.int64), np.empty(_SEVERAL, np.uint32)
+    room = np.empty((3, _SEVERAL), np.uint32)
     for start in range(0, index.size, _SEVERAL):
-        count = 0
-        for w in range(start, min(start + _SEVERAL, index.size)):
-            used[count] = w
-            count += int(index[w] != _ZERO)
-        for i in range(count):
-            hashed[i], stride[i] = _hash_of(first_word + used[i], seed)
+        words = index[start : start + _SEVERAL]
+        count = _used_words(words, numbers)
+        hashed, stride, row = room[0, :count], room[1, :count], room[2, :count]
+        for i in range(np.uint64(count)):
+            used[i] = words[np.uint64(numbers[i])]
+            hashed[i], stride[i] = _hash_of(first_word + start + numbers[i], seed)
         for j in range(hashes):
-            for i in range(count):
-                out[np.uint64(_row(hashed[i], j, rows))] |= _rotated(index[np.uint64(used[i])], hashed[i])
+            table = out[j * rows : (j + 1) * rows]
+            _rows_of(hashed, rows, row)
+            for i in range(np.uint64(count)):
+                table[np.uint64(row[i])] |= _rotated(used[i], hashed[i])
+            for i in range(np.uint64(count)):
                 hashed[i] += stride[i]
 
 
@@ -344,16 +394,21 @@ def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index
 def bloom_decode(
     hashes: int, rows: int, seed: np.uint64, first_word: int, words: Words, elements: int, out: Words
 ) -> None:
-    hashed, stride = np.empty(_SEVERAL, np.uint32), np.empty(_SEVERAL, np.uint32)
+    """Look up one sub-table at a time, for many words; the loops beside that vectorize."""
+    room = np.empty((3, _SEVERAL), np.uint32)
     for start in range(0, out.size, _SEVERAL):
         passed = out[start : start + _SEVERAL]
+        hashed, stride, row = room[0, : passed.size], room[1, : passed.size], room[2, : passed.size]
         for w in range(passed.size):
             hashed[w], stride[w] = _hash_of(first_word + start + w, seed)
             passed[w] = _FULL
         for j in range(hashes):
+            table = words[j * rows : (j + 1) * rows]
+            _rows_of(hashed, rows, row)
+            for w in range(np.uint64(row.size)):
+                row[w] = table[np.uint64(row[w])]
             for w in range(passed.size):
-                row = words[np.uint64(_row(hashed[w], j, rows))]
-                passed[w] &= _rotated(row, np.uint32(-hashed[w]))
+                passed[w] &= _rotated(row[w], np.uint32(-hashed[w]))
                 hashed[w] += stride[w]
     clean(out, elements)
 
@@ -415,16 +470,21 @@ def _spread(words: Words, masks: Words, out: Words) -> None:
 
 @compiled
 def gather_bits(index: Words, mask: Words, out: Words) -> None:
-    squeezed = np.empty(_SEVERAL, np.uint32)
+    """Pass over words whose mask is 0."""
+    numbers, room = np.empty(_SEVERAL + _ROOM, np.int64), np.empty((3, _SEVERAL), np.uint32)
     pending, filled, at = np.uint64(0), np.uint64(0), 0  # bits not yet written, and their number
     for start in range(0, mask.size, _SEVERAL):
-        masks = mask[start : start + _SEVERAL]
-        _squeeze(index[start : start + _SEVERAL], masks, squeezed)
-        for w in range(masks.size):
-            pending |= np.uint64(squeezed[w]) << filled
-            filled += np.uint64(ones(masks[w]))
+        count = _used_words(mask[start : start + _SEVERAL], numbers)
+        words, masks, squeezed = room[0, :count], room[1, :count], room[2, :count]
+        for i in range(np.uint64(count)):
+            words[i] = index[np.uint64(start + numbers[i])]
+            masks[i] = mask[np.uint64(start + numbers[i])]
+        _squeeze(words, masks, squeezed)
+        for i in range(np.uint64(count)):
+            pending |= np.uint64(squeezed[i]) << filled
+            filled += np.uint64(ones(masks[i]))
             if at < out.size:
-                out[at] = np.uint32(pending)
+                out[np.uint64(at)] = np.uint32(pending)
             full = filled >> _S5
             pending >>= full << _S5
             filled &= _LOW5
@@ -435,16 +495,20 @@ def gather_bits(index: Words, mask: Words, out: Words) -> None:
 
 @compiled
 def scatter_bits(bits: Words, mask: Words, out: Words) -> None:
-    wanted = np.empty(_SEVERAL, np.uint32)
-    pending, filled, at = np.uint64(0), np.uint64(0), 0  # bits read but not yet placed, and their number
+    """Pass over words whose mask is 0. Read the bits of each other from a window of two words, unbranched."""
+    numbers, room = np.empty(_SEVERAL + _ROOM, np.int64), np.empty((3, _SEVERAL), np.uint32)
+    at, last = np.uint64(0), np.uint64(max(bits.size - 1, 0))
     for start in range(0, mask.size, _SEVERAL):
-        masks = mask[start : start + _SEVERAL]
-        for w in range(masks.size):
-            if filled <= _LOW5 and at < bits.size:
-                pending |= np.uint64(bits[at]) << filled
-                filled, at = filled + _S32, at + 1
-            wanted[w] = np.uint32(pending)
-            taken = np.uint64(ones(masks[w]))
-            pending >>= taken
-            filled -= taken
-        _spread(wanted, masks, out[start : start + _SEVERAL])
+        own = out[start : start + _SEVERAL]
+        count = _used_words(mask[start : start + _SEVERAL], numbers)
+        wanted, masks, spread = room[0, :count], room[1, :count], room[2, :count]
+        for i in range(np.uint64(count)):
+            masks[i] = mask[np.uint64(start + numbers[i])]
+            lower = at >> _S5
+            window = np.uint64(bits[lower]) | (np.uint64(bits[min(lower + np.uint64(1), last)]) << _S32)
+            wanted[i] = np.uint32(window >> (at & _LOW5))
+            at += np.uint64(ones(masks[i]))
+        _spread(wanted, masks, spread)
+        own[:] = _ZERO
+        for i in range(np.uint64(count)):
+            own[np.uint64(numbers[i])] = spread[i]

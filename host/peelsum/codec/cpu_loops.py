@@ -19,11 +19,11 @@ from peelsum.codec.cpu_index_loops import (
     Words,
     compiled,
     count,
-    lowest,
     magnitude,
     mixed,
     ones,
     pack,
+    positions,
 )
 from peelsum.codec.cpu_prefetch import prefetch
 from peelsum.codec.fixed_point import MANTISSA_BITS
@@ -37,6 +37,7 @@ _ZERO, _ONE, _31, _32 = np.uint32(0), np.uint32(1), np.uint32(31), np.uint32(32)
 _S31, _S32 = np.uint64(31), np.uint64(32)
 _LOW31 = np.uint64(0x7FFFFFFF)
 _FIRST_GROUP = np.uint64(FIRST_GROUP)
+_WHOLE = 62  # log2 of a size of blocks beyond any tensor's
 
 _Integers = NDArray[np.int32]
 _Floats = NDArray[np.float32]
@@ -104,14 +105,19 @@ def quantize_at(
     begin: int,
     end: int,
 ) -> None:
-    shift = np.uint64(bits)
-    for k in range(np.uint64(begin), np.uint64(end)):
-        i = np.uint64(positions[k])
-        scaled = np.float64(values[i]) * factors[i >> shift]
+    """Round in a loop of its own, which vectorizes."""
+    scaled, shift = np.empty(_FEW, np.float64), np.uint64(bits)
+    for start in range(begin, end, _FEW):
+        first, count = np.uint64(start), np.uint64(min(start + _FEW, end) - start)
+        for k in range(count):
+            i = np.uint64(positions[first + k])
+            scaled[k] = np.float64(values[i]) * factors[i >> shift]
         if low_bits:
-            out[0, k], out[1, k] = _split(scaled, low_bits)
+            for k in range(count):
+                out[0, first + k], out[1, first + k] = _split(scaled[k], low_bits)
         else:
-            out[0, k] = np.int32(np.rint(scaled))
+            for k in range(count):
+                out[0, first + k] = np.int32(np.rint(scaled[k]))
 
 
 @compiled
@@ -213,14 +219,7 @@ def sketch_encode(
     lanes: int, rows: int, dealt_to: int, seed: np.uint64, positions: Numbers, values: Words, out: Words
 ) -> None:
     """Encode into `out`, which must be zero."""
-    start, placed = -lanes, rows_of(0, lanes, rows, dealt_to, seed)
-    for k in range(positions.size):
-        if positions[k] - start >= lanes:
-            block = positions[k] // lanes
-            start, placed = block * lanes, rows_of(block, lanes, rows, dealt_to, seed)
-        for j in range(SUB_TABLES):
-            cell = cell_of(placed[j], positions[k] - start, lanes)
-            out[cell] = np.uint32(out[cell] + np.uint32(placed[j][2] * values[k]))
+    _add(lanes, rows, dealt_to, seed, 0, positions, values, False, out)
 
 
 @compiled
@@ -237,12 +236,19 @@ def index_sketch(
     sketch: Words,
 ) -> np.uint32:
     """Write the index and add the sketch to sketch[limbs, cells]; return the magnitude."""
-    largest, flags = _ZERO, np.empty(BLOCK, np.uint8)
+    largest, bits, one_scale = _ZERO, values.view(np.uint32), np.full(1, factor)
+    where, numbers = np.empty(BLOCK, np.int64), np.empty((2, BLOCK), np.int32)
     for start in range(0, values.size, BLOCK):
-        block = values[start : start + BLOCK]
-        words = index[start // 32 : start // 32 + (block.size + 31) // 32]
-        largest = max(largest, pack(block.view(np.uint32), flags, words))
-        _add(lanes, rows, dealt_to, seed, first + start, block, words, factor, low_bits, sketch)
+        size = min(BLOCK, values.size - start)
+        largest = max(largest, pack(bits, start, start + size, index))
+        words = index[start // 32 : start // 32 + (size + 31) // 32]
+        found = where[: count(words, size)]
+        fetched = found.size * _MANY > size
+        positions(words, size, start, found)
+        quantize_at(values, found, one_scale, _WHOLE, low_bits, numbers, 0, found.size)
+        for limb in range(sketch.shape[0]):
+            own = numbers[limb, : found.size].view(np.uint32)
+            _add(lanes, rows, dealt_to, seed, first, found, own, fetched, sketch[limb])
     return largest
 
 
@@ -261,29 +267,20 @@ def _add(
     dealt_to: int,
     seed: np.uint64,
     first: int,
-    values: _Floats,
-    index: Words,
-    factor: float,
-    low_bits: int,
+    positions: Numbers,
+    values: Words,
+    fetched: bool,
     sketch: Words,
 ) -> None:
-    """Add the quantized non-zeros of values[n], elements from `first` on, to sketch[limbs, cells]."""
+    """Add values[k] at first + positions[k]. If `fetched`, prefetch the rows of the next block."""
     start, placed = -lanes, rows_of(0, lanes, rows, dealt_to, seed)
-    low = (np.int64(1) << low_bits) - 1
-    many = count(index, values.size) * _MANY > values.size
-    for w in range(index.size):
-        word = index[w]
-        while word != _ZERO:
-            i = 32 * w + int(lowest(word))
-            word = np.uint32(word & np.uint32(word - _ONE))
-            number = np.int64(np.rint(np.float64(values[i]) * factor))
-            if first + i - start >= lanes:
-                block = (first + i) // lanes
-                start, placed = block * lanes, rows_of(block, lanes, rows, dealt_to, seed)
-                if many:
-                    _fetch(rows_of(block + 1, lanes, rows, dealt_to, seed), lanes, sketch[0])
-            for j in range(SUB_TABLES):
-                cell = cell_of(placed[j], first + i - start, lanes)
-                sketch[0, cell] += np.uint32(placed[j][2] * np.uint32(number >> low_bits))
-                if low_bits:
-                    sketch[1, cell] += np.uint32(placed[j][2] * np.uint32(number & low))
+    for k in range(np.uint64(positions.size)):
+        lane = first + positions[k] - start
+        if lane >= lanes:
+            block = (start + lane) // lanes
+            lane += start - block * lanes
+            start, placed = block * lanes, rows_of(block, lanes, rows, dealt_to, seed)
+            if fetched:
+                _fetch(rows_of(block + 1, lanes, rows, dealt_to, seed), lanes, sketch)
+        for j in range(SUB_TABLES):
+            sketch[np.uint64(cell_of(placed[j], lane, lanes))] += np.uint32(placed[j][2] * values[k])

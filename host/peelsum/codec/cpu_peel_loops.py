@@ -19,10 +19,10 @@ from peelsum.codec.layout import SUB_TABLES
 
 #: Distance, in candidates, between prefetching a cell and using it.
 _AHEAD = 32
+_FAR = np.uint64(_AHEAD)
+_BATCH = 64  # candidates
 _ZERO, _ONE, _TWO, _THREE, _S32 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(32)
 _POSITIVE = np.uint32(1)
-#: A table, because LLVM turns a mask that is computed from a condition back into a branch.
-_NONE_OR_ALL = np.array([0, 2**64 - 1], np.uint64)
 
 _Cells = NDArray[np.uint64]
 _Narrow = NDArray[np.uint32] | NDArray[np.uint64]
@@ -70,39 +70,52 @@ def _count(places: Places, k: int, cells: _Cells) -> None:
 def sweep(places: Places, cells: _Cells, left: _Narrow, count: int, out: Words, peeled: _Narrow) -> int:
     """Peel, in ascending order, every candidate of left[:count] that is in a pure cell when its turn comes.
 
-    The others move to the front of `left`, still ascending, and get 0 in `out`. Return their number. The
-    pure cells go into `peeled`, as indices of `places`, in the order of peeling, unless it is empty.
-    It has room for one more.
+    The others move to the front of `left`, still ascending. Return their number. The pure cells go into
+    `peeled`, as indices of `places`, in the order of peeling, unless it is empty.
     Neighbouring candidates have neighbouring cells, so a sweep hits the cache more often than a queue of pure
-    cells would. Which candidates are peeled is unpredictable, so the loop does not branch on it: a candidate
-    that is not peeled subtracts 0.
+    cells would. It looks for pure cells in batches, and then peels those of the batch: a candidate that peels
+    cannot spoil another's pure cell. Which are pure is unpredictable, so the search does not branch on it.
     """
-    kept = np.uint64(0)
-    for i in range(count):
-        k, ahead = np.uint64(left[i]), np.uint64(left[min(i + _AHEAD, count - 1)])
-        for j in range(SUB_TABLES):
-            prefetch(cells, np.uint64(places[_place(ahead, j)]) >> _ONE)
-        place_0, place_1, place_2 = (
-            np.uint64(places[_place(k, 0)]),
-            np.uint64(places[_place(k, 1)]),
-            np.uint64(places[_place(k, 2)]),
-        )
-        cell_0, cell_1, cell_2 = cells[place_0 >> _ONE], cells[place_1 >> _ONE], cells[place_2 >> _ONE]
-        pure_0, pure_1, pure_2 = _pure(cell_0), _pure(cell_1), _pure(cell_2)
-        pure = np.uint64(pure_0 | pure_1 | pure_2)
-        cell = cell_0 if pure_0 else (cell_1 if pure_1 else cell_2)
-        place = place_0 if pure_0 else (place_1 if pure_1 else place_2)
-        value = _signed(cell - _ONE, place) & _NONE_OR_ALL[pure]
-        out[k] = np.uint32(value >> _S32)
-        cells[place_0 >> _ONE] = cell_0 - pure - _signed(value, place_0)
-        cells[place_1 >> _ONE] = cell_1 - pure - _signed(value, place_1)
-        cells[place_2 >> _ONE] = cell_2 - pure - _signed(value, place_2)
+    kept, done, found = _ZERO, _ZERO, np.empty(_BATCH, places.dtype)
+    for start in range(0, count, _BATCH):
+        pure, begin, end = _ZERO, np.uint64(start), np.uint64(min(start + _BATCH, count))
+        for i in range(begin, end):
+            k, ahead = np.uint64(left[i]), np.uint64(left[min(i + _FAR, np.uint64(count - 1))])
+            for j in range(SUB_TABLES):
+                prefetch(cells, np.uint64(places[_place(ahead, j)]) >> _ONE)
+            sub_table = _pure_one(places, k, cells)
+            found[pure] = _place(k, 0) + sub_table
+            is_pure = np.uint64(sub_table != _THREE)
+            left[kept] = k
+            pure += is_pure
+            kept += _ONE - is_pure
+        for i in range(pure):
+            _peel(places, np.uint64(found[i]), cells, out)
         if peeled.size:
-            sub_table = _ZERO if pure_0 else (_ONE if pure_1 else _TWO)
-            peeled[np.uint64(i) - kept] = _place(k, 0) + sub_table
-        left[kept] = k
-        kept += _ONE - pure
+            for i in range(pure):
+                peeled[done + i] = found[i]
+        done += pure
     return int(kept)
+
+
+@compiled
+def _pure_one(places: Places, k: np.uint64, cells: _Cells) -> np.uint64:
+    """Return the first sub-table in which candidate k is in a pure cell, or 3."""
+    pure_0 = _pure(cells[np.uint64(places[_place(k, 0)]) >> _ONE])
+    pure_1 = _pure(cells[np.uint64(places[_place(k, 1)]) >> _ONE])
+    pure_2 = _pure(cells[np.uint64(places[_place(k, 2)]) >> _ONE])
+    return np.uint64(_ZERO if pure_0 else (_ONE if pure_1 else (_TWO if pure_2 else _THREE)))
+
+
+@compiled
+def _peel(places: Places, at: np.uint64, cells: _Cells, out: Words) -> None:
+    """Write the value of the candidate in a pure cell, and subtract it from its cells."""
+    k, place = at // _THREE, np.uint64(places[at])
+    value = _signed(cells[place >> _ONE] - _ONE, place)
+    out[k] = np.uint32(value >> _S32)
+    for j in range(SUB_TABLES):
+        place = np.uint64(places[_place(k, j)])
+        cells[place >> _ONE] -= _ONE + _signed(value, place)
 
 
 @compiled

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.codec.cpu_index_loops import Bytes, Numbers, Words, compiled, lowest, mixed
+from peelsum.codec.cpu_vectors import used_bits
 
 _MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
 _ZERO, _ONE, _15 = np.uint32(0), np.uint32(1), np.uint32(15)
@@ -37,11 +38,8 @@ def index(bits: Words, out: Words) -> None:
 def bitmap(bits: Words, out: Words) -> None:
     """Write one bit for each element instead of four."""
     whole = bits.size // 32
-    for w in range(whole):
-        word = _ZERO
-        for e in range(32):
-            word |= np.uint32((bits[32 * w + e] & _MAGNITUDE_MASK) != _ZERO) << np.uint32(e)
-        out[w] = word
+    for w in range(np.uint64(whole)):
+        out[w] = used_bits(bits, np.uint64(32) * w, _MAGNITUDE_MASK)
     for i in range(32 * whole, bits.size):
         out[whole] |= np.uint32((bits[i] & _MAGNITUDE_MASK) != _ZERO) << np.uint32(i & 31)
 

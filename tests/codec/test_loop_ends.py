@@ -1,0 +1,202 @@
+"""Compiled loops that handle several elements at once are right where a vector, word or chunk ends.
+
+Outputs lie between guards, which must survive. NumPy computes what is expected.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from peelsum.codec import (
+    BloomLayout,
+    FixedPoint,
+    SketchLayout,
+    block_words,
+    cpu_index_loops,
+    index_words,
+    kernels,
+)
+
+CPU = kernels("cpu")
+GUARD, MARGIN = 0xA5A5A5A5, 64
+#: Around a word, a word of words (1,024 elements), a block of floats and a chunk of 1,024 words.
+ENDS = [0, 1, 31, 32, 33, 63, 64, 65, 1023, 1024, 1025, 2079, 8191, 8192, 8193, 32767, 32768, 32769, 65569]
+#: The fewest and the most elements of which a bit in 32 is set, and others.
+DENSITIES = [0.0, 0.001, 0.03, 0.04, 0.3, 1.0]
+
+
+class Guarded:
+    """An array of garbage between guards."""
+
+    def __init__(self, count: int, dtype: type[np.generic]) -> None:
+        self._all = np.full(2 * MARGIN + count, GUARD, np.int64).astype(dtype)
+        self._intact = self._all[:MARGIN].copy()
+        self.array = self._all[MARGIN : MARGIN + count]
+
+    def check(self) -> None:
+        np.testing.assert_array_equal(self._all[:MARGIN], self._intact)
+        np.testing.assert_array_equal(self._all[MARGIN + self.array.size :], self._intact)
+
+
+def drawn(n: int, density: float) -> NDArray[np.float32]:
+    """Return floats some of which are set, the first and the last two of them always."""
+    rng = np.random.default_rng([n, int(1000 * density)])
+    chosen = rng.random(n) < density
+    if density:
+        chosen[:1] = chosen[-2:] = True
+    return np.where(chosen, rng.standard_normal(n), rng.choice([0.0, -0.0], n)).astype(np.float32)
+
+
+def packed(chosen: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    octets = np.zeros(4 * index_words(chosen.size), np.uint8)
+    octets[: -(-chosen.size // 8)] = np.packbits(chosen, bitorder="little")
+    return octets.view("<u4").astype(np.uint32)
+
+
+@pytest.mark.parametrize("n", ENDS)
+@pytest.mark.parametrize("density", DENSITIES)
+def test_bitmap(n: int, density: float) -> None:
+    sample, out = drawn(n, density), Guarded(index_words(n), np.uint32)
+    magnitude = CPU.index(sample, out.array)
+    np.testing.assert_array_equal(out.array, packed(sample != 0))
+    assert magnitude == np.abs(sample).max(initial=0).view(np.uint32)
+    out.check()
+
+
+@pytest.mark.parametrize("n", ENDS)
+@pytest.mark.parametrize("block", [32, 256, 8192, 16384])
+@pytest.mark.parametrize("over", [False, True])
+def test_bitmap_with_exponents(n: int, block: int, over: bool) -> None:
+    sample = drawn(n, 0.3)
+    out, words = Guarded(index_words(n), np.uint32), Guarded(-(-n // block), np.uint32)
+    alone = np.empty(-(-n // block), np.uint32)
+    magnitude = CPU.block_exponents(sample, block, alone)
+    own = sample.copy()
+    assert CPU.index_exponents(own, block, out.array, words.array, over=over) == magnitude
+    np.testing.assert_array_equal(out.array, packed(sample != 0))
+    np.testing.assert_array_equal(words.array, alone)
+    np.testing.assert_array_equal(own.view(np.uint32), (sample + 0.0 if over else sample).view(np.uint32))
+    out.check()
+    words.check()
+
+
+@pytest.mark.parametrize("n", ENDS)
+@pytest.mark.parametrize("density", DENSITIES)
+@pytest.mark.parametrize("first", [0, 2**40])
+def test_positions(n: int, density: float, first: int) -> None:
+    where = np.flatnonzero(drawn(n, density))
+    out = Guarded(where.size, np.int64)
+    words = packed(np.isin(np.arange(n), where))
+    if n % 32:
+        words[-1] |= np.uint32(0xFFFFFFFF << n % 32 & 0xFFFFFFFF)  # bits beyond the last element are ignored
+    cpu_index_loops.positions(words, n, first, out.array)
+    np.testing.assert_array_equal(out.array, first + where)
+    out.check()
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 39, 40, 41, 63, 64, 65])
+@pytest.mark.parametrize("gap", [1, 2, 5, 31, 32])
+def test_the_last_positions_are_written_one_by_one(count: int, gap: int) -> None:
+    where = gap * np.arange(count)
+    n, out = int(where[-1]) + 1, Guarded(count, np.int64)
+    cpu_index_loops.positions(packed(np.isin(np.arange(n), where)), n, 0, out.array)
+    np.testing.assert_array_equal(out.array, where)
+    out.check()
+
+
+@pytest.mark.parametrize("count", range(1, 33))
+def test_the_last_word_may_have_any_number_of_bits(count: int) -> None:
+    where, out = np.arange(96 + count), Guarded(96 + count, np.int64)
+    cpu_index_loops.positions(packed(np.arange(128) < 96 + count), 128, 0, out.array)
+    np.testing.assert_array_equal(out.array, where)
+    out.check()
+
+
+@pytest.mark.parametrize("n", ENDS)
+@pytest.mark.parametrize("block", [2, 4, 8, 16, 32, 64, 1024])
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.1, 1.0])
+def test_blocks(n: int, block: int, density: float) -> None:
+    where = np.flatnonzero(drawn(n, density))
+    blocks, out = Guarded(block_words(n, block), np.uint32), Guarded(index_words(n), np.uint32)
+    CPU.block_encode(packed(np.isin(np.arange(n), where)), n, block, blocks.array)
+    used = np.isin(np.arange(-(-n // block)), where // block)
+    np.testing.assert_array_equal(blocks.array, packed(used))
+    CPU.block_decode(blocks.array, n, block, out.array)
+    np.testing.assert_array_equal(out.array, packed(used[np.arange(n) // block]))
+    blocks.check()
+    out.check()
+
+
+@pytest.mark.parametrize("n", ENDS)
+@pytest.mark.parametrize("density", DENSITIES)
+def test_bits_of_candidates(n: int, density: float) -> None:
+    rng, mask = np.random.default_rng(n), drawn(n, density) != 0
+    chosen = rng.random(n) < 0.5
+    k = int(mask.sum())
+    bits, out = Guarded(index_words(k), np.uint32), Guarded(index_words(n), np.uint32)
+    CPU.gather_bits(packed(chosen), packed(mask), bits.array)
+    np.testing.assert_array_equal(bits.array, packed(chosen[mask]))
+    CPU.scatter_bits(bits.array, packed(mask), out.array)
+    np.testing.assert_array_equal(out.array, packed(chosen & mask))
+    bits.check()
+    out.check()
+
+
+@pytest.mark.parametrize("n", ENDS)
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.1])
+@pytest.mark.parametrize("hashes", [1, 7])
+def test_filters(n: int, density: float, hashes: int) -> None:
+    where, first = np.flatnonzero(drawn(n, density)), 64
+    layout, index = BloomLayout.sized(where.size, hashes, n), packed(np.isin(np.arange(n), where))
+    truth, passed = np.empty(layout.words, np.uint32), np.empty(index_words(n), np.uint32)
+    kernels("reference").bloom_encode(layout, index, truth, first)
+    kernels("reference").bloom_decode(layout, truth, n, passed, first)
+    words, out = Guarded(layout.words, np.uint32), Guarded(index_words(n), np.uint32)
+    CPU.bloom_encode(layout, index, words.array, first)
+    np.testing.assert_array_equal(words.array, truth)
+    CPU.bloom_decode(layout, truth, n, out.array, first)
+    np.testing.assert_array_equal(out.array, passed)
+    words.check()
+    out.check()
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000])
+@pytest.mark.parametrize("cells_per_candidate", [0.2, 1.1, 1.4])
+def test_batches_of_peeling(count: int, cells_per_candidate: float) -> None:
+    """What is peeled has its value, and the left-over, which is 0, is the same as in the reference."""
+    rng, where = np.random.default_rng(count), 5 * np.arange(count)
+    numbers = rng.integers(-(2**31), 2**31, (2, count)).astype(np.int32)
+    layout = SketchLayout.sized(count, 8, count, cells_per_candidate)
+    sketch = np.empty((2, layout.cells), np.uint32)
+    for limb, cells in zip(numbers, sketch, strict=True):
+        CPU.sketch_encode(layout, where, limb, cells)
+    wanted = numbers.copy()
+    left = kernels("reference").sketch_decode(layout, sketch, where, np.empty_like(wanted))
+    wanted[:, left] = 0
+    for limbs in (1, 2):
+        out = Guarded(limbs * count, np.int32)
+        by_limb = out.array.reshape(limbs, -1)
+        np.testing.assert_array_equal(CPU.sketch_decode(layout, sketch[:limbs], where, by_limb), left)
+        np.testing.assert_array_equal(by_limb, wanted[:limbs])
+        out.check()
+
+
+@pytest.mark.parametrize("n", [1, 8191, 8192, 8193, 16385])
+@pytest.mark.parametrize("density", [0.001, 0.03, 0.2])
+@pytest.mark.parametrize("fixed", [FixedPoint(20), FixedPoint(40, 30)], ids=["one limb", "two limbs"])
+def test_sketches_of_blocks_of_floats(n: int, density: float, fixed: FixedPoint) -> None:
+    sample, first = drawn(n, density), 96
+    where = np.flatnonzero(sample)
+    layout = SketchLayout.sized(where.size, 32, n)
+    index, sketch = Guarded(index_words(n), np.uint32), Guarded(fixed.limbs * layout.cells, np.uint32)
+    CPU.index_sketch(layout, sample, fixed, index.array, sketch.array.reshape(fixed.limbs, -1), first)
+    np.testing.assert_array_equal(index.array, packed(sample != 0))
+    quantized, total = np.empty((fixed.limbs, where.size), np.int32), np.empty(layout.cells, np.uint32)
+    kernels("reference").quantize_at(sample, where, fixed, quantized)
+    for limb, own in zip(quantized, sketch.array.reshape(fixed.limbs, -1), strict=True):
+        kernels("reference").sketch_encode(layout, first + where, limb, total)
+        np.testing.assert_array_equal(own, total)
+    index.check()
+    sketch.check()
