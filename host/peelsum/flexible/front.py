@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from peelsum.flexible.methods import Method
+from peelsum.flexible.methods import Method, family_of
 
-#: How to choose on the front: the knee, or the exponent w of the least time / gain**w.
-Preference = Literal["knee"] | float
+#: How to choose on the front: least time with the delay of what is kept, the knee, or a gain's exponent.
+Preference = Literal["delay", "knee"] | float
+#: The share by which training takes more steps for each step that an element waits to be sent.
+_DELAY = 0.08
 #: A candidate must be this much faster than one of a larger gain.
 _WORTH = 1.05
 
@@ -47,13 +49,30 @@ def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
 def loss(one: Candidate, front: Sequence[Candidate], prefer: Preference) -> float:
     """Return how bad a candidate is, without unit.
 
-    For "knee", it is how far the candidate lies below the line from nothing to the front's slowest, both
-    objectives relative to that one. For a weight w, it is the logarithm of time / gain**w.
+    A gain g sends an element after 1 / g steps, mean over energy. For "delay", it is the logarithm of a
+    step's time times the number of steps, which grows linearly with 1 / g under error feedback (Stich and
+    Karimireddy, arXiv 1909.05350). For a weight w, it is the logarithm of time / gain**w. For "knee", it is
+    how far the candidate lies below the line from nothing to the front's slowest, both objectives relative to
+    that one.
     """
     if prefer == "knee":
         slowest = front[0]
         return one.seconds / slowest.seconds - one.gain / slowest.gain
+    if prefer == "delay":
+        return math.log(one.seconds) + math.log1p(_DELAY * (1 / one.gain - 1))
     return math.log(one.seconds) - prefer * math.log(one.gain)
+
+
+def hopeless(one: Candidate, others: Sequence[Candidate], prefer: Preference, margin: float = 0.0) -> bool:
+    """Return whether a candidate of at most this gain cannot be better than all `others` by `margin`.
+
+    For "knee", it can be unless it is beaten as by `pareto_front`.
+    """
+    if any(other.gain >= one.gain and other.seconds <= _WORTH * one.seconds for other in others):
+        return True
+    if prefer == "knee" or not others:
+        return False
+    return loss(one, (), prefer) >= min(loss(other, (), prefer) for other in others) - margin
 
 
 def chosen(
@@ -64,13 +83,13 @@ def chosen(
 ) -> Candidate:
     """Return the best candidate of the front; `current` unless another is better by more than `margin`.
 
-    `current` is a candidate whose time is that of the network now. For another method at the same ratio,
-    `margin` is a share of the time.
+    `current` is a candidate whose time is that of the network now. For another method of the same family and
+    ratio, `margin` is a share of the time.
     """
     front = pareto_front(candidates)
     best = min(front, key=lambda one: loss(one, front, prefer))
     if current is None:
         return best
-    if best.ratio == current.ratio:
+    if (family_of(best.method), best.ratio) == (family_of(current.method), current.ratio):
         return best if best.seconds < (1 - margin) * current.seconds else current
     return best if loss(best, front, prefer) < loss(current, front, prefer) - margin else current

@@ -39,6 +39,9 @@ Carrier = Literal["group", "switch"]
 CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 #: The methods that send every element.
 DENSE: tuple[Method, ...] = ("dense_ring", "dense_tree", "dense_switch")
+#: What decides which elements are kept: each worker's own largest, or those of one worker, shared by all.
+Family = Literal["own", "shared"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
 _Reduce = Callable[[LinkModel, int], NetworkModel]
 #: Nanoseconds per element to select the largest; `TopK` takes 6 to 22 (docs/reference/flexible.md).
 _SELECT_NS = 10.0
@@ -111,6 +114,13 @@ class Cost:
 def carrier_of(method: Method) -> Carrier:
     """Return what carries a method's words."""
     return "switch" if method.endswith("_switch") else "group"
+
+
+def family_of(method: Method) -> Family | None:
+    """Return what decides which elements a method keeps, and so its gain; None if it sends all."""
+    if method in DENSE:
+        return None
+    return "shared" if method.startswith("ar_top_k") else "own"
 
 
 def cost(method: Method, step: Step) -> Cost:

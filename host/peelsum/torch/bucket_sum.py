@@ -181,6 +181,9 @@ class BucketSums:
         queue, self._queue = self._queue, None
         self._sums.clear()
         if queue is not None:
+            if self._decisions is not None:
+                queue.drain()
+                self._decisions.end()
             queue.close()
             if self._group is not None and self._group is not queue.summation:
                 self._group.close()
