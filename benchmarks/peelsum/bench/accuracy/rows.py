@@ -17,7 +17,7 @@ from typing import Any
 from peelsum.bench.accuracy.methods import DENSE, parse
 from peelsum.bench.accuracy.network import fastest
 from peelsum.bench.accuracy.shares import check_shares
-from peelsum.bench.accuracy.subjects import SubjectName, make_subject
+from peelsum.bench.accuracy.subjects import PUBLISHED, SubjectName, make_subject
 from peelsum.bench.accuracy.training import Advance, Run, Setting, require_sgd, train
 from peelsum.flexible import LinkModel
 
@@ -51,6 +51,8 @@ class Request:
     """Steps of every run; None takes each subject's."""
     device: str = "cpu"
     """Where models compute, "cpu" or "cuda"."""
+    path: str = ""
+    """Published data of the one model, see `make_subject`; empty for data that are on every machine."""
 
     def settings(self) -> list[Setting]:
         """Return the settings to train: the first methods of all models first.
@@ -67,7 +69,7 @@ class Request:
             for model in self.models if method.momentum else ():
                 require_sgd(make_subject(model), method)
         return [
-            Setting(model, method, self.workers, shares, seed, self.steps, self.device)
+            Setting(model, method, self.workers, shares, seed, self.steps, self.device, self.path)
             for method in methods
             for model in self.models
             for shares in self.shares
@@ -82,6 +84,8 @@ class Row:
     model: str
     data: str
     """Description of the data."""
+    published: str
+    """What the model reaches elsewhere on published data, with its source; empty for other data."""
     method: str
     """The compression method."""
     workers: int
@@ -239,6 +243,7 @@ def _row(runs: Sequence[Run], baseline: _Baseline, link: LinkModel, sooner: floa
     return Row(
         model=setting.model,
         data=first.data,
+        published=PUBLISHED.get(setting.model, "") if setting.path else "",
         method=setting.method,
         workers=setting.workers,
         shares=setting.shares,

@@ -1,16 +1,18 @@
 """The subjects of training: small models with examples, and a measure of learning on held-out data.
 
-All data are on every machine: scikit-learn's digits, the text of Python's standard library, and two sets that
-are generated here, images of gratings and ratings by a power law. Each example has a label, by which workers'
-shares may differ.
+By default, all data are on every machine: scikit-learn's digits, the text of Python's standard library, and
+two sets that are generated here, images of gratings and ratings by a power law. With a path, published data
+are read, and models have their published sizes. Each example has a label, by which workers' shares may
+differ.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -18,16 +20,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from peelsum.training import Batch
+from peelsum.training import Batch, TrainingDataError
 from peelsum.training.convolutional import SmallConvNet
-from peelsum.training.gratings import CLASSES, SIDE, gratings
+from peelsum.training.gratings import SIDE, gratings
+from peelsum.training.lstm import FULL as FULL_LANGUAGE
 from peelsum.training.lstm import LanguageModel
 from peelsum.training.lstm import Size as LanguageSize
-from peelsum.training.ncf import NEGATIVES, TASTES, NeuMF, Ratings, power_law
+from peelsum.training.ncf import FULL as FULL_RATINGS
+from peelsum.training.ncf import NEGATIVES, TASTES, NeuMF, Ratings, movielens, power_law
 from peelsum.training.ncf import Size as RatingsSize
-from peelsum.training.text import Text, standard_library
+from peelsum.training.text import Text, standard_library, words_in
 from peelsum.training.transformer import SmallTransformer
-from peelsum.training.vgg19 import ArrayImages, Vgg19, digits
+from peelsum.training.vgg19 import FULL as FULL_IMAGES
+from peelsum.training.vgg19 import ArrayImages, Images, Vgg19, digits, images_in
 from peelsum.training.vgg19 import Size as ImagesSize
 
 SubjectName = Literal["digits", "images", "ratings", "text", "transformer"]
@@ -43,6 +48,17 @@ _LANGUAGE = LanguageSize(48, 1, 0.0, batch=16, length=_LENGTH, samples=_VOCABULA
 _HELD_OUT_EVERY, _HELD_OUT_SEQUENCES = 10, 200
 #: Sections of the text, by which shares may differ.
 _SECTIONS = 10
+_LIBRARY = "the text of Python's standard library"
+#: Of published text, the words of Penn Treebank's vocabulary.
+_PUBLISHED_VOCABULARY = 10_000
+#: Of published images, every tenth is held out, and this many are measured.
+_HELD_OUT_SHARE, _MEASURED_IMAGES = 10, 1000
+#: What the models of published size reach elsewhere.
+PUBLISHED: dict[SubjectName, str] = {
+    "images": "ImageNet: accuracy 0.745 (VGG19 at one scale, arXiv 1409.1556, table 3)",
+    "ratings": "MovieLens 1M: hit rate 0.701 (NeuMF with 32 factors, not trained before, arXiv 1708.05031)",
+    "text": "Penn Treebank: perplexity 78.4 on its test set (large LSTM, arXiv 1409.2329, table 1)",
+}
 #: An item that a user rated competes with this many others, and is found if it is among the first ten.
 _OTHERS, _FIRST = 99, 10
 
@@ -86,13 +102,19 @@ class Subject:
         return sgd
 
 
-def make_subject(name: SubjectName, seed: int = 0) -> Subject:
+def make_subject(name: SubjectName, seed: int = 0, path: Path | None = None) -> Subject:
     """Return a subject whose parameters are drawn from `seed`; its data are always the same.
 
-    Raises TrainingDataError if scikit-learn is missing.
+    path: published data, for a model of published size: CIFAR-10's binary version or a folder of images,
+    MovieLens' ratings.csv, a text with words separated by spaces. Its steps are then one pass of one worker.
+    Raises TrainingDataError if scikit-learn is missing, or if the data cannot be read.
     """
     torch.manual_seed(seed)
-    return _MAKERS[name]()
+    if path is None:
+        return _MAKERS[name]()
+    if name not in _READERS:
+        raise TrainingDataError(f"path: {name} has no published data; use {', '.join(_READERS)}")
+    return _READERS[name](path)
 
 
 def _digits() -> Subject:
@@ -121,33 +143,70 @@ def _digits() -> Subject:
 
 
 def _images() -> Subject:
-    images = _generated_images()
-    model = Vgg19(CLASSES, _GRATINGS)
+    numbers = np.arange(_IMAGES + _HELD_OUT_IMAGES)
+    shares = numbers[:_IMAGES], numbers[_IMAGES:]
+    about = "gratings in colour and noise, generated here"
+    return _vgg19(_generated_images(), shares, _GRATINGS, about, steps=320)
+
+
+def _published_images(path: Path) -> Subject:
+    images = images_in(path, FULL_IMAGES.side)
+    order = np.random.default_rng(0).permutation(images.labels.size)
+    held_out = order[::_HELD_OUT_SHARE][:_MEASURED_IMAGES]
+    trained = np.setdiff1d(order, order[::_HELD_OUT_SHARE])
+    if not trained.size:
+        raise TrainingDataError(f"{path}: has {images.labels.size} images; pass two or more")
+    steps = -(-trained.size // FULL_IMAGES.batch)
+    return _vgg19(images, (trained, held_out), FULL_IMAGES, f"the images in {path}", steps=steps)
+
+
+def _vgg19(
+    images: Images, shares: tuple[Numbers, Numbers], size: ImagesSize, about: str, *, steps: int
+) -> Subject:
+    """Return VGG19 on images, of which the numbers in `shares` are for training and for measuring."""
+    model = Vgg19(images.classes, size)
+    trained, held_out = shares
 
     def batch(numbers: Numbers) -> Batch:
         return torch.from_numpy(images.at(numbers)), torch.from_numpy(images.labels[numbers])
 
-    held_out = batch(np.arange(_IMAGES, images.labels.size))
+    def accuracy() -> float:
+        parts = np.array_split(held_out, -(-held_out.size // _HELD_OUT_IMAGES))
+        return sum(_accuracy(model, model.scores, batch(part)) * part.size for part in parts) / held_out.size
+
     return Subject(
         name="images",
-        data="gratings in colour and noise, generated here",
+        data=about,
         metric="accuracy",
         higher=True,
         model=model,
-        labels=images.labels[:_IMAGES],
-        batch=lambda numbers, _: batch(numbers),
-        measure=partial(_accuracy, model, model.scores, held_out),
+        labels=images.labels[trained],
+        batch=lambda numbers, _: batch(trained[numbers]),
+        measure=accuracy,
         optimizer="adam",
-        rate=1e-3,
-        batch_size=_GRATINGS.batch,
-        steps=320,
-        every=20,
+        rate=1e-3 if size is _GRATINGS else 3e-4,
+        batch_size=size.batch,
+        steps=steps,
+        every=-(-steps // 16),
     )
 
 
 def _ratings() -> Subject:
-    train, user, candidates = _split_ratings()
-    model = NeuMF(train.users, train.items, _RATINGS)
+    about = "ratings by a power law, generated here"
+    return _neumf(_split_ratings(), _RATINGS, about, rate=1e-2, steps=320)
+
+
+def _published_ratings(path: Path) -> Subject:
+    split = _last_held_out(movielens(path))
+    steps = -(-split[0].user.size // FULL_RATINGS.batch)
+    return _neumf(split, FULL_RATINGS, f"MovieLens' ratings in {path}", rate=2e-3, steps=steps)
+
+
+def _neumf(
+    split: tuple[Ratings, Numbers, Numbers], size: RatingsSize, about: str, *, rate: float, steps: int
+) -> Subject:
+    train, user, candidates = split
+    model = NeuMF(train.users, train.items, size)
 
     def batch(numbers: Numbers, rng: np.random.Generator) -> Batch:
         users = np.concatenate((train.user[numbers], np.repeat(train.user[numbers], NEGATIVES)))
@@ -158,7 +217,7 @@ def _ratings() -> Subject:
 
     return Subject(
         name="ratings",
-        data="ratings by a power law, generated here",
+        data=about,
         metric=f"hit rate at {_FIRST}",
         higher=True,
         model=model,
@@ -166,26 +225,45 @@ def _ratings() -> Subject:
         batch=batch,
         measure=partial(_hit_rate, model, user, candidates),
         optimizer="adam",
-        rate=1e-2,
-        batch_size=_RATINGS.batch,
-        steps=320,
-        every=16,
+        rate=rate,
+        batch_size=size.batch,
+        steps=steps,
+        every=-(-steps // 20),
     )
 
 
 def _text() -> Subject:
     model = LanguageModel(_VOCABULARY, _LANGUAGE)
-    nothing = torch.empty(0, dtype=torch.int64)  # no sample: the softmax is over the vocabulary
-    return _language("text", model, (nothing,), rate=2e-2)
+    return _language("text", model, _sequences(), _LANGUAGE, _LIBRARY, rate=2e-2, steps=300)
+
+
+def _published_text(path: Path) -> Subject:
+    size = FULL_LANGUAGE
+    data = _windows(words_in(path), _PUBLISHED_VOCABULARY, size.length)
+    model = LanguageModel(_PUBLISHED_VOCABULARY, size)
+    steps = -(-len(data[0]) // size.batch)
+    return _language("text", model, data, size, f"the text in {path}", rate=1e-3, steps=steps)
 
 
 def _transformer() -> Subject:
     model = SmallTransformer(_VOCABULARY, 48, 1, _LENGTH)
-    return _language("transformer", model, (), rate=6e-3)
+    return _language("transformer", model, _sequences(), _LANGUAGE, _LIBRARY, rate=6e-3, steps=300)
 
 
-def _language(name: SubjectName, model: nn.Module, also: tuple[torch.Tensor, ...], *, rate: float) -> Subject:
-    train, held_out, labels = _sequences()
+def _language(
+    name: SubjectName,
+    model: nn.Module,
+    data: tuple[Numbers, Numbers, Numbers],
+    size: LanguageSize,
+    about: str,
+    *,
+    rate: float,
+    steps: int,
+) -> Subject:
+    """Return a language model on `data`: sequences to learn, those held out, and the section of each."""
+    train, held_out, labels = data
+    # No sample: the softmax is over the vocabulary.
+    also = (torch.empty(0, dtype=torch.int64),) if isinstance(model, LanguageModel) else ()
 
     def batch(windows: Numbers) -> Batch:
         words = torch.from_numpy(windows)
@@ -193,7 +271,7 @@ def _language(name: SubjectName, model: nn.Module, also: tuple[torch.Tensor, ...
 
     return Subject(
         name=name,
-        data="the text of Python's standard library",
+        data=about,
         metric="perplexity",
         higher=False,
         model=model,
@@ -202,12 +280,17 @@ def _language(name: SubjectName, model: nn.Module, also: tuple[torch.Tensor, ...
         measure=partial(_perplexity, model, batch(held_out)),
         optimizer="adam",
         rate=rate,
-        batch_size=_LANGUAGE.batch,
-        steps=300,
-        every=15,
+        batch_size=size.batch,
+        steps=steps,
+        every=-(-steps // 20),
     )
 
 
+_READERS: dict[SubjectName, Callable[[Path], Subject]] = {
+    "images": _published_images,
+    "ratings": _published_ratings,
+    "text": _published_text,
+}
 _MAKERS: dict[SubjectName, Callable[[], Subject]] = {
     "digits": _digits,
     "images": _images,
@@ -233,8 +316,11 @@ def _generated_images() -> ArrayImages:
 
 @cache
 def _split_ratings() -> tuple[Ratings, Numbers, Numbers]:
+    return _last_held_out(power_law(_RATINGS.users, _RATINGS.items))
+
+
+def _last_held_out(every: Ratings) -> tuple[Ratings, Numbers, Numbers]:
     """Return the ratings to learn; users int64[n]; their last item and 99 random others, int64[n, 100]."""
-    every = power_law(_RATINGS.users, _RATINGS.items)
     user, last = np.unique(every.user[::-1], return_index=True)
     last = every.user.size - 1 - last
     kept = np.ones(every.user.size, bool)
@@ -247,9 +333,15 @@ def _split_ratings() -> tuple[Ratings, Numbers, Numbers]:
 
 @cache
 def _sequences() -> tuple[Numbers, Numbers, Numbers]:
+    return _windows(standard_library()[:_WORDS], _VOCABULARY, _LENGTH)
+
+
+def _windows(words: Sequence[str], vocabulary: int, length: int) -> tuple[Numbers, Numbers, Numbers]:
     """Return sequences to learn int64[n, length + 1], those held out, and the section of each to learn."""
-    ids = Text.of(standard_library()[:_WORDS], _VOCABULARY).ids
-    windows = ids[: ids.size // (_LENGTH + 1) * (_LENGTH + 1)].reshape(-1, _LENGTH + 1)
+    ids = Text.of(words, vocabulary).ids
+    windows = ids[: ids.size // (length + 1) * (length + 1)].reshape(-1, length + 1)
+    if len(windows) < 2:
+        raise TrainingDataError(f"text: {ids.size} words are too few; pass {2 * (length + 1)} or more")
     number = np.arange(len(windows))
     held_out = number % _HELD_OUT_EVERY == 0
     measured = windows[held_out]

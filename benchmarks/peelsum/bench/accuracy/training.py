@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -48,6 +49,8 @@ class Setting:
     """Steps of training; None takes the subject's."""
     device: str = "cpu"
     """Where the model computes, "cpu" or "cuda". Gradients are compressed and summed on the host."""
+    path: str = ""
+    """Published data, see `make_subject`; empty for data that are on every machine."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ class Training:
     """
 
     def __init__(self, setting: Setting) -> None:
-        self.subject = make_subject(setting.model, setting.seed)
+        path = Path(setting.path) if setting.path else None
+        self.subject = make_subject(setting.model, setting.seed, path)
         self.setting, self.steps = setting, setting.steps or self.subject.steps
         self._device = torch.device(setting.device)
         self.subject.model.to(self._device)

@@ -47,6 +47,14 @@ def accuracy(
     keep: Annotated[
         Path | None, typer.Option(help="File in which finished runs are kept; those in it are not repeated.")
     ] = None,
+    path: Annotated[
+        Path | None,
+        typer.Option(
+            help="Published data for one of images (CIFAR-10's binary files, or a folder of images), ratings "
+            "(MovieLens' ratings.csv) and text (a file): the model then has its published size, and trains "
+            "for one pass of a worker."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda: a GPU on which models compute.")] = "cpu",
     json: Json = False,
 ) -> None:
@@ -71,6 +79,8 @@ def accuracy(
     for name in names:
         if name not in SUBJECTS:
             raise typer.BadParameter(f"--model: {name!r} is unknown; use {', '.join(SUBJECTS)}")
+    if path is not None and len(chosen) > 1:
+        raise typer.BadParameter(f"--path: {path} is data of one model; pass --model images, ratings or text")
     count = seeds or (1 if quick else _SEEDS)
     length = steps or (bench.QUICK_STEPS if quick else None)
     within("--workers", workers, 2, MAX_WORKERS)
@@ -81,7 +91,9 @@ def accuracy(
     rates = tuple(_rate(text) for text in gbps.split(","))
     methods = tuple(compressor.split(","))
     divided, latency_s = tuple(shares.split(",")), latency_us * 1e-6
-    request = bench.Request(chosen, methods, workers, count, divided, rates, latency_s, length, device)
+    request = bench.Request(
+        chosen, methods, workers, count, divided, rates, latency_s, length, device, str(path or "")
+    )
     with measuring(
         MethodError,
         SharesError,
@@ -121,6 +133,7 @@ def _title(one: Row) -> list[str]:
         f"{one.steps} steps of {one.compute_ms:.1f} ms, {one.seeds} seeds, {one.latency_ms:g} ms a message.",
         "Measured: all but the network's part of the seconds (s) and the last column, which are modelled.",
         "In brackets: dense training's figure over this one.",
+        *([f"Published, {one.published}."] if one.published else []),
     ]
 
 
