@@ -49,6 +49,9 @@ def test_only_the_generated_source_declares_the_clock(folder):
         assert re.search(r"const .*(_TICKS|TICK_)|>> [0-9]", path.read_text()) is None, path
 
 
+LANE_FILES = ("lanes_32/lanes_h.p4", "lanes_256/lanes_h.p4")
+
+
 @pytest.fixture
 def copies(tmp_path):
     shutil.copytree(artifacts.ARTIFACTS, tmp_path / "artifacts")
@@ -70,6 +73,18 @@ def test_a_source_of_the_tofinos_programs_alone_does_not(copies):
     for name in ("tofino/owner.p4", "generated/lanes_32/tofino_lanes.p4"):
         (p4 / name).write_text("// changed\n")
     assert artifacts.staleness(built, p4) is None
+
+
+def test_generated_sources_are_written_only_where_they_differ(copies):
+    _, p4 = copies
+    same, other, missing = (p4 / "generated" / name for name in ("wire.p4", *LANE_FILES))
+    text = other.read_text()
+    other.write_text("// changed\n")
+    missing.unlink()
+    before = same.stat().st_mtime_ns
+    artifacts.write_generated(p4)
+    assert same.stat().st_mtime_ns == before
+    assert (other.read_text(), missing.is_file()) == (text, True)
 
 
 def test_a_changed_pipeline_is_not_taken(copies):

@@ -91,11 +91,15 @@ def _sources(p4: Path) -> dict[str, str]:
 
 
 def write_generated(p4: Path = P4_SOURCES) -> None:
-    """Write the P4 files generated from `peelsum.wire` below p4/generated."""
+    """Write the P4 files generated from `peelsum.wire` below p4/generated, those that differ.
+
+    Others may be read meanwhile: a file in between would look changed.
+    """
     for name, text in generated_sources().items():
         path = p4 / "generated" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        if not path.is_file() or path.read_text() != text:
+            path.write_text(text)
 
 
 def compile_pipelines(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> list[Pipeline]:
