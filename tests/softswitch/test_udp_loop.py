@@ -1,10 +1,12 @@
 """The compiled loop over UDP ports: the same packets as `Switch.process`, and every way in which it stops."""
 
 import contextlib
+import runpy
 import threading
 import time
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from rigs import SoftswitchRig
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import load
+from peelsum.softswitch.ports import udp_kernels, udp_loop
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.ports.udp_kernels import Column
 from peelsum.softswitch.process import DataPlane
@@ -220,3 +223,25 @@ def test_a_turn_ends_after_its_timeout(rig: SimpleNamespace) -> None:
     rig.hosts[1].send(contributions(0, 2))
     rig.plane.turn(PATIENCE_S)
     assert sum(rig.job.verdicts().values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "needed"),
+    [
+        (udp_kernels, {"format.py", "frames.py", "system_calls.py", "udp_kernels.py"}),
+        (udp_loop, {"format.py", "frames.py", "system_calls.py", "udp_kernels.py", "switch.py"}),
+    ],
+)
+def test_code_is_compiled_again_after_a_change_of_what_it_contains(
+    module: ModuleType, needed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # CPU_PORT, FRAME_HEADER_BYTES and the order of a state's fields come from other files.
+    given: list[str] = []
+
+    def compiler(sources: Iterable[str | Path]) -> Callable[[object], object]:
+        given.extend(Path(source).name for source in sources)
+        return lambda function: function
+
+    monkeypatch.setattr("peelsum.wire.compiled.compiler", compiler)
+    runpy.run_path(str(module.__file__))
+    assert set(given) >= needed

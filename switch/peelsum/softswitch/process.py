@@ -90,8 +90,8 @@ class DataPlane:
     Theory of operation: `turn` waits for any port, for the device (a frame from the controller, or a new
     pipeline) or for `stop`. Each ready port then contributes up to its share of a batch, and the batch goes
     through the pipeline at one instant of the clock. Outgoing frames are sent before the next batch is
-    received. Between plain UDP ports, `UdpLoop` does all that without the interpreter. Frames of a port with a
-    rate or delay are sent when they are due, and no wait lasts longer than that. While no pipeline runs,
+    received. Between plain UDP ports, `UdpLoop` does all that without the interpreter. Frames of a port with
+    a rate or delay are sent when they are due, and no wait lasts longer than that. While no pipeline runs,
     hellos are answered and packets are dropped.
     """
 

@@ -21,13 +21,15 @@ from numpy.typing import NDArray
 from peelsum.softswitch.ports import udp_kernels
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.ports.udp_kernels import Batch, Outbox, Sockets, receive, send, sort
+from peelsum.softswitch.runtime import switch as runtime_switch
 from peelsum.softswitch.runtime.native import SIGNATURE, Entry, types
 from peelsum.softswitch.runtime.switch import Room, State, Switch
-from peelsum.wire import CPU_PORT, system_calls
+from peelsum.wire import CPU_PORT
 from peelsum.wire.compiled import compiler
 from peelsum.wire.system_calls import nanoseconds, poll
 
-compiled = compiler([__file__, str(udp_kernels.__file__), str(system_calls.__file__)])
+# A state's fields are places in a tuple, so the file that orders them is among the sources.
+compiled = compiler([*udp_kernels.SOURCES, str(runtime_switch.__file__), __file__])
 
 _READABLE, _RETURNED = 1 << 32, 48
 _CLOCK_MASK = (1 << 48) - 1
