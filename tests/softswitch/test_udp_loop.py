@@ -151,6 +151,27 @@ def test_a_kernel_that_refuses_so_many_segments_gets_fewer(rig: SimpleNamespace)
     assert rig.ports.sockets.state[0, Column.SEGMENTS] <= 64
 
 
+def test_frames_for_the_controller_are_told_once(rig: SimpleNamespace) -> None:
+    told: list[bytes] = []
+    rig.device.on_packet_in(told.extend)
+    rig.job.rig.set_group(1, [CPU_PORT])
+    rig.hosts[SERVER].send(results(4))
+    while len(told) < 4:
+        rig.plane.turn(PATIENCE_S)
+    rig.plane.turn(0)
+    rig.plane.turn(0)
+    assert len(told) == 4
+
+
+def test_busy_ports_share_a_turn(rig: SimpleNamespace) -> None:
+    rig.plane._loop._loop.numbers[udp_loop._At.BATCH] = 128
+    for worker in (0, 1):
+        for row in contributions(worker, 200):  # one datagram each
+            rig.hosts[worker + 1].send(row[np.newaxis])
+    rig.plane.turn(PATIENCE_S)
+    assert [rig.ports.ports[port].counts.received for port in (1, 2)] == [64, 64]
+
+
 def test_frames_from_the_controller_pass(rig: SimpleNamespace) -> None:
     rig.job.rig.admit_server(1, CPU_PORT)
     row = bytes(results(1)[0])
