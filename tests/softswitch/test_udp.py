@@ -290,3 +290,17 @@ def test_a_port_that_was_joined_says_hello_until_the_other_answers() -> None:
         ports.send(frames)
         assert [len(burst.packets) for burst in [other.receive()] if burst is not None] == [2]
         assert other.receive() is None
+
+
+def test_a_shorter_last_segment_is_dropped_and_counted_alone() -> None:
+    with opened(1) as ports, host_at(ports, 1) as host:
+        if not host.offload:
+            pytest.skip("the kernel does not segment")
+        whole = packets(3)
+        host._send(memoryview(whole.tobytes() + bytes(5)), None)
+        frames = ports.receive([1])
+        ports.send(frames)
+        assert np.array_equal(received(host), whole)
+        counts = ports.ports[1].counts
+        assert (counts.received, counts.sent, counts.odd) == (3, 3, 1)
+        assert (counts.unreachable, counts.full) == (0, 0)
