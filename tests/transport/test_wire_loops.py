@@ -16,11 +16,11 @@ from udp_switch import UdpSwitch
 from peelsum.summation import Part
 from peelsum.transport import AggregationServer, AggregationService, JobConfig, SwitchSummation
 from peelsum.transport.service_kernels import serve
-from peelsum.wire.system_calls import seconds
 from peelsum.transport.warming import warm_up
 from peelsum.transport.wire_kernels import NOTHING, Wire, new_wire, received
 from peelsum.wire import Kind, fields_of, pack, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
+from peelsum.wire.system_calls import seconds
 
 LANES = 8
 SIZE = packet_bytes(LANES)
