@@ -234,6 +234,12 @@ def test_loss_outside_its_range_is_refused_and_frees_the_port(share: float) -> N
         UdpPorts([1], loss=share)
 
 
+@pytest.mark.parametrize("number", [-1, 512])
+def test_a_port_that_v1model_does_not_have_is_refused(number: int) -> None:
+    with pytest.raises(ValueError, match=f"port: {number} is out of range; use 0 to 511"):
+        UdpPorts([1, number])
+
+
 def free_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
@@ -263,3 +269,44 @@ def test_resizing_changes_the_accepted_packet_size() -> None:
         frames = ports.receive([1])
         assert frames.length.tolist() == [FRAME_HEADER_BYTES + packet_bytes(300)] * 3
         assert ports.ports[1].counts.odd == 2
+
+
+def test_a_batch_ends_among_hellos_and_packets_of_strangers() -> None:
+    with opened(1, offload=False) as ports, host_at(ports, 1) as host:
+        for _ in range(100):
+            host.send_hello()
+        host.send(packets(1))
+        assert len(ports.receive([1])) == 0
+        assert 1 < ports.ports[1].counts.hellos < 101
+        assert len(ports.receive([1])) == 1
+        assert ports.ports[1].counts.hellos == 101
+
+
+def test_a_port_that_was_joined_says_hello_until_the_other_answers() -> None:
+    with opened(1) as ports, BatchSocket.bind(("127.0.0.1", 0), SIZE) as other, host_at(ports, 1) as host:
+        host.send(packets(2))
+        frames = ports.receive([1])
+        ports.ports[1].join(other.address)
+        ports.send(frames)
+        bursts = [other.receive() for _ in range(3)]
+        assert [len(burst.packets) for burst in bursts if burst is not None] == [0, 0, 2]
+        other.connect(("127.0.0.1", ports.listening[1]))
+        other.send_hello()
+        ports.receive([1])
+        ports.send(frames)
+        assert [len(burst.packets) for burst in [other.receive()] if burst is not None] == [2]
+        assert other.receive() is None
+
+
+def test_a_shorter_last_segment_is_dropped_and_counted_alone() -> None:
+    with opened(1) as ports, host_at(ports, 1) as host:
+        if not host.offload:
+            pytest.skip("the kernel does not segment")
+        whole = packets(3)
+        host._send(memoryview(whole.tobytes() + bytes(5)), None)
+        frames = ports.receive([1])
+        ports.send(frames)
+        assert np.array_equal(received(host), whole)
+        counts = ports.ports[1].counts
+        assert (counts.received, counts.sent, counts.odd) == (3, 3, 1)
+        assert (counts.unreachable, counts.full) == (0, 0)

@@ -20,11 +20,11 @@ def compiler(sources: Iterable[str | Path]) -> Callable[[Function], Function]:
     """Return a decorator that compiles on the first call, for functions that depend on `sources`.
 
     Compiled code contains other modules' constants, e.g. the place of a header field, and Numba notices only
-    changes of the function's own file. So a hash of all sources becomes part of the function's name in the
-    cache. The code runs without the GIL and counts no references to arrays, which would take most of the time
-    of a packet. So it cannot allocate any: its callers do, and keep them until it returns.
+    changes of the function's own file. So a hash of options and sources becomes part of the function's
+    name in the cache. The code runs without the GIL and counts no references to arrays, which would take most
+    of the time of a packet. So it cannot allocate any: its callers do, and keep them until it returns.
     """
-    whole = b"\0".join(Path(source).read_bytes() for source in sources)
+    whole = b"\0".join([repr(OPTIONS).encode(), *(Path(source).read_bytes() for source in sources)])
     fingerprint = hashlib.sha256(whole).hexdigest()[:16]
 
     def compiled(function: Function) -> Function:

@@ -99,8 +99,7 @@ def _receive(descriptor: int, message: NDArray[np.int64]) -> int:
             return -problem
 
 
-# Not inlined, so that each call looks up the address of the thread's error number again.
-errno = cast(Callable[[], int], njit(**OPTIONS, inline="never")(_errno))
+errno = cast(Callable[[], int], njit(**OPTIONS)(_errno))
 seconds = cast(Callable[[NDArray[np.int64]], float], njit(**OPTIONS)(_seconds))
 nanoseconds = cast(Callable[[NDArray[np.int64]], int], njit(**OPTIONS)(_nanoseconds))
 is_late = cast(Callable[[int], bool], njit(**OPTIONS)(_is_late))

@@ -12,15 +12,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.ports import udp_kernels
+from peelsum.softswitch.ports import pacing, udp_kernels
 from peelsum.softswitch.ports.pacing import PAUSE_US
 from peelsum.softswitch.ports.udp_kernels import HELD, PORTS, Count, Outbox, Sockets, row_of, send
+from peelsum.softswitch.runtime import queues
 from peelsum.softswitch.runtime.queues import TICK_SHIFT
-from peelsum.wire import FRAME_HEADER_BYTES, system_calls
+from peelsum.wire import FRAME_HEADER_BYTES
 from peelsum.wire.compiled import compiler
 from peelsum.wire.system_calls import memcpy
 
-compiled = compiler([__file__, str(udp_kernels.__file__), str(system_calls.__file__)])
+SOURCES = (*udp_kernels.SOURCES, str(pacing.__file__), str(queues.__file__), __file__)
+compiled = compiler(SOURCES)
 
 #: What `due_in` returns while no packet waits.
 NEVER = 1 << 62

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.softswitch.ports.udp_kernels import (
+    PORTS,
     Column,
     Count,
     Outbox,
@@ -139,10 +140,13 @@ class UdpPorts:
         base: switch port p listens on UDP port base + p, or base[p]; by default on any free one.
         batch: about how many frames `receive` returns at most.
         loss: share of datagrams except hellos that each port loses in each direction, decided by `seed`.
-        Raises ValueError for a share out of range, OSError naming an address that is in use.
+        Raises ValueError for a share or a number out of range, OSError naming an address that is in use.
         """
         self.batch = batch
         numbers = list(numbers)
+        for number in numbers:
+            if not 0 <= number < PORTS:
+                raise ValueError(f"port: {number} is out of range; use 0 to {PORTS - 1}")
         self.sockets = new_sockets(numbers)
         self._losses = {
             number: (Loss(loss, (seed, number, 0)), Loss(loss, (seed, number, 1))) for number in numbers

@@ -16,11 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, system_calls
+from peelsum.wire import format as wire_format
+from peelsum.wire import frames as wire_frames
 from peelsum.wire.compiled import compiler
 from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_late, sendmsg
 from peelsum.wire.system_calls import receive as receive_datagram
 
-compiled = compiler([__file__, str(system_calls.__file__)])
+#: The files from which compiled functions take constants and functions.
+SOURCES = (*(str(module.__file__) for module in (wire_format, wire_frames, system_calls)), __file__)
+compiled = compiler(SOURCES)
 
 #: v1model's ports have 9 bits.
 PORTS = 512
@@ -229,8 +233,9 @@ def row_of(sockets: Sockets, frame: NDArray[np.uint8], length: int, port: int, f
         return _FOR_CPU
     if port == HELD:
         return _HELD
-    udp = frame[12] == 0x08 and frame[13] == 0x00 and frame[14] == 0x45 and frame[23] == 17
-    if length != frame_bytes or not udp:
+    if length != frame_bytes:  # before a look at its bytes: a frame may be shorter than its headers
+        return _UNFRAMED
+    if frame[12] != 0x08 or frame[13] != 0x00 or frame[14] != 0x45 or frame[23] != 17:
         return _UNFRAMED
     row = sockets.rows[port] if 0 <= port < PORTS else -1
     return int(row) if row >= 0 else _NO_SUCH_PORT

@@ -19,7 +19,7 @@ import numpy as np
 from numba import typeof
 from numpy.typing import NDArray
 
-from peelsum.softswitch.ports import pacing_kernels, udp_kernels
+from peelsum.softswitch.ports import pacing_kernels
 from peelsum.softswitch.ports.pacing_kernels import (
     NEVER,
     Rings,
@@ -31,15 +31,16 @@ from peelsum.softswitch.ports.pacing_kernels import (
 )
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.ports.udp_kernels import Batch, Outbox, Sockets, receive, send, sort
+from peelsum.softswitch.runtime import switch as runtime_switch
 from peelsum.softswitch.runtime.native import SIGNATURE, Entry, types
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.softswitch.runtime.switch import Room, State, Switch
-from peelsum.wire import CPU_PORT, system_calls
+from peelsum.wire import CPU_PORT
 from peelsum.wire.compiled import compiler
 from peelsum.wire.system_calls import nanoseconds, ppoll
 
-_USED = (pacing_kernels, udp_kernels, system_calls)
-compiled = compiler([__file__, *(str(module.__file__) for module in _USED)])
+# A state's fields are places in a tuple, so the file that orders them is among the sources.
+compiled = compiler([*pacing_kernels.SOURCES, str(runtime_switch.__file__), __file__])
 
 _READABLE, _RETURNED = 1 << 32, 48
 _CLOCK_MASK = (1 << 48) - 1
