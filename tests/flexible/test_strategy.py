@@ -248,6 +248,21 @@ def test_steps_wait_for_probes_no_longer_than_their_share(
             assert waited <= 1.25 * share * total + max(world.probed[begun : step + 1]), step
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(LinkModel(5e-4, 1e-2), LinkModel(5e-2, 1e-2)), (LinkModel(5e-3, 1e-3), LinkModel(5e-3, 10.0))],
+)
+def test_probes_of_an_idle_carrier_tell_what_changed_and_end(before: LinkModel, after: LinkModel) -> None:
+    """A packet that takes long on a long link is no sign of a low rate."""
+    world = World(lambda _: LinkModel(2e-4, 1.0), lambda step: before if step < 100 else after)
+    deciders = world.run(Flexible(ratios=(0.01,)), 200)
+    assert {carrier_of(method) for method, _, _ in world.used[EXPLORED:]} == {"group"}
+    link = deciders[0].links["switch"]
+    assert link.latency_s == pytest.approx(after.latency_s, rel=0.2)
+    assert link.gbps >= 0.8 * before.gbps
+    assert sum(bool(one["switch"]) for one in world.probes[120:]) <= 80 / 3
+
+
 def test_a_step_that_tells_the_rate_needs_no_probe() -> None:
     world = World(lambda _: LinkModel(1e-5, 0.1))
     deciders = world.run(Flexible(methods=BY_GROUP), 60)

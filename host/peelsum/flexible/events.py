@@ -97,7 +97,7 @@ class MethodChosen:
     before: Candidate | None
     """The one before, at its time on the network now; None the first time."""
     candidates: tuple[Candidate, ...]
-    """All candidates: the fastest method of each family and ratio, and of those that send everything."""
+    """The fastest method of each family and ratio whose gain is known, and of those that send everything."""
 
 
 Event = ExplorationStarted | ExplorationEnded | LinkChanged | GainChanged | MethodChosen

@@ -218,7 +218,9 @@ class LinkEstimate:
             elif self._surprises(one):
                 self._hurry()
         beyond = one.seconds - one.messages * (min(self._latency) if self._latency else 0.0)
-        if one.words >= _LEAST_WORDS or (one.words and max(beyond, words_s) >= _LEAST_WORDS_S):
+        # A probe of latency takes longer on a longer link: it must not pass for a slower one.
+        several = one.words > self._probing.ping_words
+        if one.words >= _LEAST_WORDS or (several and max(beyond, words_s) >= _LEAST_WORDS_S):
             sample = max(beyond, _LEAST_SHARE * one.seconds) / one.words
             self._take_rate(sample, one, tells=beyond > _TELLING * one.seconds)
 

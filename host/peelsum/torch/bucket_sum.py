@@ -107,7 +107,9 @@ class BucketSums:
             if self._decisions is not None:
                 self._path = path_of(summation)
                 self._decisions.connect(backends_of(summation, self._group, self._path))
-            self._queue = SumQueue(summation, leave=settings.makes_backend)
+            # A probe uses the summation on a thread of its own, which the queue's end has to wait for.
+            ending = None if self._decisions is None else self._decisions.end
+            self._queue = SumQueue(summation, leave=settings.makes_backend, ending=ending)
         return self._queue
 
     def submit(
@@ -181,9 +183,6 @@ class BucketSums:
         queue, self._queue = self._queue, None
         self._sums.clear()
         if queue is not None:
-            if self._decisions is not None:
-                queue.drain()
-                self._decisions.end()
             queue.close()
             if self._group is not None and self._group is not queue.summation:
                 self._group.close()

@@ -43,7 +43,8 @@ class Probes:
                 future.set_result(self._clock() - started)
 
         if beside:
-            Thread(target=probe, name=f"peelsum probe of {carrier}").start()
+            # A daemon: a process that fails during a sum must not wait for a probe that never completes.
+            Thread(target=probe, name=f"peelsum probe of {carrier}", daemon=True).start()
         else:
             probe()
             future.result()
@@ -64,6 +65,6 @@ class Probes:
 
     def end(self) -> None:
         """Wait for all probes, and forget them and their errors."""
-        for future in self._times.values():
+        for future in list(self._times.values()):
             future.exception()
         self._times.clear()
