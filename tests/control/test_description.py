@@ -67,6 +67,7 @@ ip = "10.0.0.1"
             "hosts.3: this job does not use that port",
         ),
         (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "switch.address: is missing"),
+        (("[1, 2]", "[1, 2]\n[hosts.1]\nmac=5\nip='10.0.0.1'"), "hosts.1.mac: .* six bytes"),
         (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:1'\nip='10.0.0.1'"), "hosts.1.mac: .* six bytes"),
         (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0'"), "hosts.1.ip: .* IPv4 address"),
         (("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:1' = 1"), r"switch.bridge.2:0:0:0:1\S*: .* six bytes"),

@@ -1,6 +1,7 @@
 """The lock around a switch's state: a waiting thread gets it before its last holder."""
 
 import threading
+from types import SimpleNamespace
 
 from patience import PATIENCE_S
 
@@ -64,6 +65,16 @@ def test_an_error_releases_it():
 
     threading.Thread(target=other).start()
     assert done.wait(PATIENCE_S)
+
+
+def test_it_forgets_its_holder_before_another_may_take_it():
+    lock, holders = FairLock(), []
+    lock._inner = SimpleNamespace(
+        acquire=lambda blocking=True: True, release=lambda: holders.append(lock._holder)
+    )
+    with lock:
+        assert lock._holder == threading.get_ident()
+    assert holders == [None]
 
 
 def test_no_two_hold_it():

@@ -170,6 +170,16 @@ def test_a_frame_of_another_length_is_dropped_and_counted() -> None:
         assert np.array_equal(received(host), packets(2)[:1])
 
 
+def test_a_call_answers_so_many_hellos_at_most() -> None:
+    with opened(1) as ports, host_at(ports, 1) as host:
+        for _ in range(100):
+            host.send_hello()
+        ports.receive([1])
+        assert ports.ports[1].counts.hellos == 1 + 64
+        ports.receive([1])
+        assert ports.ports[1].counts.hellos == 1 + 100
+
+
 def test_each_frame_gets_the_original_headers() -> None:
     with opened(1) as ports, host_at(ports, 1) as host:
         host.send(packets(1))

@@ -18,9 +18,10 @@ from rigs import SoftswitchRig
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Switch, load
 from peelsum.softswitch.ports import pacing_kernels, udp_kernels, udp_loop
+from peelsum.softswitch.ports.pacing import PAUSE_US
 from peelsum.softswitch.ports.pacing_kernels import NEVER, crowded, due_in, hold, new_rings, release
 from peelsum.softswitch.ports.udp import UdpPorts
-from peelsum.softswitch.ports.udp_kernels import Column
+from peelsum.softswitch.ports.udp_kernels import HELD, Column
 from peelsum.softswitch.process import DataPlane
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import Queues
@@ -259,7 +260,9 @@ def test_the_program_sees_the_planes_clock(rig: SimpleNamespace) -> None:
 
 def test_a_turn_ends_after_its_timeout(rig: SimpleNamespace) -> None:
     rig.plane.turn(0)
-    rig.plane.turn(0.01)
+    began = time.monotonic()
+    rig.plane.turn(0.05)
+    assert time.monotonic() - began >= 0.05
     rig.hosts[1].send(contributions(0, 2))
     rig.plane.turn(PATIENCE_S)
     assert sum(rig.job.verdicts().values()) == 2
@@ -277,6 +280,40 @@ def test_a_port_with_a_rate_keeps_it_while_others_send_at_once() -> None:
         assert np.array_equal(turn_until(rig, 1, 30), results(30))
         assert time.monotonic() - began >= 30 * FRAME_BITS / 0.5e6
         assert rig.job.rig.switch._queues is rig.device.queues.memory
+        assert (rig.ports.no_such_port, rig.ports.unframed) == (0, 0)
+
+
+def test_a_turn_that_waits_sends_what_falls_due() -> None:
+    with rig_of(Queues({1: 1.0})) as rig:
+        rig.job.rig.set_group(1, [1])
+        rig.hosts[SERVER].send(results(1))
+        rig.plane.turn(PATIENCE_S)
+        assert rig.plane._loop._rings.held.tolist() == [1]
+        began = time.monotonic()
+        rig.plane.turn(20)
+        assert time.monotonic() - began < 20
+        assert rig.ports.ports[1].counts.sent == 1
+
+
+def test_a_pause_ends_when_copies_would_not_fit_beside_what_is_due() -> None:
+    with rig_of(Queues({1: 10.0}, limit=8)) as rig:
+        rings = rig.plane._loop._rings
+        rings.paused_until[0] = NEVER
+        rig.job.rig.set_group(1, [1])
+        rig.hosts[SERVER].send(results(4))
+        deadline = time.monotonic() + PATIENCE_S
+        while rings.held[0] < 4:
+            assert time.monotonic() < deadline
+            rig.plane.turn(0.01)
+        time.sleep(0.01)
+        rig.plane.turn(0)
+        assert len(received(rig.hosts[1])) == 0
+        rig.job.rig.set_group(1, [1] * 6)  # 4 + 6 packets exceed the ring, 4 + 1 would not
+        rig.hosts[SERVER].send(results(1))
+        rig.plane.turn(PATIENCE_S)
+        assert rig.ports.ports[1].counts.full == 0
+        got = turn_until(rig, 1, 10)
+        assert fields_of(got, LANES)["chunk_id"].tolist() == [0, 1, 2, 3, *[0] * 6]
 
 
 def test_what_exceeds_a_queue_is_dropped_and_the_rest_leaves_in_order() -> None:
@@ -319,7 +356,9 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) ->
                     waiting[port].append(
                         (after + int(random.integers(0, 300)), bytes(data[i, FRAME_HEADER_BYTES:]))
                     )
-                    leave[i] = (waiting[port][-1][0] << 16) % (1 << 64)
+                    # Within the microsecond that ends when it is due.
+                    ticks = (waiting[port][-1][0] << 16) - int(random.integers(0, 1 << 16))
+                    leave[i] = ticks % (1 << 64)
                 elif port in waiting:
                     ports[i] = 2
             before = ports.copy()
@@ -332,7 +371,10 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) ->
             expected = NEVER if soonest is None else max(0, soonest - now, int(rings.paused_until[0]) - now)
             assert due_in(rings, now) == expected
             now += int(random.integers(0, 200))
+            paused_until = int(rings.paused_until[0])
             assert release(rings, rig.ports.sockets, outbox, now) == -1
+            some_due = any(at <= now for queue in waiting.values() for at, _ in queue)
+            assert rings.paused_until[0] == (now + PAUSE_US if some_due else paused_until)
             for port, queue in waiting.items():
                 due = [payload for at, payload in queue if at <= now]
                 waiting[port] = queue[len(due) :]
@@ -370,3 +412,16 @@ def test_code_is_compiled_again_after_a_change_of_what_it_contains(
     monkeypatch.setattr("peelsum.wire.compiled.compiler", compiler)
     runpy.run_path(str(module.__file__))
     assert set(given) >= needed
+
+
+def test_what_exceeds_a_ring_is_dropped_and_counted_at_its_port() -> None:
+    with rig_of() as rig:
+        sockets, sent, size = rig.ports.sockets, results(6), FRAME_HEADER_BYTES + SIZE
+        rings, outbox = new_rings([3], 4, SIZE, sockets), rig.ports.outbox_for(4)
+        data = np.stack([np.frombuffer(frame(bytes(row)), np.uint8) for row in sent])
+        port, leave = np.full(6, 3, np.int32), np.zeros(6, np.uint64)
+        hold(rings, sockets, data, np.full(6, size, np.int32), port, leave, size)
+        assert (port == HELD).all()
+        assert [one.counts.full for one in rig.ports.ports.values()] == [0, 0, 2, 0, 0]
+        assert release(rings, sockets, outbox, 0) == -1
+        assert np.array_equal(arrived(rig.hosts[3], 4), sent[:4])
