@@ -23,7 +23,7 @@ for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-# Collected tests stay to the end, and torch. Nothing of that is garbage, which takes seconds to find out.
+# Collected tests, and torch, stay to the end. To find no garbage among them takes the collector seconds.
 gc.disable()
 
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -21,9 +21,9 @@ from peelsum.codec import (
 
 CPU = kernels("cpu")
 GUARD, MARGIN = 0xA5A5A5A5, 64
-#: Around a word, a word of words (1,024 elements), a block of floats and a chunk of 1,024 words.
+#: Sizes around a word, 32 words (1,024 elements), a block of floats and a chunk of 1,024 words.
 ENDS = [0, 1, 31, 32, 33, 63, 64, 65, 1023, 1024, 1025, 2079, 8191, 8192, 8193, 32767, 32768, 32769, 65569]
-#: The fewest and the most elements of which a bit in 32 is set, and others.
+#: None, few, just below and above a bit in 32, many and all.
 DENSITIES = [0.0, 0.001, 0.03, 0.04, 0.3, 1.0]
 
 
@@ -41,7 +41,7 @@ class Guarded:
 
 
 def drawn(n: int, density: float) -> NDArray[np.float32]:
-    """Return floats some of which are set, the first and the last two of them always."""
+    """Return floats, some of which are not zero; with a density, the first and the last two are such."""
     rng = np.random.default_rng([n, int(1000 * density)])
     chosen = rng.random(n) < density
     if density:
@@ -165,7 +165,7 @@ def test_filters(n: int, density: float, hashes: int) -> None:
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000])
 @pytest.mark.parametrize("cells_per_candidate", [0.2, 1.1, 1.4])
 def test_batches_of_peeling(count: int, cells_per_candidate: float) -> None:
-    """What is peeled has its value, and the left-over, which is 0, is the same as in the reference."""
+    """Peeled candidates have their values. The left-over is the reference's, with values of 0."""
     rng, where = np.random.default_rng(count), 5 * np.arange(count)
     numbers = rng.integers(-(2**31), 2**31, (2, count)).astype(np.int32)
     layout = SketchLayout.sized(count, 8, count, cells_per_candidate)

@@ -98,7 +98,7 @@ class Life:
 
 
 def live(tmp_path, monkeypatch, operations, seed, jobs):
-    """Do so many operations on jobs of so many numbers; return the life."""
+    """Do this many operations on jobs 1 to `jobs`; return the life."""
     rng = random.Random(seed)
     switches = [RestartableSwitch() for _ in range(3)]
     try:

@@ -34,7 +34,7 @@ from peelsum.flexible import (
 )
 
 FAST, SLOW = LinkModel(1e-4, 10.0), LinkModel(1e-4, 1.0)
-#: Steps after which nothing is explored any more.
+#: Steps after which exploring is over.
 EXPLORED = 30
 #: Methods that all have the same link.
 BY_GROUP = tuple(method for method in METHODS if carrier_of(method) == "group")
@@ -53,7 +53,7 @@ def test_a_rate_that_falls_tenfold_switches_within_ten_steps_and_back(prefer: st
     before, slow, after = world.used[99], world.used[199], world.used[299]
     assert before == after
     assert slow != before
-    # What was not worth exploring before may be now.
+    # A candidate that was not worth exploring may be worth it on the other link.
     assert before not in world.used[110:200]
     assert set(world.used[100 + EXPLORED : 200]) == {slow}
     assert set(world.used[210:]) == {before} == set(world.used[EXPLORED:100])
@@ -147,7 +147,7 @@ def test_dense_is_used_where_it_is_fastest() -> None:
 
 
 def test_what_might_be_the_best_is_explored_by_predicted_time() -> None:
-    """The fastest first; what takes longer than the best so far, whatever its gain, not at all."""
+    """The fastest comes first; a candidate that no gain could make the best is left out."""
     world = World(lambda _: LinkModel(1e-4, 0.1), gain=lambda step, ratio: ratio**0.2)
     settings = Flexible(explore_steps=2, prefer=1.0, methods=("dense_switch", "top_k_switch"))
     world.run(settings, 20)
@@ -164,7 +164,7 @@ def test_what_might_be_the_best_is_explored_by_predicted_time() -> None:
 
 
 def test_a_gain_belongs_to_what_decides_which_elements_are_kept() -> None:
-    """One worker's positions keep a fifth of the energy that each worker's own keep, in hardly less time."""
+    """One worker's positions have a fifth of the gain of each worker's own, in hardly less time."""
     link = LinkModel(1e-4, 0.2)
     world = World(lambda _: link, shared=0.2)
     world.run(Flexible(ratios=(0.03, 0.01), prefer=1.0), 40)
@@ -174,7 +174,7 @@ def test_a_gain_belongs_to_what_decides_which_elements_are_kept() -> None:
     assert {family for family, _ in ended.gains} == {"own", "shared"}
     methods = {method for method, _, exploring in world.used[EXPLORED:] if not exploring}
     assert {family_of(method) for method in methods} == {"own"}
-    # Both are candidates: the fastest of all has another worker's positions.
+    # Both families are candidates: the fastest method has another worker's positions.
     times = {method: seconds(world, method, 0.01, link) for method in METHODS if method not in DENSE}
     assert family_of(min(times, key=times.__getitem__)) == "shared"
 
@@ -218,7 +218,7 @@ def test_a_slow_step_changes_nothing() -> None:
 
 
 def test_a_small_step_is_told_the_rate_by_probes() -> None:
-    """Its own exchanges tell nothing of the rate, so that the share of probes decides how soon that shows."""
+    """Its own exchanges tell nothing of the rate, so `probe_share` decides how soon a change is found."""
     world = World(lambda step: LinkModel(5e-3, 1.0 if step < 100 else 0.02))
     settings = Flexible(ratios=(1e-6,), methods=("ar_top_k_tree",), probe_share=1.0)
     deciders = world.run(settings, 130)
@@ -236,7 +236,7 @@ def test_a_small_step_is_told_the_rate_by_probes() -> None:
 def test_steps_wait_for_probes_no_longer_than_their_share(
     latency_s: float, gbps: float, share: float
 ) -> None:
-    """At any time, and by no more than the last probe; the first ones tell links that are not known yet."""
+    """This holds at any time, to within one probe, once the first ones have told the links."""
     for ratios in ((0.1, 0.01, 0.001), (1e-6,)):
         world = World(lambda _: LinkModel(latency_s, gbps), noise=0.0)
         world.run(Flexible(ratios=ratios, probe_share=share), 400)

@@ -29,7 +29,7 @@ def start(cache):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a cache that two processes made, which started at once, and what they printed."""
+    """Return a cache made by two processes that started at once, and what they printed."""
     cache = tmp_path_factory.mktemp("compiled") / "new" / "cache"
     both = start(cache), start(cache)
     return cache, [process.communicate(timeout=PATIENCE_S)[0] for process in both]
@@ -63,7 +63,7 @@ def test_without_a_usable_cache_code_is_compiled_anyway(tmp_path, program_of, br
 
 
 def test_a_broken_cache_costs_time_only(made, tmp_path):
-    """Code and its index are cut off, in a copy, which has the times that Numba compares."""
+    """Code and its index are cut off in a copy, which keeps the file times that Numba compares."""
     cache = shutil.copytree(made[0], tmp_path / "cache")
     cache.chmod(0o700)
     files = [*cache.rglob("*.nbc"), *cache.rglob("*.nbi")]

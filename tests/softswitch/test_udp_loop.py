@@ -95,7 +95,7 @@ def received(sock: BatchSocket) -> np.ndarray:
 
 
 def arrived(sock: BatchSocket, count: int) -> np.ndarray:
-    """Return `count` packets or more that were sent, and may arrive later on a busy machine."""
+    """Return `count` sent packets or more; on a busy machine they may arrive later."""
     bursts = [received(sock)]
     deadline = time.monotonic() + PATIENCE_S
     while sum(map(len, bursts)) < count:
@@ -110,7 +110,7 @@ def turn_until(rig: SimpleNamespace, port: int, count: int) -> np.ndarray:
     deadline = time.monotonic() + PATIENCE_S
     while sum(map(len, bursts)) < count:
         assert time.monotonic() < deadline
-        rig.plane.turn(0.01)  # packets that were sent may arrive later on a busy machine
+        rig.plane.turn(0.01)  # on a busy machine, sent packets may arrive later
         bursts.append(received(rig.hosts[port]))
     return np.concatenate(bursts)
 

@@ -1,4 +1,4 @@
-"""Of test processes that need a function at the same moment, one compiles it, and all keep what it saved."""
+"""Of test processes that need a function at the same moment, one compiles it, and all load what it saved."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(*[sum(one.stats.cache_misses.values()) for one in (below, halves)], *map(f
 
 
 def run(folder: Path, count: int) -> list[list[str]]:
-    """Return what so many processes print that compile at once: what each had to compile, and results."""
+    """Return what `count` processes that compile at once print: compilations and results."""
     environment = {"PYTHONPATH": f"{Path(numba_cache.__file__).parent}:{folder}", "PATH": ""}
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     processes = [

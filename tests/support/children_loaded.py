@@ -27,7 +27,7 @@ _verified: list[tuple[p4r.ForwardingPipelineConfig, tuple[PipelineInfo, Program]
 
 
 def _verified_before(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]:
-    """Return what `verify` has found for our own pipelines, which never change; verify others."""
+    """Return the known result for our own pipelines, which never change; verify others."""
     for known, found in _verified:
         if (known.p4_device_config, known.p4info) == (config.p4_device_config, config.p4info):
             return found
@@ -40,7 +40,7 @@ for lanes in _LANES:
     ours = pipeline(lanes)
     sent = P4Schema(ours.p4info_path, ours.json_path.read_bytes()).get_pipeline_config()
     _verified.append((sent, _verify(sent)))
-    # Machine code is found again among modules, and the text that it was made from by its program.
+    # Children find machine code among the modules, and its source by the program.
     for queues in (None, Queues({})):
         Switch(_verified[-1][1][1], queues=queues).process(Frames.of([(1, bytes(64))]), 0)
 requests.verify = _verified_before

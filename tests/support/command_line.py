@@ -15,7 +15,7 @@ import typer.main
 
 from peelsum.cli.main import main
 
-# Typer makes all commands from their functions at each call, in 60 ms. They are the same each time.
+# At each call, Typer makes all commands from their functions, in 60 ms, and they are always the same.
 typer.main.get_command = cache(typer.main.get_command)
 
 

@@ -139,7 +139,7 @@ class Workers:
     """A group of workers that sum compressed tensors, a thread each, and keep books.
 
     `allreduce` are options of the all-reduce of indexed payloads, the others those of `CompressedSum`. Books
-    take most of a step's time; `kind` is Memory where nobody balances them.
+    take most of a step's time; `kind` is Memory in tests that do not balance them.
     """
 
     def __init__(

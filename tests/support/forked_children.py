@@ -47,9 +47,9 @@ def start_apart(process: ForkServerProcess) -> None:
 
 
 def inherit_no_ends() -> None:
-    """Leave out, when this process exits, what the one that it is forked from would have to clean up.
+    """Forget what the parent process would have to clean up at its exit, so that this one does not.
 
-    Most of that is torch's: it takes longer than many a part of a network runs.
+    Most of it is torch's, and takes longer than many a part of a network runs.
     """
     atexit._clear()
     for inherited in finalize._registry:  # type: ignore[attr-defined]
@@ -89,7 +89,7 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended since, as for subprocess.Popen
+            with suppress(ProcessLookupError):  # it has ended since; subprocess.Popen ignores that, too
                 os.kill(self.pid, number)
 
     def kill(self) -> None:

@@ -13,7 +13,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
 _compile = Dispatcher.compile
-#: Functions that this process compiles at the moment: one may call itself.
+#: Functions that this process is compiling: one that calls itself must not wait for itself.
 _under_way: set[Path] = set()
 
 
@@ -50,5 +50,5 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def one_compiler_at_a_time() -> None:
-    """Have all that this process compiles from now on compiled like that."""
+    """Have this process compile cached functions by `compile_alone` from now on."""
     Dispatcher.compile = compile_alone

@@ -35,8 +35,8 @@ ELEMENTS = 1_000_000
 class World:
     """What is true at each step, and what happened. Each worker measures it with its own noise.
 
-    `switch_link` is the link through the switch; None is the same as that of the process group. `shared` is
-    the gain of one worker's positions over that of each worker's own.
+    `switch_link` is the link through the switch; None takes that of the process group. `shared` is the gain
+    of one worker's positions, as a share of that of each worker's own.
     """
 
     link: Callable[[int], LinkModel]
@@ -97,7 +97,7 @@ class World:
         return carrier, 2.0 * (workers - 1), 2 * (workers - 1) / workers * words
 
     def _waited(self, step: int, plan: Next, workers: int) -> float:
-        """Return the seconds that a step waits for its probes; only for long ones beside other sums."""
+        """Return the seconds that a step waits for its probes; beside other sums, only for long ones."""
         return sum(
             self._seconds(step, sent if used else (carrier, 0.0, sent[2]))
             for carrier, words in plan.probe_words.items()

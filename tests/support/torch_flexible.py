@@ -33,7 +33,7 @@ Script = Sequence[tuple[str, float]]
 
 @contextmanager
 def scripted(script: Script | None) -> Iterator[None]:
-    """Have every strategy of this process follow a script, again and again, whatever it measures."""
+    """Have every strategy of this process repeat a script of decisions, whatever it measures."""
 
     class Scripted(Decisions):
         done = 0

@@ -25,7 +25,7 @@ LOST_AFTER_S = 10.0
 
 
 class LostError(Exception):
-    """The kernel has dropped frames: other processes have filled its queue of received ones."""
+    """The kernel has dropped frames, because other processes have filled its receive queue."""
 
 
 def alone(scene: Callable[[], dict[str, object]]) -> dict[str, object]:
@@ -67,7 +67,7 @@ class Wired:
 
 
 def there_and_back() -> dict[str, object]:
-    """More frames than a batch holds, both ways; the sender's own copies do not come back."""
+    """Both ways carry more frames than a batch holds; a sender does not get its own frames back."""
     wired = Wired()
     sent = frames(150)
     wired.send(1, sent)

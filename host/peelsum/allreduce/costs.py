@@ -292,7 +292,7 @@ def _level(index: TwoLevelIndex) -> int:
 def indexes(elements: int, seen: Seen, words_per_candidate: float, *, blocks: bool = True) -> Iterator[Index]:
     """Yield the best indexes of each form, if a candidate's value takes `words_per_candidate` words.
 
-    blocks: whether to consider `two_level` indexes.
+    blocks: whether `two_level` indexes are among them.
     """
     yield BitmapIndex()
     for levels in (range(1, _WORD_LEVEL), range(_WORD_LEVEL, BLOCK_SIZES)) if blocks else ():

@@ -24,7 +24,7 @@ from peelsum.codec.threads import each, slices
 
 #: Below this many cells, twice a cell's number plus one bit fits a uint32.
 _NARROW_CELLS = 2**31
-#: Peeling a candidate takes as long as a pass over so many elements, or longer: 13 ns and more.
+#: Peeling a candidate takes at least as long as a pass over this many elements: 13 ns or more.
 _ELEMENTS_OF_A_CANDIDATE = 16
 _T = TypeVar("_T", bound=np.generic)
 

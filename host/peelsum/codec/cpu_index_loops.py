@@ -18,7 +18,7 @@ from peelsum.codec.cpu_vectors import used_bits, write_places
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
 
 BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
-#: Distance, in floats, between prefetching them and packing them.
+#: How far ahead of packing floats are prefetched, and floats in a cache line.
 _AHEAD, _LINE = np.uint64(2048), np.uint64(16)
 _MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
 _NEGATIVE_ZERO = np.uint32(0x80000000)
@@ -125,8 +125,8 @@ def index_magnitudes_over(bits: Words, piece: int, out: Words, largest: Words) -
 def pack(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
     """Write the bitmap's words for floats `begin`, a multiple of 32, to `end`; return their magnitude.
 
-    The second loop finds in the cache what the first has read. The processor prefetches less well than the
-    first does, because the loops alternate.
+    The second loop finds in the cache what the first has read. The first loop prefetches, because the
+    processor prefetches badly where two loops alternate.
     """
     first, whole, last = np.uint64(begin), np.uint64(end // 32 * 32), np.uint64(end)
     for i in range(first, whole, np.uint64(32)):
@@ -179,8 +179,8 @@ def count(index: Words, elements: int) -> int:
 def positions(index: Words, elements: int, first: int, out: Numbers) -> None:
     """Write positions by a table of bytes, or bit by bit if less than one bit in 32 is set.
 
-    The table takes the same time for any byte: a branch per bit would be mispredicted. It writes eight
-    positions, even if a byte has fewer set bits, so the last words are written bit by bit.
+    The table takes the same time for any byte: a branch per bit would be mispredicted. Each byte writes eight
+    positions, even if it has fewer set bits. So the last words, which lack the room, go bit by bit.
     """
     if 32 * out.size < elements:
         _positions_of_few(index, elements, first, out)
@@ -344,7 +344,7 @@ def _rotated(word: np.uint32, left: np.uint32) -> np.uint32:
 
 @compiled
 def _used_words(words: Words, out: Numbers) -> int:
-    """Write the numbers of the non-zero words, ascending, and return how many they are.
+    """Write the numbers of the non-zero words, ascending; return how many there are.
 
     `out` has room for `_ROOM` numbers more than there are words.
     """
@@ -394,7 +394,7 @@ def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index
 def bloom_decode(
     hashes: int, rows: int, seed: np.uint64, first_word: int, words: Words, elements: int, out: Words
 ) -> None:
-    """Look up one sub-table at a time, for many words; the loops beside that vectorize."""
+    """Look up one sub-table at a time, for many words; the loops around a look-up vectorize."""
     room = np.empty((3, _SEVERAL), np.uint32)
     for start in range(0, out.size, _SEVERAL):
         passed = out[start : start + _SEVERAL]
@@ -495,7 +495,7 @@ def gather_bits(index: Words, mask: Words, out: Words) -> None:
 
 @compiled
 def scatter_bits(bits: Words, mask: Words, out: Words) -> None:
-    """Pass over words whose mask is 0. Read the bits of each other from a window of two words, unbranched."""
+    """Pass over words whose mask is 0. Read the bits of the others without a branch, from two words each."""
     numbers, room = np.empty(_SEVERAL + _ROOM, np.int64), np.empty((3, _SEVERAL), np.uint32)
     at, last = np.uint64(0), np.uint64(max(bits.size - 1, 0))
     for start in range(0, mask.size, _SEVERAL):

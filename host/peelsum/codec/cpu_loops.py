@@ -37,7 +37,7 @@ _ZERO, _ONE, _31, _32 = np.uint32(0), np.uint32(1), np.uint32(31), np.uint32(32)
 _S31, _S32 = np.uint64(31), np.uint64(32)
 _LOW31 = np.uint64(0x7FFFFFFF)
 _FIRST_GROUP = np.uint64(FIRST_GROUP)
-_WHOLE = 62  # log2 of a size of blocks beyond any tensor's
+_WHOLE = 62  # log2 of a block larger than any tensor
 
 _Integers = NDArray[np.int32]
 _Floats = NDArray[np.float32]
@@ -105,7 +105,7 @@ def quantize_at(
     begin: int,
     end: int,
 ) -> None:
-    """Round in a loop of its own, which vectorizes."""
+    """Round in a separate loop, which vectorizes."""
     scaled, shift = np.empty(_FEW, np.float64), np.uint64(bits)
     for start in range(begin, end, _FEW):
         first, count = np.uint64(start), np.uint64(min(start + _FEW, end) - start)

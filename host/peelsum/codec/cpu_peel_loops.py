@@ -68,13 +68,14 @@ def _count(places: Places, k: int, cells: _Cells) -> None:
 
 @compiled
 def sweep(places: Places, cells: _Cells, left: _Narrow, count: int, out: Words, peeled: _Narrow) -> int:
-    """Peel, in ascending order, every candidate of left[:count] that is in a pure cell when its turn comes.
+    """Peel, in ascending order, every candidate of left[:count] that is in a pure cell when its batch comes.
 
     The others move to the front of `left`, still ascending. Return their number. The pure cells go into
     `peeled`, as indices of `places`, in the order of peeling, unless it is empty.
     Neighbouring candidates have neighbouring cells, so a sweep hits the cache more often than a queue of pure
-    cells would. It looks for pure cells in batches, and then peels those of the batch: a candidate that peels
-    cannot spoil another's pure cell. Which are pure is unpredictable, so the search does not branch on it.
+    cells would. It looks for pure cells in a batch of candidates, and then peels those. This is safe, because
+    peeling one candidate leaves another's pure cell pure. Which cells are pure is unpredictable, so the
+    search does not branch on it.
     """
     kept, done, found = _ZERO, _ZERO, np.empty(_BATCH, places.dtype)
     for start in range(0, count, _BATCH):

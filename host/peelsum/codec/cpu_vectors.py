@@ -1,6 +1,7 @@
-"""Operations on vectors for loops that Numba compiles, where LLVM does not vectorize a loop by itself.
+"""Operations on vectors for compiled loops that LLVM does not vectorize by itself.
 
-LLVM translates them to the processor's instructions, whatever its vectors' width. Indices are not checked.
+LLVM translates them to the processor's instructions, whatever the width of its vectors. Indices are not
+checked.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def _typed_places(_: Any, table: Any, row: Any, first: Any, out: Any, at: Any) -
     return types.void(table, types.uint64, types.int64, out, types.uint64), emit
 
 
-#: Return a bit for each of array[at : at + 32]: whether it has a bit of `mask`.
+#: Return 32 bits, one for each word of array[at : at + 32]: 1 if the word shares a bit with `mask`.
 used_bits = cast(
     Callable[[NDArray[np.uint32], np.uint64 | int, np.uint32], np.uint32], intrinsic(_typed_used)
 )
-#: Write `first` plus each of table[8 * row : 8 * row + 8], bytes, into out[at : at + 8].
+#: Add `first` to the bytes table[8 * row : 8 * row + 8], and write the sums to out[at : at + 8].
 write_places = cast(
     Callable[[NDArray[np.uint8], np.uint64, np.int64, NDArray[np.int64], np.uint64], None],
     intrinsic(_typed_places),

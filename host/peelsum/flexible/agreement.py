@@ -57,7 +57,7 @@ class Measurement:
     switch_probe_s: float = 0.0
     """Time of the last probe of the switch; 0 until all workers have it."""
     first_s: float = 0.0
-    """Time of the first of the step's collectives, which few words make a measure of latency."""
+    """Time of the first of the step's collectives; it has few words, so that it measures latency."""
     exchange_s: float = 0.0
     """Time of the step's collectives."""
     compress_s: float = 0.0

@@ -39,12 +39,12 @@ class Traffic:
     first_messages: float = 0.0
     """Messages in a row of the first of the step's collectives."""
     first_words: float = 0.0
-    """Words of the first of them on the busiest link."""
+    """Words of that first one on the busiest link."""
 
 
 @dataclass(frozen=True)
 class ExplorationStarted:
-    """Gains are explored from the next step on: the time to take a snapshot."""
+    """Gains are explored from the next step on; take a snapshot now."""
 
     step: int
     """Steps observed so far."""
@@ -52,12 +52,12 @@ class ExplorationStarted:
 
 @dataclass(frozen=True)
 class ExplorationEnded:
-    """Whatever might have been the best has been explored: the time to return to the snapshot."""
+    """All candidates that might be the best have been explored; return to the snapshot now."""
 
     step: int
     """Steps observed so far."""
     gains: dict[tuple[Family, float], float]
-    """Compression gain by what decides which elements are kept, and ratio."""
+    """Compression gain by family and ratio."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class LinkChanged:
 
 @dataclass(frozen=True)
 class GainChanged:
-    """The gain of what is in use changed."""
+    """The gain of the method and ratio in use changed."""
 
     step: int
     """Steps observed so far."""

@@ -12,9 +12,9 @@ from typing import Literal
 
 from peelsum.flexible.methods import Method, family_of
 
-#: How to choose on the front: least time with the delay of what is kept, the knee, or a gain's exponent.
+#: How to choose on the front: by the delay of what is kept, at the knee, or by an exponent of the gain.
 Preference = Literal["delay", "knee"] | float
-#: The share by which training takes more steps for each step that an element waits to be sent.
+#: For each step that an element waits to be sent, training takes this share more steps.
 _DELAY = 0.08
 #: A candidate must be this much faster than one of a larger gain.
 _WORTH = 1.05
@@ -49,11 +49,11 @@ def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
 def loss(one: Candidate, front: Sequence[Candidate], prefer: Preference) -> float:
     """Return how bad a candidate is, without unit.
 
-    A gain g sends an element after 1 / g steps, mean over energy. For "delay", it is the logarithm of a
-    step's time times the number of steps, which grows linearly with 1 / g under error feedback (Stich and
-    Karimireddy, arXiv 1909.05350). For a weight w, it is the logarithm of time / gain**w. For "knee", it is
-    how far the candidate lies below the line from nothing to the front's slowest, both objectives relative to
-    that one.
+    With a gain g, an element waits 1 / g steps, on average over energy. For "delay", the loss is the
+    logarithm of a step's time times the number of steps. That number grows linearly with 1 / g under error
+    feedback (Stich and Karimireddy, arXiv 1909.05350). For a weight w, it is the logarithm of time /
+    gain**w. For "knee", it is how far the candidate lies below the line from nothing to the front's
+    slowest, both objectives relative to that one.
     """
     if prefer == "knee":
         slowest = front[0]
@@ -66,7 +66,7 @@ def loss(one: Candidate, front: Sequence[Candidate], prefer: Preference) -> floa
 def hopeless(one: Candidate, others: Sequence[Candidate], prefer: Preference, margin: float = 0.0) -> bool:
     """Return whether a candidate of at most this gain cannot be better than all `others` by `margin`.
 
-    For "knee", it can be unless it is beaten as by `pareto_front`.
+    For "knee", only a candidate that `pareto_front` would leave out is hopeless.
     """
     if any(other.gain >= one.gain and other.seconds <= _WORTH * one.seconds for other in others):
         return True
@@ -83,8 +83,8 @@ def chosen(
 ) -> Candidate:
     """Return the best candidate of the front; `current` unless another is better by more than `margin`.
 
-    `current` is a candidate whose time is that of the network now. For another method of the same family and
-    ratio, `margin` is a share of the time.
+    `current` has its time on the network as it is now. For another method of the same family and ratio,
+    `margin` is a share of the time.
     """
     front = pareto_front(candidates)
     best = min(front, key=lambda one: loss(one, front, prefer))

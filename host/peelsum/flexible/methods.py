@@ -39,7 +39,7 @@ Carrier = Literal["group", "switch"]
 CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 #: The methods that send every element.
 DENSE: tuple[Method, ...] = ("dense_ring", "dense_tree", "dense_switch")
-#: What decides which elements are kept: each worker's own largest, or those of one worker, shared by all.
+#: Which elements are sent: each worker's own largest, or those at one worker's positions, shared by all.
 Family = Literal["own", "shared"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 _Reduce = Callable[[LinkModel, int], NetworkModel]
@@ -117,7 +117,7 @@ def carrier_of(method: Method) -> Carrier:
 
 
 def family_of(method: Method) -> Family | None:
-    """Return what decides which elements a method keeps, and so its gain; None if it sends all."""
+    """Return which elements a method sends, on which its gain depends; None if it sends all."""
     if method in DENSE:
         return None
     return "shared" if method.startswith("ar_top_k") else "own"

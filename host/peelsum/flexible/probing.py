@@ -1,8 +1,8 @@
 """Estimates of latency and bandwidth, from what steps measure and from small probes.
 
-A step's collectives tell latency by the one that sends few words, and bandwidth by what they take beyond
-their latency. Where they send too little or too much to tell, a probe is asked for. What else a machine does
-only adds to these times, so that the least of the last few is the estimate.
+The collective of a step that sends few words tells latency; the time of the others beyond their latency tells
+bandwidth. Where they send too little or too much to tell, a probe is asked for. Other programs only add to
+these times, so the estimate is the least of the last few.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from peelsum.flexible.collectives import LinkModel
 _SAMPLES = 4
 #: A rate that is slower by more than this factor is believed at the second sample in a row.
 _PLAINLY, _IN_A_ROW = 2.0, 2
-#: The share of an exchange beyond its latency from which it tells the bandwidth, and the other way round.
+#: The least share of an exchange beyond its latency that tells the bandwidth, and the other way round.
 _TELLING = 0.3
-#: The least share of an exchange that counts as its words' time.
+#: The least share of an exchange that a sample has, whatever the estimate says of the rest.
 _LEAST_SHARE = 0.1
-#: Steps without a sample before a probe, of latency or of bandwidth.
+#: Steps without a sample of latency, or of bandwidth, before a probe.
 _PATIENCE = 3
-#: How much faster an exchange must be than predicted to tell that the link is faster, whatever it sends.
+#: An exchange that is faster than predicted by more than this factor tells that the link is faster.
 _SURPRISE = 1.5
-#: Fewer words, in less time, take less than the jitter of a process's own time, of steps and of probes alike.
+#: Fewer words that take less time are lost in a process's own jitter. A probe of the rate has at most as many
+#: words as the third.
 _LEAST_WORDS, _LEAST_WORDS_S, _MOST_PROBE_WORDS = 1 << 12, 2e-3, 1 << 20
 #: The words of a probe that tells latency only.
 _PING_WORDS = 1
-#: Words that an exchange may have for each message, and still tell that latency rose.
+#: The most words for each message of an exchange that can tell that latency rose.
 _HEADER_WORDS = 64
-#: How many more words a message of the second exchange must have than one of the first to tell both apart.
+#: How many times the words of a first exchange's message the others' must have, to tell both apart.
 _APART = 4.0
 _WORD_BITS = 32
 _LEAST_S, _MOST_S = 1e-9, 3600.0
@@ -60,11 +61,11 @@ class Probing:
     """How a carrier's probes travel: messages in a row, and how often the busiest link carries a word."""
 
     ping: tuple[float, float]
-    """Of a probe of few words."""
+    """Those of the shortest probe."""
     probe: tuple[float, float]
-    """Of a longer one."""
+    """Those of a longer one."""
     lanes: int = 1
-    """Words that fill a packet, as which fewer travel."""
+    """Words in a packet; fewer are filled up to a whole one."""
 
     @property
     def ping_words(self) -> float:
@@ -72,7 +73,7 @@ class Probing:
         return self.of(_PING_WORDS)[1]
 
     def of(self, words: int) -> tuple[float, float]:
-        """Return messages and words on the link of a probe."""
+        """Return a probe's messages in a row, and its words on the busiest link."""
         messages, times = self.ping if words <= _PING_WORDS else self.probe
         return messages, times * self.lanes * math.ceil(words / self.lanes)
 
@@ -87,8 +88,8 @@ class LinkEstimate:
         self._latency_age = self._rate_age = _PATIENCE
         self._faster, self._asked = False, 0
         self.doubted: Told | None = None
-        """What waits for a probe, because it is plainly slower on another carrier's link."""
-        #: A probe whose rate was told before a latency was known.
+        """What waits for a probe, because another carrier's is plainly slower."""
+        #: A probe of the rate that was over before any latency was known.
         self._unsure: Exchange | None = None
         self.link: LinkModel | None = None
         """The estimate; None before the first sample of latency and of bandwidth."""
@@ -96,10 +97,10 @@ class LinkEstimate:
         """The seconds that steps will wait for the probe under way, as predicted."""
 
     def ask(self, credit_s: float, *, used: bool) -> int:
-        """Return the words of a probe to begin in the next step; 0 for none, as while one is under way.
+        """Return the words of a probe to begin in the next step; 0 for none, also while one is under way.
 
         credit_s: the seconds that probes may take now. used: whether the step's collectives use this carrier.
-        Beside another carrier's collectives, a probe of few words takes no time.
+        Beside another carrier's collectives, a probe of one word counts as no time.
         """
         if self._asked:
             return 0
@@ -117,9 +118,10 @@ class LinkEstimate:
         return self._asked
 
     def took(self, seconds: float, *, used: bool) -> float:
-        """Take the time of the probe that was asked for, 0 if it is under way; return what steps waited for.
+        """Take the time of the probe that was asked for, and return the seconds that steps waited for it.
 
-        Beside another carrier's collectives, these are the seconds of its words.
+        seconds: 0 while the probe is under way. Beside another carrier's collectives, steps wait only for
+        the probe's words.
         """
         if not self._asked or not seconds:
             return 0.0
@@ -143,7 +145,7 @@ class LinkEstimate:
         )
 
     def doubt(self, of: Told) -> None:
-        """Have latency or rate probed, and believe the probe at once: another carrier's is plainly slower."""
+        """Have latency or rate probed, as another carrier's is plainly slower; believe the probe at once."""
         self.doubted = of
 
     def add(self, *exchanges: Exchange, aged: bool = True) -> None:
@@ -190,29 +192,26 @@ class LinkEstimate:
         return sent * self._least_word_s if words > _PING_WORDS else 0.0
 
     def _wanted(self, link: LinkModel, used: bool) -> int:
-        """Return as many words as take twice their latency, or half of it if steps wait.
-
-        They are 16 KB to 4 MB.
-        """
+        """Return as many words as take twice their latency, or half of it if steps wait: 16 KB to 4 MB."""
         messages, times = self._probing.probe
         wanted = messages * link.latency_s / (times * self._least_word_s) * (0.5 if used else 2.0)
         return 1 << math.ceil(math.log2(min(max(wanted, _LEAST_WORDS), _MOST_PROBE_WORDS)))
 
     def _refute(self, one: Exchange) -> None:
-        """Forget last samples by which an exchange would have taken longer than it did."""
+        """Forget the latest samples if, by them, an exchange would have taken much longer than it did."""
         for samples, count in ((self._latency, one.messages), (self._word_s, one.words)):
             while len(samples) > 1 and count * samples[-1] > _SURPRISE * one.seconds:
                 samples.pop()
 
     def _tell(self, one: Exchange) -> None:
-        """Take what one exchange tells, by the estimate of what else it took."""
+        """Take latency or rate from what one exchange took beyond the estimate of its other part."""
         words_s = one.words * self._least_word_s
         if one.words < _LEAST_WORDS:
             beyond = one.seconds - words_s
             sample = max(beyond, _LEAST_SHARE * one.seconds) / one.messages
             slower = self._latency and sample > _PLAINLY * min(self._latency)
             if slower and one.words > _HEADER_WORDS * one.messages and one.words > self._probing.ping_words:
-                self._latency_age = _PATIENCE  # or its words are slower: a probe tells
+                self._latency_age = _PATIENCE  # perhaps it is its words: a probe tells
             elif beyond > 0 or not self._latency:
                 self._take_latency(sample, one, tells=beyond > _TELLING * one.seconds)
             elif self._surprises(one):
@@ -225,7 +224,7 @@ class LinkEstimate:
             self._take_rate(sample, one, tells=beyond > _TELLING * one.seconds)
 
     def _tell_both(self, first: Exchange, rest: Exchange) -> bool:
-        """Take what two exchanges tell without an estimate; return whether they differ enough for it."""
+        """Take latency and rate from two exchanges without an estimate; return whether they differ enough."""
         if (
             not first.messages
             or not rest.messages
@@ -244,7 +243,7 @@ class LinkEstimate:
         return True
 
     def _take_latency(self, sample: float, one: Exchange, *, tells: bool) -> None:
-        """Take seconds a message; if they were too small a part to tell them, only where they are fewer."""
+        """Take a sample of seconds a message; unless it `tells`, only if it shows a faster link."""
         faster = bool(self._latency) and _SURPRISE * sample < min(self._latency) and self._surprises(one)
         if faster:
             self._hurry()
@@ -253,7 +252,7 @@ class LinkEstimate:
             self._latency_age = 0
 
     def _take_rate(self, sample: float, one: Exchange, *, tells: bool) -> None:
-        """Take seconds a word; if words were too small a part to tell them, only where they are fewer."""
+        """Take a sample of seconds a word; unless it `tells`, only if it shows a faster link."""
         if tells or not self._word_s:
             self._rate_age = 0
         elif _SURPRISE * sample < min(self._word_s) and self._surprises(one):
@@ -270,7 +269,7 @@ class LinkEstimate:
         return predicted_s > _SURPRISE * one.seconds
 
     def _hurry(self) -> None:
-        """Note that the link is faster than was thought, so that its rate is to be probed soon."""
+        """Note that the link is faster than estimated, so that its rate is probed soon."""
         self._faster, self._rate_age = True, _PATIENCE
 
     def _estimated(self) -> LinkModel | None:

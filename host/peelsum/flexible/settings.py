@@ -19,9 +19,9 @@ class Flexible:
     methods: tuple[Method, ...] | None = None
     """Methods to choose from; None takes all for which there is a carrier."""
     prefer: Preference = "delay"
-    """How to weigh time against gain: "delay", "knee", or the exponent w of the least time / gain**w."""
+    """How to weigh time against gain: "delay", "knee", or an exponent w for the least time / gain**w."""
     explore_steps: int = 3
-    """Steps for which a candidate is explored, unless the first shows that it cannot be the best."""
+    """Most steps for which a candidate is explored; fewer if the first shows that it cannot be the best."""
     explore_after: int = 200
     """Steps after which gains are old: they are explored again when the gain or a link moves."""
     tolerance: float = 0.3
@@ -29,7 +29,7 @@ class Flexible:
     margin: float = 0.1
     """By how much another candidate must be better to be used."""
     probe_share: float = 0.02
-    """Share of time that probes may take, on average."""
+    """Share of time that steps may wait for probes, on average."""
 
     def __post_init__(self) -> None:
         if not self.ratios or self.methods == ():

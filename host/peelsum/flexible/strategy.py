@@ -1,17 +1,17 @@
 """A strategy that chooses method and ratio while training runs, as the network and the gain change.
 
 Theory of operation: `Decider.next` says what the next step does, and `observe` takes what all workers agree
-was measured in a step. A gain belongs to a ratio and to what decides which elements are kept. At first,
-whatever might be the best by its predicted time is explored for a step or a few, to learn its gain. Then the
-best candidate by `front` is in use. When a link moves, the best is looked up again at once, with the gains
-known. When the gain or a link moves after a long time, gains are explored again.
+was measured in a step. A gain belongs to a ratio and a family of methods. At first, each candidate that might
+be the best by its predicted time is explored for a step or a few, to learn its gain. Then the best candidate
+by `front` is in use. When a link moves, the best is looked up again at once, with the gains known. When the
+gain or the link in use moves after a long time, gains are explored again.
 
 | state | event | next state |
 |---|---|---|
-| exploring | nothing left that might be the best | using the best candidate: `MethodChosen` |
+| exploring | no candidate left that might be the best | using the best candidate: `MethodChosen` |
 | using | a link moved | using the best candidate: `LinkChanged`, `MethodChosen` if it is another |
-| using | a link moved, and something unexplored might be the best now | exploring: `ExplorationStarted` |
-| using | the gain or a link moved, and the gains are old | exploring all: `ExplorationStarted` |
+| using | a link moved, and an unexplored candidate might be the best | exploring: `ExplorationStarted` |
+| using | the gain or the link in use moved, and gains are old | exploring all: `ExplorationStarted` |
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from peelsum.flexible.probing import Exchange, LinkEstimate, Probing, moved, slo
 from peelsum.flexible.settings import Flexible
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
-#: What a gain belongs to: what decides which elements are kept, and their share.
+#: What a gain belongs to: a family of methods, and the share of elements that is sent.
 Key = tuple[Family, float]
 #: Steps of which the median tells whether the gain moved, and how long a step computes.
 _RECENT = 3
-#: The least share of a step's collectives that is told apart from the first: times are agreed to within 5 %.
+#: The least share of a step's time after its first collective that counts: times are agreed to within 5 %.
 _REST = 0.2
 #: The least gain that is believed: a gradient of zeros has none.
 _LEAST_GAIN = 1e-6
@@ -71,13 +71,14 @@ class _Known:
     elements: int
     sums: int = 1
     observed: int = 0
-    #: The gains of each candidate in the steps that explored it; after how many steps all were explored.
+    #: The gains of each candidate in the steps that explored it.
     samples: dict[Key, list[float]] = field(default_factory=dict)
     #: Whether the choice is to be made again once no link is in doubt.
     doubtful: bool = False
     exploring: bool = True
+    #: After how many steps exploring ended.
     explored_at: int = 0
-    #: The seconds that probes may take now; less than 0 after one that took longer than was known.
+    #: The seconds that probes may take now; less than 0 after one that took longer than predicted.
     credit_s: float = 0.0
     #: The last samples.
     recent_gain: list[float] = field(default_factory=list)
@@ -92,8 +93,8 @@ class Decider:
     """Decides for the gradients of a step, of `elements` elements over `workers` workers.
 
     Workers whose `observe` calls get the same arguments make the same decisions. `carriers`: what can carry
-    words. Over each of them, the switch or an all_reduce exchanges measurements and probes. The all_reduce is
-    a ring, or for fewer than `few_words` words direct messages. `headers` and `few_words` are as in `Step`.
+    words. A probe goes through the switch, or is an all_reduce of the process group: a ring, or direct
+    messages for fewer than `few_words` words. `headers` and `few_words` are as in `Step`.
     Raises FlexibleConfigError if no method of `settings` that selects has a carrier.
     """
 
@@ -147,8 +148,8 @@ class Decider:
         """Take what all workers agree was measured in a step; return what follows.
 
         traffic: what the step summed; None takes that of the cost model. done: the decision that the step
-        followed; None for that of `next`. With another one, a step that follows `next` is under way.
-        Afterwards `next` describes the step to come.
+        followed; None for `next`. If it is given, a step that follows `next` is under way. Afterwards `next`
+        describes the step to come.
         """
         self._known.observed += 1
         under_way = None if done is None else self.next
@@ -272,7 +273,7 @@ class Decider:
     def _to_explore(self, under_way: Next | None) -> Candidate | None:
         """Return what to explore in the next step; None if nothing might be better than what is known.
 
-        Of those explored least, it is the one that takes the least time.
+        It is the fastest of the candidates that were explored least.
         """
         settings, found = self._settings, self._candidates(self._sure())
         known = [one for one in found if self._steps_of(one)]
@@ -292,7 +293,7 @@ class Decider:
         return min(filter(left, found), key=lambda one: (steps(one), one.seconds), default=None)
 
     def _steps_of(self, one: Candidate) -> int:
-        """Return in how many steps a candidate was explored; as many as needed if it sends all."""
+        """Return in how many steps a candidate was explored; for one that sends everything, enough."""
         if one.method in DENSE:
             return self._settings.explore_steps
         return len(self._known.samples.get(_key(one.method, one.ratio), ()))
@@ -326,8 +327,8 @@ class Decider:
     def _gain(self, method: Method, ratio: float) -> float:
         """Return the gain as explored, or else the most that it can be.
 
-        A smaller share has no more, nor have another worker's elements. The largest elements come first, so
-        that a worker's own gain grows by no larger factor than the share.
+        A smaller share has no larger gain, and neither have another worker's positions. The largest elements
+        come first, so a worker's own gain grows by no larger factor than the share.
         """
         family = family_of(method)
         if family is None:
@@ -371,7 +372,7 @@ class Decider:
 
 
 def _key(method: Method, ratio: float) -> Key:
-    """Return what the gain of a method that selects belongs to; that of one that sends all has no samples."""
+    """Return the key of a method's gain; for one that sends everything, a key without samples."""
     return family_of(method) or "own", ratio
 
 

@@ -1,9 +1,9 @@
 """The decisions of a strategy during training: what a step measures, agreed by all ranks, and what follows.
 
-Theory of operation. What a rank measured in a step rides with the first exchange of the next step, where all
-ranks' measurements are combined. From the agreed measurement every rank's decider derives the same method and
-ratio for the step after that, before its first sum. Its other sums wait for that decision. So a decision
-follows from the step before the last, and takes no exchange of its own.
+Theory of operation. What a rank measured in a step rides with the first exchange of the next step, which
+combines all ranks' measurements. From the agreed measurement, every rank's decider derives the same method
+and ratio for the step after that one. It does so before the first sum of that step; the other sums wait for
+the decision. So a decision follows from the step before the last, and takes no exchange of its own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _KEPT_STEPS, _KEPT_EVENTS = 10_000, 1_000
 
 @dataclass(frozen=True)
 class _Done:
-    """A step that was done."""
+    """A finished step."""
 
     plan: Next
     traffic: Traffic
@@ -204,7 +204,7 @@ class Decisions:
                     "give what state_dict returned"
                 ) from error
         elif self._saved:
-            _LOGGER.info("strategy: saved with other settings or ranks; ratios are explored again")
+            _LOGGER.info("strategy: saved with other settings or ranks; gains are explored again")
         first.sum_words([self._agreement(repr((self._identity(decider), decider.saved())), first.worker_id)])
         return decider
 
@@ -257,7 +257,7 @@ class Decisions:
             )
         changed = any(isinstance(one, MethodChosen) for one in events)
         for one in events:
-            # A link that changes nothing is of interest to few.
+            # A change of a link that changes no method interests few.
             quiet = isinstance(one, LinkChanged) and not changed
             _LOGGER.log(logging.DEBUG if quiet else logging.INFO, "step %d: %s", one.step, told(one))
 

@@ -25,9 +25,9 @@ class Probes:
         self._times: dict[Carrier, Future[float]] = {}
 
     def begin(self, carrier: Carrier, backend: Summation, words: int, *, beside: bool) -> None:
-        """Exchange `words` zeros over `backend`, unless a probe of the carrier is there.
+        """Exchange `words` zeros over `backend`, unless the carrier has a probe already.
 
-        beside: whether to return at once. Raises the backend's errors otherwise.
+        beside: whether to return at once. Otherwise, wait for the probe, and raise the backend's errors.
         """
         if carrier in self._times:
             return
@@ -37,7 +37,7 @@ class Probes:
             started = self._clock()
             try:
                 backend.sum_words([Part(np.zeros(words, np.uint32), "add")])
-            except BaseException as error:  # of any kind: the next step raises it
+            except BaseException as error:  # of any kind: a later step raises it
                 future.set_exception(error)
             else:
                 future.set_result(self._clock() - started)
@@ -50,7 +50,7 @@ class Probes:
             future.result()
 
     def seconds(self, carrier: Carrier) -> float:
-        """Return a probe's time; 0 while there is none or it is under way. Raises its backend's errors."""
+        """Return a probe's time; 0 without one, or while it is under way. Raises its backend's errors."""
         future = self._times.get(carrier)
         return future.result() if future is not None and future.done() else 0.0
 

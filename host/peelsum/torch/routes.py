@@ -27,8 +27,8 @@ T = TypeVar("T")
 class Meter:
     """The cost of a step's exchanges: seconds, messages in a row, and words on the busiest link.
 
-    Exchanges take turns, so that no two add to it at once. Words that all ranks have to OR once a step can
-    ride with the first exchange that ORs, so that they take no message of their own.
+    Exchanges take turns, so that no two add to it at once. Words that all ranks OR once a step, the rider,
+    can go with the first exchange that ORs or gathers, so that they take no message of their own.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -36,7 +36,7 @@ class Meter:
         self.reset()
 
     def reset(self, rider: Words | None = None) -> None:
-        """Begin another step, with words to ride."""
+        """Begin another step, with a rider or without."""
         self.seconds = self.messages = self.words = 0.0
         self.first = (0.0, 0.0, 0.0)
         """Seconds, messages and words of the step's first exchange."""
@@ -193,7 +193,7 @@ class Backends:
     path: SwitchPath
     """The path through the switch, if that is one of them."""
     few_words: int = 0
-    """That of the process group; 0 without one."""
+    """The process group sends fewer words than this by direct messages; 0 without a group."""
 
 
 def backends_of(summation: Summation, group: ProcessGroupSummation | None, path: SwitchPath) -> Backends:

@@ -91,9 +91,9 @@ def _sources(p4: Path) -> dict[str, str]:
 
 
 def write_generated(p4: Path = P4_SOURCES) -> None:
-    """Write the P4 files generated from `peelsum.wire` below p4/generated, those that differ.
+    """Write the P4 files generated from `peelsum.wire` below p4/generated, if they differ from those there.
 
-    Others may be read meanwhile: a file in between would look changed.
+    Another process may read the files meanwhile: one that is half written would look changed.
     """
     for name, text in generated_sources().items():
         path = p4 / "generated" / name

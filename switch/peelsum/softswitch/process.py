@@ -43,7 +43,7 @@ _CLOCK_MASK = (1 << 48) - 1
 _LAST_UDP_PORT = 0xFFFF
 #: What the selector reports, beside numbers of ports, after `stop`.
 _STOPPING = -1
-#: Turns of a compiled loop: until something else is to be done.
+#: Turns of a compiled loop: it returns only when something else is to be done.
 _MANY = 1 << 62
 #: The counter of peelsum's program.
 _VERDICTS = "PeelsumIngress.verdicts"
@@ -91,8 +91,8 @@ class DataPlane:
     pipeline) or for `stop`. Each ready port then contributes up to its share of a batch, and the batch goes
     through the pipeline at one instant of the clock. Outgoing frames are sent before the next batch is
     received; those of a port with a rate or delay when they are due, and no wait lasts longer than that.
-    Between UDP ports that lose nothing, `UdpLoop` does all that without the interpreter. While no pipeline
-    runs, hellos are answered and packets are dropped.
+    Between UDP ports without loss, delays and schedules, `UdpLoop` does all that without the interpreter.
+    While no pipeline runs, hellos are answered and packets are dropped.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class DataPlane:
     def turn(self, timeout: float | None = None, turns: int = 1) -> None:
         """Wait up to `timeout` seconds (None: without limit) for a batch, and process it.
 
-        turns: most batches that a compiled loop processes before it returns.
+        turns: the most batches that a compiled loop processes before it returns.
         """
         if self._loop is not None:
             woken, to_cpu = self._loop.run(timeout, turns)
@@ -214,7 +214,7 @@ class DataPlane:
         self._switch = switch
 
     def _new_loop(self, switch: Switch) -> UdpLoop | None:
-        """Return a compiled loop for a pipeline; None if its frames have to pass through Python."""
+        """Return a compiled loop for a pipeline; None if its frames have to go through Python."""
         ports = self._ports
         if not isinstance(ports, UdpPorts) or ports.lossy or self._clock is not time.monotonic_ns:
             return None

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 
 from numba import njit
 
-#: Numba's options for every loop. `_nrt` is its switch for counting references. A call that is not inlined
-#: copies a hundred words, since each array of a state is an argument of seven.
+#: Numba's options for every loop. `_nrt` switches its counting of references. A call that is not inlined
+#: copies a hundred words, because Numba passes each array of a state as seven.
 OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False, "forceinline": True}
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -34,7 +34,7 @@ AGAIN, NO_BUFFERS = 11, 105
 _REAL_LENGTH = 0x20
 _INTERRUPTED, _PIPE, _ABORTED, _RESET, _REFUSED = 4, 32, 103, 104, 111
 _MONOTONIC = 1
-#: Bytes of the control message that tells the size of segments, whose data is the word [4] of its memory.
+#: Bytes of the control message that tells the size of segments; its data is 32-bit word 4.
 CONTROL_BYTES = 24
 
 
@@ -57,7 +57,7 @@ def _element(builder: Any, address: Any, index: Any) -> Any:
     return builder.gep(builder.inttoptr(address, ir.IntType(32).as_pointer()), [index])
 
 
-#: load(address, i): the word i of those at an address. save(address, i, word): replace it.
+#: load(address, i): word i of the array at an address. save(address, i, word): replace that word.
 load = cast(Callable[[int, int], np.uint32], intrinsic(_load))
 save = cast(Callable[[int, int, np.uint32], None], intrinsic(_save))
 

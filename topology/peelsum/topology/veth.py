@@ -19,7 +19,7 @@ from peelsum.wire import Batch
 
 _CLONE_NEWNET = 0x40000000
 ETH_P_ALL = 3
-#: Most seconds until the kernel connects the ends of a wire, which takes it 0.1 s when it is busy.
+#: The most seconds until the kernel connects the ends of a wire; on a busy machine it takes 0.1 s.
 _CONNECTED_WITHIN_S = 30.0
 _PAUSE_S = 0.005
 
@@ -42,8 +42,8 @@ def enter_own_namespace() -> None:
 def add_wire(switch_end: str, host_end: str) -> None:
     """Make a veth pair that carries frames, without offloads: BMv2 loses packets that rely on them.
 
-    The kernel connects the ends a little later than it sets them up, and drops frames until then. Raises
-    TopologyError if it does not, or if `ip` fails.
+    The kernel connects the ends a little after it sets them up, and drops frames until then. Raises
+    TopologyError if it does not connect them in 30 s, or if `ip` fails.
     """
     _ip("link", "add", switch_end, "type", "veth", "peer", "name", host_end)
     for name in (switch_end, host_end):

@@ -72,7 +72,7 @@ class ChangingRun:
 
 @dataclass(frozen=True)
 class _Done:
-    """A step that was done, and what each worker measured in it."""
+    """A finished step, and what each worker measured in it."""
 
     plan: Next
     traffic: StepTraffic
@@ -81,7 +81,7 @@ class _Done:
 
 @dataclass(frozen=True)
 class _Probe:
-    """A probe that is over at a time, and what each worker measured."""
+    """The time at which a probe is over, and what each worker measures."""
 
     until: float
     seconds: list[float]
@@ -199,7 +199,7 @@ class ChangingTraining(Training):
         self.gained += self._gains[0]
 
     def _decide(self, decider: Decider) -> None:
-        """Decide what the step does, as the hook does: by what was measured in the step before the last."""
+        """Decide what the step does, as the hook does, by what was measured in the step before the last."""
         carried, done, self._riding = self._meters[0].carried, self._riding, self._last
         if carried is not None and done is not None:
             measured = Measurement.agreed(carried)
@@ -225,7 +225,7 @@ class ChangingTraining(Training):
         return Measurement(**over, **done.times[rank], gain=min(self._gains[rank], 1.0))
 
     def _probe(self, carrier: Carrier, words: int) -> None:
-        """Probe a carrier: first, if the step uses it, or else beside the step, which waits for the words."""
+        """Probe a carrier ahead of a step that uses it, or beside another, which waits for its words."""
         link = self._network(self.seconds)
         probe = Part(np.zeros(words, np.uint32), "add")
         if carrier == "switch":

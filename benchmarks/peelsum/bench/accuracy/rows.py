@@ -52,7 +52,7 @@ class Request:
     device: str = "cpu"
     """Where models compute, "cpu" or "cuda"."""
     path: str = ""
-    """Published data of the one model, see `make_subject`; empty for data that are on every machine."""
+    """Published data of the only model, see `make_subject`; empty for data that every machine has."""
 
     def settings(self) -> list[Setting]:
         """Return the settings to train: the first methods of all models first.

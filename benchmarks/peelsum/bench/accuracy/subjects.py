@@ -1,9 +1,8 @@
 """The subjects of training: small models with examples, and a measure of learning on held-out data.
 
-By default, all data are on every machine: scikit-learn's digits, the text of Python's standard library, and
-two sets that are generated here, images of gratings and ratings by a power law. With a path, published data
-are read, and models have their published sizes. Each example has a label, by which workers' shares may
-differ.
+By default, every machine has the data: scikit-learn's digits, the text of Python's standard library, and two
+sets that are generated here, images of gratings and ratings by a power law. With a path, a subject reads
+published data, and its model has its published size. Workers' shares may differ by the examples' labels.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ _HELD_OUT_EVERY, _HELD_OUT_SEQUENCES = 10, 200
 #: Sections of the text, by which shares may differ.
 _SECTIONS = 10
 _LIBRARY = "the text of Python's standard library"
-#: Of published text, the words of Penn Treebank's vocabulary.
+#: Words in the vocabulary of published text, as in Penn Treebank's.
 _PUBLISHED_VOCABULARY = 10_000
-#: Of published images, every tenth is held out, and this many are measured.
+#: Every tenth published image is held out; at most 1,000 of these are measured.
 _HELD_OUT_SHARE, _MEASURED_IMAGES = 10, 1000
-#: What the models of published size reach elsewhere.
+#: What models of the published size reach elsewhere.
 PUBLISHED: dict[SubjectName, str] = {
     "images": "ImageNet: accuracy 0.745 (VGG19 at one scale, arXiv 1409.1556, table 3)",
-    "ratings": "MovieLens 1M: hit rate 0.701 (NeuMF with 32 factors, not trained before, arXiv 1708.05031)",
+    "ratings": "MovieLens 1M: hit rate 0.701 (NeuMF with 32 factors, without pre-training, arXiv 1708.05031)",
     "text": "Penn Treebank: perplexity 78.4 on its test set (large LSTM, arXiv 1409.2329, table 1)",
 }
 #: An item that a user rated competes with this many others, and is found if it is among the first ten.
@@ -106,8 +105,9 @@ def make_subject(name: SubjectName, seed: int = 0, path: Path | None = None) -> 
     """Return a subject whose parameters are drawn from `seed`; its data are always the same.
 
     path: published data, for a model of published size: CIFAR-10's binary version or a folder of images,
-    MovieLens' ratings.csv, a text with words separated by spaces. Its steps are then one pass of one worker.
-    Raises TrainingDataError if scikit-learn is missing, or if the data cannot be read.
+    MovieLens' ratings.csv, or a text with words separated by spaces. The subject's steps are then as many as
+    one worker needs for one pass over the data. Raises TrainingDataError if scikit-learn is missing, or if
+    the data cannot be read.
     """
     torch.manual_seed(seed)
     if path is None:
@@ -163,7 +163,7 @@ def _published_images(path: Path) -> Subject:
 def _vgg19(
     images: Images, shares: tuple[Numbers, Numbers], size: ImagesSize, about: str, *, steps: int
 ) -> Subject:
-    """Return VGG19 on images, of which the numbers in `shares` are for training and for measuring."""
+    """Return VGG19 on images; `shares` has the numbers of those to learn, and of those to measure."""
     model = Vgg19(images.classes, size)
     trained, held_out = shares
 

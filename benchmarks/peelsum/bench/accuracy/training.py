@@ -50,7 +50,7 @@ class Setting:
     device: str = "cpu"
     """Where the model computes, "cpu" or "cuda". Gradients are compressed and summed on the host."""
     path: str = ""
-    """Published data, see `make_subject`; empty for data that are on every machine."""
+    """Published data, see `make_subject`; empty for data that every machine has."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The program is one generated Python function. This module inserts readings of the cycle counter between its
 parts, compiles it as usual, and runs the load of `peelsum bench switch`. The cost of a reading is measured
-and subtracted. The loop is a switch process on UDP, whose CPU time is that of its thread. Needs x86-64.
+and subtracted. The loop is that of a switch process on UDP: processor time of its thread. Needs x86-64.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LoopRow:
     busy: float
     """Share of the time that the process spent on the CPU."""
     parts_ns: dict[str, float]
-    """Nanoseconds in the kernel, and in the program and the loop around it."""
+    """Nanoseconds a contribution in the kernel, and in the program and the loop around it."""
 
 
 @dataclass(frozen=True)

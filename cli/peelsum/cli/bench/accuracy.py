@@ -50,9 +50,9 @@ def accuracy(
     path: Annotated[
         Path | None,
         typer.Option(
-            help="Published data for one of images (CIFAR-10's binary files, or a folder of images), ratings "
-            "(MovieLens' ratings.csv) and text (a file): the model then has its published size, and trains "
-            "for one pass of a worker."
+            help="Published data of the only model: CIFAR-10's binary files or a folder for images, "
+            "MovieLens' ratings.csv for ratings, a file for text. The model then has its published size, and "
+            "a worker passes once over the data."
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda: a GPU on which models compute.")] = "cpu",

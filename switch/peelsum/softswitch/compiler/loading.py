@@ -39,7 +39,7 @@ def parse(document: Any, name: str) -> Program:
         )
     try:
         program = read(document, name)
-        generate(program, True, False)  # refuses what the loader cannot detect; a switch finds it cached
+        generate(program, True, False)  # refuses what the loader cannot; a switch finds the code cached
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise BadProgram(f"{name}: incomplete BMv2 JSON ({error!r}); compile the program again") from error
     except RecursionError:

@@ -1,7 +1,7 @@
 """The compiled calls that hold packets of UDP ports until their port may send them; see `pacing.Pacer`.
 
-Only ports with a rate are held, and no link has a delay, so that no ring overflows: the queue drops what
-exceeds its limit, and what may leave is sent before more is held.
+Only ports with a rate hold packets, and no link has a delay. So no ring overflows: the queue drops what
+exceeds its limit, and packets that are due are sent before more are held.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def crowded(rings: Rings, more: int) -> bool:
 
 @compiled
 def release(rings: Rings, sockets: Sockets, outbox: Outbox, now_us: int) -> int:
-    """Send the packets that are due; return what `send` does."""
+    """Send the packets that are due; return what `send` returns."""
     size, rows, filled = rings.data.shape[2], rings.due.shape[1], 0
     now = np.uint64(now_us) << np.uint64(TICK_SHIFT)
     for row in range(outbox.end.shape[0]):

@@ -1,9 +1,9 @@
 """The compiled calls of a switch's UDP sockets: Python runs once a batch, not once a port.
 
-Theory of operation. Rows of a batch have room for headers before each payload. `receive` lets the kernel
-write the payloads of a datagram, which may be up to 128 packets in one, to the rows' places, and copies the
-port's headers before each. `send` sorts rows by port and lets the kernel gather their payloads. So neither
-copies a payload by itself. All memory is the caller's.
+Theory of operation. Each row of a batch has room for headers before its payload. A datagram may have up to
+128 packets. `receive` lets the kernel write their payloads into rows, and copies the port's headers before
+each. `sort` orders frames by port, and `send` lets the kernel gather their payloads. So neither copies a
+payload by itself. All memory is the caller's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ compiled = compiler(SOURCES)
 PORTS = 512
 #: The most parts that Linux takes in one message.
 MOST_PARTS = 1024
-#: Most datagrams without a packet for the pipeline that one call reads from a port.
+#: The most datagrams without a packet for the pipeline that one call reads from a port.
 _PATIENCE = 64
 #: How a kernel or a network device says that it will not segment after all.
 _NO_OFFLOAD = (5, 22, 90, 95)  # EIO, EINVAL, EMSGSIZE, EOPNOTSUPP
@@ -73,7 +73,7 @@ class Sockets(NamedTuple):
     peers: NDArray[np.uint64]  # [ports, 2]: struct sockaddr_in; 0 without a peer
     counts: NDArray[np.int64]  # [ports, Count]
     rows: NDArray[np.int32]  # [PORTS]: a switch port's row, or -1
-    dropped: NDArray[np.int64]  # [2]: frames that are not one whole packet, and those to ports not there
+    dropped: NDArray[np.int64]  # [2]: frames that are not one whole packet; frames to ports that do not exist
     message: NDArray[np.int64]  # [7]: struct msghdr
     source: NDArray[np.uint64]  # [2]: struct sockaddr_in
     control: NDArray[np.int32]  # [8]: a control message, whose data is at [4]
@@ -94,7 +94,7 @@ class Outbox(NamedTuple):
 
     parts: NDArray[np.int64]  # [frames, 2]: struct iovec of payloads, by port
     next: NDArray[np.int64]  # [ports]: the first part that is not sent yet
-    end: NDArray[np.int64]  # [ports]: the part behind a port's last one
+    end: NDArray[np.int64]  # [ports]: the part after a port's last one
 
 
 def new_sockets(numbers: Sequence[int]) -> Sockets:
@@ -288,6 +288,6 @@ def _sent_once(sockets: Sockets, row: int, parts: int, count: int) -> int:
         if sendmsg(sockets.state[row, Column.DESCRIPTOR], message.ctypes.data, NO_WAIT) >= 0:
             break
         problem = errno()
-        if not is_late(problem):  # else this datagram was not sent yet
+        if not is_late(problem):  # otherwise it is about an earlier datagram: send this one again
             return problem
     return 0

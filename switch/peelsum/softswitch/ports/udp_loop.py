@@ -2,9 +2,9 @@
 
 Theory of operation. A turn waits for the ports, receives a batch, runs the program over it and sends what
 leaves. Packets of ports with a rate are held, and sent when they are due. The loop holds the switch's lock,
-also while it waits; a thread that wants the lock writes to a waker. The loop then returns, as it does when
-the controller or a signal has written to one, when a frame leaves for the controller, or when the kernel
-refuses to send segments. `UdpLoop.run` continues where it has stopped.
+also while it waits. It returns when a waker is readable: a thread that wants the lock, the controller or a
+signal has written to it. It also returns when a frame leaves for the controller, or when the kernel refuses
+to send segments. The next `UdpLoop.run` continues where the loop has stopped.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ compiled = compiler([*pacing_kernels.SOURCES, str(runtime_switch.__file__), __fi
 
 _READABLE, _RETURNED = 1 << 32, 48
 _CLOCK_MASK = (1 << 48) - 1
-# Why the loop returned: after all turns, or as nothing arrived in time; a waker is readable; frames have left
-# for the controller; the kernel does not send segments for the port in the row that is added to the code.
+# Why the loop returned: all turns are over, or nothing arrived in time; a waker is readable; frames have left
+# for the controller; the kernel refuses segments of the port whose row is added to the code.
 _DONE, _WOKEN, _FOR_CPU, _REFUSED = 0, 1, 2, 3
 
 
@@ -54,11 +54,11 @@ class _At(IntEnum):
 
     NEXT = 0  # the first received frame that the program has not seen
     COUNT = 1  # received frames
-    LEFT = 2  # frames that left the program last, if not all of them have gone yet
+    LEFT = 2  # frames that left the program last and are not all sent yet
     TURNS = 3  # turns until the loop returns
-    BATCH = 4  # about how many frames to receive in a turn
-    STARTED = 5  # the nanosecond at which the program's clock was 0
-    COPIES = 6  # of the largest multicast group
+    BATCH = 4  # about how many frames a turn receives
+    STARTED = 5  # when the program's clock was 0, in nanoseconds
+    COPIES = 6  # the most frames that one frame leaves behind
 
 
 class _Leaving(NamedTuple):
@@ -71,7 +71,7 @@ class _Leaving(NamedTuple):
 
 
 class _Loop(NamedTuple):
-    """What the loop keeps from one call to the next."""
+    """The loop's memory from one call to the next."""
 
     numbers: NDArray[np.int64]  # [_At]
     polled: NDArray[np.int64]  # [wakers + ports]: struct pollfd
@@ -112,7 +112,7 @@ class UdpLoop:
         wakers: Sequence[int],
         started_ns: int,
     ) -> None:
-        """entry: that of `switch`. queues: those of ports with a rate.
+        """Take the switch's program from `entry`, and the ports with a rate from `queues`.
 
         wakers: descriptors that end the wait when they are readable. started_ns: when the program's clock was
         0, by `time.monotonic_ns`.
@@ -172,7 +172,7 @@ def run_turns(
     loop: _Loop,
     wait_us: int,
 ) -> int:
-    """Take turns; return why they ended, plus a row if it was refused, or minus an error number."""
+    """Take turns; return why they ended, _REFUSED plus the port's row, or minus an error number."""
     numbers = loop.numbers
     while True:
         while numbers[_At.NEXT] < numbers[_At.COUNT]:

@@ -12,7 +12,7 @@ class FairLock:
     With Python's own locks, a thread that releases and acquires in a loop can keep others waiting for
     seconds. Here a waiting thread holds `_door`, so the releasing thread queues behind it.
 
-    wanted: called before a thread waits, so that a holder that sleeps may release the lock.
+    `wanted` is called before a thread waits, so that a holder that sleeps can release the lock.
     """
 
     def __init__(self) -> None:

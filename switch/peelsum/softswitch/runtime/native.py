@@ -76,10 +76,10 @@ def compiler(cached: bool, again: bool = False) -> Callable[[Any], Any]:
 
 
 class Entry(types.WrapperAddressProtocol):  # type: ignore[misc]
-    """A compiled program as a function pointer, which loops call without being compiled for that program."""
+    """A compiled program as a function pointer: a loop that calls it is not compiled for that program."""
 
     def __init__(self, run: Any) -> None:
-        """run: what `compiler` has made of a program whose packets go through it once."""
+        """Take what `compiler` has made of a program whose packets go through it once."""
         self._run = run  # keeps the code in memory
         made = run.get_compile_result(SIGNATURE)
         self._address = made.library.get_pointer_to_function(made.fndesc.llvm_cfunc_wrapper_name)

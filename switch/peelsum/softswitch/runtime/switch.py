@@ -95,7 +95,7 @@ class Switch:
         self._run = as_it_is(generated) if mode == "python" else through_numba(generated, cache)
         #: For compiled loops; None if the program is not compiled, or packets may go through it again.
         self.entry = Entry(self._run) if mode == "numba" and not generated.again else None
-        #: Most bytes by which a frame grows.
+        #: The most bytes by which a frame grows.
         self.growth = generated.growth
 
     def process(self, frames: Frames, now_us: int) -> Frames:
