@@ -69,7 +69,7 @@ def test_books_close_from_method_to_method(monkeypatch: pytest.MonkeyPatch) -> N
     script = itertools.cycle(METHODS)
     with ChangingTraining(Setting("digits", "top-k", 2), steady, ("dense_ring", 1.0)) as training:
         for method in itertools.islice(script, len(METHODS)):
-            training.plan = changing.Next(method, 1.0 if method.startswith("dense") else 0.01, False, {})
+            training._fixed = changing.Next(method, 1.0 if method.startswith("dense") else 0.01, False, {})
             training.step()
     for memory in training._memories:
         memory.balance()

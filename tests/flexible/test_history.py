@@ -26,16 +26,16 @@ RING, DENSE = Candidate("ar_top_k_ring", 0.01, 0.012, 0.31), Candidate("dense_sw
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (ExplorationStarted(7), "gains are explored"),
+        (ExplorationStarted(7), "every ratio is explored again"),
         (
-            ExplorationEnded(7, {("own", 0.1): 0.5, ("shared", 0.01): 0.25}),
-            "gains have been explored: own 0.5 at 0.1, shared 0.25 at 0.01",
+            ExplorationEnded(7, {0.1: 0.5, 0.01: 0.25}),
+            "every ratio has been explored; gains: 0.5 at 0.1, 0.25 at 0.01",
         ),
         (
             LinkChanged(7, "switch", FAST, SLOW),
             "the switch's link changed from 0.1 ms, 10 Gbit/s to 1 ms, 1 Gbit/s",
         ),
-        (GainChanged(7, 0.4, 0.2), "the gain of what is in use changed from 0.4 to 0.2"),
+        (GainChanged(7, 0.4, 0.2), "the gain of the ratio in use changed from 0.4 to 0.2"),
         (
             MethodChosen(7, RING, None, (RING, DENSE)),
             "use ar_top_k_ring at 0.01, 12 ms a step predicted, gain 0.31",

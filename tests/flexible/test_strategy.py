@@ -28,14 +28,12 @@ from peelsum.flexible import (
     carrier_of,
     chosen,
     cost,
-    family_of,
     loss,
     pareto_front,
 )
 
 FAST, SLOW = LinkModel(1e-4, 10.0), LinkModel(1e-4, 1.0)
-#: Steps after which exploring is over.
-EXPLORED = 30
+EXPLORING = 15
 #: Methods that all have the same link.
 BY_GROUP = tuple(method for method in METHODS if carrier_of(method) == "group")
 
@@ -50,16 +48,14 @@ def falling(step: int) -> LinkModel:
 def test_a_rate_that_falls_tenfold_switches_within_ten_steps_and_back(prefer: str | float, seed: int) -> None:
     world = World(falling, seed=seed)
     world.run(Flexible(prefer=prefer, methods=BY_GROUP), 300)
-    before, slow, after = world.used[99], world.used[199], world.used[299]
+    before, slow, after = world.used[99], world.used[110], world.used[210]
     assert before == after
     assert slow != before
-    # A candidate that was not worth exploring may be worth it on the other link.
-    assert before not in world.used[110:200]
-    assert set(world.used[100 + EXPLORED : 200]) == {slow}
-    assert set(world.used[210:]) == {before} == set(world.used[EXPLORED:100])
-    changes = world.of(LinkChanged)
-    assert any(100 <= step < 110 for step in changes)
-    assert any(200 <= step < 210 for step in changes)
+    assert set(world.used[110:200]) == {slow}
+    assert set(world.used[210:]) == {before} == set(world.used[EXPLORING:100])
+    first, *others = world.of(LinkChanged)
+    assert 100 <= first < 110
+    assert any(200 <= step < 210 for step in others)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -73,8 +69,9 @@ def test_a_switch_whose_links_slow_down_is_left_within_ten_steps_and_used_again(
     )
     world.run(Flexible(ratios=(0.01,), prefer=0.0), 300)
     by = [carrier_of(method) for method, _, _ in world.used]
-    assert set(by[EXPLORED:100]) == {"switch"} == set(by[210:])
+    assert set(by[EXPLORING:100]) == {"switch"} == set(by[210:])
     assert set(by[110:200]) == {"group"}
+    assert {event.carrier for _, event in world.events if isinstance(event, LinkChanged)} == {"switch"}
 
 
 def test_a_decider_goes_on_from_what_another_saved() -> None:
@@ -88,7 +85,7 @@ def test_a_decider_goes_on_from_what_another_saved() -> None:
         assert saved == first.saved() == second.saved()
         for _ in range(20):
             assert first.next == second.next
-            measured = Measurement(4e-3, 5e-3, 2e-3, 0.1, 1e-3, 1e-3, 0.3)
+            measured = Measurement(2e-3, 3e-3, 4e-3, 5e-3, 0.1, 1e-3, 1e-3, 0.3)
             assert first.observe(measured) == second.observe(measured)
 
 
@@ -96,8 +93,8 @@ def test_a_gradient_of_another_size_is_decided_for() -> None:
     """Many sums of few elements take as long as their latency: all are sent."""
     decider = Decider(Flexible(explore_steps=1), ELEMENTS, WORKERS)
     for _ in range(40):
-        measured = Measurement(7e-3, 0.0, 2e-3, exchange_s=0.2, compress_s=1e-4, gain=0.1)
-        decider.observe(measured, Traffic(1000, 30, 180, words=1500, first_messages=2, first_words=20))
+        measured = Measurement(6e-3, 0.0, 7e-3, 0.0, exchange_s=0.2, compress_s=1e-4, gain=0.5)
+        decider.observe(measured, Traffic(elements=1000, sums=30, messages=180, words=1500))
     assert decider.next.method in DENSE
 
 
@@ -114,7 +111,7 @@ def test_what_is_in_use_is_the_best_of_all_candidates_by_the_true_times(prefer: 
     for link in (LinkModel(1e-5, 0.05), LinkModel(1e-3, 1.0), LinkModel(5e-3, 0.1)):
         world = World(lambda _, link=link: link, noise=0.0)
         settings = Flexible(prefer=prefer)
-        world.run(settings, EXPLORED + 1)
+        world.run(settings, EXPLORING + 1)
         true = [
             Candidate(method, ratio, seconds(world, method, ratio, link), gain(method, ratio))
             for ratio in (*settings.ratios, 1.0)
@@ -142,41 +139,29 @@ def gain(method: Method, ratio: float) -> float:
 def test_dense_is_used_where_it_is_fastest() -> None:
     world = World(lambda _: LinkModel(1e-5, 100.0), select_s=0.02)
     world.run(Flexible(), 40)
-    assert {method for method, _, _ in world.used[EXPLORED:]} <= set(DENSE)
-    assert {ratio for _, ratio, _ in world.used[EXPLORED:]} == {1.0}
+    assert {method for method, _, _ in world.used[EXPLORING:]} <= set(DENSE)
+    assert {ratio for _, ratio, _ in world.used[EXPLORING:]} == {1.0}
 
 
-def test_what_might_be_the_best_is_explored_by_predicted_time() -> None:
-    """The fastest comes first; a candidate that no gain could make the best is left out."""
-    world = World(lambda _: LinkModel(1e-4, 0.1), gain=lambda step, ratio: ratio**0.2)
-    settings = Flexible(explore_steps=2, prefer=1.0, methods=("dense_switch", "top_k_switch"))
-    world.run(settings, 20)
-    explored = [ratio for _, ratio, exploring in world.used if exploring]
-    assert explored[:3] == [0.001, 0.001, 0.003] or explored[:2] == [0.001, 0.003]
-    assert explored == [ratio for _, ratio, _ in world.used[: len(explored)]]
-    assert max(explored) < 0.1
+def test_every_ratio_is_explored_first_and_its_gain_learned() -> None:
+    world = World(lambda _: SLOW)
+    world.run(Flexible(explore_steps=2), 11)
+    assert [ratio for _, ratio, _ in world.used[:10]] == [
+        0.1,
+        0.1,
+        0.03,
+        0.03,
+        0.01,
+        0.01,
+        3e-3,
+        3e-3,
+        1e-3,
+        1e-3,
+    ]
+    assert [exploring for _, _, exploring in world.used] == [True] * 10 + [False]
     ((step, ended),) = ((step, one) for step, one in world.events if isinstance(one, ExplorationEnded))
-    assert ended.gains == pytest.approx({key: key[1] ** 0.2 for key in ended.gains}, rel=0.03)
-    assert {ratio for _, ratio in ended.gains} == set(explored)
-    assert world.used[step + 1][2] is False
-    times = [seconds(world, "top_k_switch", ratio, LinkModel(1e-4, 0.1)) for ratio in (0.001, 0.1)]
-    assert times[1] > times[0] / 0.001**0.2  # so that no gain would have made it the best
-
-
-def test_a_gain_belongs_to_what_decides_which_elements_are_kept() -> None:
-    """One worker's positions have a fifth of the gain of each worker's own, in hardly less time."""
-    link = LinkModel(1e-4, 0.2)
-    world = World(lambda _: link, shared=0.2)
-    world.run(Flexible(ratios=(0.03, 0.01), prefer=1.0), 40)
-    ((_, ended),) = ((step, one) for step, one in world.events if isinstance(one, ExplorationEnded))
-    for (family, ratio), found in ended.gains.items():
-        assert found == pytest.approx(ratio**0.2 * (0.2 if family == "shared" else 1), rel=0.03)
-    assert {family for family, _ in ended.gains} == {"own", "shared"}
-    methods = {method for method, _, exploring in world.used[EXPLORED:] if not exploring}
-    assert {family_of(method) for method in methods} == {"own"}
-    # Both families are candidates: the fastest method has another worker's positions.
-    times = {method: seconds(world, method, 0.01, link) for method in METHODS if method not in DENSE}
-    assert family_of(min(times, key=times.__getitem__)) == "shared"
+    assert (step, ended.step) == (9, 10)
+    assert ended.gains == pytest.approx({ratio: ratio**0.2 for ratio in ended.gains}, rel=0.03)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
@@ -188,18 +173,14 @@ def test_a_gain_that_moves_is_explored_again(factor: float) -> None:
     (changed,) = world.of(GainChanged)
     assert 50 <= changed < 60
     assert world.of(ExplorationStarted) == [changed]
-    exploring = [exploring for _, _, exploring in world.used[changed + 1 :]]
-    assert exploring[0]
-    assert exploring == sorted(exploring, reverse=True)
-    assert not exploring[15]
+    assert [exploring for _, _, exploring in world.used[changed + 1 :]][:16] == [True] * 15 + [False]
 
 
 def test_old_gains_are_explored_again_when_the_link_moves() -> None:
     world = World(falling)
-    world.run(Flexible(explore_after=80, methods=BY_GROUP), 300)
-    starts = world.of(ExplorationStarted)
-    assert any(100 <= step < 110 for step in starts)
-    assert any(200 <= step < 210 for step in starts)
+    world.run(Flexible(explore_after=150), 300)
+    (started,) = world.of(ExplorationStarted)
+    assert 200 <= started < 210
 
 
 def test_a_steady_network_is_left_alone() -> None:
@@ -213,14 +194,12 @@ def test_a_steady_network_is_left_alone() -> None:
 def test_a_slow_step_changes_nothing() -> None:
     world = World(lambda step: LinkModel(1e-3, 0.001 if step in (60, 90) else 1.0))
     world.run(Flexible(), 150)
-    assert len(world.of(MethodChosen)) == 1
-    assert len(set(world.used[EXPLORED:])) == 1
+    assert world.of(LinkChanged) == []
 
 
 def test_a_small_step_is_told_the_rate_by_probes() -> None:
-    """Its own exchanges tell nothing of the rate, so `probe_share` decides how soon a change is found."""
     world = World(lambda step: LinkModel(5e-3, 1.0 if step < 100 else 0.02))
-    settings = Flexible(ratios=(1e-6,), methods=("ar_top_k_tree",), probe_share=1.0)
+    settings = Flexible(ratios=(1e-6,), methods=("ar_top_k_tree",))
     deciders = world.run(settings, 130)
     probes = [one["group"] for one in world.probes]
     assert sum(map(bool, probes)) >= 10
@@ -229,47 +208,13 @@ def test_a_small_step_is_told_the_rate_by_probes() -> None:
     assert deciders[0].links["group"].gbps == pytest.approx(0.02, rel=0.3)
 
 
-@pytest.mark.parametrize("share", [0.005, 0.02, 0.1])
-@pytest.mark.parametrize(
-    ("latency_s", "gbps"), [(1e-4, 10.0), (1e-4, 0.005), (1e-2, 0.5), (5e-3, 0.02), (1e-5, 1.0)]
-)
-def test_steps_wait_for_probes_no_longer_than_their_share(
-    latency_s: float, gbps: float, share: float
-) -> None:
-    """This holds at any time, to within one probe, once the first ones have told the links."""
-    for ratios in ((0.1, 0.01, 0.001), (1e-6,)):
-        world = World(lambda _: LinkModel(latency_s, gbps), noise=0.0)
-        world.run(Flexible(ratios=ratios, probe_share=share), 400)
-        waited, spent, begun = 0.0, 0.0, 5
-        for step in range(begun, 400):
-            waited += world.probed[step]
-            spent += world.seconds[step] + world.probed[step]
-            total = spent + sum(world.seconds[:begun])
-            assert waited <= 1.25 * share * total + max(world.probed[begun : step + 1]), step
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [(LinkModel(5e-4, 1e-2), LinkModel(5e-2, 1e-2)), (LinkModel(5e-3, 1e-3), LinkModel(5e-3, 10.0))],
-)
-def test_probes_of_an_idle_carrier_tell_what_changed_and_end(before: LinkModel, after: LinkModel) -> None:
-    """A packet that takes long on a long link is no sign of a low rate."""
-    world = World(lambda _: LinkModel(2e-4, 1.0), lambda step: before if step < 100 else after)
-    deciders = world.run(Flexible(ratios=(0.01,)), 200)
-    assert {carrier_of(method) for method, _, _ in world.used[EXPLORED:]} == {"group"}
-    link = deciders[0].links["switch"]
-    assert link.latency_s == pytest.approx(after.latency_s, rel=0.2)
-    assert link.gbps >= 0.8 * before.gbps
-    assert sum(bool(one["switch"]) for one in world.probes[120:]) <= 80 / 3
-
-
 def test_a_step_that_tells_the_rate_needs_no_probe() -> None:
     world = World(lambda _: LinkModel(1e-5, 0.1))
     deciders = world.run(Flexible(methods=BY_GROUP), 60)
-    assert not any(one["group"] > 1 for one in world.probes[EXPLORED:])
+    assert not any(one["group"] for one in world.probes[EXPLORING + 1 :])
     link = deciders[0].links["group"]
     assert link.gbps == pytest.approx(0.1, rel=0.15)
-    assert link.latency_s == pytest.approx(1e-5, rel=0.5)
+    assert link.latency_s == pytest.approx(1e-5, rel=0.15)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 16])
@@ -322,12 +267,11 @@ def test_a_method_that_selects_needs_a_carrier() -> None:
         ({"ratios": (0.0,)}, "ratios: 0 is out of range"),
         ({"methods": ("magic",)}, "methods: 'magic' is unknown; use dense_ring, "),
         ({"methods": ("dense_ring",)}, "methods: has none that selects"),
-        ({"prefer": "speed"}, "prefer: 'speed' is unknown; use 'delay', 'knee' or a number"),
+        ({"prefer": "speed"}, "prefer: 'speed' is unknown; use 'knee' or a number"),
         ({"prefer": -1.0}, "prefer: -1 is out of range"),
         ({"explore_steps": 0}, "explore_steps: 0 is out of range"),
         ({"tolerance": 0.0}, "tolerance: 0 is out of range"),
         ({"margin": 1.0}, "margin: 1 is out of range"),
-        ({"probe_share": 0.0}, "probe_share: 0 is out of range"),
     ],
 )
 def test_mistakes_are_one_line(change: dict[str, object], told: str) -> None:

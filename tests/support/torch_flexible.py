@@ -19,11 +19,10 @@ from compressors import Books
 from patience import PATIENCE_S
 from torch_training import model, parameters, step_loss
 
-from peelsum.flexible import DENSE, Flexible, LinkModel, carrier_of
+from peelsum.flexible import DENSE, Decider, Flexible, LinkModel
 from peelsum.summation import Part, Words
 from peelsum.torch import ProcessGroupSummation, SwitchAllreduceState, TopK, hook
 from peelsum.torch.backends import connect
-from peelsum.torch.decisions import Decisions
 from peelsum.torch.process_group_summation import By
 from peelsum.torch.routes import reduced, switch_words
 
@@ -33,26 +32,28 @@ Script = Sequence[tuple[str, float]]
 
 @contextmanager
 def scripted(script: Script | None) -> Iterator[None]:
-    """Have every strategy of this process repeat a script of decisions, whatever it measures."""
+    """Have every decider of this process follow a script, again and again, whatever it measures."""
 
-    class Scripted(Decisions):
-        done = 0
+    class Scripted(Decider):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self._follow()
 
-        def _decide(self) -> None:
-            assert script
-            super()._decide()
-            method, ratio = script[self.done % len(script)]
-            self.done += 1
-            assert self._plan is not None
-            self._probes.wait(carrier_of(method))
-            self._plan = replace(self._plan, method=method, ratio=1.0 if method in DENSE else ratio)
+        def observe(self, *arguments: Any) -> Any:
+            events = super().observe(*arguments)
+            self._follow()
+            return events
 
         def restore(self, values: Any) -> None:
             super().restore(values)
-            # A measurement of the last step before the checkpoint is not part of it.
-            self.done = values["known"]["observed"] + 2 if values else 0
+            self._follow()
 
-    with patch("peelsum.torch.state.Decisions", Scripted if script else Decisions):
+        def _follow(self) -> None:
+            assert script
+            method, ratio = script[self.observed % len(script)]
+            self.next = replace(self.next, method=method, ratio=1.0 if method in DENSE else ratio)
+
+    with patch("peelsum.torch.decisions.Decider", Scripted if script else Decider):
         yield
 
 
@@ -309,7 +310,7 @@ def two_modules(rank: int, script: Script) -> np.ndarray:
             optimizer.zero_grad()
             (step_loss(pair[0], rank, step) + step_loss(pair[1], rank, step + 100)).backward()
             optimizer.step()
-        assert len(state.stats().strategy.history) == 6
+        assert len(state.stats().strategy.history) == 7
         state.close()
     return np.concatenate([parameters(ddp) for ddp in pair])
 

@@ -82,7 +82,7 @@ def test_ranks_decide_alike_over_links_that_lose_packets(loss):
     all_equal(ranks)
     first, second = (one["stats"].strategy for one in ranks)
     assert first == second
-    assert len(first.history) == 28
+    assert len(first.history) == 29
     assert first.links.keys() == {"group", "switch"}
     assert any(isinstance(one, ExplorationEnded) for one in first.events)
 
@@ -91,31 +91,29 @@ def test_decisions_are_logged_in_one_line_each_and_in_the_statistics():
     settings = {"strategy": Flexible(ratios=(0.1, 0.01), explore_steps=2)}
     (one, _) = run_ranks(2, flexible.deciding, "gloo", settings)
     stats = one["stats"].strategy
-    assert [step.step for step in stats.history] == list(range(1, 29))
-    assert stats.history[0].exploring
-    exploring = [step.exploring for step in stats.history]
-    assert sum(exploring) <= 12
+    assert [step.step for step in stats.history] == list(range(1, 30))
+    assert [step.ratio for step in stats.history[:4]] == [0.1, 0.1, 0.01, 0.01]
+    assert [step.exploring for step in stats.history] == [True] * 4 + [False] * 25
     assert all(step.exchange_s > 0 for step in stats.history)
     assert stats.plan.probe_words.keys() == stats.links.keys() == {"group"}
-    assert ": gains have been explored: " in one["log"][0]
+    assert one["log"][0].startswith("step 4: every ratio has been explored; gains: ")
     chosen = [event for event in stats.events if isinstance(event, MethodChosen)]
     told = [line for line in one["log"] if ": use " in line]
     assert len(told) == len(chosen)
-    assert told[0].startswith(f"step {chosen[0].step}: use {chosen[0].chosen.method} at ")
+    assert told[0].startswith(f"step 4: use {chosen[0].chosen.method} at ")
     assert not any("\n" in line for line in one["log"])
 
 
 def switched_within(stats, begin, ten, carrier):
     """The step, counted from `begin`, from which on sums go by `carrier`; at most `ten`."""
-    carriers = [carrier_of(one.method) for one in stats.history[begin:]]
-    assert carrier in carriers[: ten + 1], carriers
-    return begin + carriers.index(carrier)
+    at = next(n for n, one in enumerate(stats.history[begin:]) if carrier_of(one.method) == carrier)
+    assert at <= ten, [one.method for one in stats.history[begin : begin + at]]
+    return begin + at
 
 
 @tried_again
 def test_a_rate_that_falls_tenfold_changes_the_carrier_within_ten_steps_and_back():
-    # Half of the time pays for probes of the slow switch's rate in any ten steps, on a busy machine, too.
-    strategy = Flexible(ratios=(0.5,), methods=METHODS, prefer=0.0, explore_steps=2, probe_share=0.5)
+    strategy = Flexible(ratios=(0.5,), methods=METHODS, prefer=0.0, explore_steps=2)
     fall, rise = 12, 36
     first, second = (
         one["strategy"] for one in run_ranks(2, flexible.over_changing_links, (fall, rise), strategy)
@@ -151,8 +149,7 @@ def test_a_switch_with_a_schedule_of_links_is_left_within_ten_steps_and_used_aga
     assert before.count("switch") > len(before) / 2
     left = switched_within(stats, fall, 10, "group")
     assert {carrier_of(one.method) for one in stats.history[left : rise - 1]} == {"group"}
-    slow = stats.history[left + 10].links["switch"]
-    assert slow.latency_s > 0.015 or slow.gbps < 0.02
+    assert stats.history[left + 10].links["switch"].latency_s > 0.015
     switched_within(stats, rise, 10, "switch")
 
 
@@ -166,7 +163,7 @@ def test_a_restored_state_goes_on_deciding(pickled):
         assert links == one["before"].links
         assert one["other"][0].exploring
         assert one["other"][0].ratio == 0.2
-        assert one["saved"]["known"]["observed"] == 3
+        assert one["saved"]["known"]["observed"] == 4
 
 
 def test_residuals_go_from_a_strategy_to_a_compressor_and_back():

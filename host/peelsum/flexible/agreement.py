@@ -52,12 +52,14 @@ class Measurement:
     Agreed times are within 5 % of a worker's, from a microsecond to an hour; agreed gains within 3 %.
     """
 
+    group_small_s: float = 0.0
+    """Time of an exchange of a few words over the process group."""
+    switch_small_s: float = 0.0
+    """Time of an exchange of a few words through the switch."""
     group_probe_s: float = 0.0
-    """Time of the last probe of the process group; 0 until all workers have it."""
+    """Time of the probe of the process group, if one was asked for."""
     switch_probe_s: float = 0.0
-    """Time of the last probe of the switch; 0 until all workers have it."""
-    first_s: float = 0.0
-    """Time of the first of the step's collectives; it has few words, so that it measures latency."""
+    """Time of the probe of the switch, if one was asked for."""
     exchange_s: float = 0.0
     """Time of the step's collectives."""
     compress_s: float = 0.0
@@ -67,12 +69,16 @@ class Measurement:
     gain: float = 0.0
     """Compression gain: the energy of what was sent over that of the gradient, 0 to 1."""
 
+    def small_s(self, carrier: Carrier) -> float:
+        """Return the time of an exchange of a few words over `carrier`."""
+        return self.group_small_s if carrier == "group" else self.switch_small_s
+
     def probe_s(self, carrier: Carrier) -> float:
         """Return the time of the probe of `carrier`."""
         return self.group_probe_s if carrier == "group" else self.switch_probe_s
 
     def words(self) -> Words:
-        """Return this as uint32[56], whose OR over all workers `agreed` takes."""
+        """Return this as uint32[64], whose OR over all workers `agreed` takes."""
         words = np.zeros(_WORDS * len(_SCALES), np.uint32)
         for part, (name, scale) in enumerate(_SCALES.items()):
             word, bit = divmod(scale.bit(getattr(self, name)), _WORD_BITS)
@@ -83,7 +89,7 @@ class Measurement:
     def agreed(cls, words: Words) -> Measurement:
         """Return what all workers agree on: of the network and the gain the least, of work the most.
 
-        words: uint32[56], the OR of all workers' `words`. Raises FlexibleConfigError for another shape.
+        words: uint32[64], the OR of all workers' `words`. Raises FlexibleConfigError for another shape.
         """
         if words.shape != (_WORDS * len(_SCALES),):
             raise FlexibleConfigError(f"words: {words.shape} is not the shape of a measurement's words")
@@ -94,9 +100,10 @@ class Measurement:
 
 #: The scale of each field, in the order of fields.
 _SCALES = {
+    "group_small_s": _NETWORK_S,
+    "switch_small_s": _NETWORK_S,
     "group_probe_s": _NETWORK_S,
     "switch_probe_s": _NETWORK_S,
-    "first_s": _NETWORK_S,
     "exchange_s": _NETWORK_S,
     "compress_s": _WORKER_S,
     "compute_s": _WORKER_S,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from peelsum.flexible.collectives import LinkModel
 from peelsum.flexible.front import Candidate
-from peelsum.flexible.methods import Carrier, Family, Method
+from peelsum.flexible.methods import Carrier, Method
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Next:
     ratio: float
     """Share of the elements that a worker sends; 1 with a dense method."""
     exploring: bool
-    """Whether method and ratio are only explored."""
+    """Whether the ratio is only explored."""
     probe_words: Mapping[Carrier, int]
-    """Zeros to exchange over each carrier in addition to the step's words, to learn its link; 0 for none."""
+    """Zeros to exchange over each carrier in addition to the step's words, to learn its rate; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,11 @@ class Traffic:
     """Messages in a row."""
     words: float
     """32-bit words that crossed the busiest link in one direction."""
-    first_messages: float = 0.0
-    """Messages in a row of the first of the step's collectives."""
-    first_words: float = 0.0
-    """Words of that first one on the busiest link."""
 
 
 @dataclass(frozen=True)
 class ExplorationStarted:
-    """Gains are explored from the next step on; take a snapshot now."""
+    """Every ratio is explored from the next step on: the time to take a snapshot."""
 
     step: int
     """Steps observed so far."""
@@ -52,12 +48,12 @@ class ExplorationStarted:
 
 @dataclass(frozen=True)
 class ExplorationEnded:
-    """All candidates that might be the best have been explored; return to the snapshot now."""
+    """Every ratio has been explored: the time to return to the snapshot."""
 
     step: int
     """Steps observed so far."""
-    gains: dict[tuple[Family, float], float]
-    """Compression gain by family and ratio."""
+    gains: dict[float, float]
+    """Compression gain by ratio."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class LinkChanged:
 
 @dataclass(frozen=True)
 class GainChanged:
-    """The gain of the method and ratio in use changed."""
+    """The gain of the ratio in use changed."""
 
     step: int
     """Steps observed so far."""
@@ -97,7 +93,7 @@ class MethodChosen:
     before: Candidate | None
     """The one before, at its time on the network now; None the first time."""
     candidates: tuple[Candidate, ...]
-    """The fastest method of each family and ratio whose gain is known, and of those that send everything."""
+    """All candidates: the fastest method of each ratio, and of those that send everything."""
 
 
 Event = ExplorationStarted | ExplorationEnded | LinkChanged | GainChanged | MethodChosen

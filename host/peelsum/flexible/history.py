@@ -38,16 +38,14 @@ class DecidedStep:
 def told(event: Event) -> str:
     """Return an event in one line: what was decided, and why."""
     if isinstance(event, ExplorationStarted):
-        return "gains are explored"
+        return "every ratio is explored again"
     if isinstance(event, ExplorationEnded):
-        gains = ", ".join(
-            f"{family} {gain:.3g} at {ratio:g}" for (family, ratio), gain in event.gains.items()
-        )
-        return f"gains have been explored: {gains or 'none is of use'}"
+        gains = ", ".join(f"{gain:.3g} at {ratio:g}" for ratio, gain in event.gains.items())
+        return f"every ratio has been explored; gains: {gains}"
     if isinstance(event, LinkChanged):
         return f"the {event.carrier}'s link changed from {_link(event.before)} to {_link(event.now)}"
     if isinstance(event, GainChanged):
-        return f"the gain of what is in use changed from {event.before:.3g} to {event.now:.3g}"
+        return f"the gain of the ratio in use changed from {event.before:.3g} to {event.now:.3g}"
     before = f"; before: {_candidate(event.before)}" if event.before else ""
     return f"use {_candidate(event.chosen)}{before}"
 

@@ -39,9 +39,6 @@ Carrier = Literal["group", "switch"]
 CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 #: The methods that send every element.
 DENSE: tuple[Method, ...] = ("dense_ring", "dense_tree", "dense_switch")
-#: Which elements are sent: each worker's own largest, or those at one worker's positions, shared by all.
-Family = Literal["own", "shared"]
-FAMILIES: tuple[Family, ...] = get_args(Family)
 _Reduce = Callable[[LinkModel, int], NetworkModel]
 #: Nanoseconds per element to select the largest; `TopK` takes 6 to 22 (docs/reference/flexible.md).
 _SELECT_NS = 10.0
@@ -114,13 +111,6 @@ class Cost:
 def carrier_of(method: Method) -> Carrier:
     """Return what carries a method's words."""
     return "switch" if method.endswith("_switch") else "group"
-
-
-def family_of(method: Method) -> Family | None:
-    """Return which elements a method sends, on which its gain depends; None if it sends all."""
-    if method in DENSE:
-        return None
-    return "shared" if method.startswith("ar_top_k") else "own"
 
 
 def cost(method: Method, step: Step) -> Cost:

@@ -18,18 +18,16 @@ class Flexible:
     """Ratios to choose from."""
     methods: tuple[Method, ...] | None = None
     """Methods to choose from; None takes all for which there is a carrier."""
-    prefer: Preference = "delay"
-    """How to weigh time against gain: "delay", "knee", or an exponent w for the least time / gain**w."""
+    prefer: Preference = "knee"
+    """How to choose between time and gain: "knee", or the exponent w of the least time / gain**w."""
     explore_steps: int = 3
-    """Most steps for which a candidate is explored; fewer if the first shows that it cannot be the best."""
+    """Steps for which each ratio is explored."""
     explore_after: int = 200
     """Steps after which gains are old: they are explored again when the gain or a link moves."""
     tolerance: float = 0.3
     """Relative change of rate, latency or gain that counts as one."""
     margin: float = 0.1
     """By how much another candidate must be better to be used."""
-    probe_share: float = 0.02
-    """Share of time that steps may wait for probes, on average."""
 
     def __post_init__(self) -> None:
         if not self.ratios or self.methods == ():
@@ -38,17 +36,14 @@ class Flexible:
             within("ratios", ratio, 1e-9, 1)
         if self.methods is not None:
             self._check_methods(self.methods)
-        if self.prefer not in ("delay", "knee"):
+        if self.prefer != "knee":
             if not isinstance(self.prefer, int | float):
-                raise FlexibleConfigError(
-                    f"prefer: {self.prefer!r} is unknown; use 'delay', 'knee' or a number"
-                )
+                raise FlexibleConfigError(f"prefer: {self.prefer!r} is unknown; use 'knee' or a number")
             within("prefer", self.prefer, 0, 100)
         within("explore_steps", self.explore_steps, 1, 1000)
         within("explore_after", self.explore_after, 1, 10**9)
         within("tolerance", self.tolerance, 0.01, 100)
         within("margin", self.margin, 0, 0.9)
-        within("probe_share", self.probe_share, 1e-4, 1)
 
     def _check_methods(self, methods: Sequence[Method]) -> None:
         unknown = set(methods) - set(METHODS)

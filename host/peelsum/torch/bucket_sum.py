@@ -107,9 +107,7 @@ class BucketSums:
             if self._decisions is not None:
                 self._path = path_of(summation)
                 self._decisions.connect(backends_of(summation, self._group, self._path))
-            # A probe uses the summation on a thread of its own, which the queue's end has to wait for.
-            ending = None if self._decisions is None else self._decisions.end
-            self._queue = SumQueue(summation, leave=settings.makes_backend, ending=ending)
+            self._queue = SumQueue(summation, leave=settings.makes_backend)
         return self._queue
 
     def submit(

@@ -1,9 +1,8 @@
 """The decisions of a strategy during training: what a step measures, agreed by all ranks, and what follows.
 
-Theory of operation. What a rank measured in a step rides with the first exchange of the next step, which
-combines all ranks' measurements. From the agreed measurement, every rank's decider derives the same method
-and ratio for the step after that one. It does so before the first sum of that step; the other sums wait for
-the decision. So a decision follows from the step before the last, and takes no exchange of its own.
+Theory of operation. Before the first sum of a step, and in its turn, each rank sends what it measured in the
+step before, and the probes that were asked for. From the agreed measurement every rank's decider derives the
+same method and ratio for the step. Its other sums wait for that decision.
 """
 
 from __future__ import annotations
@@ -15,13 +14,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from peelsum.allreduce import PlanMismatchError
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.compress import CompressedResult
 from peelsum.flexible import (
+    Carrier,
     DecidedStep,
     Decider,
     Event,
@@ -31,12 +32,10 @@ from peelsum.flexible import (
     MethodChosen,
     Next,
     Traffic,
-    carrier_of,
     told,
 )
 from peelsum.summation import Part, Words
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.probes import Probes
 from peelsum.torch.routes import Backends, Meter
 from peelsum.torch.stats import StrategyStats
 from peelsum.torch.sum_queue import QueuedSummation
@@ -49,20 +48,12 @@ _HEADERS = 1
 _KEPT_STEPS, _KEPT_EVENTS = 10_000, 1_000
 
 
-@dataclass(frozen=True)
-class _Done:
-    """A finished step."""
-
-    plan: Next
-    traffic: Traffic
-
-
 class Decisions:
     """The decisions of one rank, which are those of all. `clock` returns seconds."""
 
     def __init__(self, settings: Flexible, clock: Callable[[], float] = time.perf_counter) -> None:
         self._settings, self._clock = settings, clock
-        self.meter, self._probes = Meter(clock), Probes(clock)
+        self.meter = Meter(clock)
         self._backends: Backends | None = None
         self._decider: Decider | None = None
         self._saved: Mapping[str, Any] = {}
@@ -70,17 +61,14 @@ class Decisions:
         self._lock = threading.Lock()
         self._history: deque[DecidedStep] = deque(maxlen=_KEPT_STEPS)
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
-        self._began = 0.0
-        #: What the step does, and the step whose measurement rides with it.
-        self._plan: Next | None = None
-        self._riding: _Done | None = None
-        self._count_from_zero()
+        self._small_s, self._began = 0.0, 0.0
+        self._reset()
 
     @property
     def next(self) -> Next:
         """The decision for the step whose sums run now."""
-        assert self._plan is not None
-        return self._plan
+        assert self._decider is not None
+        return self._decider.next
 
     def connect(self, backends: Backends) -> None:
         """Decide over these backends from now on. Raises HookConfigError for a single rank."""
@@ -128,7 +116,7 @@ class Decisions:
         with self._lock:
             decider = self._decider
             return StrategyStats(
-                plan=self._plan,
+                plan=None if decider is None else decider.next,
                 links={} if decider is None else decider.links,
                 history=tuple(self._history),
                 events=tuple(self._events),
@@ -143,42 +131,21 @@ class Decisions:
     def restore(self, values: Mapping[str, Any]) -> None:
         """Continue from values that `saved` returned, if settings and number of ranks are the same."""
         check_saved(values)
-        self.end()
         self._saved, self._decider, self._step = dict(values), None, -1
-
-    def end(self) -> None:
-        """Wait until no probe is under way."""
-        self._probes.end()
 
     def _decide(self) -> None:
         """Decide what the step does, at the turn of its first sum."""
-        decider, rider = self._decider, None
-        if decider is None:
+        if self._decider is None:
             decider = self._opened()
-            self._riding = None
             with self._lock:
                 self._decider = decider
         else:
-            rider = self._observe(decider).words()
-        with self._lock:
-            self._plan = decider.next
-        self._probe(decider.next)
-        self.meter.reset(rider)
-        self._count_from_zero()
+            self._observe(self._decider)
+        self._reset()
         self._began = self._clock()
 
-    def _probe(self, plan: Next) -> None:
-        """Begin the probes that a decision asks for; wait for one of the carrier that the step uses."""
-        assert self._backends is not None
-        used = carrier_of(plan.method)
-        for carrier, words in plan.probe_words.items():
-            if words and carrier != used:
-                self._probes.begin(carrier, self._backends.by_carrier[carrier], words, beside=True)
-        self._probes.wait(used)
-        if plan.probe_words[used]:
-            self._probes.begin(used, self._backends.by_carrier[used], plan.probe_words[used], beside=False)
-
-    def _count_from_zero(self) -> None:
+    def _reset(self) -> None:
+        self.meter.reset()
         self._sums = self._elements = 0
         self._encode_s = self._offered = self._sent = 0.0
 
@@ -204,7 +171,7 @@ class Decisions:
                     "give what state_dict returned"
                 ) from error
         elif self._saved:
-            _LOGGER.info("strategy: saved with other settings or ranks; gains are explored again")
+            _LOGGER.info("strategy: saved with other settings or ranks; ratios are explored again")
         first.sum_words([self._agreement(repr((self._identity(decider), decider.saved())), first.worker_id)])
         return decider
 
@@ -224,40 +191,42 @@ class Decisions:
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
         return Part(agreement_words(digest), "or", check)
 
-    def _observe(self, decider: Decider) -> Measurement:
-        """Let the decider take what all agreed on during the step that is over; return what it measured."""
-        done, gone_s = self._riding, self._clock() - self._began
-        if done is not None and self.meter.carried is not None:
-            measured = Measurement.agreed(self.meter.carried)
-            for carrier in decider.carriers:
-                if measured.probe_s(carrier):
-                    self._probes.forget(carrier)
-            self._take(decider, done, measured)
-        first_s, first_messages, first_words = self.meter.first
-        exchange_s = self.meter.seconds
-        traffic = (self._elements, self._sums, self.meter.messages, self.meter.words)
-        self._riding = _Done(self.next, Traffic(*traffic, first_messages, first_words))
-        return Measurement(
-            **{f"{carrier}_probe_s": self._probes.seconds(carrier) for carrier in decider.carriers},
-            first_s=first_s,
-            exchange_s=exchange_s,
+    def _observe(self, decider: Decider) -> None:
+        """Exchange what was measured in the step before, and let the decider take what all agree on."""
+        assert self._backends is not None
+        done, last = decider.next, decider.carriers[-1]
+        gone_s = self._clock() - self._began
+        times = {f"{last}_small_s": self._small_s}
+        for carrier in decider.carriers:
+            if done.probe_words[carrier]:
+                zeros = np.zeros(done.probe_words[carrier], np.uint32)
+                times[f"{carrier}_probe_s"], _ = self._timed(carrier, Part(zeros, "add"))
+            if carrier != last:
+                few = Measurement().words()
+                times[f"{carrier}_small_s"], _ = self._timed(carrier, Part(few, "or"))
+        measured = Measurement(
+            **times,
+            exchange_s=self.meter.seconds,
             compress_s=self._encode_s,
-            compute_s=max(gone_s - exchange_s - self._encode_s, 0.0),
+            compute_s=max(gone_s - self.meter.seconds - self._encode_s, 0.0),
             gain=self._gain(),
         )
+        self._small_s, words = self._timed(last, Part(measured.words(), "or"))
+        traffic = Traffic(self._elements, self._sums, self.meter.messages, self.meter.words)
+        self._take(decider, Measurement.agreed(words), traffic)
 
-    def _take(self, decider: Decider, done: _Done, measured: Measurement) -> None:
-        plan = done.plan
+    def _take(self, decider: Decider, measured: Measurement, traffic: Traffic) -> None:
+        done = decider.next
         with self._lock:
-            events = decider.observe(measured, done.traffic, plan)
+            events = decider.observe(measured, traffic)
             self._events.extend(events)
             links, step = decider.links, decider.observed
             self._history.append(
-                DecidedStep(step, plan.method, plan.ratio, plan.exploring, measured.exchange_s, links)
+                DecidedStep(step, done.method, done.ratio, done.exploring, measured.exchange_s, links)
             )
         changed = any(isinstance(one, MethodChosen) for one in events)
         for one in events:
-            # A change of a link that changes no method interests few.
+            # A link that changes nothing is of interest to few.
             quiet = isinstance(one, LinkChanged) and not changed
             _LOGGER.log(logging.DEBUG if quiet else logging.INFO, "step %d: %s", one.step, told(one))
 
@@ -265,6 +234,13 @@ class Decisions:
         """Return the compression gain of the step; 1 if there was nothing to send."""
         gain = self._sent / self._offered if self._offered else 1.0
         return gain if 0 <= gain <= 1 else 1.0
+
+    def _timed(self, carrier: Carrier, part: Part) -> tuple[float, Words]:
+        """Return the seconds of an exchange, and its result."""
+        assert self._backends is not None
+        started = self._clock()
+        (words,) = self._backends.by_carrier[carrier].sum_words([part])
+        return self._clock() - started, words
 
 
 def check_saved(values: object) -> None:

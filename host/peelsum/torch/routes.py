@@ -5,11 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import TypeVar
-
-import numpy as np
 
 from peelsum.compress import Collectives, SummationCollectives
 from peelsum.compress.collectives import Bytes, cut, joined
@@ -27,54 +24,25 @@ T = TypeVar("T")
 class Meter:
     """The cost of a step's exchanges: seconds, messages in a row, and words on the busiest link.
 
-    Exchanges take turns, so that no two add to it at once. Words that all ranks OR once a step, the rider,
-    can go with the first exchange that ORs or gathers, so that they take no message of their own.
+    Exchanges take turns, so that no two add to it at once.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.reset()
 
-    def reset(self, rider: Words | None = None) -> None:
-        """Begin another step, with a rider or without."""
+    def reset(self) -> None:
+        """Begin another step."""
         self.seconds = self.messages = self.words = 0.0
-        self.first = (0.0, 0.0, 0.0)
-        """Seconds, messages and words of the step's first exchange."""
-        self.carried: Words | None = None
-        """The OR of all ranks' riders; None before the exchange."""
-        self._rider = rider
 
-    def timed(self, exchange: Callable[[], T], messages: float, words: float | Callable[[T], float]) -> T:
-        """Run an exchange and add what it takes; `words` may depend on its result."""
+    def timed(self, exchange: Callable[[], T], messages: float, words: float) -> T:
+        """Run an exchange and add what it takes."""
         started = self._clock()
         result = exchange()
-        seconds, sent = self._clock() - started, words(result) if callable(words) else words
-        if not self.messages:
-            self.first = seconds, messages, sent
-        self.seconds += seconds
+        self.seconds += self._clock() - started
         self.messages += messages
-        self.words += sent
+        self.words += words
         return result
-
-    def summed(self, parts: Sequence[Part], run: Callable[[Sequence[Part]], list[Words]]) -> list[Words]:
-        """Return the results of `run` for the parts; the rider goes with the first of a step with an OR."""
-        at = next((at for at, part in enumerate(parts) if part.op == "or"), None)
-        if self._rider is None or at is None:
-            return run(parts)
-        rider, self._rider = self._rider, None
-        results = run([*parts[:at], _with(rider, parts[at]), *parts[at + 1 :]])
-        self.carried, results[at] = np.split(results[at], [rider.size])
-        return results
-
-    def gathered(self, data: Bytes, run: Callable[[Bytes], list[Bytes]]) -> list[Bytes]:
-        """Return what `run` gathers for the data; the rider goes with the first of a step."""
-        if self._rider is None:
-            return run(data)
-        rider, self._rider = np.ascontiguousarray(self._rider), None
-        everybody = run(np.concatenate([rider.view(np.uint8), data]))
-        size = rider.nbytes
-        self.carried = np.bitwise_or.reduce([one[:size].copy().view(np.uint32) for one in everybody])
-        return [one[size:].copy() for one in everybody]
 
 
 class SwitchRoute(SummationCollectives):
@@ -86,11 +54,9 @@ class SwitchRoute(SummationCollectives):
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
-        return self._queued.in_turn(lambda: self._meter.summed(parts, self._run))
-
-    def _run(self, parts: Sequence[Part]) -> list[Words]:
-        words, backend = switch_words(self.lanes, parts), self._queued.backend
-        return self._meter.timed(lambda: backend.sum_words(parts), self._path.hops, words)
+        words = switch_words(self.lanes, parts)
+        backend, hops = self._queued.backend, self._path.hops
+        return self._queued.in_turn(lambda: self._meter.timed(lambda: backend.sum_words(parts), hops, words))
 
 
 class GroupRoute:
@@ -109,23 +75,19 @@ class GroupRoute:
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`; parts of one op that follow each other are reduced as one."""
         results: list[Words] = []
-        for _, some in groupby(parts, key=lambda part: part.op):
-            results += self._queued.in_turn(partial(self._meter.summed, list(some), self._reduced))
+        for op, some in groupby(parts, key=lambda part: part.op):
+            pieces = [part.words for part in some]
+            together = Part(joined(pieces), op)
+            few = together.words.size < self._group.few_words
+            (total,) = self._run(
+                lambda one=together, by=None if few else self._by: self._group.sum_words([one], by=by),  # type: ignore[misc]
+                *reduced(self.workers, together.words.size, tree=self._tree, few=few),
+            )
+            results += cut(total, [len(one) for one in pieces])
         for part, result in zip(parts, results, strict=True):
             if part.check is not None:
                 part.check(result)
         return results
-
-    def _reduced(self, parts: Sequence[Part]) -> list[Words]:
-        """Return the results of parts of one op, which are reduced as one."""
-        pieces = [part.words for part in parts]
-        together = Part(joined(pieces), parts[0].op)
-        few = together.words.size < self._group.few_words
-        (total,) = self._meter.timed(
-            lambda: self._group.sum_words([together], by=None if few else self._by),
-            *reduced(self.workers, together.words.size, tree=self._tree, few=few),
-        )
-        return cut(total, [len(one) for one in pieces])
 
     def broadcast(
         self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
@@ -133,23 +95,23 @@ class GroupRoute:
         """See `Collectives.broadcast`."""
         results = self.sum_words(ahead) if ahead else []
         once, words = rounds(self.workers), sum(map(len, pieces))
-        return results, self._queued.in_turn(
-            lambda: self._meter.timed(
-                lambda: self._group.broadcast(pieces, sources), once * len(set(sources)), once * words
-            )
+        return results, self._run(
+            lambda: self._group.broadcast(pieces, sources), once * len(set(sources)), once * words
         )
 
     def gather(self, data: Bytes) -> list[Bytes]:
         """See `Collectives.gather`: an all_gather of lengths, then one of bytes."""
-        return self._queued.in_turn(lambda: self._meter.gathered(data, self._gathered))
-
-    def _gathered(self, data: Bytes) -> list[Bytes]:
         others = self.workers - 1
-        return self._meter.timed(
-            lambda: self._group.gather(data),
-            2 * others,
-            lambda everybody: others * max(map(len, everybody)) / 4,
-        )
+
+        def gathered() -> list[Bytes]:
+            everybody = self._meter.timed(lambda: self._group.gather(data), 2 * others, 0)
+            self._meter.words += others * max(map(len, everybody)) / 4
+            return everybody
+
+        return self._queued.in_turn(gathered)
+
+    def _run(self, exchange: Callable[[], T], messages: float, words: float) -> T:
+        return self._queued.in_turn(lambda: self._meter.timed(exchange, messages, words))
 
 
 class Routes:
@@ -193,7 +155,7 @@ class Backends:
     path: SwitchPath
     """The path through the switch, if that is one of them."""
     few_words: int = 0
-    """The process group sends fewer words than this by direct messages; 0 without a group."""
+    """That of the process group; 0 without one."""
 
 
 def backends_of(summation: Summation, group: ProcessGroupSummation | None, path: SwitchPath) -> Backends:
@@ -202,13 +164,6 @@ def backends_of(summation: Summation, group: ProcessGroupSummation | None, path:
     if summation is not group:
         by_carrier["switch"] = summation
     return Backends(by_carrier, summation, path, group.few_words if group else 0)
-
-
-def _with(rider: Words, part: Part) -> Part:
-    """Return a part whose words follow a rider, so that both fill the same packets."""
-    check = part.check
-    after = None if check is None else lambda words: check(words[rider.size :])
-    return Part(joined([rider, part.words]), part.op, after)
 
 
 def path_of(summation: Summation) -> SwitchPath:

@@ -50,22 +50,13 @@ class SumQueue:
 
     leave: whether the queue closes the summation at its end. It ends at `close`, after a failure, when it is
     unreferenced and its work is done, and at the interpreter's exit unless work is running.
-    ending: called once at that end, before the summation is closed; must not refer to the queue.
     threads: 2 overlaps encoding with the network; 1 runs all work strictly in order.
     """
 
-    def __init__(
-        self,
-        summation: Summation,
-        threads: int = 2,
-        *,
-        leave: bool,
-        ending: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, summation: Summation, threads: int = 2, *, leave: bool) -> None:
         self.summation = summation
         self._failure: BaseException | None = None
-        closing = getattr(summation, "close", _nothing) if leave else _nothing
-        self._pool = ThreadPool(threads, partial(_in_order, ending or _nothing, closing))
+        self._pool = ThreadPool(threads, getattr(summation, "close", _nothing) if leave else _nothing)
         # The pool's own `atexit` handler checks whether work is running.
         weakref.finalize(self, self._pool.end).atexit = False
 
@@ -144,9 +135,4 @@ class SumQueue:
 
 
 def _nothing() -> None:
-    """Leave the caller's summation open, or have nothing to end."""
-
-
-def _in_order(*calls: Callable[[], object]) -> None:
-    for call in calls:
-        call()
+    """Leave the caller's summation open."""

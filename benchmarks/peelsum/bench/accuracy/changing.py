@@ -21,7 +21,6 @@ from peelsum.compress.collectives import Bytes
 from peelsum.flexible import (
     CARRIERS,
     DENSE,
-    Carrier,
     Decider,
     Flexible,
     LinkModel,
@@ -30,7 +29,6 @@ from peelsum.flexible import (
     MethodChosen,
     Next,
     SwitchPath,
-    carrier_of,
 )
 from peelsum.flexible import Traffic as StepTraffic
 from peelsum.summation import Part, Words
@@ -68,23 +66,6 @@ class ChangingRun:
     def reached(self, target: float) -> tuple[int, float] | None:
         """Return steps and seconds to the first measurement of at least `target`; None if there is none."""
         return next(((steps, seconds) for steps, seconds, value in self.curve if value >= target), None)
-
-
-@dataclass(frozen=True)
-class _Done:
-    """A finished step, and what each worker measured in it."""
-
-    plan: Next
-    traffic: StepTraffic
-    times: list[dict[str, float]]
-
-
-@dataclass(frozen=True)
-class _Probe:
-    """The time at which a probe is over, and what each worker measures."""
-
-    until: float
-    seconds: list[float]
 
 
 class _Group:
@@ -128,8 +109,7 @@ class ChangingTraining(Training):
     ) -> None:
         self._network, self._path = network, SwitchPath()
         self._by_method: dict[tuple[int, Method, float], CompressedSum] = {}
-        self.plan = Next("dense_ring", 1.0, False, {}) if isinstance(by, Flexible) else Next(*by, False, {})
-        """What the step does."""
+        self._fixed = None if isinstance(by, Flexible) else Next(*by, False, {})
         super().__init__(setting)
         self._meters = [Meter() for _ in range(setting.workers)]
         self._routes = [
@@ -148,34 +128,29 @@ class ChangingTraining(Training):
                 headers=_HEADERS,
                 few_words=_FEW_WORDS,
             )
-            self.plan = self._decider.next
         self._random = np.random.default_rng([setting.seed, 3])
-        self._last: _Done | None = None
-        self._riding: _Done | None = None
-        self._probes: dict[Carrier, _Probe] = {}
         self.seconds, self.gained, self.changes = 0.0, 0.0, 0
+
+    @property
+    def plan(self) -> Next:
+        """What the next step does."""
+        if self._decider is not None:
+            return self._decider.next
+        assert self._fixed is not None
+        return self._fixed
 
     def step(self) -> bool:
         """See `Training.step`; add the step's modelled seconds."""
-        if self._decider is not None:
-            self._decide(self._decider)
-        else:
-            for meter in self._meters:
-                meter.reset()
+        for meter in self._meters:
+            meter.reset()
         link, plan = self._network(self.seconds), self.plan
         finite = super().step()
         meter = self._meters[0]
         exchange_s = _seconds(link, meter.messages, meter.words)
         select_s = 0.0 if plan.method in DENSE else SELECT_S
         self.seconds += COMPUTE_S + select_s + exchange_s
-        times = {
-            "first_s": _seconds(link, *meter.first[1:]),
-            "exchange_s": exchange_s,
-            "compress_s": select_s,
-            "compute_s": COMPUTE_S,
-        }
-        traffic = StepTraffic(self._elements, 1, meter.messages, meter.words, *meter.first[1:])
-        self._last = _Done(plan, traffic, [self._noisy(times) for _ in self._meters])
+        if self._decider is not None:
+            self._observe(self._decider, link, exchange_s, select_s)
         return finite
 
     def _new_sums(self) -> list[Any]:
@@ -198,47 +173,29 @@ class ChangingTraining(Training):
         self._gains = [one.sent_energy / one.offered_energy if one.offered_energy else 1.0 for one in results]
         self.gained += self._gains[0]
 
-    def _decide(self, decider: Decider) -> None:
-        """Decide what the step does, as the hook does, by what was measured in the step before the last."""
-        carried, done, self._riding = self._meters[0].carried, self._riding, self._last
-        if carried is not None and done is not None:
-            measured = Measurement.agreed(carried)
-            for carrier in list(self._probes):
-                if measured.probe_s(carrier):
-                    del self._probes[carrier]
-            events = decider.observe(measured, done.traffic, done.plan)
-            self.changes += sum(isinstance(one, MethodChosen) for one in events)
-        for rank, meter in enumerate(self._meters):
-            meter.reset(None if self._last is None else self._measured(self._last, rank).words())
-        self.plan = decider.next
-        for carrier, words in self.plan.probe_words.items():
-            if words and carrier not in self._probes:
-                self._probe(carrier, words)
-
-    def _measured(self, done: _Done, rank: int) -> Measurement:
-        """Return what a worker measured in a step, and the probes that are over."""
-        over = {
-            f"{carrier}_probe_s": one.seconds[rank]
-            for carrier, one in self._probes.items()
-            if one.until <= self.seconds
-        }
-        return Measurement(**over, **done.times[rank], gain=min(self._gains[rank], 1.0))
-
-    def _probe(self, carrier: Carrier, words: int) -> None:
-        """Probe a carrier ahead of a step that uses it, or beside another, which waits for its words."""
-        link = self._network(self.seconds)
-        probe = Part(np.zeros(words, np.uint32), "add")
-        if carrier == "switch":
-            messages, sent = float(self._path.hops), switch_words(256, [probe])
-        else:
-            messages, sent = reduced(self.setting.workers, words, few=words < _FEW_WORDS)
-        seconds = _seconds(link, messages, sent)
-        times = [self._noisy({"": seconds})[""] for _ in self._meters]
-        self._probes[carrier] = _Probe(self.seconds + seconds, times)
-        self.seconds += seconds if carrier == carrier_of(self.plan.method) else _seconds(link, 0, sent)
-
-    def _noisy(self, times: dict[str, float]) -> dict[str, float]:
-        return {name: one * (1 + _NOISE * self._random.exponential()) for name, one in times.items()}
+    def _observe(self, decider: Decider, link: LinkModel, exchange_s: float, select_s: float) -> None:
+        """Let the decider take what all workers measure, each with its noise; add the time of measuring."""
+        workers, hops = self.setting.workers, self._path.hops
+        words = Measurement().words()
+        times = {"group_small_s": _seconds(link, *reduced(workers, words.size, few=True))}
+        times["switch_small_s"] = _seconds(link, hops, switch_words(256, [Part(words, "or")]))
+        for carrier, count in decider.next.probe_words.items():
+            probe = Part(np.zeros(count, np.uint32), "add")
+            sent = reduced(workers, count) if carrier == "group" else (hops, switch_words(256, [probe]))
+            times[f"{carrier}_probe_s"] = _seconds(link, *sent) if count else 0.0
+        self.seconds += sum(times.values())
+        times |= {"exchange_s": exchange_s, "compress_s": select_s, "compute_s": COMPUTE_S}
+        measured = [
+            Measurement(
+                **{name: one * (1 + _NOISE * self._random.exponential()) for name, one in times.items()},
+                gain=min(gain, 1.0),
+            ).words()
+            for gain in self._gains
+        ]
+        meter = self._meters[0]
+        traffic = StepTraffic(self._elements, 1, meter.messages, meter.words)
+        events = decider.observe(Measurement.agreed(np.bitwise_or.reduce(measured)), traffic)
+        self.changes += sum(isinstance(one, MethodChosen) for one in events)
 
 
 def train_over(setting: Setting, network: str, by: tuple[Method, float] | Flexible) -> ChangingRun:

@@ -20,16 +20,11 @@ from peelsum.flexible import (
     Measurement,
     Method,
     MethodChosen,
-    Next,
     Step,
-    Traffic,
-    carrier_of,
     cost,
 )
 
 _NOISE = 0.05
-#: Words of a step's first exchange.
-_HEADER_WORDS = 64
 _COMPUTE_S, _SELECT_NS = 5e-3, 1.0
 #: The networks: the link at a share of the run that is done.
 NETWORKS: dict[str, Callable[[float], LinkModel]] = {
@@ -73,10 +68,10 @@ def flexible(network: str, *, steps: int, elements: int, workers: int, seed: int
         plan, share = decider.next, step / steps
         seconds += _step_s(network, plan.method, plan.ratio, share, elements, workers)
         gained += gain(plan.method, plan.ratio)
-        link = NETWORKS[network](share)
-        words = [_measured(decider.next, link, random, elements, workers) for _ in range(workers)]
-        traffic = _traffic(decider.next, elements, workers)
-        events = decider.observe(Measurement.agreed(np.bitwise_or.reduce(words)), traffic)
+        words = [
+            _measured(decider, NETWORKS[network](share), random, elements, workers) for _ in range(workers)
+        ]
+        events = decider.observe(Measurement.agreed(np.bitwise_or.reduce(words)))
         changes += sum(isinstance(event, MethodChosen) for event in events)
     return Run(seconds, gained, changes)
 
@@ -86,37 +81,29 @@ def _step_s(network: str, method: Method, ratio: float, share: float, elements: 
     return cost(method, step).seconds + _COMPUTE_S
 
 
-def _traffic(plan: Next, elements: int, workers: int) -> Traffic:
-    """Return what a step sends: a header, which fixed methods have as well, and what the model counts."""
-    unit = LinkModel(1.0, 1.0)
-    one = cost(plan.method, Step(elements, plan.ratio, workers, unit))
-    messages = 2 if carrier_of(plan.method) == "switch" else 1
-    return Traffic(elements, 1, messages + one.latency_s, _HEADER_WORDS + one.words, messages, _HEADER_WORDS)
-
-
 def _measured(
-    plan: Next, link: LinkModel, random: np.random.Generator, elements: int, workers: int
+    decider: Decider, link: LinkModel, random: np.random.Generator, elements: int, workers: int
 ) -> np.ndarray:
-    """Return one worker's measurement of a step, as words."""
+    """Return one worker's measurement of the step that the decider planned, as words."""
+    plan = decider.next
     select_s = _SELECT_NS * 1e-9 * elements
     one = cost(plan.method, Step(elements, plan.ratio, workers, link, select_s=0.0))
 
-    def noisy(messages: float, words: float) -> float:
-        seconds = messages * link.latency_s + 32 * words / (link.gbps * 1e9)
+    def noisy(seconds: float) -> float:
         return float(seconds * (1 + _NOISE * random.exponential()))
 
-    header = noisy(2 if carrier_of(plan.method) == "switch" else 1, _HEADER_WORDS)
-    measured = {"first_s": header, "exchange_s": header + noisy(one.latency_s / link.latency_s, one.words)}
+    measured = {"exchange_s": noisy(one.latency_s + one.transfer_s)}
     for carrier, words in plan.probe_words.items():
         ring = carrier == "group"
+        small_s = (2 * (workers - 1) if ring else 2) * link.latency_s
         share = 2 * (workers - 1) / workers if ring else 1.0
-        measured[f"{carrier}_probe_s"] = (
-            noisy(2 * (workers - 1) if ring else 2, share * words) if words else 0.0
-        )
+        measured[f"{carrier}_small_s"] = noisy(small_s)
+        probe_s = small_s + 32 * words * share / (link.gbps * 1e9)
+        measured[f"{carrier}_probe_s"] = noisy(probe_s) if words else 0.0
     dense = plan.method in DENSE
     return Measurement(
         **measured,
-        compress_s=0.0 if dense else select_s,
-        compute_s=_COMPUTE_S,
+        compress_s=0.0 if dense else noisy(select_s),
+        compute_s=noisy(_COMPUTE_S),
         gain=gain(plan.method, plan.ratio),
     ).words()
