@@ -8,10 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import pytest
 from patience import PATIENCE_S
@@ -19,7 +17,6 @@ from patience import PATIENCE_S
 from peelsum.topology import bmv2, veth
 from peelsum.topology.records import MARKER
 
-T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 PEELSUM = (sys.executable, "-m", "peelsum.cli")
 
@@ -85,16 +82,24 @@ def up(topology: str, links: str, switch: str = "embedded", *options: str):
         process.stderr.close()
 
 
-def alone(scene: Callable[[], T]) -> T:
-    """Call a function in a new thread with a network namespace of its own, and return its result.
+def alone(file: str, scene: str) -> Any:
+    """Run a function of a test file in a new process, by `main`, and return its result.
 
-    Namespaces are of threads, and a thread cannot leave the one that it has entered. Skips where there are
-    no namespaces.
+    A process cannot leave a namespace it has entered. Skips where there are no namespaces.
     """
     if REFUSAL:
         pytest.skip(REFUSAL)
-    with ThreadPoolExecutor(1, initializer=veth.enter_own_namespace) as pool:
-        return pool.submit(scene).result()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, file, scene]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def main(scenes: dict[str, Any]) -> None:
+    """Run the function named on the command line in a namespace of its own; print its result as JSON."""
+    veth.enter_own_namespace()
+    print(json.dumps(scenes[sys.argv[1]]()))
 
 
 def exec_in(host: str, *command: str) -> subprocess.Popen[str]:

@@ -4,8 +4,6 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
 
 import networks
 import numpy as np
@@ -24,16 +22,9 @@ FRAME_BYTES = 1082
 LOST_AFTER_S = 10.0
 
 
-class LostError(Exception):
-    """The kernel has dropped frames, because other processes have filled its receive queue."""
-
-
-def alone(scene: Callable[[], dict[str, object]]) -> dict[str, object]:
-    """Return a scene's result in a namespace of its own; try up to 8 times while the kernel drops frames."""
-    for _ in range(7):
-        with suppress(LostError):
-            return networks.alone(scene)
-    return networks.alone(scene)
+def alone(scene: str) -> dict[str, object]:
+    """Run a function of this file in a process with its own namespace; return its result."""
+    return dict(networks.alone(__file__, scene))
 
 
 def frames(count: int, length: int = FRAME_BYTES, seed: int = 1) -> np.ndarray:
@@ -56,18 +47,21 @@ class Wired:
             assert select.select([], [self.hosts[port]], [], PATIENCE_S)[1]
             rows = rows[self.hosts[port].send(rows) :]
 
-    def received(self, port: int, due: int, length: int = FRAME_BYTES) -> np.ndarray:
+    def received(
+        self, port: int, due: int, length: int = FRAME_BYTES, patience_s: float = PATIENCE_S
+    ) -> np.ndarray:
         """Return `due` frames, which a busy kernel may deliver late, and any others that come."""
         into, count = np.zeros((256, length), np.uint8), 0
-        while select.select([self.hosts[port]], [], [], LOST_AFTER_S if count < due else 0.05)[0]:
+        while select.select([self.hosts[port]], [], [], patience_s if count < due else 0.05)[0]:
             count += self.hosts[port].receive_into(into[count:])
-        if count < due:
-            raise LostError(f"{due - count} of {due} frames")
         return into[:count]
 
 
 def there_and_back() -> dict[str, object]:
-    """Both ways carry more frames than a batch holds; a sender does not get its own frames back."""
+    """More frames than a batch holds, both ways; the sender's own copies do not come back.
+
+    If other processes have filled the kernel's queue of received frames, it drops ours: "lost".
+    """
     wired = Wired()
     sent = frames(150)
     wired.send(1, sent)
@@ -75,14 +69,16 @@ def there_and_back() -> dict[str, object]:
     while len(batch := wired.ports.receive([1, 2])) or sum(map(len, got)) < 150:
         if not len(batch):
             if not select.select([wired.ports.ports[1].socket], [], [], LOST_AFTER_S)[0]:
-                raise LostError(f"{150 - sum(map(len, got))} of 150 frames")
+                return {"lost": 150 - sum(map(len, got))}
             continue
         assert set(batch.port.tolist()) == {1}
         assert set(batch.length.tolist()) == {FRAME_BYTES}
         got.append(batch.data[:, :FRAME_BYTES].copy())
         wired.ports.send(Frames(batch.data, batch.length, np.full(len(batch), 2, np.int32)))
     counts = {port: wired.ports.ports[port].counts for port in (1, 2)}
-    out = wired.received(2, 150)
+    out = wired.received(2, 150, patience_s=LOST_AFTER_S)
+    if len(out) < 150:
+        return {"lost": 150 - len(out)}
     return {
         "in": bool(np.array_equal(np.concatenate(got), sent)),
         "out": bool(np.array_equal(out, sent)),
@@ -158,31 +154,33 @@ def no_such_interface() -> dict[str, object]:
 
 
 def test_frames_pass_whole_and_in_order_and_are_counted() -> None:
-    assert alone(there_and_back) == {"in": True, "out": True, "back": 0, "counts": [150, 150, 0]}
+    results = (alone("there_and_back") for _ in range(8))
+    whole = next(result for result in results if "lost" not in result)
+    assert whole == {"in": True, "out": True, "back": 0, "counts": [150, 150, 0]}
 
 
 def test_ports_share_a_batch() -> None:
-    assert alone(fair_shares) == {"first": [32, 32]}
+    assert alone("fair_shares") == {"first": [32, 32]}
 
 
 def test_each_frame_leaves_by_its_port_with_its_length() -> None:
-    assert alone(rows_out_of_order) == {"small": True, "large": True, "no_such_port": 1}
+    assert alone("rows_out_of_order") == {"small": True, "large": True, "no_such_port": 1}
 
 
 def test_a_port_with_a_rate_sends_when_it_is_time() -> None:
-    assert alone(after_a_wait) == {"rest": 0, "sent": [0, 20, 50], "whole": True}
+    assert alone("after_a_wait") == {"rest": 0, "sent": [0, 20, 50], "whole": True}
 
 
 def test_frames_longer_than_the_pipeline_takes_are_dropped() -> None:
-    assert alone(too_long) == {"kept": True, "long": 3}
+    assert alone("too_long") == {"kept": True, "long": 3}
 
 
 def test_a_lost_interface_takes_only_its_own_frames() -> None:
-    assert alone(cut_wire) == {"down": 1, "sent": 1}
+    assert alone("cut_wire") == {"down": 1, "sent": 1}
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
-    said = alone(no_such_interface)["said"]
+    said = alone("no_such_interface")["said"]
     assert said == "interface 3@nowhere: No such device; use one of lo"
 
 
@@ -218,3 +216,7 @@ def test_the_command_line_names_what_it_cannot_read(option: str, message: str) -
     command = [sys.executable, "-m", "peelsum.cli", "switch", "run", "--interface", option]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, message in done.stderr) == (2, True)
+
+
+if __name__ == "__main__":
+    networks.main(globals())

@@ -228,6 +228,10 @@ def test_what_udp_cannot_do_is_refused(links: list[object], message: str) -> Non
         pass
 
 
+def alone(scene: str) -> dict[str, object]:
+    return dict(networks.alone(__file__, scene))
+
+
 def laid(link: dict[str, object]) -> VethNetwork:
     """Hosts 1 and 2 at wires, the first as described; what arrives at the switch's end goes nowhere."""
     links = [{"ends": ["h1", "s1-p1"], **link}, ["h2", "s1-p2"]]
@@ -242,6 +246,7 @@ SENDER = """
 import sys, time
 from peelsum.wire.datagrams import BatchSocket
 import numpy as np
+from patience import PATIENCE_S
 sock = BatchSocket.bind(("0.0.0.0", 0), 1000)
 sock.connect(("10.0.0.254", 9))
 count, ends_at = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
@@ -290,12 +295,12 @@ def late() -> dict[str, str]:
 @needs_nftables
 def test_a_lossy_link_loses_its_share_packet_by_packet() -> None:
     # Binomial: of 4,000 some 400 are lost, with a standard deviation of 19; 134 if it lost bursts of 50.
-    assert 3500 <= networks.alone(lossy)["got"] <= 3700
+    assert 3500 <= alone("lossy")["got"] <= 3700
 
 
 @needs_namespaces
 def test_a_slow_link_takes_its_time() -> None:
-    outcome = networks.alone(slow)
+    outcome = alone("slow")
     # A busy machine sends less, and begins to listen late, when more than a second's worth may be waiting.
     bits = outcome["got"] * 1042 * 8
     assert bits / outcome["seconds"] > 4e6
@@ -304,10 +309,14 @@ def test_a_slow_link_takes_its_time() -> None:
 
 @needs_namespaces
 def test_latency_without_netem_is_refused_with_the_reason() -> None:
-    refused = networks.alone(late)["refused"]
+    refused = alone("late")["refused"]
     if not refused:
         pytest.skip("this kernel has netem")
     assert refused == (
         "link s1-p1: latency 5 ms: refused by the kernel: this kernel has no netem "
         "(No such file or directory); leave it out"
     )
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]]()))
