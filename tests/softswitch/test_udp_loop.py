@@ -1,6 +1,7 @@
 """The compiled loop over UDP ports: the same packets as `Switch.process`, and every way in which it stops."""
 
 import contextlib
+import resource
 import runpy
 import threading
 import time
@@ -425,3 +426,15 @@ def test_what_exceeds_a_ring_is_dropped_and_counted_at_its_port() -> None:
         assert [one.counts.full for one in rig.ports.ports.values()] == [0, 0, 2, 0, 0]
         assert release(rings, sockets, outbox, 0) == -1
         assert np.array_equal(arrived(rig.hosts[3], 4), sent[:4])
+
+
+def test_an_error_of_the_wait_is_raised(rig: SimpleNamespace) -> None:
+    rig.plane.turn(0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))  # ppoll takes no more descriptors than that
+    try:
+        with pytest.raises(OSError, match="udp wait or receive: Invalid argument"):
+            rig.plane.turn(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    rig.plane.turn(0)

@@ -30,9 +30,9 @@ _clock_gettime: Any = types.ExternalFunction("clock_gettime", _INT(_INT, _LONG))
 _errno_location: Any = types.ExternalFunction("__errno_location", _LONG())
 # Constants of Linux.
 NO_WAIT = 0x40
-AGAIN, NO_BUFFERS = 11, 105
+INTERRUPTED, AGAIN, NO_BUFFERS = 4, 11, 105
 _REAL_LENGTH = 0x20
-_INTERRUPTED, _PIPE, _ABORTED, _RESET, _REFUSED = 4, 32, 103, 104, 111
+_PIPE, _ABORTED, _RESET, _REFUSED = 32, 103, 104, 111
 _MONOTONIC = 1
 #: Bytes of the control message that tells the size of segments; its data is 32-bit word 4.
 CONTROL_BYTES = 24
@@ -95,7 +95,7 @@ def _receive(descriptor: int, message: NDArray[np.int64]) -> int:
         if got >= 0:
             return int(got)
         problem = errno()
-        if problem != _INTERRUPTED and not is_late(problem):
+        if problem != INTERRUPTED and not is_late(problem):
             return -problem
 
 

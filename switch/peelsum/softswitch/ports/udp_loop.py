@@ -9,8 +9,8 @@ to send segments. The next `UdpLoop.run` continues where the loop has stopped.
 
 from __future__ import annotations
 
-import errno
 import math
+import os
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, cast
@@ -37,7 +37,7 @@ from peelsum.softswitch.runtime.queues import Queues
 from peelsum.softswitch.runtime.switch import Room, State, Switch
 from peelsum.wire import CPU_PORT
 from peelsum.wire.compiled import compiler
-from peelsum.wire.system_calls import nanoseconds, ppoll
+from peelsum.wire.system_calls import INTERRUPTED, errno, nanoseconds, ppoll
 
 # A state's fields are places in a tuple, so the file that orders them is among the sources.
 compiled = compiler([*pacing_kernels.SOURCES, str(runtime_switch.__file__), __file__])
@@ -47,6 +47,8 @@ _CLOCK_MASK = (1 << 48) - 1
 # Why the loop returned: all turns are over, or nothing arrived in time; a waker is readable; frames have left
 # for the controller; the kernel refuses segments of the port whose row is added to the code.
 _DONE, _WOKEN, _FOR_CPU, _REFUSED = 0, 1, 2, 3
+#: In place of the number of readable ports: a waker is readable. Error numbers, negative, are above it.
+_WAKER = -(1 << 16)
 
 
 class _At(IntEnum):
@@ -79,6 +81,18 @@ class _Loop(NamedTuple):
     clock: NDArray[np.int64]  # [2]: struct timespec
 
 
+class _Memory(NamedTuple):
+    """All that a turn reads and writes."""
+
+    sockets: Sockets
+    batch: Batch
+    outbox: Outbox
+    state: State
+    rings: Rings
+    leaving: _Leaving
+    loop: _Loop
+
+
 def warm_up(ports: UdpPorts) -> None:
     """Compile the loops ahead of use, so that no packet waits for them, nor a signal for a compiler."""
     ports.send(ports.receive([]))
@@ -86,8 +100,9 @@ def warm_up(ports: UdpPorts) -> None:
     leaving = _Leaving(byte, ports.received.length, ports.received.port, word)
     state = State(memory=word, regs=half, wide=word, counts=word, groups=word, queues=word)
     rings = new_rings([], 1, 1, ports.sockets)
-    given = (ports.sockets, ports.received, ports.outbox_for(0), state, rings, leaving, _new_loop([], 0), 0)
-    cast(Any, run_turns).compile((types.FunctionType(SIGNATURE), *map(typeof, given)))
+    outbox, loop = ports.outbox_for(0), _new_loop([], 0)
+    memory = _Memory(ports.sockets, ports.received, outbox, state, rings, leaving, loop)
+    cast(Any, run_turns).compile((types.FunctionType(SIGNATURE), typeof(memory), types.int64))
 
 
 def _new_loop(descriptors: Sequence[int], ports: int) -> _Loop:
@@ -140,8 +155,7 @@ class UdpLoop:
             stride = ports.received.data.shape[1] + self._switch.growth
             room.prepare(len(ports.received.data) + copies, stride)
             data = room.data[: room.rows * stride].reshape(room.rows, stride)
-            because = run_turns(
-                self._entry,
+            memory = _Memory(
                 ports.sockets,
                 ports.received,
                 ports.outbox_for(max(room.rows, self._held)),
@@ -149,10 +163,10 @@ class UdpLoop:
                 self._rings,
                 _Leaving(data, room.length, room.port, room.leave),
                 self._loop,
-                wait_us,
             )
+            because = run_turns(self._entry, memory, wait_us)
         if because < 0:
-            raise OSError(-because, f"udp receive: {errno.errorcode.get(-because)}")
+            raise OSError(-because, f"udp wait or receive: {os.strerror(-because)}")
         if because >= _REFUSED:
             ports.send_less(because - _REFUSED)
         left = room.frames(int(numbers[_At.LEFT]), stride)
@@ -161,27 +175,18 @@ class UdpLoop:
 
 
 @compiled
-def run_turns(
-    run: Callable[..., tuple[int, int]],
-    sockets: Sockets,
-    batch: Batch,
-    outbox: Outbox,
-    state: State,
-    rings: Rings,
-    leaving: _Leaving,
-    loop: _Loop,
-    wait_us: int,
-) -> int:
+def run_turns(run: Callable[..., tuple[int, int]], memory: _Memory, wait_us: int) -> int:
     """Take turns; return why they ended, _REFUSED plus the port's row, or minus an error number."""
+    sockets, rings, loop = memory.sockets, memory.rings, memory.loop
     numbers = loop.numbers
     while True:
         while numbers[_At.NEXT] < numbers[_At.COUNT]:
-            because = _forwarded(run, sockets, batch, outbox, state, rings, leaving, loop)
+            because = _forwarded(run, memory)
             if because:
                 return because
         now_us = _now_us(loop)
         if now_us >= rings.paused_until[0]:
-            row = release(rings, sockets, outbox, now_us)
+            row = release(rings, sockets, memory.outbox, now_us)
             if row >= 0:
                 return _REFUSED + row
         if not numbers[_At.TURNS]:
@@ -189,29 +194,23 @@ def run_turns(
         numbers[_At.TURNS] -= 1
         due_us = due_in(rings, now_us)
         ready = _waited(loop, min(due_us, wait_us))
-        if ready < 0:
+        if ready == _WAKER:
             return _WOKEN
+        if ready < 0:
+            return ready
         if not ready and due_us >= wait_us:
             return _DONE
         share = max(64, numbers[_At.BATCH] // max(1, ready))
-        count = receive(sockets, loop.ready[:ready], share, batch)
+        count = receive(sockets, loop.ready[:ready], share, memory.batch)
         if count < 0:
             return count
         numbers[_At.NEXT], numbers[_At.COUNT] = 0, count
 
 
 @compiled
-def _forwarded(
-    run: Callable[..., tuple[int, int]],
-    sockets: Sockets,
-    batch: Batch,
-    outbox: Outbox,
-    state: State,
-    rings: Rings,
-    leaving: _Leaving,
-    loop: _Loop,
-) -> int:
+def _forwarded(run: Callable[..., tuple[int, int]], memory: _Memory) -> int:
     """Run the program over received frames, as far as there is room, and send; return why it ended, or 0."""
+    sockets, batch, outbox, state, rings, leaving, loop = memory
     numbers, (rows, stride) = loop.numbers, leaving.data.shape
     now_us = _now_us(loop)
     if crowded(rings, (numbers[_At.COUNT] - numbers[_At.NEXT]) * numbers[_At.COPIES]):
@@ -246,18 +245,19 @@ def _now_us(loop: _Loop) -> int:
 
 @compiled
 def _waited(loop: _Loop, wait_us: int) -> int:
-    """Wait for the ports; return how many are readable, in `loop.ready`, or -1 if a waker is readable."""
+    """Wait; return how many ports are readable, in `loop.ready`, _WAKER, or minus an error number."""
     count, ports, timeout = 0, loop.ready.shape[0], np.int64(0)
     wakers = loop.polled.shape[0] - ports
     if wait_us != NEVER:
         loop.clock[0], loop.clock[1] = wait_us // 1_000_000, wait_us % 1_000_000 * 1000
         timeout = np.int64(loop.clock.ctypes.data)
-    if ppoll(loop.polled.ctypes.data, loop.polled.shape[0], timeout, 0) <= 0:
-        return 0
+    if ppoll(loop.polled.ctypes.data, loop.polled.shape[0], timeout, 0) < 0:
+        problem = errno()
+        return 0 if problem == INTERRUPTED else -problem
     for i in range(loop.polled.shape[0]):
         if loop.polled[i] >> _RETURNED:
             if i < wakers:
-                return -1
+                return _WAKER
             loop.ready[count] = i - wakers
             count += 1
     return count
