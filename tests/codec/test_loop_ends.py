@@ -5,6 +5,10 @@ Outputs lie between guards, which must survive. NumPy computes what is expected.
 
 from __future__ import annotations
 
+import runpy
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -200,3 +204,17 @@ def test_sketches_of_blocks_of_floats(n: int, density: float, fixed: FixedPoint)
         np.testing.assert_array_equal(own, total)
     index.check()
     sketch.check()
+
+
+def test_code_is_compiled_again_after_a_change_of_what_it_contains(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: set[str] = set()
+
+    def compiler(sources: Iterable[Path], options: object) -> Callable[[object], object]:
+        given.update(source.name for source in sources)
+        return lambda function: function
+
+    monkeypatch.setattr("peelsum.wire.compiled.compiler", compiler)
+    runpy.run_path(str(cpu_index_loops.__file__))
+    loops = {"cpu_bundle_loops.py", "cpu_index_loops.py", "cpu_loops.py", "cpu_peel_loops.py"}
+    assert given >= loops | {"cpu_prefetch.py", "cpu_vectors.py"}
+    assert given >= {"block_scales.py", "fixed_point.py", "layout.py"}

@@ -86,17 +86,6 @@ def test_a_hello_is_reported_between_packets(offload: bool | None) -> None:
         assert np.array_equal(bursts[3].packets, second)
 
 
-def test_what_waits_behind_a_burst_is_told() -> None:
-    with pair(100) as (into, out):
-        out.send(batch_of(2, 100))
-        out.send_hello()
-        assert not into.holding
-        assert into.receive() is not None
-        assert into.holding
-        assert into.receive() is not None
-        assert not into.holding
-
-
 @pytest.mark.parametrize("offload", [None, False])
 def test_sources_are_kept_apart(offload: bool | None) -> None:
     with (

@@ -334,7 +334,7 @@ class _Peeling:
 
     def __init__(self, layout: SketchLayout, candidates: int, limbs: int) -> None:
         narrow = max(layout.segment_cells, SUB_TABLES * candidates // 2) < _NARROW_CELLS
-        sizes = SUB_TABLES * candidates, candidates, candidates + 1 if limbs > 1 else 0
+        sizes = SUB_TABLES * candidates, candidates, candidates if limbs > 1 else 0
         self._places, self._left, self._peeled = (
             np.empty(size, np.uint32) if narrow else np.empty(size, np.uint64) for size in sizes
         )

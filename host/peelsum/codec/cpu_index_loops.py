@@ -6,16 +6,15 @@ that Numba would widen. Bytes are little-endian, as on every processor that Numb
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar, cast
+from pathlib import Path
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from peelsum.codec.cpu_prefetch import prefetch
 from peelsum.codec.cpu_vectors import used_bits, write_places
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
+from peelsum.wire.compiled import compiler
 
 BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
 #: How far ahead of packing floats are prefetched, and floats in a cache line.
@@ -42,12 +41,17 @@ _ROOM = 8  # numbers that are written at once
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
-_F = TypeVar("_F", bound=Callable[..., object])
 
 
-def compiled(function: _F) -> _F:
-    """Return `function` compiled by Numba, typed with its original signature, which Numba's stubs lose."""
-    return cast(_F, njit(cache=True, nogil=True)(function))
+def _sources() -> list[Path]:
+    """Return the files from which the codec's loops take constants and functions."""
+    here = Path(__file__).parent
+    shared = [here / name for name in ("block_scales.py", "fixed_point.py", "layout.py")]
+    return [*shared, *sorted(here.glob("cpu_*.py"))]
+
+
+#: These loops may allocate arrays.
+compiled = compiler(_sources(), {"cache": True, "nogil": True})
 
 
 @compiled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,19 +16,22 @@ OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False, "forcein
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def compiler(sources: Iterable[str | Path]) -> Callable[[Function], Function]:
+def compiler(
+    sources: Iterable[str | Path], options: Mapping[str, Any] = OPTIONS
+) -> Callable[[Function], Function]:
     """Return a decorator that compiles on the first call, for functions that depend on `sources`.
 
     Compiled code contains other modules' constants, e.g. the place of a header field, and Numba notices only
     changes of the function's own file. So a hash of options and sources becomes part of the function's
-    name in the cache. The code runs without the GIL and counts no references to arrays, which would take most
-    of the time of a packet. So it cannot allocate any: its callers do, and keep them until it returns.
+    name in the cache. By default the code runs without the GIL and counts no references to arrays, which
+    would take most of the time of a packet. So it cannot allocate any: its callers do, and keep them until it
+    returns.
     """
-    whole = b"\0".join([repr(OPTIONS).encode(), *(Path(source).read_bytes() for source in sources)])
+    whole = b"\0".join([repr(options).encode(), *(Path(source).read_bytes() for source in sources)])
     fingerprint = hashlib.sha256(whole).hexdigest()[:16]
 
     def compiled(function: Function) -> Function:
         function.__qualname__ += f"_{fingerprint}"
-        return cast(Function, njit(**OPTIONS)(function))
+        return cast(Function, njit(**options)(function))
 
     return compiled

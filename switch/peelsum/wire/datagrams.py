@@ -154,11 +154,6 @@ class BatchSocket:
         """The most packets in one send."""
         return self._per_send if self.offload else 1
 
-    @property
-    def holding(self) -> bool:
-        """Whether a burst was read that no `receive` has returned yet; `select` does not report it."""
-        return self._held is not None
-
     def fileno(self) -> int:
         """Return the file descriptor, for select, poll and epoll."""
         return self._sock.fileno()
@@ -218,8 +213,8 @@ class BatchSocket:
     def receive(self, limit: int | None = None) -> Burst | None:
         """Return up to about `limit` packets that have arrived from one source, or None.
 
-        A hello is a burst of its own. Never blocks. Call it until it returns None, or `holding` is false,
-        before waiting for the descriptor.
+        A hello is a burst of its own. Never blocks. Call it until it returns None before waiting for the
+        descriptor: it may hold a burst that it has read behind another.
         """
         limit = self._burst if limit is None else min(limit, self._burst)
         count, source = self._take_held()
