@@ -20,8 +20,8 @@ _under_way: set[Path] = set()
 def compile_alone(dispatcher: Any, signature: Any) -> Any:
     """Compile a cached function while no other process compiles it, or load what another has compiled.
 
-    Numba numbers a function's files, so two processes that save at the same moment could give one number to
-    two signatures, and one of them would get the other's machine code from then on.
+    Numba numbers a function's files. Two processes that save at the same moment could give one number to two
+    signatures. One of the two would then load the other's machine code.
     """
     folder = getattr(dispatcher._cache, "cache_path", None)
     if folder is None:

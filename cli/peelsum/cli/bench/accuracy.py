@@ -68,19 +68,12 @@ def accuracy(
     from peelsum.bench.accuracy import rows as bench
     from peelsum.bench.accuracy.methods import MethodError
     from peelsum.bench.accuracy.shares import SharesError
-    from peelsum.bench.accuracy.subjects import SUBJECTS
     from peelsum.bench.devices import NoDeviceError, require_device
     from peelsum.compress import CompressError
     from peelsum.training import TrainingDataError
     from peelsum.wire import MAX_WORKERS
 
-    names = model.split(",")
-    chosen = tuple(known for known in SUBJECTS if known in names)
-    for name in names:
-        if name not in SUBJECTS:
-            raise typer.BadParameter(f"--model: {name!r} is unknown; use {', '.join(SUBJECTS)}")
-    if path is not None and len(chosen) > 1:
-        raise typer.BadParameter(f"--path: {path} is data of one model; pass --model images, ratings or text")
+    chosen = _models(model.split(","), path)
     count = seeds or (1 if quick else _SEEDS)
     length = steps or (bench.QUICK_STEPS if quick else None)
     within("--workers", workers, 2, MAX_WORKERS)
@@ -94,15 +87,8 @@ def accuracy(
     request = bench.Request(
         chosen, methods, workers, count, divided, rates, latency_s, length, device, str(path or "")
     )
-    with measuring(
-        MethodError,
-        SharesError,
-        CompressError,
-        TrainingDataError,
-        NoDeviceError,
-        bench.KeptRunsError,
-        json=json,
-    ):
+    mistakes = MethodError, SharesError, CompressError, TrainingDataError, NoDeviceError, bench.KeptRunsError
+    with measuring(*mistakes, json=json):
         require_device(device)
         rows = _measured(request, keep)
         if json:
@@ -168,6 +154,19 @@ def _with_spread(value: float | None, spread: float | None) -> str:
 
 def _number(value: float | None, missing: str = "-") -> str:
     return missing if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _models(names: Sequence[str], path: Path | None) -> tuple[str, ...]:
+    """Return the chosen models in the order of the catalogue. Raises `typer.BadParameter`."""
+    from peelsum.bench.accuracy.subjects import SUBJECTS
+
+    for name in names:
+        if name not in SUBJECTS:
+            raise typer.BadParameter(f"--model: {name!r} is unknown; use {', '.join(SUBJECTS)}")
+    chosen = tuple(known for known in SUBJECTS if known in names)
+    if path is not None and len(chosen) > 1:
+        raise typer.BadParameter(f"--path: {path} is data of one model; pass --model images, ratings or text")
+    return chosen
 
 
 def _rate(text: str) -> float:
