@@ -16,6 +16,7 @@ from peelsum.cli.options import Json, within, without_torch
 
 if TYPE_CHECKING:
     from peelsum.bench.accuracy.rows import Request, Row, Watch
+    from peelsum.bench.accuracy.subjects import SubjectName
     from peelsum.bench.accuracy.training import Advance, Setting
 
 #: Methods by default: one for each way to compress.
@@ -156,7 +157,7 @@ def _number(value: float | None, missing: str = "-") -> str:
     return missing if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def _models(names: Sequence[str], path: Path | None) -> tuple[str, ...]:
+def _models(names: Sequence[str], path: Path | None) -> tuple[SubjectName, ...]:
     """Return the chosen models in the order of the catalogue. Raises `typer.BadParameter`."""
     from peelsum.bench.accuracy.subjects import SUBJECTS
 
