@@ -3,12 +3,12 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_udp_base
 from patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -17,35 +17,21 @@ UDP_BASE, P4RUNTIME = "41000", "9559"
 PORTS = 3
 
 
-def free_ports():
-    """Return a free P4Runtime port, and the base of a range of free UDP ports."""
-    with socket.socket() as tcp:
-        tcp.bind(("127.0.0.1", 0))
-        grpc = tcp.getsockname()[1]
-    for base in range(20000, 30000, 50):
-        try:
-            for port in range(base + 1, base + 1 + PORTS):
-                with socket.socket(type=socket.SOCK_DGRAM) as udp:
-                    udp.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return str(grpc), str(base)
-    raise AssertionError("no three UDP ports in a row are free")
-
-
 @pytest.fixture
-def blocks(tmp_path):
+def blocks(tmp_path, kept_port):
     """Return the walk-through's shell blocks, one per terminal, in a folder with the examples."""
     section = (ROOT / "README.md").read_text().partition("## By hand")[2].partition("\n## ")[0]
-    grpc, base = free_ports()
+    base = free_udp_base(PORTS)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     job = tmp_path / "examples" / "job.toml"
-    job.write_text(job.read_text().replace(P4RUNTIME, grpc))
+    job.write_text(job.read_text().replace(P4RUNTIME, str(kept_port.number)))
     found = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
     typed = []
     for block in found:
-        shifted = re.sub(rf"{UDP_BASE[:-1]}(\d)", lambda port: str(int(base) + int(port[1])), block)
-        typed.append(re.sub("peelsum (switch run|status)", rf"\g<0> --p4runtime 127.0.0.1:{grpc}", shifted))
+        shifted = re.sub(rf"{UDP_BASE[:-1]}(\d)", lambda port: str(base + int(port[1])), block)
+        typed.append(
+            re.sub("peelsum (switch run|status)", rf"\g<0> --p4runtime {kept_port.address}", shifted)
+        )
     return typed
 
 

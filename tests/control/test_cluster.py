@@ -43,7 +43,7 @@ def switches():
     made = [RestartableSwitch() for _ in range(2)]
     yield made
     for switch in made:
-        switch.stop()
+        switch.close()
 
 
 @pytest.fixture

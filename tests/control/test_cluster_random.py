@@ -115,7 +115,7 @@ def live(tmp_path, monkeypatch, operations, seed, jobs):
             return life
     finally:
         for switch in switches:
-            switch.stop()
+            switch.close()
 
 
 @pytest.fixture

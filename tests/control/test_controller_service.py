@@ -32,7 +32,7 @@ def switches():
     made = [RestartableSwitch() for _ in range(2)]
     yield made
     for switch in made:
-        switch.stop()
+        switch.close()
 
 
 class Running:

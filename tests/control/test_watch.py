@@ -27,7 +27,7 @@ from peelsum.pipelines import pipeline
 def switch():
     switch = RestartableSwitch()
     yield switch
-    switch.stop()
+    switch.close()
 
 
 def at(description, address):
@@ -270,7 +270,7 @@ def test_the_switches_of_racks_are_looked_after_one_by_one(files, monkeypatch):
         assert watch.look() == [SwitchRegained(switches[0].address, restored=True)]
         assert [switch.holding() for switch in switches] == before
     for switch in switches:
-        switch.stop()
+        switch.close()
 
 
 def test_bmv2_gets_its_tables_back_too(tmp_path, description, files):

@@ -3,12 +3,12 @@
 import doctest
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_udp_base
 from patience import PATIENCE_S
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,24 +25,6 @@ def shell(tmp_path, monkeypatch):
     yield process
     process.stdin.close()
     process.wait(PATIENCE_S)
-
-
-def free_ports(count):
-    """The first of `count` neighbouring UDP ports that are free, less 1, and a free TCP port."""
-    with socket.socket() as tcp:
-        tcp.bind(("127.0.0.1", 0))
-        for base in range(42000, 60000, 10):
-            with_all = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(count)]
-            try:
-                for number, sock in enumerate(with_all, 1):
-                    sock.bind(("127.0.0.1", base + number))
-            except OSError:
-                continue
-            finally:
-                for sock in with_all:
-                    sock.close()
-            return base, tcp.getsockname()[1]
-    raise AssertionError("no free ports")
 
 
 def run(shell, commands):
@@ -69,8 +51,8 @@ def test_one_sketch_peeled_by_hand():
     run_session((DOCS / "explanation/sketch-by-hand.md").read_text(), at_least=25)
 
 
-def test_one_chunk_packet_by_packet(shell, monkeypatch):
-    base, tcp = free_ports(3)
+def test_one_chunk_packet_by_packet(shell, monkeypatch, kept_port):
+    base, tcp = free_udp_base(3), kept_port.number
     page = (DOCS / "tutorial/one-chunk.md").read_text()
     page = page.replace("42000", str(base)).replace("127.0.0.1:9559", f"127.0.0.1:{tcp}")
     page = page.replace("udp-base", f"p4runtime 127.0.0.1:{tcp} --udp-base")

@@ -21,8 +21,8 @@ import numpy as np
 import psutil
 import pytest
 from clusters import cluster_text, job_text
+from free_ports import KeptPort, free_udp_base
 from patience import PATIENCE_S
-from switch_processes import free_udp_base
 
 from peelsum.allreduce import Part
 from peelsum.control import ControlError
@@ -101,8 +101,9 @@ class Scene:
     def __init__(self, folder, timeout_s):
         self.folder, self.base = folder, free_udp_base(PORTS)
         self.pids, self.children = [], {}
-        self.p4runtime = "127.0.0.1:0"
-        self.listens = {"primary": "127.0.0.1:0", "backup": "127.0.0.1:0"}
+        self.kept = [KeptPort() for _ in range(3)]
+        self.p4runtime, primary, backup = (port.address for port in self.kept)
+        self.listens = {"primary": primary, "backup": backup}
         self.start("switch")
         (folder / "cluster.toml").write_text(cluster_text([self.p4runtime], poll_s=0.2))
         self.start("primary")
@@ -117,11 +118,7 @@ class Scene:
     def start(self, name):
         child = self.children[name] = Child.peelsum(name, *self._words(name), "--json", "--child")
         self.pids.append(child.pid)
-        said = child.ready()
-        if name == "switch":
-            self.p4runtime = f"127.0.0.1:{said['grpc_port']}"
-        elif name in self.listens:
-            self.listens[name] = said["listen"]
+        child.ready()
 
     def _words(self, name):
         if name == "switch":
@@ -141,6 +138,8 @@ class Scene:
     def stop(self):
         for name in list(self.children):
             self.children.pop(name).stop()
+        for port in self.kept:
+            port.close()
 
     def check_nothing_is_left(self):
         assert not [pid for pid in self.pids if psutil.pid_exists(pid)]

@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 
 from device_state import forwarding, rows
+from free_ports import KeptPort
 
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
@@ -14,7 +15,8 @@ class RestartableSwitch:
     """A softswitch that loses everything when it stops, and always starts at the same address."""
 
     def __init__(self):
-        self.address = "127.0.0.1:0"
+        self._port = KeptPort()
+        self.address = self._port.address
         self.start()
 
     def start(self):
@@ -24,10 +26,14 @@ class RestartableSwitch:
         self.running.enter_context(forwarding([self.device]))
         server = serve(self.device, self.address)
         self.running.callback(server.stop)
-        self.address = server.address
 
     def stop(self):
         self.running.close()
+
+    def close(self):
+        """Stop, and do not start again."""
+        self.stop()
+        self._port.close()
 
     def holding(self):
         return [rows(self.device, name) for name in TABLES] + [self.device.switch.groups.get(3)]

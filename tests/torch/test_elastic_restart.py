@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_elastic
 import torch_training as training
-from switch_processes import free_udp_base
+from free_ports import free_udp_base
 from torch_ranks import run_ranks
 
 from peelsum.topology import Child

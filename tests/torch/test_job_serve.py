@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 import numpy as np
 import psutil
 import pytest
-from switch_processes import free_udp_base
+from free_ports import KeptPort, free_udp_base
 from typer.testing import CliRunner
 
 from peelsum.allreduce import Part
@@ -96,17 +96,22 @@ class Switch:
     """A switch process of three ports, which can be restarted where it was. `more` are options."""
 
     def __init__(self, *more):
-        self.base, self._more = free_udp_base(3), more
-        self.p4runtime = "127.0.0.1:0"
+        self.base, self._port, self._more = free_udp_base(3), KeptPort(), more
+        self.p4runtime = self._port.address
         self.start()
 
     def start(self, ports=3):
         options = ("--ports", str(ports), "--udp-base", str(self.base), "--p4runtime", self.p4runtime)
         self._child = Child.peelsum("switch", "switch", "run", *options, *self._more, "--json", "--child")
-        self.p4runtime = f"127.0.0.1:{self._child.ready()['grpc_port']}"
+        self._child.ready()
 
     def stop(self):
         self._child.stop()
+
+    def close(self):
+        """Stop, and do not start again."""
+        self.stop()
+        self._port.close()
 
     @property
     def jobs(self):
@@ -127,7 +132,7 @@ class Controlling:
         said = self.child.ready()
         self.address = (said["host"], said["port"])
 
-    def stop(self):
+    def close(self):
         self.child.stop()
 
     @contextmanager
@@ -146,24 +151,16 @@ class Controlling:
         return psutil.Process(self.child.pid).children(recursive=True)
 
 
-@contextmanager
-def stopping(one):
-    try:
-        yield one
-    finally:
-        one.stop()
-
-
 @pytest.fixture(scope="module")
 def switch():
-    with stopping(Switch()) as made:
+    with closing(Switch()) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def controller(switch, tmp_path_factory):
     described = JOB.format(p4runtime=switch.p4runtime, job_id=1)
-    with stopping(Controlling(tmp_path_factory.mktemp("served"), described, switch)) as made:
+    with closing(Controlling(tmp_path_factory.mktemp("served"), described, switch)) as made:
         yield made
 
 
@@ -267,14 +264,14 @@ def test_a_server_that_is_killed_is_started_again(switch, controller):
 def test_racks_below_a_spine(tmp_path):
     """Each worker's seat is at its own rack's switch."""
     with ExitStack() as stack:
-        spine = stack.enter_context(stopping(Switch()))
+        spine = stack.enter_context(closing(Switch()))
         racks = [
-            stack.enter_context(stopping(Switch("--join", f"3@127.0.0.1:{spine.base + port}")))
+            stack.enter_context(closing(Switch("--join", f"3@127.0.0.1:{spine.base + port}")))
             for port in (1, 2)
         ]
         switches = (spine, *racks)
         described = RACKS.format(*(one.p4runtime for one in switches))
-        served = stack.enter_context(stopping(Controlling(tmp_path, described, *switches)))
+        served = stack.enter_context(closing(Controlling(tmp_path, described, *switches)))
         with served.asked() as answer, closing(Workers(answer)) as workers:
             workers.check_sum()
             workers.check_elected()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
+from free_ports import KeptPort, free_udp_base
 from patience import PATIENCE_S
-from switch_processes import free_udp_base
 from terminals import Terminal
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -39,23 +38,16 @@ def by_hand(tmp_path, terminal):
     """The lines of three blocks of docs/reference/torch.md, one a terminal, with free ports and few steps."""
     text = (ROOT / "docs/reference/torch.md").read_text().partition("by hand, in three terminals")[2]
     lines = re.findall(r"```sh\n(.*)\n```", text)[:3]
-    base, p4runtime, asked = free_udp_base(3), free_port(), free_port()
     job = tmp_path / "examples" / "job.toml"
-    job.write_text(job.read_text().replace("9559", str(p4runtime)))
-    switch, serve, train = (line.replace("41000", str(base)).replace("9560", str(asked)) for line in lines)
-    serve = serve.partition("#")[0]
-    return (
-        f"{switch} --p4runtime 127.0.0.1:{p4runtime}",
-        f"{serve} --listen 127.0.0.1:{asked}",
-        f"{train} {FEW_STEPS}",
-    )
-
-
-def free_port() -> int:
-    """Return a free TCP port."""
-    with socket.socket() as tcp:
-        tcp.bind(("127.0.0.1", 0))
-        return tcp.getsockname()[1]
+    with KeptPort() as p4runtime, KeptPort() as asked:
+        job.write_text(job.read_text().replace("9559", str(p4runtime.number)))
+        ports = {"41000": str(free_udp_base(3)), "9560": str(asked.number)}
+        switch, serve, train = (re.sub("41000|9560", lambda at: ports[at[0]], line) for line in lines)
+        yield (
+            f"{switch} --p4runtime {p4runtime.address}",
+            f"{serve.partition('#')[0]} --listen {asked.address}",
+            f"{train} {FEW_STEPS}",
+        )
 
 
 def trained(shown: str, ranks: int) -> str:
@@ -81,14 +73,14 @@ def test_three_terminals(by_hand, terminal):
 
 
 @pytest.mark.slow
-def test_a_network_that_is_up(terminal):
+def test_a_network_that_is_up(terminal, kept_port):
     """One torchrun for all ranks; then a process at each host. Their sums are the same bits."""
     network = terminal("peelsum up star")
     network.wait_for("run commands with")
     train = f"examples/train_lm.py {FEW_STEPS}"
     digest = trained(terminal(f"peelsum exec h1 -- torchrun --nproc-per-node 4 {train}").rest(), 4)
     network.wait_for("admitted again")
-    port = f"MASTER_PORT={free_port()}"
+    port = f"MASTER_PORT={kept_port.number}"
     ranks = f"for w in 1 2 3 4; do {port} peelsum exec h$w -- python {train} & done; wait"
     assert trained(terminal(ranks).rest(), 4) == digest
     network.press_ctrl_c()

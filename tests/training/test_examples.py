@@ -3,13 +3,13 @@
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from free_ports import KeptPort
 from patience import PATIENCE_S
 
 pytest.importorskip("torch")
@@ -39,14 +39,11 @@ def test_an_example_trains_by_itself(
 
 
 @pytest.mark.system
-def test_ranks_at_seats_train_through_a_switch() -> None:
+def test_ranks_at_seats_train_through_a_switch(kept_port: KeptPort) -> None:
     """Workers started as by `peelsum exec` take rank and number of workers from the seat."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     left_out = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
     given = {name: value for name, value in os.environ.items() if name not in left_out}
-    given |= {"MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    given |= {"MASTER_PORT": str(kept_port.number), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, str(EXAMPLES / "train_ncf.py"), "--sum", "switch", "--steps", "3"]
     with Star(2) as star:
         seats = [json.dumps(asdict(seat)) for seat in star.seats]
