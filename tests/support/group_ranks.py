@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch.distributed as dist
+from patience import PATIENCE_S
 
 from peelsum.allreduce import Part
 from peelsum.torch.process_group_summation import ProcessGroupSummation
@@ -23,7 +24,7 @@ def sums_again(rank: int, members: Sequence[int], slow: int) -> list[list[int]]:
         for number in range(2):
             if number and rank == slow:
                 time.sleep(LATE_S)
-            summation = ProcessGroupSummation("gloo", group, timeout_s=20)
+            summation = ProcessGroupSummation("gloo", group, timeout_s=PATIENCE_S)
             words = np.arange(4, dtype=np.uint32) + np.uint32(10**number * rank)
             sums.append(summation.sum_words([Part(words, "add")])[0].tolist())
             summation.close()
@@ -40,7 +41,7 @@ def sums_in_two_worlds(rank: int, folder: Path) -> list[list[int]]:
         dist.init_process_group("gloo", f"file://{folder}/{world}", rank=turned, world_size=3)
         group = dist.new_group([0, 1])
         if turned < 2:
-            summation = ProcessGroupSummation("gloo", group, timeout_s=20)
+            summation = ProcessGroupSummation("gloo", group, timeout_s=PATIENCE_S)
             sums.append(summation.sum_words([Part(np.full(2, turned + 1, np.uint32), "add")])[0].tolist())
             summation.close()
         dist.barrier()

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, tried_again
 
 from peelsum.allreduce import Allreduce
 from peelsum.softswitch.ports.udp import FRAME_HEADER_BYTES
@@ -26,7 +26,9 @@ DESCRIBED = {
 }
 
 
+@tried_again
 def test_only_the_worker_behind_a_slow_link_meets_its_queue_and_all_wait_for_it() -> None:
+    # A switch that other programs keep from running sends late, and has no queue.
     values = np.arange(CHUNKS * LANES, dtype=np.float32)
     marked, times = {}, {}
 

@@ -81,7 +81,7 @@ JOB = """
 [job]
 id = {job_id}
 workers = 2
-timeout_s = 20.0
+timeout_s = 200.0
 [switch]
 p4runtime = "{p4runtime}"
 pipeline_lanes = 32
