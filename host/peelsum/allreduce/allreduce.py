@@ -221,10 +221,12 @@ class Allreduce:
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
         each = [self._tensor_plan(name, tensor) for name, tensor in named.items()]
         tensors = tuple(self._chooser.grouped(each, self._settings))
-        for plan in self._plans:
+        for at, plan in enumerate(self._plans):
             if plan.tensors == tensors:
-                return plan
-        plan = Plan(tensors, self._summation.workers, self._summation.lanes, self._settings)
+                del self._plans[at]
+                break
+        else:
+            plan = Plan(tensors, self._summation.workers, self._summation.lanes, self._settings)
         self._plans.appendleft(plan)
         return plan
 

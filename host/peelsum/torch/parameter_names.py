@@ -46,7 +46,8 @@ class ParameterNames:
         return tuple(map(self._name_of, parameters))
 
     def _name_of(self, parameter: torch.Tensor) -> str:
-        name: str | None = self._names.get(parameter)
+        # Torch does not annotate it.
+        name: str | None = self._names.get(parameter)  # type: ignore[no-untyped-call]
         while name is None:
             free = f"parameter {self._unnamed}"
             self._unnamed += 1  # names of deleted modules are not reused
