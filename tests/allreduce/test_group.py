@@ -68,7 +68,7 @@ def test_sums_are_those_of_an_independent_computation(
     for step in range(STEPS):
         inputs = [drawn(worker, step, octaves=octaves) for worker in range(WORKERS)]
         results = workers.sum(inputs)
-        grouped = [one.name for one in workers.reduces[0]._last_plan.tensors if one.choice.grouped]
+        grouped = [one.name for one in workers.reduces[0]._plans[0].tensors if one.choice.grouped]
         assert {"t6", "t7", "t8"} <= set(grouped)
         assert "large" not in grouped
         for name in inputs[0]:

@@ -24,6 +24,7 @@ import hashlib
 import math
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
@@ -70,6 +71,9 @@ from peelsum.wire import packet_bytes
 
 if TYPE_CHECKING:
     from peelsum.codec.gpu_memory import DeviceMemory
+
+#: Plans of earlier steps that are kept.
+_REMEMBERED = 8
 
 
 class DeviceTensor(Protocol):
@@ -158,8 +162,10 @@ class Allreduce:
         self._ops, self._memory = kernels(implementation), memory(implementation, direct=direct)
         self._clock, self._span, self._note = clock, span, note
         self._agreed: set[int] = set()
-        #: The plan of the last step, with its digests.
-        self._last_plan: Plan | None = None
+        #: The plans of the last steps, latest first, with their digests: choices often alternate.
+        self._plans: deque[Plan] = deque(maxlen=_REMEMBERED)
+        #: Each tensor's last plan, ahead of groups.
+        self._tensor_plans: dict[str, TensorPlan] = {}
         self._failed = False
         self._steps = 0
 
@@ -213,15 +219,26 @@ class Allreduce:
         return self._finish([outcomes[tensor.name] for tensor in plan.tensors], plan, step)
 
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
-        tensors = []
-        for name, tensor in named.items():
-            choice = self._chooser.choose(name, math.prod(tensor.shape), self._settings)
-            tensors.append(TensorPlan(name, tuple(tensor.shape), self._memory.dtype(tensor), choice))
-        tensors = list(self._chooser.grouped(tensors, self._settings))
-        if self._last_plan is None or self._last_plan.tensors != tuple(tensors):
-            workers, lanes = self._summation.workers, self._summation.lanes
-            self._last_plan = Plan(tuple(tensors), workers, lanes, self._settings)
-        return self._last_plan
+        each = [self._tensor_plan(name, tensor) for name, tensor in named.items()]
+        tensors = tuple(self._chooser.grouped(each, self._settings))
+        for at, plan in enumerate(self._plans):
+            if plan.tensors == tensors:
+                del self._plans[at]
+                break
+        else:
+            plan = Plan(tensors, self._summation.workers, self._summation.lanes, self._settings)
+        self._plans.appendleft(plan)
+        return plan
+
+    def _tensor_plan(self, name: str, tensor: Tensor) -> TensorPlan:
+        """Return a tensor's plan, as the object of its last step if it is the same: plans compare faster."""
+        shape, dtype = tuple(tensor.shape), self._memory.dtype(tensor)
+        choice = self._chooser.choose(name, math.prod(shape), self._settings)
+        last = self._tensor_plans.get(name)
+        if last is not None and last.choice is choice and (last.shape, last.dtype) == (shape, dtype):
+            return last
+        self._tensor_plans[name] = plan = TensorPlan(name, shape, dtype, choice)
+        return plan
 
     def _named(self, tensors: Tensors) -> dict[str, Tensor]:
         pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from peelsum.summation import Words
 LARGEST = 2**13
 #: Elements in a block of scales, of a dense tensor.
 BLOCK = 32
+_WITH_BLOCKS, _WITHOUT_BLOCKS = Choice("dense", scale_block=BLOCK), Choice("dense")
 
 
 def bundled(plan: Plan) -> list[str]:
@@ -39,8 +41,8 @@ def bundled(plan: Plan) -> list[str]:
 
 
 def _is_small_and_dense(tensor: TensorPlan) -> bool:
-    block = BLOCK if tensor.elements > BLOCK else None
-    return 0 < tensor.elements <= LARGEST and tensor.choice == Choice("dense", scale_block=block)
+    choice = _WITH_BLOCKS if tensor.elements > BLOCK else _WITHOUT_BLOCKS
+    return 0 < tensor.elements <= LARGEST and tensor.choice == choice
 
 
 class Bundle:
@@ -54,11 +56,8 @@ class Bundle:
         self, tensors: Mapping[str, NDArray[np.float32]], out: Mapping[str, NDArray[np.float32]], workers: int
     ) -> None:
         self._tensors, self._out = tensors, out
-        lengths = np.array([len(tensor) for tensor in tensors.values()])
-        blocks = -(-lengths // BLOCK)
-        self._lengths, self._blocks = lengths, np.where(blocks > 1, blocks, 0)
-        self._begins, self._firsts = ends(lengths), ends(blocks)
-        self._header_words = EXPONENT_WORDS * len(lengths) + int(self._blocks.sum())
+        self._lengths, self._blocks, self._begins, self._firsts = _places(tuple(map(len, tensors.values())))
+        self._header_words = EXPONENT_WORDS * len(tensors) + int(self._blocks.sum())
         # A scale is this number less the exponent field.
         self._highest = fixed_point(0, workers).scale
         self._fields = np.full(len(tensors), loops.ZERO, np.int32)
@@ -188,6 +187,16 @@ class Member:
         """See `TensorExchange.occupied`."""
         total = self.total if self.near_total is None else self.near_total
         return tuple(occupied(np.flatnonzero(total[0])).tolist())
+
+
+@lru_cache(256)  # a model's bundles are the same in every step
+def _places(
+    lengths: tuple[int, ...],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return lengths, blocks (0 for one block), and where each tensor's elements and blocks begin."""
+    sizes = np.array(lengths, np.int64)
+    blocks = -(-sizes // BLOCK)
+    return sizes, np.where(blocks > 1, blocks, 0), ends(sizes), ends(blocks)
 
 
 def ends(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -96,11 +97,13 @@ class FormChooser:
         """Return the choice for a tensor of `elements` elements in the coming step."""
         history, form = self._histories.get(name), self._forms.get(name, self._default)
         if form == "dense" and not self._predict:
-            return with_scales(Choice("dense"), elements, elements, settings)
+            return _only_dense(elements, settings)
         if history is None:
             return self._first(form, name, elements, settings)
         seen = history.fewest
-        chosen = self._chosen.setdefault((name, elements), deque(maxlen=_REMEMBERED))
+        chosen = self._chosen.get((name, elements))
+        if chosen is None:
+            chosen = self._chosen[name, elements] = deque(maxlen=_REMEMBERED)
         if not self._predict:
             for like, choice in chosen:
                 if like.resembles(seen):
@@ -165,7 +168,7 @@ class FormChooser:
 
     def _first(self, form: RequestedForm, name: str, elements: int, settings: Settings) -> Choice:
         if form == "dense":
-            return with_scales(Choice("dense"), elements, elements, settings)
+            return _only_dense(elements, settings)
         if form == "auto":
             if name not in self._sparse:
                 sampled = elements >= _LARGE
@@ -196,6 +199,11 @@ class FormChooser:
         ):
             return replace(found, choice=replace(found.choice, sampled=True))
         return found
+
+
+@lru_cache(1024)  # it is the same in every step
+def _only_dense(elements: int, settings: Settings) -> Choice:
+    return with_scales(Choice("dense"), elements, elements, settings)
 
 
 def _together(seen: Iterable[Seen]) -> Seen:

@@ -29,7 +29,8 @@ class History:
 
         An index that is too small costs an exchange; one that is too large costs words that cannot be saved.
         """
-        return min(self._last, self._before, key=lambda seen: seen.candidates)
+        last, before = self._last, self._before
+        return last if last.candidates <= before.candidates else before
 
     def refinement(self, network: NetworkModel) -> Refinement:
         """Return what decides how the tensor's index is refined in the coming step."""

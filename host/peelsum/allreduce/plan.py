@@ -77,7 +77,7 @@ class TensorPlan:
     """Name of the dtype; supported or not."""
     choice: Choice
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Number of elements; 1 for a tensor without dimensions."""
         return math.prod(self.shape)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -56,13 +57,14 @@ def positions(
     index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
 ) -> NDArray[np.int64]:
     """See `Kernels.positions`."""
-    index = frozen(index)
-    if count is not None and len(slices(elements)) == 1:
-        counts = [count]
-    else:
-        counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
+    index, spans = frozen(index), slices(elements)
+    if len(spans) == 1:
+        out = kept_pages.empty(index_loops.count(index, elements) if count is None else count, np.int64)
+        index_loops.positions(index, elements, first, out)
+        return out
+    counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
     out = kept_pages.empty(sum(counts), np.int64)
-    parts = dict(zip(slices(elements), np.split(out, list(accumulate(counts[:-1]))), strict=True))
+    parts = dict(zip(spans, np.split(out, list(accumulate(counts[:-1]))), strict=True))
     each(
         elements,
         lambda a, b: index_loops.positions(_words(index, a, b), b - a, first + a, parts[a, b]),
@@ -373,8 +375,9 @@ def _bloom(layout: BloomLayout) -> tuple[int, int, np.uint64]:
 
 def _scaling(fixed: FixedPoint, sign: int) -> tuple[NDArray[np.float64], int, int]:
     """Return each block's factor 2**(sign * scale), log2 of the block's size, and the lower limb's bits."""
-    octaves = np.zeros(1, np.int32) if fixed.octaves is None else fixed.octaves
-    return np.ldexp(1.0, sign * (fixed.scale + octaves)), fixed.block_bits, fixed.low_bits
+    if fixed.octaves is None:
+        return np.array([math.ldexp(1.0, sign * fixed.scale)]), fixed.block_bits, fixed.low_bits
+    return np.ldexp(1.0, sign * (fixed.scale + fixed.octaves)), fixed.block_bits, fixed.low_bits
 
 
 def _sketch(layout: SketchLayout) -> tuple[int, int, int, np.uint64]:
@@ -387,5 +390,5 @@ def frozen(array: NDArray[_T]) -> NDArray[_T]:
     Numba compiles a function once for writable and once for read-only arrays; callers pass both.
     """
     view = array.view()
-    view.flags.writeable = False
+    view.setflags(write=False)  # half the time of `view.flags.writeable`
     return view

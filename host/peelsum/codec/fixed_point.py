@@ -108,10 +108,8 @@ def exponent_words(magnitude: int) -> NDArray[np.uint32]:
 
 def largest_exponent_field(words: NDArray[np.uint32]) -> int | None:
     """Return the largest exponent field in OR-ed `exponent_words`; None if every worker's tensor is zero."""
-    for position in range(EXPONENT_WORDS - 1, -1, -1):
-        if words[position]:
-            return 32 * position + int(words[position]).bit_length() - 1
-    return None
+    bits = int.from_bytes(words.astype("<u4", copy=False).tobytes(), "little").bit_length()
+    return bits - 1 if bits else None
 
 
 def scale_for(exponent_field: int, fan_in: int) -> int:

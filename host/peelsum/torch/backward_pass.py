@@ -21,7 +21,8 @@ def in_pass() -> bool:
 
 def this_pass() -> int | None:
     """Return torch's id of the backward pass that this thread runs; None outside of any."""
-    return torch._C._current_graph_task_id() if in_pass() else None
+    running = torch._C._current_graph_task_id()
+    return None if running == _NO_PASS else running
 
 
 def call_at_end(function: Callable[[], None]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 
 import torch
@@ -30,7 +29,7 @@ from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.routes import Routes, backends_of, path_of
 from peelsum.torch.settings import Settings
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
-from peelsum.torch.waiting_buckets import Waiting, WaitingBuckets, tell
+from peelsum.torch.waiting_buckets import Waiting, WaitingBuckets
 
 
 @dataclass
@@ -46,6 +45,9 @@ class BucketSum:
 
     def run(self, buckets: Sequence[Bucket], step: int) -> StepResult | CompressedResult:
         """Replace the buckets' gradients by their averages over workers. Raises the all-reduce's errors."""
+        if isinstance(self.allreduce, Allreduce) and self.on_host and all(one.in_floats for one in buckets):
+            arrays = chain.from_iterable(one.arrays() for one in buckets)
+            return self.allreduce.sum(dict(zip(self.names, arrays, strict=True)), in_place=True)
         with ExitStack() as opened:
             several = [opened.enter_context(one.gradients(on_host=self.on_host)) for one in buckets]
             gradients = list(chain.from_iterable(several))
@@ -143,8 +145,7 @@ class BucketSums:
         waiting = self._waiting.taken()
         if waiting:
             names = tuple(chain.from_iterable(one.names for one in waiting))
-            done = self._submit([one.bucket for one in waiting], names, step, waiting)
-            done.add_done_callback(partial(tell, waiting))
+            self._submit([one.bucket for one in waiting], names, step, waiting)
 
     def _submit(
         self,
@@ -168,7 +169,7 @@ class BucketSums:
 
         decisions = self._decisions
         decided = work if decisions is None else decisions.before(work, one.summation, step)
-        return queue.submit(one.summation, decided)
+        return queue.submit(one.summation, decided, waiting[0].done if waiting else None)
 
     def drain(self) -> None:
         """Wait until all submitted sums are done or have failed."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from peelsum.allreduce.allreduce import Tensor
 from peelsum.codec import BFloat16
@@ -17,8 +18,7 @@ class Bucket:
     """A flat tensor of gradients, of `shapes[i]` for parameter i, as the training stream left it."""
 
     def __init__(self, buffer: torch.Tensor, shapes: Sequence[torch.Size]) -> None:
-        self.buffer, self.shapes = buffer, list(shapes)
-        self._lengths = [shape.numel() for shape in shapes]
+        self.buffer, self.shapes = buffer, shapes
         self._written = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
 
     @contextmanager
@@ -28,7 +28,7 @@ class Bucket:
         on_host: yield tensors in host memory, wherever the bucket is.
         """
         if self._written is None:
-            yield torch.split(self.buffer, self._lengths)
+            yield torch.split(self.buffer, self._lengths())
             return
         stream = _STREAMS.of(self.buffer.device)
         stream.wait_event(self._written)
@@ -38,10 +38,25 @@ class Bucket:
                 near = torch.empty_like(self.buffer, device="cpu", pin_memory=True)
                 near.copy_(self.buffer, non_blocking=True)
                 stream.synchronize()
-            yield torch.split(near, self._lengths)
+            yield torch.split(near, self._lengths())
             if on_host:
                 self.buffer.copy_(near, non_blocking=True)
         stream.synchronize()
+
+    @property
+    def in_floats(self) -> bool:
+        """Whether the gradients are float32 in host memory, so that `arrays` shares theirs."""
+        return self._written is None and self.buffer.dtype == torch.float32
+
+    def arrays(self) -> Iterator[NDArray[np.float32]]:
+        """Yield one flat array for each parameter, if `in_floats`: faster than torch splits a tensor."""
+        flat, end = self.buffer.numpy(), 0
+        for length in self._lengths():
+            begin, end = end, end + length
+            yield flat[begin:end]
+
+    def _lengths(self) -> list[int]:
+        return [shape.numel() for shape in self.shapes]
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """Return a future for the buffer, on which a training stream can wait."""

@@ -43,13 +43,18 @@ class ParameterNames:
 
     def of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
         """Return the parameters' names; one without a name becomes "parameter N", with the next free N."""
-        for parameter in parameters:
-            while parameter not in self._names:
-                name = f"parameter {self._unnamed}"
-                self._unnamed += 1  # names of deleted modules are not reused
-                if name not in self._owners:
-                    self._give(name, parameter)
-        return tuple(self._names[parameter] for parameter in parameters)
+        return tuple(map(self._name_of, parameters))
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        # Torch does not annotate it.
+        name: str | None = self._names.get(parameter)  # type: ignore[no-untyped-call]
+        while name is None:
+            free = f"parameter {self._unnamed}"
+            self._unnamed += 1  # names of deleted modules are not reused
+            if free not in self._owners:
+                self._give(free, parameter)
+                name = free
+        return name
 
     def _give(self, name: str, parameter: torch.Tensor) -> None:
         if parameter.is_complex():

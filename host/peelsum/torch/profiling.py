@@ -11,6 +11,8 @@ import torch
 from peelsum.telemetry import StepSpans, TelemetryError
 from peelsum.torch.errors import HookConfigError
 
+_NOTHING = nullcontext()
+
 
 def profiled(phase: str) -> AbstractContextManager[object]:
     """Return a context that appears in the profiler's traces as `peelsum::` and the phase.
@@ -42,7 +44,7 @@ def step_spans() -> StepSpans | None:
 
 def _range(phase: str) -> AbstractContextManager[object]:
     if not torch.autograd.profiler._is_profiler_enabled:
-        return nullcontext()
+        return _NOTHING
     return torch.profiler.record_function(f"peelsum::{phase}")
 
 

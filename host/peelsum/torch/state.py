@@ -182,13 +182,14 @@ class SwitchAllreduceState:
         names, step = self._names.of(parameters), self._steps - self._passes.counted
         if self._tracing is not None:
             self._tracing.record(names, bucket, self.process_group)
-        last |= not in_pass()
+        within = this_pass()
+        last |= within is None
         if not last:
             call_at_end(partial(self._sums.flush, step))  # if DDP never hands over its last bucket
-        work = self._sums.submit(bucket, names, step, self.process_group, last=last, within=this_pass())
+        work = self._sums.submit(bucket, names, step, self.process_group, last=last, within=within)
         if self._tracing is not None:
             work.add_done_callback(self._tracing.note_sum)
-        if in_pass():
+        if within is not None:
             # DDP must end its pass normally to be able to begin another; failed gradients become NaN.
             told = pass_on(work, done, lambda: buffer, after_error=lambda: buffer.fill_(math.nan))
             wait_at_end(told, self._stats.add_wait)

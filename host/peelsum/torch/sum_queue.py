@@ -60,13 +60,17 @@ class SumQueue:
         # The pool's own `atexit` handler checks whether work is running.
         weakref.finalize(self, self._pool.end).atexit = False
 
-    def submit(self, queued: QueuedSummation, work: Callable[[], object]) -> Future[None]:
+    def submit(
+        self, queued: QueuedSummation, work: Callable[[], object], done: Future[None] | None = None
+    ) -> Future[None]:
         """Queue `work`, whose sums at `queued` come after those of all work submitted before.
+
+        done: the future to complete and return, which is new if None.
 
         Work at one `QueuedSummation` begins when earlier work there is done. Call
         `submit` from one thread at a time.
         """
-        future: Future[None] = Future()
+        future: Future[None] = Future() if done is None else done
         ticket = self._pool.submitted
         if self._pool.submit(partial(self._run, ticket, queued.last, queued, work, future)):
             queued.last = ticket

@@ -48,6 +48,8 @@ class ThreadPool:
 
     def wait_for(self, ticket: int) -> None:
         """Wait until the ticket's turn has come, or has passed."""
+        if self._turn >= ticket:  # turns only go up
+            return
         with self._turned:
             # A waiter may wake up after a later ticket has already passed the turn on.
             self._turned.wait_for(lambda: self._turn >= ticket)

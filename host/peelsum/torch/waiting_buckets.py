@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from peelsum.allreduce import NetworkModel, StepResult
 from peelsum.torch.errors import HookError
@@ -29,8 +29,8 @@ class Waiting:
     bucket: Bucket
     names: tuple[str, ...]
     """The names of its parameters."""
-    done: Future[None] = field(default_factory=Future)
-    """Completes with the sum."""
+    done: Future[None]
+    """Completes with the sum; the same for all buckets that wait together."""
 
 
 class WaitingBuckets:
@@ -52,16 +52,16 @@ class WaitingBuckets:
         has failed. Then what waits is dropped, because its gradients have been replaced.
         """
         if any(one.names == names for one in self._waiting):
-            for one in self.taken():
-                one.done.set_exception(HookError("sum: its backward pass ended before the last bucket"))
+            dropped = self.taken()[0].done
+            dropped.set_exception(HookError("sum: its backward pass ended before the last bucket"))
         before, self._pass = self._pass, within
         return bool(self._waiting) and before != within
 
     def add(self, bucket: Bucket, names: tuple[str, ...]) -> Future[None]:
         """Add a bucket; return the future of its sum."""
-        one = Waiting(bucket, names)
-        self._waiting.append(one)
-        return one.done
+        done = self._waiting[0].done if self._waiting else Future()
+        self._waiting.append(Waiting(bucket, names, done))
+        return done
 
     def wait(self) -> bool:
         """Return whether the buckets wait for another."""
@@ -82,13 +82,3 @@ class WaitingBuckets:
         """Note how many words the sum of these buckets took, for the next pass."""
         for one in waiting:
             self._words[one.names] = sum(result[name].words_sent for name in one.names)
-
-
-def tell(waiting: Sequence[Waiting], done: Future[None]) -> None:
-    """Complete the futures of buckets as that of their common sum."""
-    error = done.exception()
-    for one in waiting:
-        if error is None:
-            one.done.set_result(None)
-        else:
-            one.done.set_exception(error)

@@ -152,7 +152,9 @@ class WorkerEndpoint:
                 f"words: {words.dtype}[{words.ndim} dimensions] given; pass uint32 of one dimension"
             )
         chunks = -(-words.size // self.config.lanes)
-        tensor = self._append(np.require(words, requirements=["C", "A"]), chunks, _FLAGS[op], urgent)
+        if not (words.flags.c_contiguous and words.flags.aligned):
+            words = np.require(words, requirements=["C", "A"])
+        tensor = self._append(words, chunks, _FLAGS[op], urgent)
         if not chunks:
             self._pending.append(TensorCompleted(tensor.ticket, tensor.result))
         return tensor.ticket
@@ -177,9 +179,12 @@ class WorkerEndpoint:
         events: list[Event] = [WorkerLeft(self.config.job_id)] if self._departed > departed else []
         if counts[Count.COMPLETED] > self._collected:
             self._collected = int(counts[Count.COMPLETED])
-            left = self.state.tensors[:, Column.LEFT]
-            done = [one for one in self._tensors if not left[one.number % len(left)]]
-            self._tensors = deque(one for one in self._tensors if one not in done)
+            if self.outstanding:
+                left = self.state.tensors[:, Column.LEFT]
+                done = [one for one in self._tensors if not left[one.number % len(left)]]
+                self._tensors = deque(one for one in self._tensors if one not in done)
+            else:
+                done, self._tensors = list(self._tensors), deque()
             events += map(self._completed, done)
         self._start_leaving(now)
         return events
