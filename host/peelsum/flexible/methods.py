@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Literal, get_args
 
 from peelsum.allreduce import NetworkModel, Settings
-from peelsum.allreduce.costs import Seen, candidates
+from peelsum.allreduce.costs import Candidate, Seen, candidates
 from peelsum.allreduce.plan import AGREEMENT_WORDS, Form
 from peelsum.codec import index_words
 from peelsum.flexible import collectives
@@ -180,14 +180,13 @@ def _ar_top_k_through_switch(step: Step) -> Cost:
 
 
 def _through_switch(
-    method: Method, forms: Collection[Form], union: Callable[[Step], float], step: Step
+    method: Method, forms: tuple[Form, ...], union: Callable[[Step], float], step: Step
 ) -> Cost:
     """Return the cost of the fastest form of an allreduce; `union` is the share of elements in the union."""
     network = step.path.network(step.link)
     sparse = method not in DENSE
-    seen = Seen.uniform(step.elements, min(max(union(step), 1 / step.elements), 1.0))
-    found = candidates(step.elements, seen, Settings(), predict=not sparse, forms=forms)
-    best = min(found, key=lambda one: one.seconds(network))
+    density = min(max(union(step), 1 / step.elements), 1.0)
+    best = min(_forms(step.elements, density, forms, not sparse), key=lambda one: one.seconds(network))
     exchanges = best.exchanges + (0 if sparse else step.headers)
     return Cost(
         method,
@@ -196,6 +195,13 @@ def _through_switch(
         network.seconds(best.words, 0),
         best.codec_s + sparse * step.compress_s,
     )
+
+
+@lru_cache(256)  # a strategy looks the same elements and ratios up for every link
+def _forms(elements: int, density: float, forms: tuple[Form, ...], predict: bool) -> tuple[Candidate, ...]:
+    """Return what an allreduce can send of this union, whatever the network."""
+    seen = Seen.uniform(elements, density)
+    return tuple(candidates(elements, seen, Settings(), predict=predict, forms=forms))
 
 
 def _union_of_all(step: Step) -> float:
