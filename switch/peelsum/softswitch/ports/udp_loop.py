@@ -102,7 +102,8 @@ def warm_up(ports: UdpPorts) -> None:
     rings = new_rings([], 1, 1, ports.sockets)
     outbox, loop = ports.outbox_for(0), _new_loop([], 0)
     memory = _Memory(ports.sockets, ports.received, outbox, state, rings, leaving, loop)
-    cast(Any, run_turns).compile((types.FunctionType(SIGNATURE), typeof(memory), types.int64))
+    signature = types.FunctionType(SIGNATURE), cast(Any, typeof)(memory), types.int64
+    cast(Any, run_turns).compile(signature)
 
 
 def _new_loop(descriptors: Sequence[int], ports: int) -> _Loop:
