@@ -301,12 +301,22 @@ def test_a_watcher_gets_events_until_its_controller_is_a_backup(cluster, monkeyp
     with ControllerService("127.0.0.1:0", None) as service:
         service.start(cluster)
         events = ControllerClient([service.address], patience_s=0.0).watch()
-        telling = threading.Timer(0.3, cluster.events.tell, (Event("error", "something"),))
+        heard = threading.Event()
+
+        def tell():
+            while not heard.wait(0.05):  # the service may not know the watcher yet
+                cluster.events.tell(Event("error", "something"))
+
+        telling = threading.Thread(target=tell)
         telling.start()
-        assert next(events) == {"kind": "error", "text": "something"}
+        try:
+            assert next(events) == {"kind": "error", "text": "something"}
+        finally:
+            heard.set()
+            telling.join()
         cluster._epoch = 0
         with pytest.raises(ControlError, match="is a backup"):
-            next(events)
+            list(events)
 
 
 def test_more_watchers_than_there_is_room_for_and_one_that_does_not_read():
