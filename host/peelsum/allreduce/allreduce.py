@@ -113,8 +113,8 @@ class Allreduce:
     - `clock`: returns the time in seconds.
     - `span`: takes "encode", "exchange" or "decode" and returns a context manager, such as a profiler's. It
       is entered around the work of that phase, and with "step" around the whole step.
-    - `note`: takes `chunks` and `bytes` that this worker sent: at the end of an exchange its own, at the end
-      of a step all, with `step` and `worker`, inside their spans.
+    - `note`: is called inside a span with the `chunks` and `bytes` that this worker sent. At the end of an
+      exchange these are the exchange's; at the end of a step all of them, with `step` and `worker`.
 
     All settings, and the tensors' names, shapes, dtypes and order, must be the same on every worker;
     otherwise every worker raises PlanMismatchError. The constructor raises InvalidRequestError or CodecError

@@ -193,7 +193,10 @@ class Member:
 def _places(
     lengths: tuple[int, ...],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return lengths, blocks (0 for one block), and where each tensor's elements and blocks begin."""
+    """Return lengths, blocks (0 for one block), and where each tensor's elements and blocks begin.
+
+    Bundles of the same lengths share these arrays, and only read them.
+    """
     sizes = np.array(lengths, np.int64)
     blocks = -(-sizes // BLOCK)
     return sizes, np.where(blocks > 1, blocks, 0), ends(sizes), ends(blocks)

@@ -1,8 +1,8 @@
 """The subjects of training: small models with examples, and a measure of learning on held-out data.
 
 The default data needs no download: scikit-learn's digits, the text of Python's standard library, and two
-generated sets, images of gratings and ratings by a power law. With a path, a subject reads
-published data, and its model has its published size. Workers' shares may differ by the examples' labels.
+generated sets, images of gratings and ratings by a power law. With a path, a subject reads published data,
+and its model has its published size. Workers' shares may differ by the examples' labels.
 """
 
 from __future__ import annotations
