@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 PACKAGES = ("peelsum.codec", "peelsum.allreduce")
 #: Modules of compiled loops, which allocate nothing.
 COMPILED = tuple(
-    f"peelsum.codec.cpu_{name}" for name in ("bundle_loops", "index_loops", "loops", "peel_loops")
+    f"peelsum.codec.cpu_{name}"
+    for name in ("bundle_loops", "index_loops", "loops", "peel_loops", "selection_loops")
 )
 
 

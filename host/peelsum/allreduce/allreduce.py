@@ -421,7 +421,7 @@ class Allreduce:
             fan_in=self._summation.workers,
             divisor=divisor,
             words_sent=exchange.words_sent,
-            positions=exchange.positions,
+            selection=exchange.selection,
             quantized_at=exchange.quantized,
             total_at=exchange.total,
             near_quantized=exchange.near_quantized,
@@ -437,7 +437,7 @@ class Allreduce:
         if exchange.exponent_field is not None:
             wanted = self._chooser.wants(result.name)
             # A sparse tensor's density is known without counting; it sizes the blocks of scales.
-            density = result.density if wanted or exchange.positions is not None else 1.0
+            density = result.density if wanted or exchange.selection is not None else 1.0
             density = max(density, exchange.sampled_share)
             if density > DENSE or not wanted:
                 seen = Seen.uniform(result.elements, density, exchange.exponent_field)

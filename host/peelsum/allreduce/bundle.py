@@ -14,11 +14,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.exchange import Limbs, Positions
+from peelsum.allreduce.exchange import Limbs
 from peelsum.allreduce.indexes import Index
 from peelsum.allreduce.plan import Choice, Form, Plan, TensorPlan
 from peelsum.allreduce.staging import Round, Rounds, Sums
-from peelsum.codec import EXPONENT_WORDS, NON_FINITE, FixedPoint, fixed_point
+from peelsum.codec import EXPONENT_WORDS, NON_FINITE, FixedPoint, Selection, fixed_point
 from peelsum.codec import cpu_bundle_loops as loops
 from peelsum.codec.cpu import frozen, occupied
 from peelsum.summation import Words
@@ -170,7 +170,7 @@ class Member:
 
     form: ClassVar[Form] = "dense"
     index: ClassVar[Index | None] = None
-    positions: ClassVar[Positions | None] = None
+    selection: ClassVar[Selection | None] = None
     sampled_share: ClassVar[float] = 0.0
     estimated: ClassVar[int] = 0
 

@@ -27,6 +27,7 @@ from peelsum.codec import (
     HostMemory,
     Kernels,
     Memory,
+    Selection,
     SketchLayout,
     estimate_left_over,
     fixed_point,
@@ -96,8 +97,8 @@ class TensorExchange:
         self.exponent_field: int | None = None
         #: Fixed-point format; None if no values are exchanged, because all are zero or some are not finite.
         self.fixed: FixedPoint | None = None
-        #: Elements int64[k] to which `quantized` and `total` belong; None means all.
-        self.positions: NDArray[np.int64] | None = None
+        #: The elements to which `quantized` and `total` belong; None means all.
+        self.selection: Selection | None = None
         #: int32[limbs, k]: what this worker contributed, and the sum over workers.
         self.quantized = self.total = self._memory.integers(self._limbs, 0)
         #: The host's copies of `quantized` and `total`, if those are on a device; None without a copy.
@@ -122,7 +123,7 @@ class TensorExchange:
         if self.index is None:
             yield from self._dense()
         else:
-            self.positions = self._memory.positions(self._values[:0])
+            self.selection = Selection(0, partial(self._memory.positions, self._values[:0]))
             yield from self._sparse(self.index)
 
     def _dense(self) -> Rounds:
@@ -162,8 +163,8 @@ class TensorExchange:
         index = self._setting.refinement.first(n, max(share, 0.5 / SAMPLE), self._limbs)
         self.form, self.index = "compact", index
         sums = yield Round(index.words(n), 0, partial(self._write_index, index, own, n, seed))
-        positions = yield from self._union(own, index, sums, 0, None)
-        yield from self._compact(fixed, positions)
+        selection = yield from self._union(own, index, sums, 0, None)
+        yield from self._compact(fixed, selection)
 
     def _write(self, fixed: FixedPoint, added: Words) -> int:
         self.quantized = self._by_limb(added)
@@ -202,20 +203,21 @@ class TensorExchange:
         if self.fixed is None:
             return
         sent = layout if self.fixed is guess else None
-        positions = yield from self._union(own, index, sums, begin, sent)
+        selection = yield from self._union(own, index, sums, begin, sent)
         if sent:
-            yield from self._peeled(sent, sums.added, positions, self._quantized(self.fixed, positions))
+            quantized = self._quantized(self.fixed, selection)
+            yield from self._peeled(sent, sums.added, selection.positions, quantized)
         elif self.form == "sketch" and not layout:
-            yield from self._sketched(self.fixed, positions)
+            yield from self._sketched(self.fixed, selection)
         else:
-            yield from self._compact(self.fixed, positions)
+            yield from self._compact(self.fixed, selection)
 
     def _union(
         self, own: Words, index: Index, sums: Sums, begin: int, sketch: SketchLayout | None
-    ) -> Generator[Round, Sums, Positions]:
+    ) -> Generator[Round, Sums, Selection]:
         """Refine the index, given the OR of its words from `begin` on, until few false positives are left.
 
-        `own` is this worker's bitmap. Return the candidates, and set `positions` to them.
+        `own` is this worker's bitmap. Return the candidates, and set `selection` to them.
         """
         n, ops, level = self._elements, self._ops, 0
         words, near, elements = sums.ored[begin:], sums.near.ored[begin:], n
@@ -236,10 +238,10 @@ class TensorExchange:
             union = self._memory.words(len(mask))
             ops.scatter_bits(inner, mask, union, scan)
         self._known = isinstance(index, BitmapIndex)
-        self.positions = ops.positions(union, n, count=passed)
+        self.selection = Selection(passed, partial(ops.positions, union, n, count=passed), union)
         if self._known:
-            self._start_counting(self.positions)
-        return self.positions
+            self._start_counting(self.selection)
+        return self.selection
 
     def _write_index(
         self, index: Index, bitmap: Words, elements: int, seed: int, ored: Words, added: Words
@@ -260,18 +262,19 @@ class TensorExchange:
             per_candidate *= self._setting.settings.cells(passed, ahead=False)
         return self._setting.refinement.after(index, words, passed, self._ops, per_candidate, level)
 
-    def _compact(self, fixed: FixedPoint, positions: Positions) -> Rounds:
+    def _compact(self, fixed: FixedPoint, selection: Selection) -> Rounds:
         def write(ored: Words, added: Words) -> None:
             self.quantized = self._by_limb(added)
-            self._ops.quantize_at(self._values, positions, fixed, self.quantized)
+            self._ops.gather(self._values, selection, fixed, self.quantized)
 
-        sums = yield Round(0, self._limbs * len(positions), write)
+        sums = yield Round(0, self._limbs * len(selection), write)
         self._receive(sums)
 
-    def _sketched(self, fixed: FixedPoint, positions: Positions) -> Rounds:
-        per_candidate = self._setting.settings.cells(len(positions), ahead=False)
+    def _sketched(self, fixed: FixedPoint, selection: Selection) -> Rounds:
+        per_candidate = self._setting.settings.cells(len(selection), ahead=False)
+        positions = selection.positions
         layout = segmented_layout(self._ops, self._memory, positions, self._setting.seed, per_candidate)
-        quantized = self._quantized(fixed, positions)
+        quantized = self._quantized(fixed, selection)
 
         def write(ored: Words, added: Words) -> None:
             for limb, sketch in zip(quantized, added.reshape(self._limbs, -1), strict=True):
@@ -305,12 +308,11 @@ class TensorExchange:
         if not self.finite or self.fixed is None:
             out[:] = 0.0 if self.finite else np.nan
             return out
-        if self.positions is None:
+        if self.selection is None:
             self._ops.dequantize(self.total, self.fixed, divisor, out)
         else:
-            if self._out is not None and not self._over:
-                out[:] = 0.0
-            self._ops.dequantize_at(self.total, self.positions, self.fixed, divisor, out)
+            clear = self._out is not None and not self._over
+            self._ops.scatter(self.total, self.selection, self.fixed, divisor, out, clear=clear)
         return out
 
     def occupied(self) -> tuple[int, ...]:
@@ -324,22 +326,25 @@ class TensorExchange:
         assert self._counted is not None
         return tuple(self._counted().tolist())
 
-    def _start_counting(self, positions: Positions, *, now: bool = False) -> None:
+    def _start_counting(self, selection: Selection, *, now: bool = False) -> None:
         """Start counting for `occupied`, if the setting wants it in advance or it is needed `now`."""
-        if now or (self._setting.count_ahead and len(positions) <= DENSE * self._elements):
-            self._counted = self._memory.later(self._ops.occupied(positions))
+        if now or (self._setting.count_ahead and len(selection) <= DENSE * self._elements):
+            self._counted = self._memory.later(self._ops.occupied_by(selection))
 
-    def _non_zeros(self) -> Positions:
+    def _non_zeros(self) -> Selection:
         """Return the elements that `occupied` counts, if the union is not known."""
+        if self._known and self.selection is not None:
+            return self.selection
         total = self.total if self.near_total is None else self.near_total
         # Comparing is several times as fast as `any`.
         chosen = total[0] != 0 if self._limbs == 1 else total.any(0)
-        if self.positions is None:
-            return self._memory.positions(chosen)
-        if self._known:
-            return self.positions
-        summed = self.positions[chosen if self.near_total is None else self._memory.positions(chosen)]
-        return summed if len(summed) > len(self.positions) / 2 else self.positions
+        where = self._memory.positions(chosen)
+        if self.selection is None:
+            return Selection(len(where), lambda: where)
+        if 2 * len(where) <= len(self.selection):
+            return self.selection
+        summed = self.selection.positions[where]
+        return Selection(len(summed), lambda: summed)
 
     def _receive(self, sums: Sums) -> None:
         """Set `total` to the sums of a round, and start counting for `occupied`."""
@@ -384,9 +389,9 @@ class TensorExchange:
             return None
         return self._layout(prediction.candidates, lanes)
 
-    def _quantized(self, fixed: FixedPoint, positions: Positions) -> Limbs:
-        out = self._memory.integers(self._limbs, len(positions))
-        self._ops.quantize_at(self._values, positions, fixed, out)
+    def _quantized(self, fixed: FixedPoint, selection: Selection) -> Limbs:
+        out = self._memory.integers(self._limbs, len(selection))
+        self._ops.gather(self._values, selection, fixed, out)
         return out
 
     def _by_limb(self, words: Words) -> Limbs:

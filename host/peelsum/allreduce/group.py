@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +25,16 @@ from peelsum.allreduce.exchange import Limbs, Positions, Setting, TensorExchange
 from peelsum.allreduce.indexes import Index
 from peelsum.allreduce.plan import Choice, Form, Settings, TensorPlan
 from peelsum.allreduce.staging import Round, Rounds, by_host
-from peelsum.codec import EXPONENT_WORDS, NON_FINITE, FixedPoint, HostMemory, Memory, fixed_point, index_words
+from peelsum.codec import (
+    EXPONENT_WORDS,
+    NON_FINITE,
+    FixedPoint,
+    HostMemory,
+    Memory,
+    Selection,
+    fixed_point,
+    index_words,
+)
 from peelsum.codec.block_scales import exponents_of, octaves_of
 from peelsum.codec.cpu import occupied
 from peelsum.summation import Words
@@ -106,7 +116,7 @@ class Group(TensorExchange):
             self._write_exponents(ored[:scales], ored[scales:begin])
             index.encode(self._ops, own, n, self._setting.seed, ored[begin:])
 
-        self.positions = self._memory.positions(self._values[:0])
+        self.selection = Selection(0, partial(self._memory.positions, self._values[:0]))
         sums = yield Round(begin + index.words(n), 0, header)
         fields = _fields_of(sums.ored[:EXPONENT_WORDS], sums.ored[EXPONENT_WORDS:scales])
         if fields is None:
@@ -115,8 +125,8 @@ class Group(TensorExchange):
         self._set_scales(fields, sums.ored[scales:begin])
         if self.fixed is None:
             return
-        positions = yield from self._union(own, index, sums, begin, None)
-        yield from self._compact(self.fixed, positions)
+        selection = yield from self._union(own, index, sums, begin, None)
+        yield from self._compact(self.fixed, selection)
 
     def _magnitudes(self, begins: _Numbers) -> NDArray[np.uint32]:
         """Return the largest magnitude from each of these elements up to the next."""
@@ -159,27 +169,27 @@ class Group(TensorExchange):
         """Return the sums of all tensors, divided by `divisor`, in the tensors' memory."""
         if self._floats is None:
             host = np.zeros(self._elements, np.float32)
-            if self.fixed is not None and self.positions is not None:
-                self._ops.dequantize_at(self.total, self.positions, self.fixed, divisor, host)
+            if self.fixed is not None and self.selection is not None:
+                self._ops.scatter(self.total, self.selection, self.fixed, divisor, host, clear=False)
             self._floats = self._device.placed(host)
         return self._floats
 
     def members(self) -> dict[str, Member]:
         """Return each tensor's outcome, after the last round."""
-        assert self.positions is not None
-        bounds = np.searchsorted(self.positions, self._begins)
+        assert self.selection is not None
+        positions = self.selection.positions
+        bounds = np.searchsorted(positions, self._begins)
         # False positives can lie behind a tensor, where the next one does not begin yet.
-        lasts = np.searchsorted(self.positions, self._begins[:-1] + self._lengths)
+        lasts = np.searchsorted(positions, self._begins[:-1] + self._lengths)
         own = 1 + np.where(self._counts > 1, self._counts, 0) + np.diff(bounds)
         shared = (self.words_sent - int(own.sum())) * self._begins // self._elements
         words = own + np.diff(shared)
         return {
-            name: self._member(m, name, slice(bounds[m], lasts[m]), int(words[m]))
+            name: self._member(m, name, positions, slice(bounds[m], lasts[m]), int(words[m]))
             for m, name in enumerate(self._names)
         }
 
-    def _member(self, m: int, name: str, part: slice, words: int) -> Member:
-        assert self.positions is not None
+    def _member(self, m: int, name: str, positions: Positions, part: slice, words: int) -> Member:
         field, begin, fixed = int(self._fields[m]), int(self._begins[m]), None
         if field not in (_ZERO, NON_FINITE):
             scale = int(self._scales[m])
@@ -192,7 +202,7 @@ class Group(TensorExchange):
         return Member(
             exponent_field=None if field == _ZERO else field,
             fixed=fixed,
-            positions=self.positions[part] - begin,
+            selection=Selection(part.stop - part.start, lambda: positions[part] - begin),
             quantized=self.quantized[:, part],
             total=self.total[:, part],
             words_sent=words,
@@ -212,8 +222,8 @@ class Member:
     """The largest exponent field of all workers; None if all values are zero."""
     fixed: FixedPoint | None
     """Fixed-point format; None if all values are zero or some are not finite."""
-    positions: Positions
-    """Elements int64[k] to which `quantized` and `total` belong."""
+    selection: Selection
+    """The elements to which `quantized` and `total` belong."""
     quantized: Limbs
     """int32[1, k]: what this worker contributed."""
     total: Limbs
@@ -250,7 +260,7 @@ class Member:
 
     def occupied(self) -> tuple[int, ...]:
         """See `TensorExchange.occupied`."""
-        positions = self.positions
+        positions = self.selection.positions
         summed = positions[self.total[0] != 0]  # false positives are zero
         return tuple(occupied(summed if 2 * len(summed) > len(positions) else positions).tolist())
 

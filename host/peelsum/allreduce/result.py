@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
-from peelsum.codec import FixedPoint, rounding_bounds
+from peelsum.codec import FixedPoint, Selection, rounding_bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +50,8 @@ class TensorResult:
     """Number by which the sum was divided: 1, or `fan_in` for an average."""
     words_sent: int
     """32-bit words that this worker sent for the tensor: exponents, index, values and left-over."""
-    positions: NDArray[np.int64] | None
-    """Elements int64[k] to which `quantized_at` and `total_at` belong; None means all."""
+    selection: Selection | None
+    """The elements to which `quantized_at` and `total_at` belong; None means all."""
     quantized_at: NDArray[np.int32]
     """int32[limbs, k]: the integers that this worker contributed."""
     total_at: NDArray[np.int32]
@@ -62,6 +62,14 @@ class TensorResult:
     """The host's copy of `total_at`, if that is on a device and came through the host; else None."""
     estimated: int = 0
     """Number of elements of `total` that are estimates; 0 unless `estimate` is set."""
+
+    @property
+    def positions(self) -> NDArray[np.int64] | None:
+        """Elements int64[k] to which `quantized_at` and `total_at` belong; None means all.
+
+        They are found when they are first read.
+        """
+        return None if self.selection is None else self.selection.positions
 
     @cached_property
     def quantized(self) -> NDArray[np.int32] | NDArray[np.int64]:
@@ -128,7 +136,7 @@ class TensorResult:
         if not self.finite:
             return float("nan")
         total = self.total_at if self.near_total is None else self.near_total
-        occupied = non_zeros(total) if self.positions is None else len(self.positions)
+        occupied = non_zeros(total) if self.selection is None else len(self.selection)
         return occupied / self.elements if self.elements else 0.0
 
     @property

@@ -22,6 +22,7 @@ from peelsum.codec.kernels import Implementation, Kernels, kernels, memory, warm
 from peelsum.codec.layout import CELLS_PER_CANDIDATE, FEWEST_CELLS, MANY_CANDIDATES, SUB_TABLES, SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
 from peelsum.codec.sample import SAMPLE, SAMPLE_WORDS, sample
+from peelsum.codec.selection import Selection
 
 __all__ = [
     "BLOCK_SIZES",
@@ -42,6 +43,7 @@ __all__ = [
     "Implementation",
     "Kernels",
     "Memory",
+    "Selection",
     "SketchLayout",
     "block_words",
     "estimate_left_over",

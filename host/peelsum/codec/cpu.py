@@ -17,16 +17,21 @@ from peelsum import kept_pages
 from peelsum.codec import cpu_index_loops as index_loops
 from peelsum.codec import cpu_loops as loops
 from peelsum.codec import cpu_peel_loops as peel_loops
+from peelsum.codec import cpu_selection_loops as selection_loops
 from peelsum.codec.block_scales import turn_of
+from peelsum.codec.cpu_vectors import PACKS_FLOATS
 from peelsum.codec.fixed_point import FixedPoint
-from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
+from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words, index_words
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
+from peelsum.codec.selection import Selection
 from peelsum.codec.threads import each, slices
 
 #: Below this many cells, twice a cell's number plus one bit fits a uint32.
 _NARROW_CELLS = 2**31
 #: Peeling a candidate takes at least as long as a pass over this many elements: 13 ns or more.
 _ELEMENTS_OF_A_CANDIDATE = 16
+#: Block sizes that one pass over a bitmap counts.
+_LEVELS = 5
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -77,6 +82,20 @@ def occupied(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     out = np.empty(BLOCK_SIZES, np.int64)
     index_loops.occupied(frozen(positions), np.zeros(WORD_BITS + 1, np.int64), out)
     return out
+
+
+def occupied_by(selection: Selection) -> NDArray[np.int64]:
+    """See `Kernels.occupied_by`."""
+    if selection.bitmap is None:
+        return occupied(selection.positions)
+    words, out = frozen(selection.bitmap), np.empty((-(-BLOCK_SIZES // _LEVELS), _LEVELS), np.int64)
+    for level, counts in enumerate(out):
+        if level:  # of blocks of 32 bits
+            used = np.empty(index_words(words.size), np.uint32)
+            index_loops.used_words(words, used)
+            words = frozen(used)
+        index_loops.occupied_up_to_16(words, counts)
+    return out.reshape(-1)[:BLOCK_SIZES]
 
 
 def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
@@ -243,6 +262,66 @@ def dequantize_at(
         lambda a, b: loops.dequantize_at(quantized, positions, *scaling, float(divisor), out, a, b),
         out.size,
     )
+
+
+def gather(
+    values: NDArray[np.float32], selection: Selection, fixed: FixedPoint, out: NDArray[np.int32]
+) -> None:
+    """See `Kernels.gather`."""
+    if not _packed(selection, values.size):
+        quantize_at(values, selection.positions, fixed, out)
+        return
+    assert selection.bitmap is not None
+    values, index, scaling = frozen(values), frozen(selection.bitmap), _scaling(fixed, 1)
+    firsts = _firsts(index, values.size)
+    each(
+        values.size,
+        lambda a, b: selection_loops.gather(values[a:b], _words(index, a, b), a, *scaling, out, firsts[a]),
+    )
+
+
+def scatter(
+    quantized: NDArray[np.int32],
+    selection: Selection,
+    fixed: FixedPoint,
+    divisor: int,
+    out: NDArray[np.float32],
+    *,
+    clear: bool,
+) -> None:
+    """See `Kernels.scatter`."""
+    if not _packed(selection, out.size):
+        if clear:
+            out[:] = 0.0
+        dequantize_at(quantized, selection.positions, fixed, divisor, out)
+        return
+    assert selection.bitmap is not None
+    quantized, index = frozen(quantized), frozen(selection.bitmap)
+    factors, block_bits, low_bits = _scaling(fixed, -1)
+    share = float(divisor)
+    if divisor & (divisor - 1) == 0:  # a multiplication gives the same bits
+        factors, share = factors / share, 1.0
+    firsts = _firsts(index, out.size)
+
+    def work(a: int, b: int) -> None:
+        part, words, first = out[a:b], _words(index, a, b), firsts[a]
+        selection_loops.scatter(quantized, words, a, factors, block_bits, low_bits, share, part, first, clear)
+
+    each(out.size, work)
+
+
+def _packed(selection: Selection, elements: int) -> bool:
+    """Return whether the bitmap serves better than positions, which few elements have soon."""
+    return PACKS_FLOATS and selection.bitmap is not None and len(selection) * WORD_BITS >= elements
+
+
+def _firsts(index: NDArray[np.uint32], elements: int) -> dict[int, int]:
+    """Return how many set bits lie before each slice of a bitmap, by the slice's first element."""
+    begins = [begin for begin, _ in slices(elements)]
+    if len(begins) == 1:
+        return {0: 0}
+    counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
+    return dict(zip(begins, accumulate(counts, initial=0), strict=False))
 
 
 def sketch_encode(

@@ -36,7 +36,7 @@ _SET_BITS = np.array(
     np.uint8,
 )
 _SEVERAL = 1024  # words
-_ROOM = 8  # numbers that are written at once
+ROOM = 8  # numbers that are written at once
 
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
@@ -334,6 +334,23 @@ def occupied(positions: Numbers, differing: Numbers, out: Numbers) -> None:
 
 
 @compiled
+def occupied_up_to_16(index: Words, out: Numbers) -> None:
+    """Count the occupied blocks of 1, 2, 4, 8 and 16 elements; the loop vectorizes."""
+    ones_, twos, fours, eights, sixteens = _ZERO, _ZERO, _ZERO, _ZERO, _ZERO
+    for w in range(index.size):
+        word = np.uint32(index[w])
+        ones_ += ones(word)
+        word = np.uint32((word | (word >> _ONE)) & np.uint32(0x55555555))
+        twos += ones(word)
+        word = np.uint32((word | (word >> np.uint32(2))) & np.uint32(0x11111111))
+        fours += ones(word)
+        word = np.uint32((word | (word >> np.uint32(4))) & np.uint32(0x01010101))
+        eights += ones(word)
+        sixteens += ones(np.uint32((word | (word >> _8)) & np.uint32(0x00010001)))
+    out[0], out[1], out[2], out[3], out[4] = ones_, twos, fours, eights, sixteens
+
+
+@compiled
 def _hash_of(word: int, seed: np.uint64) -> tuple[np.uint32, np.uint32]:
     """Return start and stride of a word's hashes."""
     value = mixed(np.uint64(word), seed)
@@ -347,10 +364,10 @@ def _rotated(word: np.uint32, left: np.uint32) -> np.uint32:
 
 
 @compiled
-def _used_words(words: Words, out: Numbers) -> int:
+def used_numbers(words: Words, out: Numbers) -> int:
     """Write the numbers of the non-zero words, ascending; return how many there are.
 
-    `out` has room for `_ROOM` numbers more than there are words.
+    `out` has room for `ROOM` numbers more than there are words.
     """
     count, whole = _NONE, words.size // 32 * 32
     for w in range(_NONE, np.uint64(whole), _S32):
@@ -376,11 +393,11 @@ def _rows_of(hashed: Words, rows: int, out: Words) -> None:
 @compiled
 def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index: Words, out: Words) -> None:
     """Encode the non-zero words of `index` into `out`, which must be zero."""
-    numbers, used = np.empty(_SEVERAL + _ROOM, np.int64), np.empty(_SEVERAL, np.uint32)
+    numbers, used = np.empty(_SEVERAL + ROOM, np.int64), np.empty(_SEVERAL, np.uint32)
     room = np.empty((3, _SEVERAL), np.uint32)
     for start in range(0, index.size, _SEVERAL):
         words = index[start : start + _SEVERAL]
-        count = _used_words(words, numbers)
+        count = used_numbers(words, numbers)
         hashed, stride, row = room[0, :count], room[1, :count], room[2, :count]
         for i in range(np.uint64(count)):
             used[i] = words[np.uint64(numbers[i])]
@@ -475,10 +492,10 @@ def _spread(words: Words, masks: Words, out: Words) -> None:
 @compiled
 def gather_bits(index: Words, mask: Words, out: Words) -> None:
     """Pass over words whose mask is 0."""
-    numbers, room = np.empty(_SEVERAL + _ROOM, np.int64), np.empty((3, _SEVERAL), np.uint32)
+    numbers, room = np.empty(_SEVERAL + ROOM, np.int64), np.empty((3, _SEVERAL), np.uint32)
     pending, filled, at = np.uint64(0), np.uint64(0), 0  # bits not yet written, and their number
     for start in range(0, mask.size, _SEVERAL):
-        count = _used_words(mask[start : start + _SEVERAL], numbers)
+        count = used_numbers(mask[start : start + _SEVERAL], numbers)
         words, masks, squeezed = room[0, :count], room[1, :count], room[2, :count]
         for i in range(np.uint64(count)):
             words[i] = index[np.uint64(start + numbers[i])]
@@ -500,11 +517,11 @@ def gather_bits(index: Words, mask: Words, out: Words) -> None:
 @compiled
 def scatter_bits(bits: Words, mask: Words, out: Words) -> None:
     """Pass over words whose mask is 0. Read the bits of the others without a branch, from two words each."""
-    numbers, room = np.empty(_SEVERAL + _ROOM, np.int64), np.empty((3, _SEVERAL), np.uint32)
+    numbers, room = np.empty(_SEVERAL + ROOM, np.int64), np.empty((3, _SEVERAL), np.uint32)
     at, last = np.uint64(0), np.uint64(max(bits.size - 1, 0))
     for start in range(0, mask.size, _SEVERAL):
         own = out[start : start + _SEVERAL]
-        count = _used_words(mask[start : start + _SEVERAL], numbers)
+        count = used_numbers(mask[start : start + _SEVERAL], numbers)
         wanted, masks, spread = room[0, :count], room[1, :count], room[2, :count]
         for i in range(np.uint64(count)):
             masks[i] = mask[np.uint64(start + numbers[i])]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from peelsum.codec.gpu_launch import Blocks, Candidates, Peeling, Segments
 from peelsum.codec.gpu_memory import later
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words, index_words
 from peelsum.codec.layout import SketchLayout
+from peelsum.codec.selection import Selection
 
 _SIGN = 2**63
 #: The largest block that one kernel handles; larger ones take several passes.
@@ -80,6 +82,11 @@ def occupied(positions: Tensor) -> Tensor:
     out = _empty(BLOCK_SIZES, positions, torch.int64)
     launch.occupied(_all(positions), out)
     return out
+
+
+def occupied_by(selection: Selection) -> Tensor:
+    """See `Kernels.occupied_by`: returns int64[BLOCK_SIZES]."""
+    return occupied(cast(Tensor, selection.positions))
 
 
 def block_encode(index: Tensor, elements: int, block: int, out: Tensor) -> None:
@@ -164,6 +171,20 @@ def dequantize_at(quantized: Tensor, positions: Tensor, fixed: FixedPoint, divis
     """See `Kernels.dequantize_at`."""
     where, scale = _all(positions), _scale(fixed, out)
     launch.dequantize_at(quantized, where, scale, fixed.low_bits, divisor, out, _blocks(fixed))
+
+
+def gather(values: Tensor, selection: Selection, fixed: FixedPoint, out: Tensor) -> None:
+    """See `Kernels.gather`."""
+    quantize_at(values, cast(Tensor, selection.positions), fixed, out)
+
+
+def scatter(
+    quantized: Tensor, selection: Selection, fixed: FixedPoint, divisor: int, out: Tensor, *, clear: bool
+) -> None:
+    """See `Kernels.scatter`."""
+    if clear:
+        out.zero_()
+    dequantize_at(quantized, cast(Tensor, selection.positions), fixed, divisor, out)
 
 
 def sketch_encode(layout: SketchLayout, positions: Tensor, values: Tensor, out: Tensor) -> None:

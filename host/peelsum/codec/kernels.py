@@ -18,6 +18,7 @@ from peelsum.codec.fixed_point import EXPONENT_WORDS, FixedPoint
 from peelsum.codec.index import BloomLayout
 from peelsum.codec.layout import SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
+from peelsum.codec.selection import Selection
 from peelsum.compiled_once import cache_of, first_alone
 
 Implementation = Literal["cpu", "reference", "gpu"]
@@ -63,6 +64,9 @@ class Kernels(Protocol):
 
     def occupied(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count the blocks of 2**b elements that hold one of positions[k], for each b: int64[BLOCK_SIZES]."""
+
+    def occupied_by(self, selection: Selection) -> NDArray[np.int64]:
+        """Count the blocks of 2**b elements with a selected one, for each b: int64[BLOCK_SIZES]."""
 
     def block_encode(
         self, index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]
@@ -178,6 +182,33 @@ class Kernels(Protocol):
     ) -> None:
         """Apply `dequantize` to quantized[limbs, k], into out[positions]; keep the rest of out[n]."""
 
+    def gather(
+        self,
+        values: NDArray[np.float32],
+        selection: Selection,
+        fixed: FixedPoint,
+        out: NDArray[np.int32],
+    ) -> None:
+        """Apply `quantize` to the selected elements of values[n], into out[limbs, k].
+
+        Blocks of scales have 32 elements or more, here and in `scatter`.
+        """
+
+    def scatter(
+        self,
+        quantized: NDArray[np.int32],
+        selection: Selection,
+        fixed: FixedPoint,
+        divisor: int,
+        out: NDArray[np.float32],
+        *,
+        clear: bool,
+    ) -> None:
+        """Apply `dequantize` to quantized[limbs, k], into the selected elements of out[n].
+
+        If `clear`, all other elements become 0; if not, they must be 0.
+        """
+
     # Sketch
 
     def sketch_encode(
@@ -288,7 +319,9 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     ops.index(values, bitmap)
     ops.index_over(values, bitmap)
     where = ops.positions(bitmap, ops.count(bitmap, 1))
+    selection = Selection(1, lambda: where, bitmap)
     ops.occupied(where)
+    ops.occupied_by(selection)
     for block in (2, 32, 64):
         ops.block_encode(bitmap, 1, block, other)
         ops.block_decode(other, 1, block, bitmap)
@@ -307,6 +340,8 @@ def _run_all(ops: Kernels, room: Memory) -> None:
         ops.quantize_at(values, where, fixed, quantized)
         ops.dequantize(quantized, fixed, 1, values)
         ops.dequantize_at(quantized, where, fixed, 1, values)
+        ops.gather(values, selection, fixed, quantized)
+        ops.scatter(quantized, selection, fixed, 1, values, clear=True)
         if fixed.octaves is None:
             ops.index_sketch(layout, values, fixed, bitmap, sketch[: fixed.limbs])
         ops.sketch_encode(layout, where, quantized[0], sketch[0])

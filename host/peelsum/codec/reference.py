@@ -12,6 +12,7 @@ from peelsum.codec.block_scales import exponents_of, octaves_of
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import FIRST_GROUP, MIX_FIRST, MIX_SECOND, MIX_STEP, SUB_TABLES, SketchLayout
+from peelsum.codec.selection import Selection
 
 
 def magnitude(values: NDArray[np.float32]) -> int:
@@ -46,6 +47,11 @@ def positions(
 def occupied(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """See `Kernels.occupied`."""
     return np.array([np.unique(positions >> bits).size for bits in range(BLOCK_SIZES)], np.int64)
+
+
+def occupied_by(selection: Selection) -> NDArray[np.int64]:
+    """See `Kernels.occupied_by`."""
+    return occupied(selection.positions)
 
 
 def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
@@ -163,6 +169,28 @@ def dequantize_at(
     sums = np.ldexp(fixed.joined(quantized).astype(np.float64), -fixed.scales_at(positions))
     with np.errstate(over="ignore"):
         out[positions] = (sums / divisor).astype(np.float32)
+
+
+def gather(
+    values: NDArray[np.float32], selection: Selection, fixed: FixedPoint, out: NDArray[np.int32]
+) -> None:
+    """See `Kernels.gather`."""
+    quantize_at(values, selection.positions, fixed, out)
+
+
+def scatter(
+    quantized: NDArray[np.int32],
+    selection: Selection,
+    fixed: FixedPoint,
+    divisor: int,
+    out: NDArray[np.float32],
+    *,
+    clear: bool,
+) -> None:
+    """See `Kernels.scatter`."""
+    if clear:
+        out[:] = 0.0
+    dequantize_at(quantized, selection.positions, fixed, divisor, out)
 
 
 def sketch_encode(

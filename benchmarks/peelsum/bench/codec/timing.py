@@ -90,7 +90,8 @@ def one_step(
     if fixed.octaves is not None:
         fixed = replace(fixed, octaves=memory.on_host(fixed.octaves).view(np.int32))
     require_exact([values], memory.on_host(decoded), fixed)
-    positions = None if exchange.positions is None else memory.on_host(exchange.positions)
+    selection = exchange.selection
+    positions = None if selection is None else memory.on_host(selection.positions)
     return Measured(words, encode_s, decode_s, positions, left)
 
 

@@ -1,0 +1,202 @@
+"""Loops over the elements of a tensor that a bitmap selects, compiled by Numba and cached on disk.
+
+They need no positions: AVX-512 packs and spreads 16 floats at a time, so `PACKS_FLOATS` must be true. A slice
+of a tensor begins at element `begin`, a multiple of 32; its numbers begin at number `first` of each limb. A
+block of scales has 32 elements or more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.codec.cpu_index_loops import ROOM, Numbers, Words, compiled, ones, used_numbers, valid
+from peelsum.codec.cpu_loops import joined, split
+from peelsum.codec.cpu_prefetch import prefetch
+from peelsum.codec.cpu_vectors import pack_floats, scale_numbers, spread_floats
+
+_TOGETHER = 128  # words of a bitmap, whose numbers stay in the first-level cache
+_MOST = 32 * (_TOGETHER + 1)  # their numbers, and room for 32 more
+#: How far ahead floats are prefetched, and floats in a cache line.
+_AHEAD, _LINE = np.uint64(2048), np.uint64(16)
+_LOW, _S16 = np.uint32(0xFFFF), np.uint32(16)
+_0, _16, _32 = np.uint64(0), np.uint64(16), np.uint64(32)
+
+_Integers = NDArray[np.int32]
+_Floats = NDArray[np.float32]
+#: The factor of each block of 2**bits elements.
+_Factors = NDArray[np.float64]
+
+
+@compiled
+def gather(
+    values: _Floats,
+    index: Words,
+    begin: int,
+    factors: _Factors,
+    bits: int,
+    low_bits: int,
+    out: _Integers,
+    first: int,
+) -> None:
+    whole = values.size // 32
+    end = _gather(values, index[:whole], begin, factors, bits, low_bits, out, np.uint64(first))
+    last, floats = _last_word(index, values.size), np.zeros(32, np.float32)
+    floats[: values.size - 32 * whole] = values[32 * whole :]
+    _gather(floats, last, begin + 32 * whole, factors, bits, low_bits, out, end)
+
+
+@compiled
+def _last_word(index: Words, elements: int) -> Words:
+    """Return the bitmap of the elements behind the last multiple of 32: uint32[1], or uint32[0]."""
+    last = np.empty(min(elements % 32, 1), np.uint32)
+    for w in range(last.size):
+        last[w] = valid(index, elements // 32, elements)
+    return last
+
+
+@compiled
+def _gather(
+    values: _Floats,
+    index: Words,
+    begin: int,
+    factors: _Factors,
+    bits: int,
+    low_bits: int,
+    out: _Integers,
+    first: np.uint64,
+) -> np.uint64:
+    """Write the numbers of whole words' elements; return where they end."""
+    room = np.empty(_TOGETHER + ROOM, np.int64)
+    floats, scaled = np.empty(_MOST, np.float32), np.empty(_MOST, np.float64)
+    for start in range(0, index.size, _TOGETHER):
+        words = index[start : start + _TOGETHER]
+        count = _pack(values[32 * start :], words, room[: used_numbers(words, room)], floats)
+        _scale(floats, count, words, begin + 32 * start, factors, bits, scaled)
+        if low_bits:
+            for i in range(count):
+                out[0, first + i], out[1, first + i] = split(scaled[i], low_bits)
+        else:
+            for i in range(count):
+                out[0, first + i] = np.int32(np.rint(scaled[i]))
+        first += count
+    return first
+
+
+@compiled
+def _pack(values: _Floats, words: Words, used: Numbers, out: _Floats) -> np.uint64:
+    """Write the selected floats of the words `used`; return how many there are."""
+    count = _0
+    for number in used:
+        word, at = np.uint32(words[np.uint64(number)]), np.uint64(32 * number)
+        lower = np.uint32(word & _LOW)
+        prefetch(values, at + _AHEAD)
+        prefetch(values, at + _AHEAD + _LINE)
+        pack_floats(values, at, lower, out, count)
+        count += np.uint64(ones(lower))
+        pack_floats(values, at + _16, np.uint32(word >> _S16), out, count)
+        count += np.uint64(ones(np.uint32(word >> _S16)))
+    return count
+
+
+@compiled
+def _scale(
+    numbers: NDArray[Any],
+    count: np.uint64,
+    words: Words,
+    begin: int,
+    factors: _Factors,
+    bits: int,
+    out: _Factors,
+) -> None:
+    """Multiply the numbers of all words' elements, `count` in all, by their blocks' factors."""
+    if factors.size == 1:
+        for i in range(_0, count, _16):
+            scale_numbers(numbers, np.uint64(i), factors[0], out)
+        return
+    at, size = _0, (1 << bits) // 32
+    for first in range(0, words.size, size):
+        factor, end = factors[(begin + 32 * first) >> bits], at
+        for w in range(np.uint64(first), np.uint64(min(first + size, words.size))):
+            end += np.uint64(ones(words[w]))
+        for i in range(at, end, _16):
+            scale_numbers(numbers, np.uint64(i), factor, out)
+        at = end
+
+
+@compiled
+def scatter(
+    quantized: _Integers,
+    index: Words,
+    begin: int,
+    factors: _Factors,
+    bits: int,
+    low_bits: int,
+    divisor: float,
+    out: _Floats,
+    first: int,
+    clear: bool,
+) -> None:
+    whole = out.size // 32
+    end = _scatter(
+        quantized, np.uint64(first), index[:whole], begin, factors, bits, low_bits, divisor, out, clear
+    )
+    last, floats = _last_word(index, out.size), np.zeros(32, np.float32)
+    _scatter(quantized, end, last, begin + 32 * whole, factors, bits, low_bits, divisor, floats, clear)
+    out[32 * whole :] = floats[: out.size - 32 * whole]
+
+
+@compiled
+def _scatter(
+    quantized: _Integers,
+    first: np.uint64,
+    index: Words,
+    begin: int,
+    factors: _Factors,
+    bits: int,
+    low_bits: int,
+    divisor: float,
+    out: _Floats,
+    clear: bool,
+) -> np.uint64:
+    """Write the elements of whole words; return where their numbers end."""
+    room, integers = np.empty(_TOGETHER + ROOM, np.int64), np.empty(_MOST, np.int32)
+    numbers, floats, scaled = np.empty(_MOST), np.empty(_MOST, np.float32), np.empty(_MOST)
+    for start in range(0, index.size, _TOGETHER):
+        words, count = index[start : start + _TOGETHER], _0
+        for w in range(words.size):
+            count += np.uint64(ones(words[w]))
+        if low_bits:
+            for i in range(count):
+                numbers[i] = joined(quantized[0, first + i], quantized[1, first + i], low_bits)
+            _scale(numbers, count, words, begin + 32 * start, factors, bits, scaled)
+        else:
+            for i in range(count):
+                integers[i] = quantized[0, first + i]
+            _scale(integers, count, words, begin + 32 * start, factors, bits, scaled)
+        if divisor == 1.0:
+            for i in range(count):
+                floats[i] = np.float32(scaled[i])
+        else:
+            for i in range(count):
+                floats[i] = np.float32(scaled[i] / divisor)
+        if clear:
+            out[32 * start : 32 * (start + words.size)] = 0.0
+        _spread(floats, words, room[: used_numbers(words, room)], out[32 * start :])
+        first += count
+    return first
+
+
+@compiled
+def _spread(floats: _Floats, words: Words, used: Numbers, out: _Floats) -> None:
+    """Write all elements of the words `used`, from their selected floats."""
+    count = _0
+    for number in used:
+        word, at = np.uint32(words[np.uint64(number)]), np.uint64(32 * number)
+        lower = np.uint32(word & _LOW)
+        spread_floats(floats, count, lower, out, at)
+        count += np.uint64(ones(lower))
+        spread_floats(floats, count, np.uint32(word >> _S16), out, at + _16)
+        count += np.uint64(ones(np.uint32(word >> _S16)))

@@ -1,0 +1,31 @@
+"""Some elements of a tensor, as a bitmap, their positions, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Selection:
+    """`count` elements of a tensor, in ascending order.
+
+    find: returns their positions, int64[count]; called when these are first needed.
+    bitmap: uint32[ceil(n / 32)], in which their bits are set, or None. Bits from n on are ignored.
+    """
+
+    def __init__(
+        self, count: int, find: Callable[[], NDArray[np.int64]], bitmap: NDArray[np.uint32] | None = None
+    ) -> None:
+        self._count, self._find, self.bitmap = count, find, bitmap
+
+    def __len__(self) -> int:
+        """Return the number of selected elements."""
+        return self._count
+
+    @cached_property
+    def positions(self) -> NDArray[np.int64]:
+        """The elements' positions: int64[count]."""
+        return self._find()
