@@ -11,7 +11,7 @@ from sums_of_floats import check
 from peelsum.allreduce import Allreduce, NetworkModel
 from peelsum.allreduce.bundle import LARGEST
 from peelsum.allreduce.group import Member, _fields_of, _largest_bits
-from peelsum.codec import EXPONENT_WORDS, BFloat16, HostMemory
+from peelsum.codec import EXPONENT_WORDS, BFloat16, HostMemory, Selection
 
 WORKERS, STEPS = 3, 4
 LENGTHS = [1, 31, 32, 33, 64, 100, 1000, LARGEST - 1, LARGEST]
@@ -176,9 +176,8 @@ def test_false_positives_between_tensors_are_not_elements(make_workers: Any) -> 
 def test_occupied_elements_are_those_of_the_sum(totals: list[int], elements: int) -> None:
     nobody: Any = None
     total = np.array([totals], np.int32)
-    member = Member(
-        100, None, np.array([1, 5, 9]), total, total, 0, None, nobody, slice(0, 32), None, HostMemory()
-    )
+    chosen = Selection(3, lambda: np.array([1, 5, 9]))
+    member = Member(100, None, chosen, total, total, 0, None, nobody, slice(0, 32), None, HostMemory())
     assert member.occupied()[0] == elements
 
 

@@ -106,8 +106,9 @@ def test_decisions_are_logged_in_one_line_each_and_in_the_statistics():
 
 def switched_within(stats, begin, ten, carrier):
     """The step, counted from `begin`, from which on sums go by `carrier`; at most `ten`."""
-    at = next(n for n, one in enumerate(stats.history[begin:]) if carrier_of(one.method) == carrier)
-    assert at <= ten, [one.method for one in stats.history[begin : begin + at]]
+    by = [carrier_of(one.method) for one in stats.history[begin:]]
+    assert carrier in by[: ten + 1], by
+    at = by.index(carrier)
     return begin + at
 
 
