@@ -99,6 +99,7 @@ def test_positions_are_found_once() -> None:
         return np.arange(3)
 
     selection = Selection(3, find)
-    assert len(selection) == 3 and not calls
+    assert len(selection) == 3
+    assert not calls
     assert selection.positions is selection.positions
     assert calls == [1]
