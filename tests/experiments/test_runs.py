@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from patience import PATIENCE_S
 
 from peelsum.experiments import measuring, running
 from peelsum.experiments.loading import find, load
+from peelsum.experiments.local_pool import on_this_machine
 from peelsum.experiments.measuring import Care, measure
 from peelsum.experiments.plan import plan
 from peelsum.experiments.running import Run
@@ -91,10 +93,12 @@ def test_a_killed_run_is_completed_to_the_same_page(mine: Path, tmp_path: Path) 
 def test_an_interrupt_keeps_the_rows_and_leaves_nothing_else(mine: Path, tmp_path: Path) -> None:
     stopped = tmp_path / "stopped.py"
     stopped.write_text(
-        mine.read_text().replace(
+        mine.read_text()
+        .replace(
             "    time.sleep(PAUSE_S)\n",
             "    if width == 4:\n        import os, signal\n        os.kill(os.getpid(), signal.SIGINT)\n",
         )
+        .replace('    modelled={"way": ("b",)},\n', "")
     )
     done = peelsum("experiment", "run", str(stopped), "--out", str(tmp_path / "out"), "--json")
     assert (done.returncode, done.stdout) == (128 + signal.SIGINT, "")
@@ -176,6 +180,38 @@ def test_two_runs_do_not_write_to_one_file(mine: Path, tmp_path: Path) -> None:
         pytest.raises(ExperimentError, match="another run writes to it"),
     ):
         Store(tmp_path / "rows.csv", experiment)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_only_rows_without_measured_times_are_side_by_side(timed: bool, mine: Path, tmp_path: Path) -> None:
+    theirs = mine.read_text().replace('"label": way', '"label": str(os.getpid())')
+    theirs = theirs.replace("PAUSE_S = 0.0", "PAUSE_S = 0.1").replace("import time", "import os, time")
+    (tmp_path / "theirs.py").write_text(
+        theirs.replace("    modelled={", f"    timed={timed},\n    modelled={{")
+    )
+    what, same = Run(find(str(tmp_path / "theirs.py"))), Run(find(str(mine)))
+    side_by_side = running.run(what, tmp_path / "rows.csv", on_this_machine(load(what.source)))
+    assert side_by_side.failed == []
+    one_by_one = running.run(same, tmp_path / "same.csv")
+    for name in ("area", "lost", "width", "way", "seed", "note"):
+        assert [row[name] for row in side_by_side.rows] == [row[name] for row in one_by_one.rows]
+    here = {row["way"] for row in side_by_side.rows if row["label"] == str(os.getpid())}
+    assert here == ({"a"} if timed else set())
+    assert len({row["label"] for row in side_by_side.rows}) > 1
+
+
+def test_rows_whose_process_ended_have_failed(mine: Path, tmp_path: Path) -> None:
+    dying = tmp_path / "dying.py"
+    dying.write_text(
+        mine.read_text()
+        .replace("    time.sleep(PAUSE_S)\n", "    if width == 4:\n        import os\n        os._exit(3)\n")
+        .replace("    modelled={", "    timed=False,\n    modelled={")
+    )
+    what = Run(find(str(dying)))
+    report = running.run(what, tmp_path / "rows.csv", on_this_machine(load(what.source)))
+    assert len(report.rows) + len(report.failed) == 21
+    assert {"BrokenProcessPool"} == {one.error.partition(":")[0] for one in report.failed}
+    assert {(4, "a"), (4, "b")} <= {(one.task.point["width"], one.task.point["way"]) for one in report.failed}
 
 
 def test_a_dask_cluster_measures_the_same_rows(mine: Path, tmp_path: Path) -> None:

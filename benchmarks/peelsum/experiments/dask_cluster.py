@@ -9,7 +9,7 @@ from typing import Any
 
 from peelsum.experiments.experiment import ExperimentError
 from peelsum.experiments.plan import Task
-from peelsum.experiments.running import Execute, Failed, Measured, outcome
+from peelsum.experiments.running import Execute, Measured, ended, outcome
 from peelsum.experiments.store import Row
 
 #: Seconds to wait for the scheduler.
@@ -43,14 +43,6 @@ def _execute(address: str, tasks: Sequence[Task], measure_one: Callable[[Task], 
         of = {client.submit(outcome, task, measure_one, pure=False): task for task in tasks}
         try:
             for future in distributed.as_completed(of, loop=client.loop):
-                yield of[future], _done(of[future], future)
+                yield of[future], ended(of[future], future)
         finally:
             client.cancel(list(of))
-
-
-def _done(task: Task, future: Any) -> Row | Failed:
-    error = future.exception()
-    if error is not None:
-        return Failed(task, f"{type(error).__name__}: {' '.join(str(error).split())}")
-    done: Row | Failed = future.result()
-    return done

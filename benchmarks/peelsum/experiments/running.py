@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from peelsum.experiments.loading import Source, load
 from peelsum.experiments.machine import commit
@@ -71,7 +72,20 @@ def outcome(task: Task, measure_one: Callable[[Task], Row]) -> Row | Failed:
     try:
         return measure_one(task)
     except Exception as error:  # an experiment may raise anything; the other rows are measured nevertheless
-        return Failed(task, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return _failed(task, error)
+
+
+def ended(task: Task, future: Any) -> Row | Failed:
+    """Return the result of a future of `outcome`, or what ended its process."""
+    error = future.exception()
+    if error is not None:
+        return _failed(task, error)
+    done: Row | Failed = future.result()
+    return done
+
+
+def _failed(task: Task, error: BaseException) -> Failed:
+    return Failed(task, f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def run(what: Run, path: Path, execute: Execute = one_after_the_other, watch: Watch | None = None) -> Report:

@@ -159,10 +159,12 @@ def _run_one(
     from peelsum.experiments import running
     from peelsum.experiments.dask_cluster import on_cluster
     from peelsum.experiments.loading import load
+    from peelsum.experiments.local_pool import on_this_machine
     from peelsum.experiments.results import ROWS, folder, write
 
-    execute = on_cluster(scheduler) if scheduler else running.one_after_the_other
-    title = load(what.source).name
+    experiment = load(what.source)
+    title = experiment.name
+    execute = on_cluster(scheduler) if scheduler else on_this_machine(experiment)
     with _shown(title, tell) as watch:
         report = running.run(what, folder(out, what) / ROWS, execute, watch)
     page = write(what, report, name, out)
