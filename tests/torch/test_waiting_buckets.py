@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -24,9 +22,7 @@ NETWORK = NetworkModel(gbps=32e-6, round_trip_s=0.5)
 def summed(waiting, words, error=None):
     """Let what waits be summed, with so many words for each parameter; return the names of its buckets."""
     taken = waiting.taken()
-    waiting.learn(
-        taken, {name: SimpleNamespace(words_sent=words[name]) for one in taken for name in one.names}
-    )
+    waiting.learn(taken, words)
     if taken:  # as the queue completes the future of what it summed
         done = taken[0].done
         done.set_result(None) if error is None else done.set_exception(error)

@@ -33,11 +33,11 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import bundle, group
-from peelsum.allreduce.bundle import Bundle, bundled
-from peelsum.allreduce.costs import NetworkModel, Seen
+from peelsum.allreduce.bundle import bundled, joinable, ordered
+from peelsum.allreduce.costs import NetworkModel
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
-from peelsum.allreduce.exchange import DENSE, Setting, TensorExchange
+from peelsum.allreduce.exchange import Setting, TensorExchange
+from peelsum.allreduce.finishing import finished
 from peelsum.allreduce.forms import (
     DEFAULT_NETWORK,
     FormChooser,
@@ -46,6 +46,7 @@ from peelsum.allreduce.forms import (
     require_names,
 )
 from peelsum.allreduce.group import Group
+from peelsum.allreduce.host_bundle import HostBundle, Layout
 from peelsum.allreduce.plan import (
     SUPPORTED_DTYPES,
     Plan,
@@ -55,8 +56,8 @@ from peelsum.allreduce.plan import (
     agreement_words,
     unsupported,
 )
-from peelsum.allreduce.result import StepResult, TensorResult
-from peelsum.allreduce.rounds import Exchange, Note, Span, Step, unnoted
+from peelsum.allreduce.result import StepResult
+from peelsum.allreduce.rounds import Note, Span, Step, unnoted
 from peelsum.codec import (
     BFloat16,
     HostMemory,
@@ -70,6 +71,8 @@ from peelsum.summation import Part, Summation, Words
 from peelsum.wire import packet_bytes
 
 if TYPE_CHECKING:
+    from peelsum.allreduce.device_bundle import DeviceBundle
+    from peelsum.allreduce.finishing import Joined
     from peelsum.codec.gpu_memory import DeviceMemory
 
 #: Plans of earlier steps that are kept.
@@ -89,8 +92,6 @@ class DeviceTensor(Protocol):
 
 Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | DeviceTensor
 Tensors = Mapping[str, Tensor] | Sequence[Tensor]
-#: One tensor's exchange, after its last round.
-Outcome = TensorExchange | bundle.Member | group.Member
 
 
 class Allreduce:
@@ -166,6 +167,8 @@ class Allreduce:
         self._plans: deque[Plan] = deque(maxlen=_REMEMBERED)
         #: Each tensor's last plan, ahead of groups.
         self._tensor_plans: dict[str, TensorPlan] = {}
+        #: The layouts of plans' bundles, by the plans' digests.
+        self._layouts: dict[int, Layout] = {}
         self._failed = False
         self._steps = 0
 
@@ -211,12 +214,8 @@ class Allreduce:
             self._agree(plan, step)
         with step.timed("encode"):
             joined, alone = self._exchanges(plan, named, into)
-        running: list[Exchange] = [*joined, *alone.values()]
-        step.run(running, [self._agreement(plan)] if known else [])
-        outcomes: dict[str, Outcome] = dict(alone)
-        for several in joined:
-            outcomes.update(several.members())
-        return self._finish([outcomes[tensor.name] for tensor in plan.tensors], plan, step)
+        step.run([*joined, *alone.values()], [self._agreement(plan)] if known else [])
+        return self._finish(joined, alone, plan, step)
 
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
         each = [self._tensor_plan(name, tensor) for name, tensor in named.items()]
@@ -315,7 +314,7 @@ class Allreduce:
 
     def _exchanges(
         self, plan: Plan, named: Mapping[str, Tensor], into: Mapping[str, Tensor]
-    ) -> tuple[list[Group | Bundle], dict[str, TensorExchange]]:
+    ) -> tuple[list[Joined], dict[str, TensorExchange]]:
         """Return the exchanges of a step in the order in which all workers send them, joined ones first."""
         values = {name: self._memory.widened(tensor) for name, tensor in named.items()}
         # Of a tensor that is overwritten, these are the values themselves.
@@ -323,34 +322,59 @@ class Allreduce:
             name: values[name] if tensor is named[name] else self._memory.widened(tensor)
             for name, tensor in into.items()
         }
-        joined: list[Group | Bundle] = []
+        joined: list[Joined] = []
         if group := [tensor for tensor in plan.tensors if tensor.choice.grouped]:
             joined.append(self._group(group, {one.name: values.pop(one.name) for one in group}, out))
+        if self._ops is kernels("cpu") and joinable(plan.settings):
+            if values:
+                joined.append(self._host_bundle(plan, values, out))
+            return joined, {}
         first = dict.fromkeys(bundled(plan))
-        ordered = sorted(plan.tensors, key=lambda tensor: tensor.name not in first)
         if first:
-            own = self._bundle({name: values[name] for name in first}, out)
+            own = self._device_bundle({name: values[name] for name in first}, out)
             if own:
                 joined.append(own)
                 values = {name: one for name, one in values.items() if name not in first}
         return joined, {
             tensor.name: self._exchange(tensor, values[tensor.name], out.get(tensor.name))
-            for tensor in ordered
+            for tensor in ordered(plan)
             if tensor.name in values
         }
 
-    def _bundle(
+    def _host_bundle(
+        self, plan: Plan, values: Mapping[str, NDArray[np.float32]], out: Mapping[str, NDArray[np.float32]]
+    ) -> HostBundle:
+        layout = self._layouts.get(plan.digest)
+        if layout is None:
+            if len(self._layouts) == _REMEMBERED:
+                del self._layouts[next(iter(self._layouts))]
+            tensors = [tensor for tensor in ordered(plan) if tensor.name in values]
+            layout = self._layouts[plan.digest] = Layout.of(tensors, self._chooser.wants)
+        arrays = [values[name] for name in layout.names]
+
+        def make(m: int) -> TensorExchange:
+            return self._exchange(layout.tensors[m], arrays[m], out.get(layout.names[m]))
+
+        return HostBundle(
+            layout,
+            arrays,
+            out,
+            self._summation.workers,
+            make=make,
+            seed=lambda name: _tensor_seed(self._settings.seed, self._steps, name),
+            refinement=self._chooser.refinement,
+        )
+
+    def _device_bundle(
         self, values: Mapping[str, NDArray[np.float32]], out: Mapping[str, NDArray[np.float32]]
-    ) -> Bundle | None:
-        """Return the bundle of tensors; None if the implementation has none."""
-        into = {name: one for name, one in out.items() if name in values}
-        if self._ops is kernels("cpu"):
-            return Bundle(values, into, self._summation.workers)
+    ) -> DeviceBundle | None:
+        """Return the bundle of tensors on a device; None if they are not on one."""
         places = {self._memory.beside(one) for one in values.values()}
         if isinstance(self._memory, HostMemory) or len(places) > 1:
             return None
         from peelsum.allreduce.device_bundle import DeviceBundle
 
+        into = {name: one for name, one in out.items() if name in values}
         room = cast("DeviceMemory", self._memory)
         return DeviceBundle(values, into, self._summation.workers, room)
 
@@ -388,63 +412,27 @@ class Allreduce:
         )
         return TensorExchange(plan.choice, values, setting, out=out)
 
-    def _finish(self, exchanges: Sequence[Outcome], plan: Plan, step: Step) -> StepResult:
+    def _finish(
+        self, joined: Sequence[Joined], alone: Mapping[str, TensorExchange], plan: Plan, step: Step
+    ) -> StepResult:
         with step.timed("decode"):
-            results = tuple(map(self._result, plan.tensors, exchanges))
-            for exchange, result in zip(exchanges, results, strict=True):
-                self._learn(exchange, result)
+            done = finished(plan, joined, alone, self._chooser.wants)
+            for one in done.learned:
+                self._chooser.learn(one.name, one.elements, one.seen, one.words_sent, self._settings.limbs)
         lanes = self._summation.lanes
         wire_bytes = step.chunks * packet_bytes(lanes)
         numbers = {"step": self._steps, "worker": self._summation.worker_id}
         self._note({**numbers, "chunks": step.chunks, "bytes": wire_bytes})
-        dense_chunks = -(-sum(result.elements for result in results) // lanes)
         return StepResult(
-            tensors=results,
+            tensors=done.results,
+            tally=done.tally,
             digest=plan.digest,
             wire_bytes=wire_bytes,
-            dense_bytes=dense_chunks * packet_bytes(lanes),
+            dense_bytes=-(-done.tally.elements // lanes) * packet_bytes(lanes),
             encode_s=step.seconds["encode"],
             network_s=step.seconds["exchange"],
             decode_s=step.seconds["decode"],
         )
-
-    def _result(self, plan: TensorPlan, exchange: Outcome) -> TensorResult:
-        divisor = self._summation.workers if self._settings.average else 1
-        return TensorResult(
-            name=plan.name,
-            form=exchange.form,
-            index=exchange.index.form if exchange.index else None,
-            shape=plan.shape,
-            values=exchange.floats(divisor).reshape(plan.shape),
-            finite=exchange.finite,
-            fixed=exchange.fixed,
-            fan_in=self._summation.workers,
-            divisor=divisor,
-            words_sent=exchange.words_sent,
-            selection=exchange.selection,
-            quantized_at=exchange.quantized,
-            total_at=exchange.total,
-            near_quantized=exchange.near_quantized,
-            near_total=exchange.near_total,
-            estimated=exchange.estimated,
-        )
-
-    def _learn(self, exchange: Outcome, result: TensorResult) -> None:
-        """Report to the chooser what this step's sums show about a tensor."""
-        if not exchange.finite:
-            return
-        seen = None
-        if exchange.exponent_field is not None:
-            wanted = self._chooser.wants(result.name)
-            # A sparse tensor's density is known without counting; it sizes the blocks of scales.
-            density = result.density if wanted or exchange.selection is not None else 1.0
-            density = max(density, exchange.sampled_share)
-            if density > DENSE or not wanted:
-                seen = Seen.uniform(result.elements, density, exchange.exponent_field)
-            else:
-                seen = Seen(exchange.exponent_field, exchange.occupied())
-        words, limbs = exchange.words_sent, self._settings.limbs
-        self._chooser.learn(result.name, result.elements, seen, words, limbs)
 
 
 def _check(name: str, tensor: Tensor) -> None:

@@ -1,43 +1,120 @@
-"""`Bundle` for tensors on a device: one launch for each stage, whatever the number of tensors."""
+"""Run the exchanges of many small dense tensors on a device: one launch for each stage, not for each tensor.
+
+A bundle sends the same words as single exchanges, in the same order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peelsum.allreduce.bundle import BLOCK, Bundle, ends
-from peelsum.codec import EXPONENT_WORDS, NON_FINITE, gpu_launch
-from peelsum.codec.cpu_bundle_loops import ZERO
+from peelsum.allreduce.bundle import BLOCK, ends
+from peelsum.allreduce.exchange import Limbs
+from peelsum.allreduce.indexes import Index
+from peelsum.allreduce.plan import Form
+from peelsum.allreduce.staging import Round, Rounds, Sums
+from peelsum.codec import EXPONENT_WORDS, NON_FINITE, FixedPoint, Selection, fixed_point, gpu_launch
+from peelsum.codec.cpu import frozen, occupied
+from peelsum.codec.cpu_bundle_loops import ZERO, read_dense_headers
 from peelsum.codec.gpu_bundle_kernels import NON_FINITE_SCALE, ZERO_SCALE
 from peelsum.codec.gpu_launch import Segments
 from peelsum.codec.gpu_memory import DeviceMemory, stream_of
 from peelsum.summation import Words
 
 
-class DeviceBundle(Bundle):
-    """A `Bundle` of torch tensors. The host reads only the agreed headers."""
+class DeviceBundle:
+    """The exchanges of several torch tensors. The host reads only the agreed headers.
+
+    tensors: float32[n], n > 0, by name, in the plan's order.
+    out: float32[n] to which a tensor's result is written, by name.
+    """
 
     def __init__(
         self, tensors: Mapping[str, Any], out: Mapping[str, Any], workers: int, memory: DeviceMemory
     ) -> None:
         like = next(iter(tensors.values()))
         self._memory = memory.beside(like)
-        super().__init__(tensors, out, workers)
+        self._tensors, self._out = tensors, out
+        lengths = tuple(map(len, tensors.values()))
+        self._lengths, self._blocks, self._begins, self._firsts = _places(lengths)
+        self._header_words = EXPONENT_WORDS * len(tensors) + int(self._blocks.sum())
+        # A scale is this number less the exponent field.
+        self._highest = fixed_point(0, workers).scale
+        self._fields = np.full(len(tensors), ZERO, np.int32)
+        self._octaves = np.empty(self._firsts[-1], np.int32)
+        self._sent = np.zeros(0, np.int64)
         self._total = self._quantized = self._integers(0)
-        lengths = tuple(self._lengths.tolist())
+        #: The host's copies of `_quantized` and `_total`, if the words go through the host.
+        self._near: tuple[Limbs, Limbs] | None = None
+        self._floats: Any = None
+        self.words_sent = 0
+        values: list[Any] = list(tensors.values())
+        self._values = torch.cat(values)
         self._segments = _segments(lengths, stream_of(like.device))
         #: int32[2, blocks]: what `_placed` returns.
         self._sent_as: Tensor | None = None
 
-    def _joined(self) -> Any:
-        values: list[Any] = list(self._tensors.values())
-        return torch.cat(values)
+    def rounds(self) -> Rounds:
+        """Yield every round of the exchanges; send each round's sums back into the generator."""
+        sums: Sums = yield Round(self._header_words, 0, self._write_headers)
+        words = frozen(self._memory.on_host(sums.ored))
+        read_dense_headers(words, self._firsts, self._fields, self._octaves)
+        sent = (self._fields != ZERO) & (self._fields != NON_FINITE)
+        self._sent = ends(np.where(sent, self._lengths, 0))
+        if sent.any():
+            sums = yield Round(0, int(self._sent[-1]), self._write_values)
+            self._receive(sums.added)
+
+    def members(self) -> dict[str, Member]:
+        """Return each tensor's outcome, after the last round."""
+        return {name: self._member(m, name) for m, name in enumerate(self._tensors)}
+
+    def floats(self, divisor: int) -> Any:
+        """Return all sums float32[n], divided by `divisor`; write them to the tensors of `out`, at once."""
+        if self._floats is None:
+            floats, total = self._memory.floats(len(self._values)), self._total[0]
+            gpu_launch.bundle_dequantize(
+                cast(Tensor, total), self._segments, *self._placed(), divisor, floats
+            )
+            parts = dict(zip(self._tensors, torch.split(floats, self._lengths.tolist()), strict=True))
+            into: list[Any] = list(self._out.values())
+            if into:
+                torch._foreach_copy_(into, [parts[name] for name in self._out])
+            self._floats = floats
+        return self._floats
+
+    def written(self, part: slice, out: Any, divisor: int) -> Any:
+        """Return a part of `floats`, in `out` if it is not None; else it shares memory with those beside."""
+        floats = self.floats(divisor)
+        return floats[part] if out is None else out
+
+    def _member(self, m: int, name: str) -> Member:
+        field, blocks = int(self._fields[m]), int(self._blocks[m])
+        first, sent = self._firsts[m], slice(self._sent[m], self._sent[m + 1])
+        fixed = None
+        if field not in (ZERO, NON_FINITE):
+            scale, octaves = self._highest - field, self._octaves[first : first + blocks]
+            fixed = FixedPoint(scale, 0, octaves, BLOCK) if blocks else FixedPoint(scale)
+        total = self._total[:, sent]
+        return Member(
+            exponent_field=None if field == ZERO else field,
+            fixed=fixed,
+            quantized=self._quantized[:, sent],
+            total=total,
+            near_quantized=None if self._near is None else self._near[0][:, sent],
+            near_total=None if self._near is None else self._near[1][:, sent],
+            words_sent=EXPONENT_WORDS + blocks + total.shape[1],
+            bundle=self,
+            part=slice(self._begins[m], self._begins[m + 1]),
+            out=self._out.get(name),
+        )
 
     def _integers(self, count: int) -> Any:
         return self._memory.integers(1, count)
@@ -71,9 +148,6 @@ class DeviceBundle(Bundle):
             self._sent_as = self._memory.receive(both.view(np.uint32)).view(2, -1)
         return self._sent_as[0], self._sent_as[1]
 
-    def _on_host(self, words: Words | Tensor) -> Words:
-        return self._memory.on_host(words)
-
     def _receive(self, words: Any) -> None:
         if isinstance(words, np.ndarray):
             sent, total = (one.view(np.int32).reshape(1, -1) for one in (self._sent_words, words))
@@ -81,24 +155,65 @@ class DeviceBundle(Bundle):
         there: Any = self._memory.receive(words).view(1, -1)
         self._total = there
 
-    def floats(self, divisor: int) -> Any:
-        """See `Bundle.floats`. Also writes them to the tensors of `out`, all at once."""
-        if self._floats is None:
-            floats, total = self._memory.floats(len(self._values)), self._total[0]
-            gpu_launch.bundle_dequantize(
-                cast(Tensor, total), self._segments, *self._placed(), divisor, floats
-            )
-            parts = dict(zip(self._tensors, torch.split(floats, self._lengths.tolist()), strict=True))
-            into: list[Any] = list(self._out.values())
-            if into:
-                torch._foreach_copy_(into, [parts[name] for name in self._out])
-            self._floats = cast(Any, floats)
-        return self._floats
 
-    def written(self, part: slice, out: Any, divisor: int) -> Any:
-        """See `Bundle.written`. A result that is not written to `out` shares memory with those beside it."""
-        floats = self.floats(divisor)
-        return floats[part] if out is None else out
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One tensor of a bundle, with the attributes of a `TensorExchange` that has ended."""
+
+    exponent_field: int | None
+    """The largest exponent field of all workers; None if all values are zero."""
+    fixed: FixedPoint | None
+    """Fixed-point format; None if all values are zero or some are not finite."""
+    quantized: Limbs
+    """int32[limbs, k]: what this worker contributed."""
+    total: Limbs
+    """int32[limbs, k]: the sum over workers."""
+    near_quantized: Limbs | None
+    """The host's copy of `quantized`, if that is on a device and was sent through the host."""
+    near_total: Limbs | None
+    """The host's copy of `total`, if that is on a device and came through the host."""
+    words_sent: int
+    """Words that this worker has sent for the tensor."""
+    bundle: DeviceBundle
+    """The bundle that the tensor is part of."""
+    part: slice
+    """The tensor's elements of all those in the bundle."""
+    out: NDArray[np.float32] | None
+    """The array to which the result is written; None for a new one."""
+
+    form: ClassVar[Form] = "dense"
+    index: ClassVar[Index | None] = None
+    selection: ClassVar[Selection | None] = None
+    sampled_share: ClassVar[float] = 0.0
+    estimated: ClassVar[int] = 0
+
+    @property
+    def finite(self) -> bool:
+        """See `TensorExchange.finite`."""
+        return self.exponent_field != NON_FINITE
+
+    def floats(self, divisor: int) -> NDArray[np.float32]:
+        """See `TensorExchange.floats`."""
+        floats: NDArray[np.float32] = self.bundle.written(self.part, self.out, divisor)
+        return floats
+
+    def occupied(self) -> tuple[int, ...]:
+        """See `TensorExchange.occupied`."""
+        total = self.total if self.near_total is None else self.near_total
+        return tuple(occupied(np.flatnonzero(total[0])).tolist())
+
+
+@lru_cache(256)  # a model's bundles are the same in every step
+def _places(
+    lengths: tuple[int, ...],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return lengths, blocks (0 for one block), and where each tensor's elements and blocks begin.
+
+    Bundles of the same lengths share these arrays, and only read them.
+    """
+    sizes = np.array(lengths, np.int64)
+    blocks = -(-sizes // BLOCK)
+    return sizes, np.where(blocks > 1, blocks, 0), ends(sizes), ends(blocks)
 
 
 @lru_cache(64)

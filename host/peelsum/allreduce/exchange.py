@@ -46,7 +46,7 @@ _PEELABLE = 1.25
 DENSE = 1 / 4
 #: A tensor of which a smaller share is sampled as non-zero is not sent dense. With a true share of 20 %, a
 #: sample of 256 elements reaches it once in 20,000 steps.
-_DENSE_SAMPLE = 0.3
+DENSE_SAMPLE = 0.3
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class TensorExchange:
         if self.fixed is None:
             return
         share = self._ops.count(sums.near.ored[begin:], SAMPLE) / SAMPLE if sampled else 1.0
-        if share < _DENSE_SAMPLE:
+        if share < DENSE_SAMPLE:
             yield from self._not_dense(self.fixed, share)
             return
         self.sampled_share = share if sampled else 0.0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,12 +158,97 @@ class TensorResult:
         return spread.reshape(self.shape)
 
 
+@dataclass(frozen=True)
+class TensorTally:
+    """What is told of a tensor's sum, without its arrays."""
+
+    elements: int
+    """Number of elements."""
+    form: Form
+    """See `TensorResult.form`."""
+    index: IndexForm | None
+    """See `TensorResult.index`."""
+    density: float
+    """See `TensorResult.density`."""
+    density_worker: float
+    """See `TensorResult.density_worker`."""
+    error_bound: float
+    """See `TensorResult.error_bound`."""
+    scale_block: int | None
+    """Elements in each block that had a scale of its own; None if all had the same, or none was needed."""
+
+
+def tally_of(result: TensorResult) -> TensorTally:
+    """Return what is told of a tensor's sum."""
+    fixed = result.fixed
+    return TensorTally(
+        result.elements,
+        result.form,
+        result.index,
+        result.density,
+        result.density_worker,
+        result.error_bound,
+        None if fixed is None or fixed.octaves is None else fixed.block,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """What is told of a step's tensors."""
+
+    words_sent: Mapping[str, int]
+    """The words that this worker sent for each tensor, by name."""
+    elements: int
+    """Elements of all tensors."""
+    non_finite: int
+    """Tensors that were not finite on some worker."""
+    alone: Mapping[str, TensorResult]
+    """The results of tensors that were not summed in a bundle on the host, by name."""
+    bundled: Callable[[], Mapping[str, TensorTally]]
+    """Returns what is told of each of the others, by name. It keeps no arrays of the step."""
+
+    def kept(self) -> Callable[[], Mapping[str, TensorTally]]:
+        """Return a function that returns what is told of each tensor, by name, and keeps no arrays."""
+        if not self.alone:
+            return self.bundled
+        alone, bundled = {name: tally_of(one) for name, one in self.alone.items()}, self.bundled
+        return lambda: alone | dict(bundled())
+
+
+class Results(Sequence[TensorResult]):
+    """The results of several tensors; `make` makes each by its number when it is first read."""
+
+    def __init__(self, count: int, make: Callable[[int], TensorResult]) -> None:
+        self._make = make
+        self._made: list[TensorResult | None] = [None] * count
+
+    @overload
+    def __getitem__(self, at: int) -> TensorResult: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[TensorResult]: ...
+
+    def __getitem__(self, at: int | slice) -> TensorResult | Sequence[TensorResult]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        number = range(len(self))[at]
+        made = self._made[number]
+        if made is None:
+            made = self._made[number] = self._make(number)
+        return made
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 @dataclass(frozen=True, eq=False)
 class StepResult(Mapping[str, TensorResult]):
     """The results of one step, by the tensors' names (or by their numbers), and its cost."""
 
-    tensors: tuple[TensorResult, ...]
+    tensors: Sequence[TensorResult]
     """The results, in the order of the tensors."""
+    tally: Tally
+    """What is told of the step, without arrays."""
     digest: int
     """The plan's digest."""
     wire_bytes: int

@@ -21,7 +21,7 @@ from peelsum.codec import cpu_selection_loops as selection_loops
 from peelsum.codec.block_scales import turn_of
 from peelsum.codec.cpu_vectors import PACKS_FLOATS
 from peelsum.codec.fixed_point import FixedPoint
-from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words, index_words
+from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 from peelsum.codec.selection import Selection
 from peelsum.codec.threads import each, slices
@@ -30,8 +30,6 @@ from peelsum.codec.threads import each, slices
 _NARROW_CELLS = 2**31
 #: Peeling a candidate takes at least as long as a pass over this many elements: 13 ns or more.
 _ELEMENTS_OF_A_CANDIDATE = 16
-#: Block sizes that one pass over a bitmap counts.
-_LEVELS = 5
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -88,14 +86,9 @@ def occupied_by(selection: Selection) -> NDArray[np.int64]:
     """See `Kernels.occupied_by`."""
     if selection.bitmap is None:
         return occupied(selection.positions)
-    words, out = frozen(selection.bitmap), np.empty((-(-BLOCK_SIZES // _LEVELS), _LEVELS), np.int64)
-    for level, counts in enumerate(out):
-        if level:  # of blocks of 32 bits
-            used = np.empty(index_words(words.size), np.uint32)
-            index_loops.used_words(words, used)
-            words = frozen(used)
-        index_loops.occupied_up_to_16(words, counts)
-    return out.reshape(-1)[:BLOCK_SIZES]
+    out = np.empty(BLOCK_SIZES, np.int64)
+    index_loops.occupied_in(frozen(selection.bitmap), out)
+    return out
 
 
 def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:

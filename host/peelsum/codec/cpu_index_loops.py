@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from peelsum.codec.cpu_prefetch import prefetch
 from peelsum.codec.cpu_vectors import used_bits, write_places
+from peelsum.codec.index import BLOCK_SIZES
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
 from peelsum.wire.compiled import compiler
 
@@ -348,6 +349,19 @@ def occupied_up_to_16(index: Words, out: Numbers) -> None:
         eights += ones(word)
         sixteens += ones(np.uint32((word | (word >> _8)) & np.uint32(0x00010001)))
     out[0], out[1], out[2], out[3], out[4] = ones_, twos, fours, eights, sixteens
+
+
+@compiled
+def occupied_in(index: Words, out: Numbers) -> None:
+    """Count the occupied blocks of 2**b elements of a bitmap, for each b below BLOCK_SIZES."""
+    occupied_up_to_16(index, out[0:5])
+    used = np.empty((index.size + 31) // 32, np.uint32)
+    used_words(index, used)  # blocks of 32 elements
+    occupied_up_to_16(used, out[5:10])
+    twice, counts = np.empty((used.size + 31) // 32, np.uint32), np.empty(5, np.int64)
+    used_words(used, twice)
+    occupied_up_to_16(twice, counts)
+    out[10:] = counts[: BLOCK_SIZES - 10]
 
 
 @compiled

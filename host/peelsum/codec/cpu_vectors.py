@@ -1,4 +1,4 @@
-"""Operations on vectors for compiled loops that LLVM does not vectorize by itself.
+"""Operations for compiled loops that Numba has no words for: on vectors, and on arrays by their addresses.
 
 LLVM translates them to the processor's instructions, whatever the width of its vectors. Indices are not
 checked.
@@ -141,6 +141,17 @@ pack_floats = cast(_Pack, intrinsic(_typed_pack))
 #: Write floats[at:], one after the other, to those of out[to : to + 16] whose bit is set, and 0 to the
 #: others. 16 floats are read.
 spread_floats = cast(_Pack, intrinsic(_typed_spread))
+
+
+def _typed_pointer(_: Any, address: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], _BYTE.as_pointer())
+
+    return types.voidptr(types.int64), emit
+
+
+#: Return an address as a pointer.
+pointer = cast(Callable[[int], Any], intrinsic(_typed_pointer))
 #: Return 32 bits, one for each word of array[at : at + 32]: 1 if the word shares a bit with `mask`.
 used_bits = cast(
     Callable[[NDArray[np.uint32], np.uint64 | int, np.uint32], np.uint32], intrinsic(_typed_used)

@@ -164,7 +164,7 @@ class BucketSums:
         def work() -> None:
             result = one.run(buckets, step)
             if isinstance(result, StepResult):
-                learn(waiting, result)
+                learn(waiting, result.tally.words_sent)
             count(result, len(buckets))
 
         decisions = self._decisions

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from peelsum.allreduce import StepResult
 from peelsum.compress import CompressedResult
-from peelsum.torch.stats import HookStats, TensorStats, tensor_stats
+from peelsum.torch.stats import HookStats, TensorStats, tensor_stats, tensors_of
 
 _LOGGER = logging.getLogger("peelsum.torch")
 #: What a result and `HookStats` count under the same name.
@@ -27,26 +29,41 @@ class RunningStats:
         self._lock = threading.Lock()
         #: The fields of `HookStats`, by name. They are changed in every step, and copied when they are read.
         self._totals: Counter[str] = Counter()
-        self._tensors: dict[str, TensorStats] = {}
+        #: Return what is told of each sum's tensors, by their names; the last sum comes last.
+        self._tensors: dict[tuple[str, ...], Callable[[], Mapping[str, TensorStats]]] = {}
         self._logged = HookStats()
 
     def now(self) -> HookStats:
         """Return the statistics so far."""
         with self._lock:
             totals: dict[str, Any] = dict(self._totals)
-            return HookStats(**totals, tensors=dict(self._tensors))
+            sums = list(self._tensors.values())
+        tensors: dict[str, TensorStats] = {}
+        for told in sums:
+            tensors |= told()
+        return HookStats(**totals, tensors=tensors)
 
     def add(self, result: StepResult | CompressedResult, buckets: int) -> None:
         """Count the sum of one or more buckets."""
-        tensors = {tensor.name: tensor_stats(tensor) for tensor in result.tensors}
+        told: Callable[[], Mapping[str, TensorStats]]
+        if isinstance(result, StepResult):
+            names, tally = tuple(result.tally.words_sent), result.tally
+            elements, non_finite = tally.elements, tally.non_finite
+            told = partial(tensors_of, tally.kept())
+        else:
+            tensors = {tensor.name: tensor_stats(tensor) for tensor in result.tensors}
+            names, told = tuple(tensors), lambda: tensors
+            elements = sum(tensor.elements for tensor in tensors.values())
+            non_finite = sum(not tensor.finite for tensor in result.tensors)
         with self._lock:
             totals = self._totals
             totals["buckets"] += buckets
-            totals["elements"] += sum(tensor.elements for tensor in tensors.values())
-            totals["non_finite"] += sum(not tensor.finite for tensor in result.tensors)
+            totals["elements"] += elements
+            totals["non_finite"] += non_finite
             for name in _COUNTED:
                 totals[name] += getattr(result, name)
-            self._tensors |= tensors
+            self._tensors.pop(names, None)
+            self._tensors[names] = told
 
     def add_wait(self, seconds: float) -> None:
         """Count the time that the training thread waited for sums."""

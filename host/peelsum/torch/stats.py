@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from peelsum.allreduce import TensorResult
 from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
+from peelsum.allreduce.result import TensorTally
 from peelsum.compress import CompressedTensor, Kind
 from peelsum.flexible import Carrier, DecidedStep, Event, LinkModel, Next
 
@@ -115,11 +115,19 @@ class HookStats:
         )
 
 
-def tensor_stats(tensor: TensorResult | CompressedTensor) -> TensorStats:
-    """Return the statistics of a parameter's sum."""
-    own, block = tensor.density_worker, None
-    if isinstance(tensor, TensorResult):
-        block = None if tensor.fixed is None or tensor.fixed.octaves is None else tensor.fixed.block
+def tensors_of(told: Callable[[], Mapping[str, TensorTally]]) -> dict[str, TensorStats]:
+    """Return the statistics of the parameters of a sum, by name."""
+    return {name: TensorStats(**vars(one)) for name, one in told().items()}
+
+
+def tensor_stats(tensor: CompressedTensor) -> TensorStats:
+    """Return the statistics of a parameter's compressed sum."""
     return TensorStats(
-        tensor.elements, tensor.form, tensor.index, tensor.density, own, tensor.error_bound, block
+        elements=tensor.elements,
+        form=tensor.form,
+        index=tensor.index,
+        density=tensor.density,
+        density_worker=tensor.density_worker,
+        error_bound=tensor.error_bound,
+        scale_block=None,
     )

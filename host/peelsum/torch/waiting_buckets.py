@@ -8,11 +8,11 @@ a sum. Only sums of earlier passes count, which are done on every rank when anot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from peelsum.allreduce import NetworkModel, StepResult
+from peelsum.allreduce import NetworkModel
 from peelsum.torch.errors import HookError
 from peelsum.torch.host_memory import Bucket
 
@@ -78,7 +78,7 @@ class WaitingBuckets:
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    def learn(self, waiting: Sequence[Waiting], result: StepResult) -> None:
-        """Note how many words the sum of these buckets took, for the next pass."""
+    def learn(self, waiting: Sequence[Waiting], sent: Mapping[str, int]) -> None:
+        """Note how many words the sum of these buckets took for each parameter, for the next pass."""
         for one in waiting:
-            self._words[one.names] = sum(result[name].words_sent for name in one.names)
+            self._words[one.names] = sum(sent[name] for name in one.names)
