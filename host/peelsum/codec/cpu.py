@@ -261,16 +261,17 @@ def gather(
     values: NDArray[np.float32], selection: Selection, fixed: FixedPoint, out: NDArray[np.int32]
 ) -> None:
     """See `Kernels.gather`."""
-    if not _packed(selection, values.size):
+    index = _packed(selection, fixed, values.size)
+    if index is None:
         quantize_at(values, selection.positions, fixed, out)
         return
-    assert selection.bitmap is not None
-    values, index, scaling = frozen(values), frozen(selection.bitmap), _scaling(fixed, 1)
-    firsts = _firsts(index, values.size)
-    each(
-        values.size,
-        lambda a, b: selection_loops.gather(values[a:b], _words(index, a, b), a, *scaling, out, firsts[a]),
-    )
+    values, numbers, firsts = frozen(values), out[0], _firsts(index, values.size)
+    factors, bits, _ = _scaling(fixed, 1)
+
+    def work(a: int, b: int) -> None:
+        selection_loops.gather(values[a:b], _words(index, a, b), a, factors, bits, numbers, firsts[a])
+
+    each(values.size, work)
 
 
 def scatter(
@@ -283,29 +284,31 @@ def scatter(
     clear: bool,
 ) -> None:
     """See `Kernels.scatter`."""
-    if not _packed(selection, out.size):
+    index = _packed(selection, fixed, out.size)
+    if index is None:
         if clear:
             out[:] = 0.0
         dequantize_at(quantized, selection.positions, fixed, divisor, out)
         return
-    assert selection.bitmap is not None
-    quantized, index = frozen(quantized), frozen(selection.bitmap)
-    factors, block_bits, low_bits = _scaling(fixed, -1)
+    numbers, firsts = frozen(quantized[0]), _firsts(index, out.size)
+    factors, bits, _ = _scaling(fixed, -1)
     share = float(divisor)
     if divisor & (divisor - 1) == 0:  # a multiplication gives the same bits
         factors, share = factors / share, 1.0
-    firsts = _firsts(index, out.size)
 
     def work(a: int, b: int) -> None:
-        part, words, first = out[a:b], _words(index, a, b), firsts[a]
-        selection_loops.scatter(quantized, words, a, factors, block_bits, low_bits, share, part, first, clear)
+        rest = share, out[a:b], firsts[a], clear
+        selection_loops.scatter(numbers, _words(index, a, b), a, factors, bits, *rest)
 
     each(out.size, work)
 
 
-def _packed(selection: Selection, elements: int) -> bool:
-    """Return whether the bitmap serves better than positions, which few elements have soon."""
-    return PACKS_FLOATS and selection.bitmap is not None and len(selection) * WORD_BITS >= elements
+def _packed(selection: Selection, fixed: FixedPoint, elements: int) -> NDArray[np.uint32] | None:
+    """Return the bitmap; None if positions serve better, as for few elements, or are needed."""
+    few = len(selection) * WORD_BITS < elements
+    if selection.bitmap is None or few or fixed.limbs > 1 or not PACKS_FLOATS:
+        return None
+    return frozen(selection.bitmap)
 
 
 def _firsts(index: NDArray[np.uint32], elements: int) -> dict[int, int]:

@@ -319,14 +319,13 @@ def _gather_by_positions(
     begin: int,
     factors: _Factors,
     bits: int,
-    low_bits: int,
     out: _Integers,
     first: int,
 ) -> None:
     """Do what `gather` does, for a whole tensor."""
-    found = np.empty(out.shape[1], np.int64)
+    found = np.empty(out.size, np.int64)
     positions(index, values.size, 0, found)
-    quantize_at(values, found, factors, bits, low_bits, out, 0, found.size)
+    quantize_at(values, found, factors, bits, 0, out.reshape((1, out.size)), 0, found.size)
 
 
 @compiled
@@ -336,7 +335,6 @@ def _scatter_by_positions(
     begin: int,
     factors: _Factors,
     bits: int,
-    low_bits: int,
     divisor: float,
     out: NDArray[np.float32],
     first: int,
@@ -345,9 +343,9 @@ def _scatter_by_positions(
     """Do what `scatter` does, for a whole tensor."""
     if clear:
         out[:] = 0.0
-    found = np.empty(quantized.shape[1], np.int64)
+    found, numbers = np.empty(quantized.size, np.int64), quantized.reshape((1, quantized.size))
     positions(index, out.size, 0, found)
-    dequantize_at(quantized, found, factors, bits, low_bits, divisor, out, 0, found.size)
+    dequantize_at(numbers, found, factors, bits, 0, divisor, out, 0, found.size)
 
 
 _gather_many = gather if PACKS_FLOATS else _gather_by_positions
@@ -369,10 +367,9 @@ def write_values(table: _Table, ored: Words, bitmaps: Words, factors: _Factors, 
         if row[Column.KIND] == Kind.DENSE:
             quantize(values, own, bits, 0, numbers.reshape((1, sent)), 0, sent)
         elif 32 * sent < elements:
-            union = _union(row, ored, bitmaps)
-            _gather_by_positions(values, union, 0, own, bits, 0, numbers.reshape((1, sent)), 0)
+            _gather_by_positions(values, _union(row, ored, bitmaps), 0, own, bits, numbers, 0)
         else:
-            _gather_many(values, _union(row, ored, bitmaps), 0, own, bits, 0, numbers.reshape((1, sent)), 0)
+            _gather_many(values, _union(row, ored, bitmaps), 0, own, bits, numbers, 0)
         row[Column.OWN] = _non_zeros(numbers)
 
 
@@ -407,9 +404,9 @@ def read_values(
             continue
         union, clear = _union(row, ored, bitmaps), row[Column.CLEAR] != 0
         if 32 * sent < elements:
-            _scatter_by_positions(numbers.reshape((1, sent)), union, 0, own, bits, 0, divisor, out, 0, clear)
+            _scatter_by_positions(numbers, union, 0, own, bits, divisor, out, 0, clear)
         else:
-            _scatter_many(numbers.reshape((1, sent)), union, 0, own, bits, 0, divisor, out, 0, clear)
+            _scatter_many(numbers, union, 0, own, bits, divisor, out, 0, clear)
         if row[Column.WANTED]:
             _count_occupied(row[Column.KIND] == Kind.BITMAP, union, numbers, blocks_used[m])
 

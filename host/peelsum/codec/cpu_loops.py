@@ -81,7 +81,7 @@ def quantize(
             last, factor = min(first + size, stop), factors[first >> bits]
             if low_bits:
                 for i in range(np.uint64(first), np.uint64(last)):
-                    out[0, i], out[1, i] = split(np.float64(values[i]) * factor, low_bits)
+                    out[0, i], out[1, i] = _split(np.float64(values[i]) * factor, low_bits)
             else:
                 for i in range(np.uint64(first), np.uint64(last)):
                     out[0, i] = np.int32(np.rint(np.float64(values[i]) * factor))
@@ -89,7 +89,7 @@ def quantize(
 
 
 @compiled
-def split(scaled: float, low_bits: int) -> tuple[np.int32, np.int32]:
+def _split(scaled: float, low_bits: int) -> tuple[np.int32, np.int32]:
     """Round a scaled value; return the limbs of the number."""
     number = np.int64(np.rint(scaled))
     return np.int32(number >> low_bits), np.int32(np.uint32(number & ((1 << low_bits) - 1)))
@@ -115,14 +115,14 @@ def quantize_at(
             scaled[k] = np.float64(values[i]) * factors[i >> shift]
         if low_bits:
             for k in range(count):
-                out[0, first + k], out[1, first + k] = split(scaled[k], low_bits)
+                out[0, first + k], out[1, first + k] = _split(scaled[k], low_bits)
         else:
             for k in range(count):
                 out[0, first + k] = np.int32(np.rint(scaled[k]))
 
 
 @compiled
-def joined(upper: np.int32, lower: np.int32, low_bits: int) -> float:
+def _joined(upper: np.int32, lower: np.int32, low_bits: int) -> float:
     """Return the number that two limbs hold."""
     return np.float64((np.int64(upper) << low_bits) + np.int64(np.uint32(lower)))
 
@@ -143,7 +143,7 @@ def dequantize(
         last, factor = min(first + size, end), factors[first >> bits]
         if low_bits:
             for i in range(np.uint64(first), np.uint64(last)):
-                out[i] = np.float32(joined(quantized[0, i], quantized[1, i], low_bits) * factor / divisor)
+                out[i] = np.float32(_joined(quantized[0, i], quantized[1, i], low_bits) * factor / divisor)
         else:
             for i in range(np.uint64(first), np.uint64(last)):
                 out[i] = np.float32(np.float64(quantized[0, i]) * factor / divisor)
@@ -168,7 +168,7 @@ def dequantize_at(
         where, upper, lower = positions[start:stop], quantized[0, start:stop], quantized[-1, start:stop]
         for k in range(where.size):
             factor = factors[np.uint64(where[k]) >> np.uint64(bits)]
-            number = joined(upper[k], lower[k], low_bits) if low_bits else np.float64(upper[k])
+            number = _joined(upper[k], lower[k], low_bits) if low_bits else np.float64(upper[k])
             scaled[k] = number * factor
         for k in range(where.size):
             floats[k] = np.float32(scaled[k] / divisor)

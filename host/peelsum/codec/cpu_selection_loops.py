@@ -1,7 +1,7 @@
 """Loops over the elements of a tensor that a bitmap selects, compiled by Numba and cached on disk.
 
 They need no positions: AVX-512 packs and spreads 16 floats at a time, so `PACKS_FLOATS` must be true. A slice
-of a tensor begins at element `begin`, a multiple of 32; its numbers begin at number `first` of each limb. A
+of a tensor begins at element `begin`, a multiple of 32; its numbers, of one limb, begin at number `first`. A
 block of scales has 32 elements or more.
 """
 
@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.cpu_index_loops import ROOM, Numbers, Words, compiled, ones, used_numbers, valid
-from peelsum.codec.cpu_loops import joined, split
+from peelsum.codec.cpu_index_loops import ROOM, Numbers, Words, compiled, ones, used_numbers
 from peelsum.codec.cpu_prefetch import prefetch
 from peelsum.codec.cpu_vectors import pack_floats, scale_numbers, spread_floats
 
-_TOGETHER = 128  # words of a bitmap, whose numbers stay in the first-level cache
-_MOST = 32 * (_TOGETHER + 1)  # their numbers, and room for 32 more
+_TOGETHER = 128  # words of a bitmap, whose numbers stay in the caches
+_MOST = 32 * (_TOGETHER + 1)  # their numbers, and room for what is written or read at once
 #: How far ahead floats are prefetched, and floats in a cache line.
 _AHEAD, _LINE = np.uint64(2048), np.uint64(16)
-_LOW, _S16 = np.uint32(0xFFFF), np.uint32(16)
+_LOW, _S16, _ONE = np.uint32(0xFFFF), np.uint32(16), np.uint32(1)
 _0, _16, _32 = np.uint64(0), np.uint64(16), np.uint64(32)
 
 _Integers = NDArray[np.int32]
@@ -32,57 +31,23 @@ _Factors = NDArray[np.float64]
 
 @compiled
 def gather(
-    values: _Floats,
-    index: Words,
-    begin: int,
-    factors: _Factors,
-    bits: int,
-    low_bits: int,
-    out: _Integers,
-    first: int,
+    values: _Floats, index: Words, begin: int, factors: _Factors, bits: int, out: _Integers, first: int
 ) -> None:
-    whole = values.size // 32
-    end = _gather(values, index[:whole], begin, factors, bits, low_bits, out, np.uint64(first))
-    last, floats = _last_word(index, values.size), np.zeros(32, np.float32)
-    floats[: values.size - 32 * whole] = values[32 * whole :]
-    _gather(floats, last, begin + 32 * whole, factors, bits, low_bits, out, end)
-
-
-@compiled
-def _last_word(index: Words, elements: int) -> Words:
-    """Return the bitmap of the elements behind the last multiple of 32: uint32[1], or uint32[0]."""
-    last = np.empty(min(elements % 32, 1), np.uint32)
-    for w in range(last.size):
-        last[w] = valid(index, elements // 32, elements)
-    return last
-
-
-@compiled
-def _gather(
-    values: _Floats,
-    index: Words,
-    begin: int,
-    factors: _Factors,
-    bits: int,
-    low_bits: int,
-    out: _Integers,
-    first: np.uint64,
-) -> np.uint64:
-    """Write the numbers of whole words' elements; return where they end."""
-    room = np.empty(_TOGETHER + ROOM, np.int64)
+    room, k = np.empty(_TOGETHER + ROOM, np.int64), np.uint64(first)
     floats, scaled = np.empty(_MOST, np.float32), np.empty(_MOST, np.float64)
-    for start in range(0, index.size, _TOGETHER):
-        words = index[start : start + _TOGETHER]
+    whole = values.size // 32
+    for start in range(0, whole, _TOGETHER):
+        words = index[start : min(start + _TOGETHER, whole)]
         count = _pack(values[32 * start :], words, room[: used_numbers(words, room)], floats)
         _scale(floats, count, words, begin + 32 * start, factors, bits, scaled)
-        if low_bits:
-            for i in range(count):
-                out[0, first + i], out[1, first + i] = split(scaled[i], low_bits)
-        else:
-            for i in range(count):
-                out[0, first + i] = np.int32(np.rint(scaled[i]))
-        first += count
-    return first
+        for i in range(count):
+            out[k + i] = np.int32(np.rint(scaled[i]))
+        k += count
+    for i in range(32 * whole, values.size):
+        if (index[whole] >> np.uint32(i % 32)) & _ONE:
+            factor = factors[(begin + 32 * whole) >> bits]
+            out[k] = np.int32(np.rint(np.float64(values[i]) * factor))
+            k += np.uint64(1)
 
 
 @compiled
@@ -133,60 +98,44 @@ def scatter(
     begin: int,
     factors: _Factors,
     bits: int,
-    low_bits: int,
     divisor: float,
     out: _Floats,
     first: int,
     clear: bool,
 ) -> None:
-    whole = out.size // 32
-    end = _scatter(
-        quantized, np.uint64(first), index[:whole], begin, factors, bits, low_bits, divisor, out, clear
-    )
-    last, floats = _last_word(index, out.size), np.zeros(32, np.float32)
-    _scatter(quantized, end, last, begin + 32 * whole, factors, bits, low_bits, divisor, floats, clear)
-    out[32 * whole :] = floats[: out.size - 32 * whole]
-
-
-@compiled
-def _scatter(
-    quantized: _Integers,
-    first: np.uint64,
-    index: Words,
-    begin: int,
-    factors: _Factors,
-    bits: int,
-    low_bits: int,
-    divisor: float,
-    out: _Floats,
-    clear: bool,
-) -> np.uint64:
-    """Write the elements of whole words; return where their numbers end."""
+    """Words without a selected element become 0 if `clear`, else they stay."""
     room, integers = np.empty(_TOGETHER + ROOM, np.int64), np.empty(_MOST, np.int32)
-    numbers, floats, scaled = np.empty(_MOST), np.empty(_MOST, np.float32), np.empty(_MOST)
-    for start in range(0, index.size, _TOGETHER):
-        words, count = index[start : start + _TOGETHER], _0
+    floats, scaled = np.empty(_MOST, np.float32), np.empty(_MOST, np.float64)
+    whole, k = out.size // 32, np.uint64(first)
+    for start in range(0, whole, _TOGETHER):
+        words, count = index[start : min(start + _TOGETHER, whole)], _0
         for w in range(words.size):
             count += np.uint64(ones(words[w]))
-        if low_bits:
-            for i in range(count):
-                numbers[i] = joined(quantized[0, first + i], quantized[1, first + i], low_bits)
-            _scale(numbers, count, words, begin + 32 * start, factors, bits, scaled)
-        else:
-            for i in range(count):
-                integers[i] = quantized[0, first + i]
-            _scale(integers, count, words, begin + 32 * start, factors, bits, scaled)
-        if divisor == 1.0:
-            for i in range(count):
-                floats[i] = np.float32(scaled[i])
-        else:
-            for i in range(count):
-                floats[i] = np.float32(scaled[i] / divisor)
+        for i in range(count):
+            integers[i] = quantized[k + i]
+        _scale(integers, count, words, begin + 32 * start, factors, bits, scaled)
+        _divide(scaled, count, divisor, floats)
         if clear:
             out[32 * start : 32 * (start + words.size)] = 0.0
         _spread(floats, words, room[: used_numbers(words, room)], out[32 * start :])
-        first += count
-    return first
+        k += count
+    for i in range(32 * whole, out.size):
+        if (index[whole] >> np.uint32(i % 32)) & _ONE:
+            factor = factors[(begin + 32 * whole) >> bits]
+            out[i] = np.float32(np.float64(quantized[k]) * factor / divisor)
+            k += np.uint64(1)
+        elif clear:
+            out[i] = 0.0
+
+
+@compiled
+def _divide(scaled: _Factors, count: np.uint64, divisor: float, out: _Floats) -> None:
+    if divisor == 1.0:
+        for i in range(count):
+            out[i] = np.float32(scaled[i])
+    else:
+        for i in range(count):
+            out[i] = np.float32(scaled[i] / divisor)
 
 
 @compiled

@@ -114,14 +114,14 @@ def _typed_spread(_: Any, floats: Any, at: Any, mask: Any, out: Any, to: Any) ->
 
 
 def _typed_scale(_: Any, numbers: Any, at: Any, factor: Any, out: Any) -> Any:
-    converted = {types.float32: "fpext", types.int32: "sitofp"}.get(numbers.dtype)
+    converted = {types.float32: "fpext", types.int32: "sitofp"}[numbers.dtype]
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wide = ir.VectorType(ir.DoubleType(), _FLOATS)
         narrow = ir.VectorType(context.get_value_type(numbers.dtype), _FLOATS)
         loaded = builder.load(_at(context, builder, numbers, arguments[0], arguments[1], narrow))
         loaded.align = 4
-        doubles = getattr(builder, converted)(loaded, wide) if converted else loaded
+        doubles = getattr(builder, converted)(loaded, wide)
         scaled = builder.fmul(doubles, _splat(builder, arguments[2], _FLOATS))
         stored = builder.store(scaled, _at(context, builder, out, arguments[3], arguments[1], wide))
         stored.align = 8
@@ -130,8 +130,8 @@ def _typed_scale(_: Any, numbers: Any, at: Any, factor: Any, out: Any) -> Any:
     return types.void(numbers, types.uint64, types.float64, out), emit
 
 
-#: Write numbers[at : at + 16] * factor to out[at : at + 16], from float32, float64 or int32. In a loop, the
-#: compiler would first test whether the arrays overlap.
+#: Write numbers[at : at + 16] * factor to out[at : at + 16], from float32 or int32. In a loop, the compiler
+#: would first test whether the arrays overlap.
 scale_numbers = cast(
     Callable[[NDArray[Any], np.uint64, float, NDArray[np.float64]], None], intrinsic(_typed_scale)
 )
