@@ -145,6 +145,8 @@ def _spread(floats: _Floats, words: Words, used: Numbers, out: _Floats) -> None:
     for number in used:
         word, at = np.uint32(words[np.uint64(number)]), np.uint64(32 * number)
         lower = np.uint32(word & _LOW)
+        prefetch(out, at + _AHEAD)
+        prefetch(out, at + _AHEAD + _LINE)
         spread_floats(floats, count, lower, out, at)
         count += np.uint64(ones(lower))
         spread_floats(floats, count, np.uint32(word >> _S16), out, at + _16)
