@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from peelsum.codec.gpu_memory import DeviceMemory
 
 #: Plans of earlier steps that are kept.
-_REMEMBERED = 8
+_REMEMBERED = 32
 
 
 class DeviceTensor(Protocol):

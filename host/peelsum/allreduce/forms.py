@@ -28,7 +28,7 @@ _FIRST_DENSITY = 1 / 1000
 #: From this number of elements on, a tensor is sent dense only if this share of its elements is not zero.
 _LARGE, _DENSE = 2**15, 0.2
 #: Choices of a tensor that are kept, for unions like the ones that they were made for.
-_REMEMBERED = 8
+_REMEMBERED = 16
 #: Share of its elements that sizes the scales of a large tensor of unknown density: blocks of 1,024.
 _UNKNOWN_SHARE = 1 / 32
 #: Without a prediction, a sketch waits for the index and is larger than the compact values: never the best.
@@ -164,7 +164,8 @@ class FormChooser:
         """Record a tensor's step: its union, or None if all values were zero, and the words sent."""
         if name not in self._histories:
             self._histories[name] = History(elements, limbs)
-        self._histories[name].add(seen, words)
+        # Only predictions depend on what earlier steps saved.
+        self._histories[name].add(seen, words if self._predict else None)
 
     def _first(self, form: RequestedForm, name: str, elements: int, settings: Settings) -> Choice:
         if form == "dense":

@@ -44,6 +44,7 @@ from peelsum.summation import Words
 
 Floats = NDArray[np.float32]
 _Table = NDArray[np.int64]
+_OPS = kernels("cpu")
 #: Tensors of as many elements are processed on several cores, one at a time.
 _LARGE = 2 * PER_CORE
 
@@ -132,12 +133,11 @@ class HostBundle:
         self._layout, self._values, self._make, self._refinement = layout, values, make, refinement
         self._results = [out.get(tensor.name) for tensor in layout.tensors]
         self._table = table = layout.table.copy()
-        for row, own, result in zip(table, values, self._results, strict=True):
-            row[Column.VALUES] = loops.address(own)
-            if result is not None:
-                over = result is own
-                row[Column.OVER], row[Column.CLEAR] = over, not over
-                row[Column.OUT] = loops.address(result)
+        table[:, Column.VALUES] = table[:, Column.OUT] = [loops.address(own) for own in values]
+        table[:, Column.OVER] = [result is own for result, own in zip(self._results, values, strict=True)]
+        for m, result in enumerate(self._results):
+            if result is not None and result is not values[m]:
+                table[m, Column.OUT], table[m, Column.CLEAR] = loops.address(result), True
         for m in layout.seeded:
             table[m, Column.SEED] = np.uint64(seed(layout.tensors[m].name)).view(np.int64)
         self._bitmaps = kept_pages.empty(layout.bitmaps, np.uint32)
@@ -308,7 +308,7 @@ class HostBundle:
             return passed / SAMPLE < DENSE_SAMPLE
         words = header[EXPONENT_WORDS + int(row[Column.BLOCKS]) :]
         refinement = self._refinement(tensor.name)
-        return refinement.after(index, words, passed, kernels("cpu"), 1, 0) is not None
+        return refinement.after(index, words, passed, _OPS, 1, 0) is not None
 
     def _turn(self, m: int, header: Words) -> None:
         """Leave a tensor to its own exchange, after the sum of its header."""

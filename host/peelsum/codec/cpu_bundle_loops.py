@@ -220,9 +220,15 @@ def _sample(bits: Words, seed: np.uint64, out: Words) -> None:
     """Write the bitmap of the elements that `peelsum.codec.sample` draws."""
     drawn = np.empty(SAMPLE, np.uint32)
     for k in range(SAMPLE):
-        place = (mixed(np.uint64(k), seed) >> _S32) * np.uint64(min(bits.size, _SAMPLED_FROM)) >> _S32
-        drawn[k] = bits[place]
+        drawn[k] = bits[drawn_place(k, seed, bits.size)]
     index(drawn, out)
+
+
+@compiled
+def drawn_place(k: int, seed: np.uint64, elements: int) -> int:
+    """Return the k-th element that `peelsum.codec.sample` draws."""
+    wide = (mixed(np.uint64(k), seed) >> _S32) * np.uint64(min(elements, _SAMPLED_FROM))
+    return int(wide >> _S32)
 
 
 @compiled
