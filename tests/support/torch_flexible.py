@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch_compressed as compressed
 from compressors import Books
+from numpy.typing import NDArray
 from patience import PATIENCE_S
 from torch_training import model, parameters, step_loss
 
@@ -162,6 +163,11 @@ class Links:
                     size, few = part.words.size, by is None and part.words.size <= self.few_words
                     links.sleep("group", *reduced(self.workers, size, tree=by == "tree", few=few))
                 return super().sum_words(parts, by=by)
+
+            def gather_equal(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+                others = self.workers - 1
+                links.sleep("group", others, others * data.size / 4)
+                return super().gather_equal(data)
 
         with patch("peelsum.torch.backends.ProcessGroupSummation", Slowed):
             yield

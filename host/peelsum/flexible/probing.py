@@ -4,11 +4,11 @@ A step's own exchanges tell both: the one of the fewest words tells the latency,
 beyond their latency tells the bandwidth. A carrier of which steps tell too little is probed every few steps.
 What else a machine does only adds to these times, so that the least of the last few is the estimate.
 
-| a probe | what follows |
+| a carrier is measured in the next step | because |
 |---|---|
-| took as long as the last samples say | nothing: the estimate stands |
-| took more or less, and no small exchange told the latency | both are measured in the next step |
-| told a rate below the estimate's | both are measured again, until all samples are new |
+| after 3 steps, or after 7 if that takes much of a step | its steps do not tell the bandwidth |
+| at once | a step was faster than the estimate says, or the last probe told another rate |
+| at once | two steps over another carrier took far too long |
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SAMPLES = 4
 _TELLING = 0.3
 #: The least share of a probe, or of a small exchange, that counts as its words' time or as its latency.
 _LEAST_SHARE = 0.1
-#: Steps without a telling exchange before a probe.
-_PATIENCE = 4
+#: Steps without a telling exchange before a probe: if it takes at most this share of a step, and if more.
+_PATIENCE, _CHEAP, _MOST_PATIENCE = 3, 0.2, 5
 #: How far a probe may be from what is expected.
 _SURPRISE = 1.2
 #: How far beyond the estimate, and how often in a row, an exchange is before the link is doubted.
@@ -36,7 +36,7 @@ _DOUBT, _DOUBTS = 2.0, 2
 #: Fewer words take less than the jitter of a process's own time, of steps and of probes alike.
 _LEAST_WORDS = 1 << 12
 #: A probe's words take at least this share of its latency, and a time beyond jitter or `_LEAST_WORDS`.
-_PROBE_SHARE, _PROBE_S = 0.5, 1e-3
+_PROBE_SHARE, _PROBE_S = 0.5, 5e-3
 _PROBES = [1 << exponent for exponent in range(8, 19)]
 _FIRST_PROBE = 1 << 14
 _WORD_BITS = 32
@@ -65,7 +65,7 @@ class LinkEstimate:
         self._probe = probe
         self._small: deque[Timed] = deque(maxlen=_SAMPLES)
         self._word_s: deque[float] = deque(maxlen=_SAMPLES)
-        self._unheard, self._untold, self._repeated, self._asked = 0, _PATIENCE, 0, False
+        self._untold, self._repeated, self._asked, self._heard = 0, 0, False, False
         #: Probes, and steps, that took far too long, in a row.
         self._slow = self._doubts = 0
         self._link: LinkModel | None = None
@@ -75,32 +75,31 @@ class LinkEstimate:
         """The estimate; None before the first sample of latency and of bandwidth."""
         return self._link
 
-    @property
-    def small_wanted(self) -> bool:
-        """Whether the next step exchanges a word, only for its latency."""
-        unheard = self._unheard >= _PATIENCE and not self.probe_words
-        return self._link is None or self._asked or unheard
+    def wanted(self, step_s: float) -> tuple[int, bool]:
+        """Return the words of the next probe, 0 for none, and whether to exchange one word before it.
 
-    @property
-    def probe_words(self) -> int:
-        """Words of the next step's probe, 256 to 2**18; 0 while steps tell the bandwidth.
-
-        The least power of two whose words take half of the probe's latency.
+        step_s: how long a step takes. A probe has the least power of two of words, 256 to 2**18, that take a
+        share of its latency.
         """
-        if self._untold < _PATIENCE:
-            return 0
-        return _FIRST_PROBE if self._link is None else next(filter(self._tells, _PROBES), _PROBES[-1])
+        if self._link is None:
+            return _FIRST_PROBE, True
+        words = next(filter(self._tells, _PROBES), _PROBES[-1])
+        measuring_s = 2 * self._predicted(Timed(0.0, *self._probe(words)), min)
+        cheap = measuring_s <= _CHEAP * step_s
+        if self._asked or self._untold >= (_PATIENCE if cheap else _MOST_PATIENCE):
+            return words, cheap or not self._heard
+        return 0, False
 
     def add(self, *, small: Timed | None, exchange: Timed | None, probe: Timed | None) -> None:
         """Take what a step told: its small exchange, all exchanges of its sums, and the probe asked for."""
         if small is not None:
             self._small.append(small)
-        self._unheard = self._unheard + 1 if exchange and not small else 0
+        self._heard = exchange is not None and small is not None
         self._doubts = self._doubts + 1 if exchange and self._doubted(exchange) else 0
         if exchange and exchange.words >= _LEAST_WORDS and self._tell(exchange):
             self._untold, self._asked = 0, False
         elif probe is not None:
-            self._take(probe, with_latency=small is not None, idle=exchange is None)
+            self._take(probe, idle=exchange is None)
         elif exchange and self._faster(exchange):
             self.ask()
         else:
@@ -114,14 +113,14 @@ class LinkEstimate:
 
     def ask(self) -> None:
         """Measure latency and bandwidth in the next step."""
-        self._untold, self._asked = _PATIENCE, True
+        self._asked = True
 
     def saved(self) -> dict[str, Any]:
         """Return the samples as plain numbers, which `restore` takes."""
         return {
             "small": [list(astuple(one)) for one in self._small],
             "word_s": list(self._word_s),
-            "unheard": self._unheard,
+            "heard": self._heard,
             "untold": self._untold,
             "repeated": self._repeated,
             "asked": self._asked,
@@ -133,7 +132,7 @@ class LinkEstimate:
         """Continue with samples that `saved` returned."""
         self._small = deque((Timed(*map(float, one)) for one in values["small"]), _SAMPLES)
         self._word_s = deque(map(float, values["word_s"]), _SAMPLES)
-        self._unheard, self._untold = int(values["unheard"]), int(values["untold"])
+        self._heard, self._untold = bool(values["heard"]), int(values["untold"])
         self._repeated, self._asked = int(values["repeated"]), bool(values["asked"])
         self._slow, self._doubts = int(values["slow"]), int(values["doubts"])
         self._link = self._estimated()
@@ -160,20 +159,18 @@ class LinkEstimate:
         noticed = words_s >= _PROBE_S or sent >= _LEAST_WORDS
         return noticed and words_s >= _PROBE_SHARE * messages * self._link.latency_s
 
-    def _take(self, probe: Timed, *, with_latency: bool, idle: bool) -> None:
-        """Take a probe. Of a link that no sums use, the second in a row that took far too long is believed."""
+    def _take(self, probe: Timed, *, idle: bool) -> None:
+        """Take a probe. Of a link that no sums use, two in a row that took far too long are believed."""
         faster, self._slow = self._faster(probe), self._slow + 1 if self._doubted(probe) else 0
-        if with_latency:
-            if idle and self._slow >= _DOUBTS:
-                self._small = deque([self._small[-1]], _SAMPLES)
-                self._word_s.clear()
-            latency_s = probe.messages * min(self._latencies())
-            self._word_s.append(max(probe.seconds - latency_s, _LEAST_SHARE * probe.seconds) / probe.words)
-            self._asked = (faster or not self._settled) and self._repeated < _SAMPLES - 1
-            self._repeated = self._repeated + 1 if self._asked else 0
-        else:
-            self._asked = faster or probe.seconds > _SURPRISE * self._predicted(probe, max)
-        self._untold = _PATIENCE if self._asked else 0
+        if idle and self._slow >= _DOUBTS:
+            self._small = deque([self._small[-1]], _SAMPLES)
+            self._word_s.clear()
+            self._repeated = 0
+        latency_s = probe.messages * min(self._latencies())
+        self._word_s.append(max(probe.seconds - latency_s, _LEAST_SHARE * probe.seconds) / probe.words)
+        self._asked = (faster or not self._settled) and self._repeated < _SAMPLES - 1
+        self._repeated = self._repeated + 1 if self._asked else 0
+        self._untold = 0
 
     def _faster(self, one: Timed) -> bool:
         """Return whether an exchange took less than the estimate says."""

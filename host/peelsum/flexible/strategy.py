@@ -73,6 +73,8 @@ class _Known:
     recent_gain: list[float] = field(default_factory=list)
     compute_s: list[float] = field(default_factory=list)
     select_s: list[float] = field(default_factory=list)
+    #: Seconds of the last step.
+    step_s: float = 0.0
     #: Method and ratio in use, and latency and rate of the links for which they were chosen.
     chosen: tuple[Method, float] | None = None
     links: dict[Carrier, tuple[float, float]] = field(default_factory=dict)
@@ -201,6 +203,7 @@ class Decider:
         if (known.elements, known.sums) != (traffic.elements, traffic.sums):
             known.elements, known.sums = traffic.elements, traffic.sums
             self._step = replace(self._step, elements=known.elements, sums=known.sums)
+        known.step_s = measured.exchange_s + measured.compress_s + measured.compute_s
         _add(known.compute_s, measured.compute_s)
         if done.method not in DENSE:
             _add(known.select_s, measured.compress_s)
@@ -291,8 +294,9 @@ class Decider:
         return replace(self._step, ratio=ratio, link=link or self._step.link, select_s=select_s)
 
     def _planned(self) -> Next:
-        probes = {carrier: one.probe_words for carrier, one in self._estimates.items()}
-        small = frozenset(carrier for carrier, one in self._estimates.items() if one.small_wanted)
+        wanted = {carrier: one.wanted(self._known.step_s) for carrier, one in self._estimates.items()}
+        probes = {carrier: words for carrier, (words, _) in wanted.items()}
+        small = frozenset(carrier for carrier, (_, also) in wanted.items() if also)
         if self._known.left:
             ratio = self._to_explore()
             sparse = [method for method in self._methods if method not in DENSE]

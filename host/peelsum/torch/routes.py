@@ -15,7 +15,7 @@ from peelsum.compress.collectives import Bytes, cut, joined
 from peelsum.flexible import Carrier, Method, SwitchPath, Timed, Traffic, carrier_of
 from peelsum.flexible.collectives import reduced, rounds
 from peelsum.summation import Part, Summation, Words
-from peelsum.torch.process_group_summation import By, ProcessGroupSummation
+from peelsum.torch.process_group_summation import By, ProcessGroupSummation, gathered
 from peelsum.torch.sum_queue import QueuedSummation
 from peelsum.transport import SwitchSummation
 
@@ -40,16 +40,16 @@ class Meter:
         #: The exchange of the fewest words; none if no exchange had few.
         self.small = Timed(0.0, 0.0, 0.0)
 
-    def timed(self, exchange: Callable[[], T], messages: float, words: float | Callable[[T], float]) -> T:
-        """Run an exchange and add what it takes; `words` may be a function of its result."""
+    def timed(self, exchange: Callable[[], T], messages: float, words: float) -> T:
+        """Run an exchange and add what it takes."""
         started = self._clock()
         result = exchange()
-        seconds, count = self._clock() - started, words(result) if callable(words) else words
+        seconds = self._clock() - started
         self.seconds += seconds
         self.messages += messages
-        self.words += count
-        if count < (self.small.words if self.small.messages else _FEW_WORDS):
-            self.small = Timed(seconds, messages, count)
+        self.words += words
+        if words < (self.small.words if self.small.messages else _FEW_WORDS):
+            self.small = Timed(seconds, messages, words)
         return result
 
     def traffic(self, elements: int, sums: int) -> Traffic:
@@ -175,16 +175,13 @@ class GroupRoute:
 
     def gather(self, data: Bytes) -> list[Bytes]:
         """See `Collectives.gather`: an all_gather of lengths, then one of bytes."""
+        return self._queued.in_turn(
+            lambda: gathered(data, lambda equal: self._rider.gather(equal, self._all))
+        )
+
+    def _all(self, data: Bytes) -> list[Bytes]:
         others = self.workers - 1
-
-        def timed(data: Bytes) -> list[Bytes]:
-            return self._meter.timed(
-                lambda: self._group.gather(data),
-                2 * others,
-                lambda everybody: others * max(map(len, everybody)) / 4,
-            )
-
-        return self._queued.in_turn(lambda: self._rider.gather(data, timed))
+        return self._meter.timed(lambda: self._group.gather_equal(data), others, others * data.size / 4)
 
 
 class Routes:

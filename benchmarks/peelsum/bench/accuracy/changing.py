@@ -85,7 +85,7 @@ class _Group:
     def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
         return self._member.broadcast(pieces, sources)[1]
 
-    def gather(self, data: Bytes) -> list[Bytes]:
+    def gather_equal(self, data: Bytes) -> list[Bytes]:
         return self._member.gather(data)
 
 
