@@ -6,7 +6,7 @@ What else a machine does only adds to these times, so that the least of the last
 
 | a carrier is measured in the next step | because |
 |---|---|
-| after 3 steps, or after 7 if that takes much of a step | its steps do not tell the bandwidth |
+| after 3 steps, or after 5 if a probe takes over a tenth of a step | its steps do not tell the bandwidth |
 | at once | a step was faster than the estimate says, or the last probe told another rate |
 | at once | two steps over another carrier took far too long |
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ _TELLING = 0.3
 #: The least share of a probe, or of a small exchange, that counts as its words' time or as its latency.
 _LEAST_SHARE = 0.1
 #: Steps without a telling exchange before a probe: if it takes at most this share of a step, and if more.
-_PATIENCE, _CHEAP, _MOST_PATIENCE = 3, 0.2, 5
+_PATIENCE, _CHEAP, _MOST_PATIENCE = 3, 0.1, 5
 #: How far a probe may be from what is expected.
 _SURPRISE = 1.2
 #: How far beyond the estimate, and how often in a row, an exchange is before the link is doubted.
@@ -76,16 +76,15 @@ class LinkEstimate:
         return self._link
 
     def wanted(self, step_s: float) -> tuple[int, bool]:
-        """Return the words of the next probe, 0 for none, and whether to exchange one word before it.
+        """Return the words of the next step's probe, 0 for none, and whether to exchange a word before it.
 
-        step_s: how long a step takes. A probe has the least power of two of words, 256 to 2**18, that take a
-        share of its latency.
+        step_s: how long a step takes. A probe has as few words as take half of its latency: a power of two
+        from 256 to 2**18.
         """
         if self._link is None:
             return _FIRST_PROBE, True
         words = next(filter(self._tells, _PROBES), _PROBES[-1])
-        measuring_s = 2 * self._predicted(Timed(0.0, *self._probe(words)), min)
-        cheap = measuring_s <= _CHEAP * step_s
+        cheap = self._predicted_s(Timed(0.0, *self._probe(words))) <= _CHEAP * step_s
         if self._asked or self._untold >= (_PATIENCE if cheap else _MOST_PATIENCE):
             return words, cheap or not self._heard
         return 0, False
@@ -141,15 +140,17 @@ class LinkEstimate:
         if not self._small or not self._word_s:
             return None
         gbps = _WORD_BITS * 1e-9 / max(min(self._word_s), _LEAST_S * _WORD_BITS * 1e-6)
-        return LinkModel(min(*self._latencies(), _MOST_S), min(max(gbps, 1e-9), 1e6))
+        return LinkModel(min(self._latency_s, _MOST_S), min(max(gbps, 1e-9), 1e6))
 
-    def _latencies(self) -> list[float]:
-        """Return the samples' seconds a message, without the time of their words; [0] without a sample."""
+    @property
+    def _latency_s(self) -> float:
+        """The least seconds a message of the samples, without the time of their words; 0 without a sample."""
         word_s = min(self._word_s, default=0.0)
-        return [
+        beyond = (
             max(one.seconds - one.words * word_s, _LEAST_SHARE * one.seconds) / one.messages
             for one in self._small
-        ] or [0.0]
+        )
+        return min(beyond, default=0.0)
 
     def _tells(self, words: int) -> bool:
         """Return whether a probe of `words` words tells the bandwidth of the link as estimated."""
@@ -166,23 +167,23 @@ class LinkEstimate:
             self._small = deque([self._small[-1]], _SAMPLES)
             self._word_s.clear()
             self._repeated = 0
-        latency_s = probe.messages * min(self._latencies())
+        latency_s = probe.messages * self._latency_s
         self._word_s.append(max(probe.seconds - latency_s, _LEAST_SHARE * probe.seconds) / probe.words)
         self._asked = (faster or not self._settled) and self._repeated < _SAMPLES - 1
         self._repeated = self._repeated + 1 if self._asked else 0
         self._untold = 0
 
     def _faster(self, one: Timed) -> bool:
-        """Return whether an exchange took less than the estimate says."""
-        return self._link is not None and _SURPRISE * one.seconds < self._predicted(one, min)
+        """Return whether an exchange took less time than the estimate says."""
+        return self._link is not None and _SURPRISE * one.seconds < self._predicted_s(one)
 
     def _doubted(self, one: Timed) -> bool:
         """Return whether an exchange took far longer than the estimate says."""
-        return self._link is not None and one.seconds > _DOUBT * self._predicted(one, min)
+        return self._link is not None and one.seconds > _DOUBT * self._predicted_s(one)
 
-    def _predicted(self, one: Timed, by: Callable[[Iterable[float]], float]) -> float:
-        """Return how long an exchange takes by the least or the most of the samples."""
-        return one.messages * by(self._latencies()) + one.words * by(self._word_s)
+    def _predicted_s(self, one: Timed) -> float:
+        """Return how many seconds the exchange takes by the estimate."""
+        return one.messages * self._latency_s + one.words * min(self._word_s)
 
     @property
     def _settled(self) -> bool:
@@ -191,7 +192,7 @@ class LinkEstimate:
 
     def _tell(self, exchange: Timed) -> bool:
         """Take a sample of bandwidth if the exchanges tell one; return whether they do."""
-        beyond = exchange.seconds - exchange.messages * min(self._latencies())
+        beyond = exchange.seconds - exchange.messages * self._latency_s
         if beyond <= _TELLING * exchange.seconds:
             return False
         self._word_s.append(beyond / exchange.words)
