@@ -39,20 +39,21 @@ def scripted(script: Script | None) -> Iterator[None]:
     class Scripted(Decider):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            self._follow()
+            self._follow(0)
 
         def observe(self, *arguments: Any) -> Any:
             events = super().observe(*arguments)
-            self._follow()
+            self._follow(self._script_step + 1)
             return events
 
         def restore(self, values: Any) -> None:
             super().restore(values)
-            self._follow()
+            self._follow(self.observed)
 
-        def _follow(self) -> None:
+        def _follow(self, step: int) -> None:
             assert script
-            method, ratio = script[self.observed % len(script)]
+            self._script_step = step
+            method, ratio = script[step % len(script)]
             self.next = replace(self.next, method=method, ratio=1.0 if method in DENSE else ratio)
 
     with patch("peelsum.torch.decisions.Decider", Scripted if script else Decider):
