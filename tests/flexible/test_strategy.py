@@ -33,7 +33,8 @@ from peelsum.flexible import (
 )
 
 FAST, SLOW = LinkModel(1e-4, 10.0), LinkModel(1e-4, 1.0)
-EXPLORING = 15
+#: Five ratios for three steps each, and the step in which the last of these is agreed on.
+EXPLORING = 16
 #: Methods that all have the same link.
 BY_GROUP = tuple(method for method in METHODS if carrier_of(method) == "group")
 
@@ -75,18 +76,20 @@ def test_a_switch_whose_links_slow_down_is_left_within_ten_steps_and_used_again(
 
 
 def test_a_decider_goes_on_from_what_another_saved() -> None:
-    """Both decide alike from then on, whether the ratios were being explored or used."""
+    """Both decide alike, whether the ratios were being explored or used, if what was on its way is lost."""
     settings = Flexible()
     for steps in (7, 40):
         (first, _) = World(falling).run(settings, steps)
         saved = first.saved()
-        second = Decider(settings, 1, WORKERS, carriers=CARRIERS)
+        second = Decider(settings, 1, WORKERS, carriers=CARRIERS, headers=1)
+        first.restore(saved)
         second.restore(saved)
         assert saved == first.saved() == second.saved()
         for _ in range(20):
             assert first.next == second.next
             measured = Measurement(2e-3, 3e-3, 4e-3, 5e-3, 0.1, 1e-3, 1e-3, 0.3)
-            assert first.observe(measured) == second.observe(measured)
+            traffic = Traffic(ELEMENTS, 1, 12.0, 1e5, 2.0, 100.0)
+            assert first.observe(measured, traffic) == second.observe(measured, traffic)
 
 
 def test_a_gradient_of_another_size_is_decided_for() -> None:
@@ -145,7 +148,7 @@ def test_dense_is_used_where_it_is_fastest() -> None:
 
 def test_every_ratio_is_explored_first_and_its_gain_learned() -> None:
     world = World(lambda _: SLOW)
-    world.run(Flexible(explore_steps=2), 11)
+    world.run(Flexible(explore_steps=2), 12)
     assert [ratio for _, ratio, _ in world.used[:10]] == [
         0.1,
         0.1,
@@ -158,9 +161,9 @@ def test_every_ratio_is_explored_first_and_its_gain_learned() -> None:
         1e-3,
         1e-3,
     ]
-    assert [exploring for _, _, exploring in world.used] == [True] * 10 + [False]
+    assert [exploring for _, _, exploring in world.used] == [True] * 11 + [False]
     ((step, ended),) = ((step, one) for step, one in world.events if isinstance(one, ExplorationEnded))
-    assert (step, ended.step) == (9, 10)
+    assert (step, ended.step) == (10, 10)
     assert ended.gains == pytest.approx({ratio: ratio**0.2 for ratio in ended.gains}, rel=0.03)
 
 
@@ -173,7 +176,7 @@ def test_a_gain_that_moves_is_explored_again(factor: float) -> None:
     (changed,) = world.of(GainChanged)
     assert 50 <= changed < 60
     assert world.of(ExplorationStarted) == [changed]
-    assert [exploring for _, _, exploring in world.used[changed + 1 :]][:16] == [True] * 15 + [False]
+    assert [exploring for _, _, exploring in world.used[changed + 1 :]][:17] == [True] * 16 + [False]
 
 
 def test_old_gains_are_explored_again_when_the_link_moves() -> None:
@@ -211,7 +214,7 @@ def test_a_small_step_is_told_the_rate_by_probes() -> None:
 def test_a_step_that_tells_the_rate_needs_no_probe() -> None:
     world = World(lambda _: LinkModel(1e-5, 0.1))
     deciders = world.run(Flexible(methods=BY_GROUP), 60)
-    assert not any(one["group"] for one in world.probes[EXPLORING + 1 :])
+    assert not any(one["group"] for one in world.probes[EXPLORING + 2 :])
     link = deciders[0].links["group"]
     assert link.gbps == pytest.approx(0.1, rel=0.15)
     assert link.latency_s == pytest.approx(1e-5, rel=0.15)

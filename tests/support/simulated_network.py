@@ -9,15 +9,20 @@ import numpy as np
 
 from peelsum.flexible import (
     CARRIERS,
+    DENSE,
     Decider,
     Event,
     Flexible,
     LinkModel,
     Measurement,
+    Next,
     Step,
+    SwitchPath,
+    Traffic,
     carrier_of,
     cost,
 )
+from peelsum.flexible.collectives import reduced
 
 WORKERS = 4
 ELEMENTS = 1_000_000
@@ -44,47 +49,61 @@ class World:
 
     def run(self, settings: Flexible, steps: int, workers: int = WORKERS) -> list[Decider]:
         """Run steps with two workers' deciders; assert at each that both would do the same."""
-        deciders = [Decider(settings, ELEMENTS, workers, carriers=CARRIERS) for _ in range(2)]
+        deciders = [Decider(settings, ELEMENTS, workers, carriers=CARRIERS, headers=1) for _ in range(2)]
         random = np.random.default_rng(self.seed)
+        traffic, last = None, [dict[str, float]() for _ in range(workers)]
         for step in range(steps):
             plan = deciders[0].next
             assert all(one.next == plan for one in deciders)
             self.used.append((plan.method, plan.ratio, plan.exploring))
             self.probes.append(dict(plan.probe_words))
-            words = [self._measured(step, deciders[0], random, workers).words() for _ in range(workers)]
+            words = [
+                Measurement(**{**one, **self._asked(step, plan, random, workers)}).words() for one in last
+            ]
             agreed = Measurement.agreed(np.bitwise_or.reduce(words))
-            found = [one.observe(agreed) for one in deciders]
+            found = [one.observe(agreed, traffic) for one in deciders]
             assert all(one == found[0] for one in found)
             self.events += [(step, event) for event in found[0]]
+            traffic = Traffic.modelled(plan.method, self._step(step, plan, workers))
+            last = [self._summed(step, plan, random, workers) for _ in range(workers)]
         return deciders
 
-    def _measured(
-        self, step: int, decider: Decider, random: np.random.Generator, workers: int
-    ) -> Measurement:
-        plan, link = decider.next, self.link(step)
-        links = {"group": link, "switch": self.switch_link(step) if self.switch_link else link}
-        one = cost(
-            plan.method, Step(ELEMENTS, plan.ratio, workers, links[carrier_of(plan.method)], select_s=0.0)
-        )
+    def _links(self, step: int) -> dict[str, LinkModel]:
+        link = self.link(step)
+        return {"group": link, "switch": self.switch_link(step) if self.switch_link else link}
+
+    def _step(self, step: int, plan: Next, workers: int) -> Step:
+        link = self._links(step)[carrier_of(plan.method)]
+        return Step(ELEMENTS, plan.ratio, workers, link, select_s=0.0, headers=1)
+
+    def _noisy(self, seconds: float, random: np.random.Generator) -> float:
+        return seconds * (1 + self.noise * random.exponential())
+
+    def _asked(self, step: int, plan: Next, random: np.random.Generator, workers: int) -> dict[str, float]:
+        """Return the times of the small exchanges and probes that the plan asks for."""
+        times, path = {}, SwitchPath()
+        for carrier, probe in plan.probe_words.items():
+            link = self._links(step)[carrier]
+            for kind, words in (("small", int(carrier in plan.small)), ("probe", probe)):
+                messages, sent = (2, path.words(words)) if carrier == "switch" else reduced(workers, words)
+                seconds = messages * link.latency_s + 32 * sent / (link.gbps * 1e9)
+                if words:
+                    times[f"{carrier}_{kind}_s"] = self._noisy(seconds, random)
+        return times
+
+    def _summed(self, step: int, plan: Next, random: np.random.Generator, workers: int) -> dict[str, float]:
+        """Return what a worker measures of a step's sums."""
+        of, dense = self._step(step, plan, workers), plan.method in DENSE
+        one, small_s = cost(plan.method, of), Traffic.modelled(plan.method, of).small_messages
         network_s = one.latency_s + one.transfer_s
-        messages, shares = {"group": 2 * (workers - 1), "switch": 2}, {"group": 2 * (workers - 1) / workers}
         self.seconds.append(network_s)
-
-        def noisy(seconds: float) -> float:
-            return seconds * (1 + self.noise * random.exponential())
-
-        measured = {"exchange_s": noisy(network_s)}
-        for carrier, words in plan.probe_words.items():
-            small_s = messages[carrier] * links[carrier].latency_s
-            probe_s = small_s + 32 * words * shares.get(carrier, 1) / (links[carrier].gbps * 1e9)
-            measured[f"{carrier}_small_s"] = noisy(small_s)
-            measured[f"{carrier}_probe_s"] = noisy(probe_s) if words else 0.0
-        return Measurement(
-            **measured,
-            compress_s=0.0 if plan.method.startswith("dense") else noisy(self.select_s),
-            compute_s=noisy(self.compute_s),
-            gain=1.0 if plan.method.startswith("dense") else self.gain(step, plan.ratio),
-        )
+        return {
+            f"{carrier_of(plan.method)}_small_s": self._noisy(small_s * of.link.latency_s, random),
+            "exchange_s": self._noisy(network_s, random),
+            "compress_s": 0.0 if dense else self._noisy(self.select_s, random),
+            "compute_s": self._noisy(self.compute_s, random),
+            "gain": 1.0 if dense else self.gain(step, plan.ratio),
+        }
 
     def of(self, kind: type[Event]) -> list[int]:
         """Return the steps of the events of one kind."""

@@ -16,15 +16,17 @@ import numpy as np
 import torch
 import torch_compressed as compressed
 from compressors import Books
+from numpy.typing import NDArray
 from patience import PATIENCE_S
 from torch_training import model, parameters, step_loss
 
-from peelsum.flexible import DENSE, Decider, Flexible, LinkModel
+from peelsum.flexible import DENSE, Decider, Flexible, LinkModel, SwitchPath
+from peelsum.flexible.collectives import reduced
 from peelsum.summation import Part, Words
 from peelsum.torch import ProcessGroupSummation, SwitchAllreduceState, TopK, hook
 from peelsum.torch.backends import connect
 from peelsum.torch.process_group_summation import By
-from peelsum.torch.routes import reduced, switch_words
+from peelsum.torch.routes import switch_words
 
 #: What each step of a script does: a method and a ratio.
 Script = Sequence[tuple[str, float]]
@@ -37,20 +39,21 @@ def scripted(script: Script | None) -> Iterator[None]:
     class Scripted(Decider):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            self._follow()
+            self._follow(0)
 
         def observe(self, *arguments: Any) -> Any:
             events = super().observe(*arguments)
-            self._follow()
+            self._follow(self._script_step + 1)
             return events
 
         def restore(self, values: Any) -> None:
             super().restore(values)
-            self._follow()
+            self._follow(self.observed)
 
-        def _follow(self) -> None:
+        def _follow(self, step: int) -> None:
             assert script
-            method, ratio = script[self.observed % len(script)]
+            self._script_step = step
+            method, ratio = script[step % len(script)]
             self.next = replace(self.next, method=method, ratio=1.0 if method in DENSE else ratio)
 
     with patch("peelsum.torch.decisions.Decider", Scripted if script else Decider):
@@ -158,9 +161,14 @@ class Links:
         class Slowed(ProcessGroupSummation):
             def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
                 for part in parts:
-                    size, few = part.words.size, by is None and part.words.size < self.few_words
+                    size, few = part.words.size, by is None and part.words.size <= self.few_words
                     links.sleep("group", *reduced(self.workers, size, tree=by == "tree", few=few))
                 return super().sum_words(parts, by=by)
+
+            def gather_equal(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+                others = self.workers - 1
+                links.sleep("group", others, others * data.size / 4)
+                return super().gather_equal(data)
 
         with patch("peelsum.torch.backends.ProcessGroupSummation", Slowed):
             yield
@@ -174,7 +182,7 @@ class SlowSwitch:
         self.lanes, self.workers, self.worker_id = 256, self._inner.workers, self._inner.worker_id
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        self._links.sleep("switch", 2, switch_words(self.lanes, parts))
+        self._links.sleep("switch", 2, switch_words(SwitchPath(lanes=self.lanes), parts))
         return self._inner.sum_words(parts)
 
 
@@ -310,7 +318,7 @@ def two_modules(rank: int, script: Script) -> np.ndarray:
             optimizer.zero_grad()
             (step_loss(pair[0], rank, step) + step_loss(pair[1], rank, step + 100)).backward()
             optimizer.step()
-        assert len(state.stats().strategy.history) == 7
+        assert len(state.stats().strategy.history) == 6
         state.close()
     return np.concatenate([parameters(ddp) for ddp in pair])
 

@@ -36,7 +36,7 @@ from peelsum.flexible.methods import (
     costs,
     crossovers,
 )
-from peelsum.flexible.probing import LinkEstimate
+from peelsum.flexible.probing import LinkEstimate, Timed
 from peelsum.flexible.settings import Flexible
 from peelsum.flexible.strategy import Decider
 
@@ -69,6 +69,7 @@ __all__ = [
     "Preference",
     "Step",
     "SwitchPath",
+    "Timed",
     "Traffic",
     "carrier_of",
     "chosen",

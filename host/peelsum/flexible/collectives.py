@@ -51,6 +51,10 @@ class SwitchPath:
         within("slots", self.slots, 2, 1 << 32)
         within("hops", self.hops, 1, 64)
 
+    def words(self, count: int) -> float:
+        """Return the words that whole packets of `count` words take on a link, headers included."""
+        return -(-count // self.lanes) * (FRAME_HEADER_BYTES + packet_bytes(self.lanes)) / 4
+
     def network(self, link: LinkModel) -> NetworkModel:
         """Return the network model of a worker: whole packets, at most a window of them in a round trip."""
         frame_bits = 8 * (FRAME_HEADER_BYTES + packet_bytes(self.lanes))
@@ -63,6 +67,28 @@ class SwitchPath:
 def rounds(workers: int) -> int:
     """Return the rounds of a binomial tree: the base-2 logarithm of `workers`, rounded up."""
     return math.ceil(math.log2(workers))
+
+
+def reduced(workers: int, words: float, *, tree: bool = False, few: bool = False) -> tuple[float, float]:
+    """Return the messages in a row of an all_reduce, and the words on its busiest link.
+
+    few: whether direct messages to all others take the place of ring and tree.
+    """
+    if few:
+        return 1, (workers - 1) * words
+    if tree:
+        return 2 * rounds(workers), 2 * rounds(workers) * words
+    return 2 * (workers - 1), 2 * (workers - 1) / workers * words
+
+
+def directly(workers: int, words: float, few_words: int) -> tuple[float, float]:
+    """Return the messages in a row, and the words on the busiest link, of an all_reduce by direct messages.
+
+    Up to `few_words` words go to all others in whole; of more, each worker combines a share.
+    """
+    if words <= few_words:
+        return reduced(workers, words, few=True)
+    return 2, 2 * (workers - 1) / workers * words
 
 
 def all_reduce_ring(link: LinkModel, workers: int) -> NetworkModel:

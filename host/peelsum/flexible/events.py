@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from peelsum.flexible.collectives import LinkModel
 from peelsum.flexible.front import Candidate
-from peelsum.flexible.methods import Carrier, Method
+from peelsum.flexible.methods import Carrier, Method, Step, cost
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,9 @@ class Next:
     exploring: bool
     """Whether the ratio is only explored."""
     probe_words: Mapping[Carrier, int]
-    """Zeros to exchange over each carrier in addition to the step's words, to learn its rate; 0 for none."""
+    """Zeros to exchange over each carrier before the step's sums, to learn its rate; 0 for none."""
+    small: frozenset[Carrier] = frozenset()
+    """Carriers over which to exchange a word before the step's sums, to learn the latency."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,19 @@ class Traffic:
     """Messages in a row."""
     words: float
     """32-bit words that crossed the busiest link in one direction."""
+    small_messages: float = 0.0
+    """Messages in a row of its exchange of the fewest words; 0 if none had few."""
+    small_words: float = 0.0
+    """Words of that exchange on the busiest link."""
+
+    @classmethod
+    def modelled(cls, method: Method, step: Step) -> Traffic:
+        """Return what the cost model says of a step; its small exchange is a header of no words."""
+        one, alpha = cost(method, step), replace(step, link=LinkModel(1.0, 1.0))
+        messages = cost(method, alpha).latency_s
+        bare = cost(method, replace(alpha, headers=0)).latency_s
+        small = (messages - bare) / (step.sums * step.headers) if step.headers else 0.0
+        return cls(step.elements, step.sums, messages, one.words, small)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """A strategy that chooses method and ratio while training runs, as the network and the gain change.
 
-Theory of operation: `Decider.next` says what the next step does, and `observe` takes what all workers agree
-was measured in it. At first every ratio is explored for a few steps, to learn its gain. Then the best
-candidate by `front` is in use. When a link moves, the best is looked up again at once, with the gains
-known. When the gain or a link moves after a long time, the ratios are explored again.
+Theory of operation: `Decider.next` says what the next step does. The workers' measurements of a step travel
+with the sums of the one after it; then `observe` takes what they agree on. At first every ratio is explored
+for a few steps, to learn its gain. Then the best candidate by `front` is in use. When a link moves, the best
+is looked up again at once, with the gains known. When the gain or a link moves after a long time, the ratios
+are explored again.
 
 | state | event | next state |
 |---|---|---|
@@ -17,11 +18,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 from peelsum.flexible.agreement import Measurement
-from peelsum.flexible.collectives import LinkModel, SwitchPath
+from peelsum.flexible.collectives import LinkModel, SwitchPath, directly, reduced
 from peelsum.flexible.errors import FlexibleConfigError
 from peelsum.flexible.events import (
     Event,
@@ -45,7 +47,7 @@ from peelsum.flexible.methods import (
     cost,
     costs,
 )
-from peelsum.flexible.probing import LinkEstimate, moved
+from peelsum.flexible.probing import LinkEstimate, Timed, moved
 from peelsum.flexible.settings import Flexible
 
 #: Steps of which the median tells whether the gain moved, and how long a step computes.
@@ -71,6 +73,8 @@ class _Known:
     recent_gain: list[float] = field(default_factory=list)
     compute_s: list[float] = field(default_factory=list)
     select_s: list[float] = field(default_factory=list)
+    #: Seconds of the last step.
+    step_s: float = 0.0
     #: Method and ratio in use, and latency and rate of the links for which they were chosen.
     chosen: tuple[Method, float] | None = None
     links: dict[Carrier, tuple[float, float]] = field(default_factory=dict)
@@ -80,8 +84,8 @@ class Decider:
     """Decides for the gradients of a step, of `elements` elements over `workers` workers.
 
     Workers whose `observe` calls get the same arguments make the same decisions. `carriers`: what can carry
-    words. Over each of them, the switch or an all_reduce exchanges measurements and probes. The all_reduce is
-    a ring, or for fewer than `few_words` words direct messages. `headers` and `few_words` are as in `Step`.
+    words. Each is probed, the process group by direct messages, or by a ring if `few_words` is 0. `headers`
+    and `few_words` are as in `Step`.
     Raises FlexibleConfigError if no method of `settings` that selects has a carrier.
     """
 
@@ -103,11 +107,9 @@ class Decider:
         link = LinkModel(1e-4, 1.0)
         self._step = Step(elements, 1.0, workers, link, path, headers=headers, few_words=few_words)
         used = {carrier_of(method) for method in self._methods}
-        ring = 2 * (workers - 1)
-        small = {"group": 1 if few_words else ring, "switch": path.hops}
-        probe = {"group": ring, "switch": path.hops}
-        self._estimates = {one: LinkEstimate(small[one], probe[one]) for one in CARRIERS if one in used}
+        self._estimates = {one: LinkEstimate(partial(self._probe, one)) for one in CARRIERS if one in used}
         self._known = _Known(elements, left=list(settings.ratios))
+        self._before: Next | None = None
         self.next = self._planned()
 
     @property
@@ -126,17 +128,27 @@ class Decider:
         found = ((carrier, one.link) for carrier, one in self._estimates.items())
         return {carrier: link for carrier, link in found if link is not None}
 
-    def observe(self, measured: Measurement, traffic: Traffic | None = None) -> list[Event]:
-        """Take what all workers agree was measured in the step that `next` described; return what follows.
+    def observe(self, measured: Measurement, traffic: Traffic | None) -> list[Event]:
+        """Take what all workers agreed on in the step that `next` described; return what follows.
 
-        traffic: what the step summed; None takes that of the cost model. Afterwards `next` describes the step
-        to come.
+        The small exchanges and the probes that `next` asked for are of that step; all else is of the step
+        before it, which summed `traffic`, None if there was none. Afterwards `next` describes the step to
+        come.
         """
-        self._known.observed += 1
-        self._learn(measured, traffic)
-        events = self._after_exploring(measured) if self._known.left else self._after_using()
+        done, events = self._before, list[Event]()
+        self._learn_links(measured, traffic)
+        if done is not None and traffic is not None:
+            self._known.observed += 1
+            self._learn_work(done, measured, traffic)
+            events = self._after_exploring(done, measured) if self._known.left else self._after_using()
+        self._before = self.next
         self.next = self._planned()
         return events
+
+    @property
+    def before(self) -> Next | None:
+        """What the step before that of `next` did; None if none has been observed since the start."""
+        return self._before
 
     def saved(self) -> dict[str, Any]:
         """Return what later decisions depend on, as plain values, the same on all workers."""
@@ -153,37 +165,55 @@ class Decider:
             one.restore(values["estimates"][carrier])
         self._known = known
         self._step = replace(self._step, elements=known.elements, sums=known.sums)
+        self._before = None
         self.next = self._planned()
 
-    def _learn(self, measured: Measurement, traffic: Traffic | None) -> None:
-        """Update the estimates of links, gain and the worker's own time."""
-        done, known = self.next, self._known
-        if traffic is None:
-            one = cost(done.method, self._at(done.ratio, self._link_of(done.method)))
-            messages = cost(done.method, self._at(done.ratio, LinkModel(1.0, 1.0))).latency_s
-            traffic = Traffic(known.elements, known.sums, messages, one.words)
+    def _probe(self, carrier: Carrier, words: int) -> tuple[float, float]:
+        """Return the messages in a row of a probe over `carrier`, and its words on the busiest link."""
+        step = self._step
+        if carrier == "switch":
+            return step.path.hops, step.path.words(words)
+        if step.few_words:
+            return directly(step.workers, words, step.few_words)
+        return reduced(step.workers, words)
+
+    def _learn_links(self, measured: Measurement, traffic: Traffic | None) -> None:
+        """Update the estimates of links by what was asked for, and by the sums of the step before."""
+        plan, used = self.next, None
+        if self._before is not None and traffic is not None:
+            used = carrier_of(self._before.method)
+        for carrier, estimate in self._estimates.items():
+            small_s, words = measured.small_s(carrier), plan.probe_words[carrier]
+            small = exchange = None
+            if carrier in plan.small:
+                small = Timed(small_s, *self._probe(carrier, 1))
+            if carrier == used and traffic is not None:
+                exchange = Timed(measured.exchange_s, traffic.messages, traffic.words)
+                if small is None and traffic.small_messages:
+                    small = Timed(small_s, traffic.small_messages, traffic.small_words)
+            probe = Timed(measured.probe_s(carrier), *self._probe(carrier, words)) if words else None
+            estimate.add(small=small, exchange=exchange, probe=probe)
+        for carrier, estimate in self._estimates.items():
+            if any(one.doubtful for other, one in self._estimates.items() if other != carrier):
+                estimate.ask()
+
+    def _learn_work(self, done: Next, measured: Measurement, traffic: Traffic) -> None:
+        """Update what is known of the gradient, its gain and the worker's own time."""
+        known = self._known
         if (known.elements, known.sums) != (traffic.elements, traffic.sums):
             known.elements, known.sums = traffic.elements, traffic.sums
             self._step = replace(self._step, elements=known.elements, sums=known.sums)
-        # A ring's busiest link carries 2 (n - 1) / n times the probe's words.
-        shares = {"group": 2 * (self._step.workers - 1) / self._step.workers, "switch": 1.0}
-        for carrier, estimate in self._estimates.items():
-            used = carrier == carrier_of(done.method)
-            estimate.add(
-                small_s=measured.small_s(carrier),
-                exchange_s=measured.exchange_s if used else 0.0,
-                messages=traffic.messages if used else 0.0,
-                words=traffic.words if used else 0.0,
-                probe_s=measured.probe_s(carrier),
-                probe_words=shares[carrier] * done.probe_words[carrier],
-            )
+        known.step_s = measured.exchange_s + measured.compress_s + measured.compute_s
         _add(known.compute_s, measured.compute_s)
         if done.method not in DENSE:
             _add(known.select_s, measured.compress_s)
-            _add(known.recent_gain, max(measured.gain, _LEAST_GAIN))
+            if (done.method, done.ratio) == known.chosen:
+                _add(known.recent_gain, max(measured.gain, _LEAST_GAIN))
 
-    def _after_exploring(self, measured: Measurement) -> list[Event]:
+    def _after_exploring(self, done: Next, measured: Measurement) -> list[Event]:
         known = self._known
+        if not done.exploring or done.ratio != known.left[0]:
+            return []
         known.samples.append(max(measured.gain, _LEAST_GAIN))
         if len(known.samples) < self._settings.explore_steps:
             return []
@@ -264,13 +294,22 @@ class Decider:
         return replace(self._step, ratio=ratio, link=link or self._step.link, select_s=select_s)
 
     def _planned(self) -> Next:
-        probes = {carrier: one.probe_words for carrier, one in self._estimates.items()}
+        wanted = {carrier: one.wanted(self._known.step_s) for carrier, one in self._estimates.items()}
+        probes = {carrier: words for carrier, (words, _) in wanted.items()}
+        small = frozenset(carrier for carrier, (_, also) in wanted.items() if also)
         if self._known.left:
-            ratio = self._known.left[0]
+            ratio = self._to_explore()
             sparse = [method for method in self._methods if method not in DENSE]
-            return Next(self._fastest(ratio, sparse).method, ratio, True, probes)
+            return Next(self._fastest(ratio, sparse).method, ratio, True, probes, small)
         assert self._known.chosen is not None
-        return Next(*self._known.chosen, False, probes)
+        return Next(*self._known.chosen, False, probes, small)
+
+    def _to_explore(self) -> float:
+        """Return the ratio that the next step explores; the step before it has not been observed."""
+        known, before = self._known, self._before
+        begun = before is not None and before.exploring and before.ratio == known.left[0]
+        explored = len(known.samples) + begun >= self._settings.explore_steps
+        return known.left[min(explored, len(known.left) - 1)]
 
 
 def _add(samples: list[float], value: float) -> None:

@@ -202,7 +202,7 @@ class BucketSums:
 
     def _flexible(self, queued: QueuedSummation, names: Sequence[str], decisions: Decisions) -> FlexibleSum:
         memory, settings = self._memory, self._settings
-        routes = Routes(queued, self._group, self._path, decisions.meter)
+        routes = Routes(queued, self._group, self._path, decisions.meter, decisions.rider)
         assert memory is not None
 
         def make(method: Method, ratio: float) -> CompressedSum:

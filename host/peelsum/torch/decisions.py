@@ -1,8 +1,9 @@
 """The decisions of a strategy during training: what a step measures, agreed by all ranks, and what follows.
 
-Theory of operation. Before the first sum of a step, and in its turn, each rank sends what it measured in the
-step before, and the probes that were asked for. From the agreed measurement every rank's decider derives the
-same method and ratio for the step. Its other sums wait for that decision.
+Theory of operation. Before the first sum of a step, and in its turn, each rank exchanges the probes that were
+asked for. Their times, and what it measured in the step before, go along with the first exchange of that sum.
+From what all ranks agree on so, every rank's decider derives the same method and ratio for the next step. The
+other sums of a step wait for its decision.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from peelsum.flexible import (
     MethodChosen,
     Next,
     Traffic,
+    carrier_of,
     told,
 )
 from peelsum.summation import Part, Words
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.routes import Backends, Meter
+from peelsum.torch.routes import Backends, Meter, Rider
 from peelsum.torch.stats import StrategyStats
 from peelsum.torch.sum_queue import QueuedSummation
 
@@ -53,7 +55,7 @@ class Decisions:
 
     def __init__(self, settings: Flexible, clock: Callable[[], float] = time.perf_counter) -> None:
         self._settings, self._clock = settings, clock
-        self.meter = Meter(clock)
+        self.meter, self.rider = Meter(clock), Rider()
         self._backends: Backends | None = None
         self._decider: Decider | None = None
         self._saved: Mapping[str, Any] = {}
@@ -61,7 +63,9 @@ class Decisions:
         self._lock = threading.Lock()
         self._history: deque[DecidedStep] = deque(maxlen=_KEPT_STEPS)
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
-        self._small_s, self._began = 0.0, 0.0
+        self._began = 0.0
+        #: What the step summed of which the measurement is on its way; None if there was none.
+        self._traffic: Traffic | None = None
         self._reset()
 
     @property
@@ -132,15 +136,22 @@ class Decisions:
         """Continue from values that `saved` returned, if settings and number of ranks are the same."""
         check_saved(values)
         self._saved, self._decider, self._step = dict(values), None, -1
+        self._traffic = None
+        self.rider.board(None)
 
     def _decide(self) -> None:
-        """Decide what the step does, at the turn of its first sum."""
-        if self._decider is None:
+        """Decide what the step does, and let what the one before it measured go along with its first sum."""
+        opened = self._decider is None
+        if opened:
             decider = self._opened()
             with self._lock:
                 self._decider = decider
-        else:
-            self._observe(self._decider)
+        assert self._decider is not None
+        words = self.rider.arrived()
+        if words is not None:
+            self._take(self._decider, Measurement.agreed(words))
+        self._traffic = None if opened else self.meter.traffic(self._elements, self._sums)
+        self.rider.board(self._measured(self._decider, self._traffic).words())
         self._reset()
         self._began = self._clock()
 
@@ -191,39 +202,37 @@ class Decisions:
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
         return Part(agreement_words(digest), "or", check)
 
-    def _observe(self, decider: Decider) -> None:
-        """Exchange what was measured in the step before, and let the decider take what all agree on."""
-        assert self._backends is not None
-        done, last = decider.next, decider.carriers[-1]
-        gone_s = self._clock() - self._began
-        times = {f"{last}_small_s": self._small_s}
-        for carrier in decider.carriers:
-            if done.probe_words[carrier]:
-                zeros = np.zeros(done.probe_words[carrier], np.uint32)
-                times[f"{carrier}_probe_s"], _ = self._timed(carrier, Part(zeros, "add"))
-            if carrier != last:
-                few = Measurement().words()
-                times[f"{carrier}_small_s"], _ = self._timed(carrier, Part(few, "or"))
-        measured = Measurement(
+    def _measured(self, decider: Decider, traffic: Traffic | None) -> Measurement:
+        """Exchange what was asked for; return its times, and all else of the step that had this traffic."""
+        gone_s, times = self._clock() - self._began, dict[str, float]()
+        if traffic is not None and decider.before is not None:
+            times[f"{carrier_of(decider.before.method)}_small_s"] = self.meter.small.seconds
+        for carrier, words in decider.next.probe_words.items():
+            if carrier in decider.next.small:
+                times[f"{carrier}_small_s"] = self._timed(carrier, 1)
+            if words:
+                times[f"{carrier}_probe_s"] = self._timed(carrier, words)
+        if traffic is None:
+            return Measurement(**times)
+        return Measurement(
             **times,
             exchange_s=self.meter.seconds,
             compress_s=self._encode_s,
             compute_s=max(gone_s - self.meter.seconds - self._encode_s, 0.0),
             gain=self._gain(),
         )
-        self._small_s, words = self._timed(last, Part(measured.words(), "or"))
-        traffic = Traffic(self._elements, self._sums, self.meter.messages, self.meter.words)
-        self._take(decider, Measurement.agreed(words), traffic)
 
-    def _take(self, decider: Decider, measured: Measurement, traffic: Traffic) -> None:
-        done = decider.next
+    def _take(self, decider: Decider, measured: Measurement) -> None:
+        """Let the decider take what all ranks agree on."""
+        done = decider.before
         with self._lock:
-            events = decider.observe(measured, traffic)
+            events = decider.observe(measured, self._traffic)
             self._events.extend(events)
             links, step = decider.links, decider.observed
-            self._history.append(
-                DecidedStep(step, done.method, done.ratio, done.exploring, measured.exchange_s, links)
-            )
+            if done is not None:
+                self._history.append(
+                    DecidedStep(step, done.method, done.ratio, done.exploring, measured.exchange_s, links)
+                )
         changed = any(isinstance(one, MethodChosen) for one in events)
         for one in events:
             # A link that changes nothing is of interest to few.
@@ -235,12 +244,12 @@ class Decisions:
         gain = self._sent / self._offered if self._offered else 1.0
         return gain if 0 <= gain <= 1 else 1.0
 
-    def _timed(self, carrier: Carrier, part: Part) -> tuple[float, Words]:
-        """Return the seconds of an exchange, and its result."""
+    def _timed(self, carrier: Carrier, words: int) -> float:
+        """Return the seconds of an exchange of zeros."""
         assert self._backends is not None
-        started = self._clock()
-        (words,) = self._backends.by_carrier[carrier].sum_words([part])
-        return self._clock() - started, words
+        zeros, started = Part(np.zeros(words, np.uint32), "add"), self._clock()
+        self._backends.by_carrier[carrier].sum_words([zeros])
+        return self._clock() - started
 
 
 def check_saved(values: object) -> None:

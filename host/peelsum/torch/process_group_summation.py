@@ -108,12 +108,11 @@ class ProcessGroupSummation:
 
     def gather(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """Return every worker's bytes, in the order of workers, by all_gather of lengths, then of bytes."""
-        sizes = self._naming_the_missing(partial(self._all_gathered, np.array([data.size], np.int64)))
-        lengths = [int(one[0]) for one in sizes]
-        padded = np.zeros(max(lengths), np.uint8)
-        padded[: data.size] = data
-        rows = self._naming_the_missing(partial(self._all_gathered, padded))
-        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+        return gathered(data, self.gather_equal)
+
+    def gather_equal(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        """Return every worker's bytes, of which all have as many, in the order of workers."""
+        return self._naming_the_missing(partial(self._all_gathered, data))
 
     def close(self) -> None:
         """Free the group's connections, which gloo closes with the last reference to the group."""
@@ -218,6 +217,16 @@ class ProcessGroupSummation:
             numbers = ", ".join(map(str, sorted(roll.missing)))
             return f"worker {numbers} did not answer; see whether it is running"
         return "every worker answered; check that all of them sum equally often"
+
+
+def gathered(
+    data: NDArray[np.uint8], equal: Callable[[NDArray[np.uint8]], list[NDArray[np.uint8]]]
+) -> list[NDArray[np.uint8]]:
+    """Return every worker's bytes by two gathers of equally many: of lengths, then of bytes."""
+    lengths = [int(one.view(np.int64)[0]) for one in equal(np.array([data.size], np.int64).view(np.uint8))]
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: data.size] = data
+    return [row[:length] for row, length in zip(equal(padded), lengths, strict=True)]
 
 
 class _RollCall(Thread):

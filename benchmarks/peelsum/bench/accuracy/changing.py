@@ -29,11 +29,13 @@ from peelsum.flexible import (
     MethodChosen,
     Next,
     SwitchPath,
+    carrier_of,
 )
 from peelsum.flexible import Traffic as StepTraffic
+from peelsum.flexible.collectives import directly
 from peelsum.summation import Part, Words
 from peelsum.torch.flexible_sum import compressor_of
-from peelsum.torch.routes import Meter, Routes, reduced, switch_words
+from peelsum.torch.routes import Meter, Rider, Routes
 
 T = TypeVar("T")
 
@@ -83,7 +85,7 @@ class _Group:
     def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
         return self._member.broadcast(pieces, sources)[1]
 
-    def gather(self, data: Bytes) -> list[Bytes]:
+    def gather_equal(self, data: Bytes) -> list[Bytes]:
         return self._member.gather(data)
 
 
@@ -112,9 +114,10 @@ class ChangingTraining(Training):
         self._fixed = None if isinstance(by, Flexible) else Next(*by, False, {})
         super().__init__(setting)
         self._meters = [Meter() for _ in range(setting.workers)]
+        self._riders = [Rider() for _ in range(setting.workers)]
         self._routes = [
-            Routes(cast(Any, _Queue(one)), cast(Any, _Group(one)), self._path, meter)
-            for one, meter in zip(self._threads.members, self._meters, strict=True)
+            Routes(cast(Any, _Queue(one)), cast(Any, _Group(one)), self._path, meter, rider)
+            for one, meter, rider in zip(self._threads.members, self._meters, self._riders, strict=True)
         ]
         self._elements = sum(one.numel() for one in self.subject.model.parameters())
         self._decider = None
@@ -130,6 +133,9 @@ class ChangingTraining(Training):
             )
         self._random = np.random.default_rng([setting.seed, 3])
         self.seconds, self.gained, self.changes = 0.0, 0.0, 0
+        #: Seconds of the last step by field of Measurement, and gains of all workers.
+        self._last, self._gains = dict[str, float](), [0.0] * setting.workers
+        self._traffic: StepTraffic | None = None
 
     @property
     def plan(self) -> Next:
@@ -141,16 +147,24 @@ class ChangingTraining(Training):
 
     def step(self) -> bool:
         """See `Training.step`; add the step's modelled seconds."""
+        link, plan = self._network(self.seconds), self.plan
+        if self._decider is not None:
+            self.seconds += self._measure(self._decider, link)
         for meter in self._meters:
             meter.reset()
-        link, plan = self._network(self.seconds), self.plan
         finite = super().step()
-        meter = self._meters[0]
-        exchange_s = _seconds(link, meter.messages, meter.words)
+        exchange_s = _seconds(link, self._meters[0].messages, self._meters[0].words)
         select_s = 0.0 if plan.method in DENSE else SELECT_S
         self.seconds += COMPUTE_S + select_s + exchange_s
         if self._decider is not None:
-            self._observe(self._decider, link, exchange_s, select_s)
+            self._observe(self._decider)
+            small = self._meters[0].small
+            self._last = {
+                f"{carrier_of(plan.method)}_small_s": _seconds(link, small.messages, small.words),
+                "exchange_s": exchange_s,
+                "compress_s": select_s,
+                "compute_s": COMPUTE_S,
+            }
         return finite
 
     def _new_sums(self) -> list[Any]:
@@ -173,28 +187,27 @@ class ChangingTraining(Training):
         self._gains = [one.sent_energy / one.offered_energy if one.offered_energy else 1.0 for one in results]
         self.gained += self._gains[0]
 
-    def _observe(self, decider: Decider, link: LinkModel, exchange_s: float, select_s: float) -> None:
-        """Let the decider take what all workers measure, each with its noise; add the time of measuring."""
-        workers, hops = self.setting.workers, self._path.hops
-        words = Measurement().words()
-        times = {"group_small_s": _seconds(link, *reduced(workers, words.size, few=True))}
-        times["switch_small_s"] = _seconds(link, hops, switch_words(256, [Part(words, "or")]))
-        for carrier, count in decider.next.probe_words.items():
-            probe = Part(np.zeros(count, np.uint32), "add")
-            sent = reduced(workers, count) if carrier == "group" else (hops, switch_words(256, [probe]))
-            times[f"{carrier}_probe_s"] = _seconds(link, *sent) if count else 0.0
-        self.seconds += sum(times.values())
-        times |= {"exchange_s": exchange_s, "compress_s": select_s, "compute_s": COMPUTE_S}
-        measured = [
-            Measurement(
-                **{name: one * (1 + _NOISE * self._random.exponential()) for name, one in times.items()},
-                gain=min(gain, 1.0),
-            ).words()
-            for gain in self._gains
-        ]
-        meter = self._meters[0]
-        traffic = StepTraffic(self._elements, 1, meter.messages, meter.words)
-        events = decider.observe(Measurement.agreed(np.bitwise_or.reduce(measured)), traffic)
+    def _measure(self, decider: Decider, link: LinkModel) -> float:
+        """Send all workers' measurements with the step's sums; return the seconds of what was asked for."""
+        asked = {}
+        for carrier, probe in decider.next.probe_words.items():
+            for kind, count in (("small", int(carrier in decider.next.small)), ("probe", probe)):
+                switch = self._path.hops, self._path.words(count)
+                sent = directly(self.setting.workers, count, _FEW_WORDS) if carrier == "group" else switch
+                if count:
+                    asked[f"{carrier}_{kind}_s"] = _seconds(link, *sent)
+        self._traffic = self._meters[0].traffic(self._elements, 1) if self._last else None
+        for rider, gain in zip(self._riders, self._gains, strict=True):
+            times = (self._last | asked).items()
+            noisy = {name: one * (1 + _NOISE * self._random.exponential()) for name, one in times}
+            rider.board(Measurement(**noisy, gain=min(gain, 1.0)).words())
+        return sum(asked.values())
+
+    def _observe(self, decider: Decider) -> None:
+        """Let the decider take what all workers agree on."""
+        words = self._riders[0].arrived()
+        assert words is not None
+        events = decider.observe(Measurement.agreed(words), self._traffic)
         self.changes += sum(isinstance(one, MethodChosen) for one in events)
 
 

@@ -1,7 +1,7 @@
 """A network that changes while training runs: fixed methods against the strategy, by the cost model.
 
-Workers decide in lockstep, as in training; what they measure is the cost model's time with noise. The
-strategy's exchanges of measurements, and its probes, take that time, too. Nothing is sent.
+Workers decide in lockstep, as in training; what they measure is the cost model's time with noise. The words
+of the strategy's measurements, and its probes, take that time, too. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ from peelsum.flexible import (
     MethodChosen,
     Next,
     Step,
+    SwitchPath,
+    Traffic,
+    carrier_of,
     cost,
 )
+from peelsum.flexible.collectives import directly
 
 _NOISE = 0.05
 #: As over gloo in the hook: fewer words go to all workers at once.
 _FEW_WORDS = 2**12
+#: As in the hook: an exchange of a few words before each sum of a method that has none of its own.
+_HEADERS = 1
 _COMPUTE_S, _SELECT_NS = 5e-3, 1.0
 #: The networks: the link at a share of the run that is done.
 NETWORKS: dict[str, Callable[[float], LinkModel]] = {
@@ -46,7 +52,7 @@ class Run:
     seconds: float
     """Seconds of the network, selecting and computing, and of measuring."""
     measuring_s: float
-    """Seconds of these in which the strategy exchanged measurements and probes."""
+    """Seconds of these that the words of measurements, small exchanges and probes took."""
     gain: float
     """Sum of the steps' compression gains: dense steps have 1 each."""
     changes: int
@@ -67,40 +73,50 @@ def fixed(network: str, method: Method, ratio: float, *, steps: int, elements: i
 def flexible(network: str, *, steps: int, elements: int, workers: int, seed: int) -> Run:
     """Return what the strategy takes, exploring included; it looks for the least time for each gain."""
     random = np.random.default_rng(seed)
-    decider = Decider(Flexible(prefer=1.0), elements, workers, carriers=CARRIERS, few_words=_FEW_WORDS)
+    settings = Flexible(prefer=1.0)
+    decider = Decider(settings, elements, workers, carriers=CARRIERS, headers=_HEADERS, few_words=_FEW_WORDS)
     seconds, measuring_s, gained, changes = 0.0, 0.0, 0.0, 0
+    traffic, last = None, [dict[str, float]() for _ in range(workers)]
     for step in range(steps):
-        plan, share = decider.next, step / steps
-        seconds += _step_s(network, plan.method, plan.ratio, share, elements, workers)
-        times = _measuring(plan, NETWORKS[network](share), workers)
-        measuring_s += sum(times.values())
+        plan, link = decider.next, NETWORKS[network](step / steps)
+        seconds += _step_s(network, plan.method, plan.ratio, step / steps, elements, workers)
+        asked, along_s = _asked(plan, link, workers), _along_s(plan, link, workers)
+        measuring_s += sum(asked.values()) + along_s
         gained += gain(plan.method, plan.ratio)
-        words = [
-            _measured(plan, times, NETWORKS[network](share), random, elements, workers)
-            for _ in range(workers)
-        ]
-        events = decider.observe(Measurement.agreed(np.bitwise_or.reduce(words)))
+        words = [Measurement(**(one | _noisy(asked, random))).words() for one in last]
+        events = decider.observe(Measurement.agreed(np.bitwise_or.reduce(words)), traffic)
         changes += sum(isinstance(event, MethodChosen) for event in events)
+        of = _step(plan.method, plan.ratio, link, elements, workers)
+        traffic = Traffic.modelled(plan.method, of)
+        last = [_summed(plan, of, along_s, random) for _ in range(workers)]
     return Run(seconds + measuring_s, measuring_s, gained, changes)
 
 
+def _step(method: Method, ratio: float, link: LinkModel, elements: int, workers: int) -> Step:
+    select_s = _SELECT_NS * 1e-9 * elements
+    return Step(elements, ratio, workers, link, select_s=select_s, headers=_HEADERS, few_words=_FEW_WORDS)
+
+
 def _step_s(network: str, method: Method, ratio: float, share: float, elements: int, workers: int) -> float:
-    link, select_s = NETWORKS[network](share), _SELECT_NS * 1e-9 * elements
-    step = Step(elements, ratio, workers, link, select_s=select_s, few_words=_FEW_WORDS)
+    step = _step(method, ratio, NETWORKS[network](share), elements, workers)
     return cost(method, step).seconds + _COMPUTE_S
 
 
-def _measuring(plan: Next, link: LinkModel, workers: int) -> dict[str, float]:
-    """Return the seconds of a step's exchanges of measurements and of its probes, by field of Measurement."""
-    few = Measurement().words().size
-    times = {
-        "group_small_s": _exchange_s(link, 1, (workers - 1) * few),
-        "switch_small_s": _exchange_s(link, 2, few),
-    }
-    ring = 2 * (workers - 1)
-    for carrier, words in plan.probe_words.items():
-        sent = (ring, ring / workers * words) if carrier == "group" else (2, words)
-        times[f"{carrier}_probe_s"] = _exchange_s(link, *sent) if words else 0.0
+def _along_s(plan: Next, link: LinkModel, workers: int) -> float:
+    """Return the seconds that the measurements' words add to the first exchange of a step."""
+    copies = 1 if carrier_of(plan.method) == "switch" else workers - 1
+    return _exchange_s(link, 0, copies * Measurement().words().size)
+
+
+def _asked(plan: Next, link: LinkModel, workers: int) -> dict[str, float]:
+    """Return the seconds of the small exchanges and probes asked for, by field of Measurement."""
+    times, path = {}, SwitchPath()
+    for carrier, probe in plan.probe_words.items():
+        for kind, words in (("small", int(carrier in plan.small)), ("probe", probe)):
+            group = carrier == "group"
+            sent = directly(workers, words, _FEW_WORDS) if group else (path.hops, path.words(words))
+            if words:
+                times[f"{carrier}_{kind}_s"] = _exchange_s(link, *sent)
     return times
 
 
@@ -108,26 +124,18 @@ def _exchange_s(link: LinkModel, messages: float, words: float) -> float:
     return messages * link.latency_s + 32 * words / (link.gbps * 1e9)
 
 
-def _measured(
-    plan: Next,
-    times: Mapping[str, float],
-    link: LinkModel,
-    random: np.random.Generator,
-    elements: int,
-    workers: int,
-) -> np.ndarray:
-    """Return one worker's measurement of a step whose measuring took `times`, as words."""
-    dense, select_s = plan.method in DENSE, _SELECT_NS * 1e-9 * elements
-    step = Step(elements, plan.ratio, workers, link, select_s=0.0, few_words=_FEW_WORDS)
+def _noisy(times: Mapping[str, float], random: np.random.Generator) -> dict[str, float]:
+    return {name: float(one * (1 + _NOISE * random.exponential())) for name, one in times.items()}
+
+
+def _summed(plan: Next, step: Step, along_s: float, random: np.random.Generator) -> dict[str, float]:
+    """Return what one worker measures of a step's sums, by field of Measurement."""
     one = cost(plan.method, step)
-
-    def noisy(seconds: float) -> float:
-        return float(seconds * (1 + _NOISE * random.exponential()))
-
-    return Measurement(
-        **{name: noisy(seconds) for name, seconds in times.items()},
-        exchange_s=noisy(one.latency_s + one.transfer_s),
-        compress_s=0.0 if dense else noisy(select_s),
-        compute_s=noisy(_COMPUTE_S),
-        gain=gain(plan.method, plan.ratio),
-    ).words()
+    small_s = Traffic.modelled(plan.method, step).small_messages * step.link.latency_s
+    times = {
+        f"{carrier_of(plan.method)}_small_s": small_s + along_s,
+        "exchange_s": one.latency_s + one.transfer_s + along_s,
+        "compress_s": 0.0 if plan.method in DENSE else step.compress_s,
+        "compute_s": _COMPUTE_S,
+    }
+    return _noisy(times, random) | {"gain": gain(plan.method, plan.ratio)}

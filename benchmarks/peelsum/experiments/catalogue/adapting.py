@@ -54,7 +54,7 @@ EXPERIMENT = Experiment(
 Four workers train scikit-learn's digits (38,282 parameters), in one process, by the compressors and routes of
 the communication hook. Accuracies, steps, bytes and gains are measured. Time is modelled: a step computes for
 20 ms and selects for 1 ms, and its exchanges take the messages and words that were counted, on the link of
-that moment; those of the strategy's measurements and probes, with 5% of noise, too. Networks: 5 Mbit/s
+that moment; so do the strategy's probes. It measures all with 5% of noise. Networks: 5 Mbit/s
 (`steady_slow`), 5 and 500 Mbit/s in turn for a second each, the slow one first (`alternating`), and 500
 Mbit/s whose latency rises from 0.1 to 10 ms after half a second (`far`). The rates
 are to 38,282 parameters what gigabits are to millions. Fixed ratios are of `TopK` through the switch, with

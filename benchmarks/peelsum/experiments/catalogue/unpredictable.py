@@ -59,8 +59,9 @@ EXPERIMENT = Experiment(
     title="Fixed against flexible communication on networks that change",
     about="""
 Training steps of a million elements on four workers, all computed from the cost model of
-`peelsum.flexible`; the strategy decides by the model's times with noise, and its exchanges of measurements
-and its probes take their time in every step. Networks: 10 Gbit/s
+`peelsum.flexible`; the strategy decides by the model's times with noise, and the words of its measurements
+and its probes take their time. Methods over a process group and dense sums exchange a few words first, as in
+the communication hook. Networks: 10 Gbit/s
 (`steady_fast`), 100 Mbit/s (`steady_slow`), 10 Gbit/s that fall to 200 Mbit/s in the middle third
 (`falling`), both in turn in ten parts (`alternating`), and 1 Gbit/s whose latency rises from 0.1 to 10 ms
 half-way (`far`). A step computes for 5 ms. A step's gain is assumed: ratio\\*\\*0.2 for what selects, 1 for
@@ -70,7 +71,7 @@ dense sums.
     columns={
         "step_ms": Column("milliseconds of a step", modelled=True),
         "measuring_ms": Column(
-            "milliseconds of these that the strategy's measurements and probes take", modelled=True
+            "milliseconds of these that the words of measurements, and probes, take", modelled=True
         ),
         "gain": Column("assumed gain of a step", modelled=True),
         "ms_for_gain": Column("milliseconds for a gain of 1", modelled=True),

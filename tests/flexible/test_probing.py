@@ -1,0 +1,122 @@
+"""The estimate of a link: what steps tell, when it is probed, and when a change is believed."""
+
+from __future__ import annotations
+
+import pytest
+
+from peelsum.flexible import LinkEstimate, LinkModel, Timed
+
+LINK = LinkModel(1e-3, 0.5)
+STEP_S = 0.05
+
+
+def timed(link: LinkModel, messages: float, words: float) -> Timed:
+    return Timed(messages * link.latency_s + 32 * words / (link.gbps * 1e9), messages, words)
+
+
+def estimate() -> LinkEstimate:
+    return LinkEstimate(lambda words: (2.0, float(words)))
+
+
+def stepped(one: LinkEstimate, link: LinkModel, used: tuple[float, float] | None = None) -> int:
+    """Take a step over `link` whose sums send (messages, words), None for none; return its probe's words."""
+    words, small = one.wanted(STEP_S)
+    own = used and timed(link, 2, 100)
+    one.add(
+        small=timed(link, 2, 1) if small else own or None,
+        exchange=timed(link, *used) if used else None,
+        probe=timed(link, 2, words) if words else None,
+    )
+    return words
+
+
+def settled(link: LinkModel = LINK, used: tuple[float, float] | None = None) -> LinkEstimate:
+    one = estimate()
+    for _ in range(20):
+        stepped(one, link, used)
+    return one
+
+
+def near(one: LinkEstimate, link: LinkModel) -> bool:
+    assert one.link is not None
+    return (one.link.latency_s, one.link.gbps) == pytest.approx((link.latency_s, link.gbps), rel=0.02)
+
+
+@pytest.mark.parametrize("used", [None, (4.0, 2e5), (4.0, 10.0)], ids=["idle", "telling", "few words"])
+@pytest.mark.parametrize("link", [LINK, LinkModel(1e-3, 0.005), LinkModel(1e-2, 1.0)])
+def test_a_steady_link_is_learned(link: LinkModel, used: tuple[float, float] | None) -> None:
+    assert near(settled(link, used), link)
+
+
+def test_steps_that_tell_need_no_probe() -> None:
+    one = settled(used=(4.0, 2e5))
+    assert [stepped(one, LINK, (4.0, 2e5)) for _ in range(20)] == [0] * 20
+
+
+@pytest.mark.parametrize(("latency_s", "every"), [(2e-4, 4), (1e-2, 6)])
+def test_an_idle_link_is_probed_less_often_if_that_takes_long(latency_s: float, every: int) -> None:
+    link = LinkModel(latency_s, 0.5)
+    one = settled(link)
+    probes = [bool(stepped(one, link)) for _ in range(10 * every)]
+    assert sum(probes) == 10
+
+
+def test_a_probe_takes_one_and_a_half_latencies_beyond_a_short_exchange() -> None:
+    link = LinkModel(1e-2, 0.5)
+    one = settled(link)
+    words = max(stepped(one, link) for _ in range(6))
+    assert 0.5 <= 32 * words / (link.gbps * 1e9) / (2 * link.latency_s) < 1.0
+
+
+@pytest.mark.parametrize("used", [None, (4.0, 2e5), (4.0, 10.0)], ids=["idle", "telling", "few words"])
+@pytest.mark.parametrize("before", [LinkModel(1e-2, 0.5), LinkModel(1e-3, 0.05)])
+def test_a_faster_link_is_believed_at_its_first_probe(
+    before: LinkModel, used: tuple[float, float] | None
+) -> None:
+    one = settled(before, used)
+    for _ in range(8):
+        stepped(one, LINK, used)
+    assert near(one, LINK)
+
+
+@pytest.mark.parametrize("used", [None, (4.0, 2e5), (4.0, 10.0)], ids=["idle", "telling", "few words"])
+@pytest.mark.parametrize("now", [LinkModel(1e-2, 0.5), LinkModel(1e-3, 0.05)])
+def test_a_slower_link_is_believed_within_nine_steps(
+    now: LinkModel, used: tuple[float, float] | None
+) -> None:
+    one = settled(LINK, used)
+    for _ in range(9):
+        stepped(one, now, used)
+    assert near(one, now)
+
+
+def test_one_slow_step_is_not_believed() -> None:
+    for used in (None, (4.0, 2e5), (4.0, 10.0)):
+        one = settled(LINK, used)
+        stepped(one, LinkModel(0.1, 0.005), used)
+        assert near(one, LINK)
+
+
+def test_two_slow_steps_cast_doubt_once() -> None:
+    used, one = (4.0, 2e5), settled(used=(4.0, 2e5))
+    doubts = []
+    for _ in range(4):
+        stepped(one, LinkModel(1e-3, 0.05), used)
+        doubts.append(one.doubtful)
+    assert doubts == [False, True, False, False]
+
+
+def test_an_idle_link_that_is_asked_for_is_believed_at_its_second_probe() -> None:
+    slow, one = LinkModel(1e-3, 0.05), settled()
+    one.ask()
+    for _ in range(2):
+        assert stepped(one, slow)
+    assert near(one, slow)
+
+
+def test_what_is_saved_goes_on_alike() -> None:
+    one, other = settled(LinkModel(1e-2, 0.5)), estimate()
+    other.restore(one.saved())
+    for _ in range(20):
+        assert stepped(one, LINK) == stepped(other, LINK)
+        assert one.saved() == other.saved()
