@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -165,9 +167,6 @@ def test_what_is_told_is_what_results_say(make_workers: Any) -> None:
 
 
 def test_what_is_told_keeps_no_arrays(make_workers: Any) -> None:
-    import gc
-    import weakref
-
     group = make_workers(1, lanes=256, network=FAR)
     for step in range(2):
         result = group.sum([{"a": drawn(0, step)["dense"], "b": drawn(0, step)["few"]}])[0]
@@ -186,6 +185,16 @@ def test_the_loops_draw_the_elements_that_the_sample_does(elements: int) -> None
     want = sample(elements, seed)
     got = [loops.drawn_place(k, np.uint64(seed), elements) for k in range(len(want))]
     assert got == want.tolist()
+
+
+def test_results_do_not_keep_the_tensors(make_workers: Any) -> None:
+    given = {name: np.copy(one) for name, one in drawn(0, 0).items() if one.dtype == np.float32}
+    references = [weakref.ref(one) for one in given.values()]
+    result = make_workers(1, lanes=256, sparse=[name for name in SPARSE if name in given]).sum([given])[0]
+    given.clear()
+    gc.collect()
+    assert [one() for one in references] == [None] * len(references)
+    assert result["dense"].total_at.any()
 
 
 def test_results_are_made_when_they_are_read(make_workers: Any) -> None:

@@ -59,6 +59,7 @@ def finished(
             bundle = several
             bundle.decode(divisor)
             outcomes.update(bundle.others)
+            bundle.others.clear()
         else:
             outcomes.update(several.members())
     apart = {

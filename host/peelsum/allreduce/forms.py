@@ -164,8 +164,7 @@ class FormChooser:
         """Record a tensor's step: its union, or None if all values were zero, and the words sent."""
         if name not in self._histories:
             self._histories[name] = History(elements, limbs)
-        # Only predictions depend on what earlier steps saved.
-        self._histories[name].add(seen, words if self._predict else None)
+        self._histories[name].add(seen, words)
 
     def _first(self, form: RequestedForm, name: str, elements: int, settings: Settings) -> Choice:
         if form == "dense":

@@ -38,16 +38,11 @@ class History:
         # Of a dense tensor it is unknown how its non-zeros would cluster if they were few.
         return Refinement(network, self.filled if likely < self._elements / 2 else None, likely)
 
-    def add(self, seen: Seen | None, words: int | None) -> None:
-        """Record a step's union, or None if all values were zero, and the words that were sent.
-
-        Without the words, `spare` stays as it is.
-        """
+    def add(self, seen: Seen | None, words: int) -> None:
+        """Record a step's union, or None if all values were zero, and the words that were sent."""
         now = seen or Seen.uniform(self._elements, 0.0, self.filled.exponent_field)
         self._last, self._before = now, self._last if self._steps else now
         self.filled, self._steps = seen or self.filled, self._steps + 1
-        if words is None:
-            return
         bound = lower_bound_bits(self._elements, now.candidates) / _WORD_BITS
         bound += (self._limbs - 1) * now.candidates
         self.spare = min(self.spare + _AFFORDED * bound - words, _KEPT_STEPS * bound)

@@ -195,6 +195,8 @@ class HostBundle:
         self._rows = dict(zip(self._layout.names, table.tolist(), strict=True))
         for name in self.others:
             del self._rows[name]
+        # A caller may keep the results for long, and them alone.
+        del self._values, self._bitmaps, self._make
 
     @property
     def members(self) -> int:

@@ -274,8 +274,13 @@ class WorkerEndpoint:
         if not chunks:
             return tensor
         self.state = state = with_room(self.state)
-        rows = state.cursors, state.tensors
-        tensor.number = kernels.append(*rows, words, tensor.result, chunks, int(flags), urgent)
+        cursors = state.cursors
+        start, tensor.number = int(cursors[Cursor.END]), int(cursors[Cursor.TENSOR_END])
+        addresses = words.ctypes.data, tensor.result.ctypes.data
+        row = start, start + chunks, chunks, flags, words.size, *addresses, urgent
+        state.tensors[tensor.number % len(state.tensors)] = row
+        cursors[Cursor.END] += chunks
+        cursors[Cursor.TENSOR_END] += 1
         self._tensors.append(tensor)
         return tensor
 

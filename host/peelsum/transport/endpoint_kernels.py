@@ -55,21 +55,6 @@ def begin(state: WorkerState, now: float) -> None:
 
 
 @compiled
-def append(
-    cursors: Numbers, tensors: Numbers, words: Words, result: Words, chunks: int, flags: int, urgent: bool
-) -> int:
-    """Append a tensor, for which there is room, to `WorkerState.tensors`; return its number."""
-    number, start = int(cursors[Cursor.TENSOR_END]), cursors[Cursor.END]
-    row = tensors[number % tensors.shape[0]]
-    row[Column.START], row[Column.STOP], row[Column.LEFT] = start, start + chunks, chunks
-    row[Column.FLAGS], row[Column.SIZE], row[Column.URGENT] = flags, words.size, urgent
-    row[Column.WORDS], row[Column.RESULT] = words.ctypes.data, result.ctypes.data
-    cursors[Cursor.END] += chunks
-    cursors[Cursor.TENSOR_END] += 1
-    return number
-
-
-@compiled
 def contribute(state: WorkerState, window: int, limit: int, now: float) -> tuple[int, int]:
     """Pack up to `limit` new chunks into the rows that keep them; return the first row, and how many."""
     cursors, counts, rows = state.cursors, state.counts, state.packets.shape[0]
