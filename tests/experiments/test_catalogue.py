@@ -67,11 +67,11 @@ def test_the_strategy_is_near_the_best_fixed_method_but_for_measuring(network: s
     assert (one.seconds - one.measuring_s) / one.gain < 1.5 * best
 
 
-def test_measuring_takes_the_latency_of_both_carriers_in_every_step() -> None:
-    """A process group's few words take one message, the switch's two."""
+def test_measuring_takes_the_latency_of_a_carrier_every_few_steps() -> None:
     near = flexible("steady_fast", seed=1, **SIZE)
     assert 0 < near.measuring_s < near.seconds
-    assert near.measuring_s >= SIZE["steps"] * 3 * NETWORKS["steady_fast"](0.0).latency_s
+    # A probe at least every sixth step, of two latencies or more.
+    assert near.measuring_s >= SIZE["steps"] / 6 * 2 * NETWORKS["steady_fast"](0.0).latency_s
     assert flexible("far", seed=1, **SIZE).measuring_s > 10 * near.measuring_s
 
 

@@ -6,7 +6,7 @@ What else a machine does only adds to these times, so that the least of the last
 
 | a carrier is measured in the next step | because |
 |---|---|
-| after 3 steps, or after 5 if a probe takes over a fifth of a step | its steps do not tell the bandwidth |
+| after 3 steps, or after 5 if a probe takes over a tenth of a step | its steps do not tell the bandwidth |
 | at once | a step was faster than the estimate says, or the last probe told another rate |
 | at once | two steps over another carrier took far too long |
 """
@@ -28,7 +28,7 @@ _TELLING = 0.3
 #: The least share of a probe, or of a small exchange, that counts as its words' time or as its latency.
 _LEAST_SHARE = 0.1
 #: Steps without a telling exchange before a probe: if it takes at most this share of a step, and if more.
-_PATIENCE, _CHEAP, _MOST_PATIENCE = 3, 0.2, 5
+_PATIENCE, _CHEAP, _MOST_PATIENCE = 3, 0.1, 5
 #: How far a probe may be from what is expected.
 _SURPRISE = 1.2
 #: How far beyond the estimate, and how often in a row, an exchange is before the link is doubted.
