@@ -196,7 +196,7 @@ class HostBundle:
         for name in self.others:
             del self._rows[name]
         # A caller may keep the results for long, and them alone.
-        del self._values, self._bitmaps, self._make
+        del self._values, self._make
 
     @property
     def members(self) -> int:
