@@ -125,5 +125,5 @@ def test_extremes() -> None:
     assert f"In the ten-step run the two were {dense} and {most}." in TEXT
     assert f"a row took up to {spreads(table)[-1]} times the fastest." in TEXT
     *_, usual, hook, half = spreads(alone)
-    ways = "for the hook over gloo and for fp16 at 10 Gbit/s"
+    ways = "for fp16 and for gloo at 10 Gbit/s"
     assert f"it was {hook} and {half} times {ways}, and up to {usual} otherwise" in TEXT
