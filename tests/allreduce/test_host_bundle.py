@@ -203,3 +203,12 @@ def test_results_are_made_when_they_are_read(make_workers: Any) -> None:
     assert result.tensors[-1] is result["b"]
     with pytest.raises(IndexError):
         result.tensors[2]
+
+
+@pytest.mark.parametrize("form", ["dense", "compact"])
+def test_integers_of_a_result_belong_to_the_caller(make_workers: Any, form: str) -> None:
+    values = np.arange(70, dtype=np.float32)
+    result = make_workers(1, forms=form).sum([{"a": values}])[0]["a"]
+    for integers in (result.total_at, result.quantized_at):
+        integers *= 2
+    np.testing.assert_array_equal(result.total, result.quantized)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 #: Packages whose `np.empty` is poisoned. Not NumPy's own: Numba looks it up when it compiles.
 PACKAGES = ("peelsum.codec", "peelsum.allreduce")
-#: Modules of compiled loops, which allocate nothing.
+#: Modules of compiled loops: Numba takes NumPy itself, so what these allocate is not poisoned.
 COMPILED = tuple(
     f"peelsum.codec.cpu_{name}"
     for name in ("bundle_loops", "index_loops", "loops", "peel_loops", "selection_loops")

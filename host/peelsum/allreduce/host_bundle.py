@@ -57,6 +57,8 @@ class Layout:
     """The tensors in the order of their words."""
     names: tuple[str, ...]
     """Their names."""
+    numbers: Mapping[str, int]
+    """Each one's place among them, by name."""
     table: _Table
     """The loops' table, without what differs in each step."""
     header_words: Mapping[str, int]
@@ -92,11 +94,11 @@ class Layout:
                 bitmaps += 2 * index_words(elements)
         seeded = (table[:, Column.KIND] == Kind.BLOOM) | (table[:, Column.SAMPLED] != 0)
         others = np.flatnonzero(table[:, Column.KIND] == Kind.OTHER).tolist()
-        numbers = np.flatnonzero(seeded).tolist()
         names = tuple(tensor.name for tensor in tensors)
         words_by_name = dict(zip(names, table[:, Column.OR_WORDS].tolist(), strict=True))
-        rest = factors, bitmaps, tuple(numbers), tuple(others)
-        return cls(tuple(tensors), names, table, words_by_name, *rest)
+        numbers = {name: m for m, name in enumerate(names)}
+        rest = factors, bitmaps, tuple(np.flatnonzero(seeded).tolist()), tuple(others)
+        return cls(tuple(tensors), names, numbers, table, words_by_name, *rest)
 
 
 def kind_of(tensor: TensorPlan) -> Kind:
@@ -150,7 +152,7 @@ class HostBundle:
         self._headers: Words = np.empty(0, np.uint32)
         self._quantized = self._total = np.empty(0, np.int32)
         self._running: dict[int, _Running] = {}
-        #: The exchanges of tensors that the loops left to them, by name. Below, they are not members.
+        #: The exchanges of tensors that the loops left to them, by name. These tensors are not members.
         self.others: dict[str, TensorExchange] = {}
         #: The rows of the members, by name, after `decode`.
         self._rows: dict[str, list[int]] = {}
@@ -174,7 +176,7 @@ class HostBundle:
         if not (self._running or table[:, Column.ADD_WORDS].any()):
             return
         sums = yield from self._round(table, self._write_values)
-        self._total = frozen(sums.added.view(np.int32))
+        self._total = sums.added.view(np.int32)
         if self._running:
             rest = table.copy()
             rest[:, [Column.OR_WORDS, Column.ADD_WORDS]] = 0
@@ -190,7 +192,7 @@ class HostBundle:
                 self._results[m] = own = np.empty(n, np.float32) if dense else np.zeros(n, np.float32)
                 table[m, Column.OUT] = loops.address(own)
         self._occupied = np.empty((len(table), BLOCK_SIZES), np.int64)
-        sums = self._total, self._headers, frozen(self._bitmaps)
+        sums = frozen(self._total), self._headers, frozen(self._bitmaps)
         loops.read_values(table, *sums, self._inverse, float(divisor), self._occupied)
         self._rows = dict(zip(self._layout.names, table.tolist(), strict=True))
         for name in self.others:
@@ -211,7 +213,7 @@ class HostBundle:
 
     def member(self, name: str) -> Member:
         """Return a member's outcome."""
-        row, m = self._rows[name], self._layout.names.index(name)
+        row, m = self._rows[name], self._layout.numbers[name]
         choice, result, fixed = self._layout.tensors[m].choice, self._results[m], None
         assert result is not None
         field, blocks, sent = row[Column.FIELD], row[Column.BLOCKS], row[Column.ADD_WORDS]
@@ -313,7 +315,10 @@ class HostBundle:
         return refinement.after(index, words, passed, _OPS, 1, 0) is not None
 
     def _turn(self, m: int, header: Words) -> None:
-        """Leave a tensor to its own exchange, after the sum of its header."""
+        """Leave a tensor to its own exchange, after the sum of its header.
+
+        The exchange writes the header again, so that it goes on from there; these words are not sent.
+        """
         self._start(m)
         self._table[m, Column.KIND] = Kind.OTHER
         nothing = np.empty(0, np.uint32)

@@ -1,7 +1,7 @@
 """The codec in Numba: the same bits as `peelsum.codec.reference`, on all cores, one pass over memory each.
 
 `peelsum.codec.kernels` documents the functions. This module allocates and converts arrays; the loops are in
-`cpu_index_loops`, `cpu_loops` and `cpu_peel_loops`. All work after the index touches candidates only.
+`cpu_index_loops`, `cpu_loops`, `cpu_peel_loops` and `cpu_selection_loops`.
 """
 
 from __future__ import annotations

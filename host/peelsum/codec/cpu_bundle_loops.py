@@ -1,8 +1,7 @@
 """Loops over all tensors of a step, one call a phase, compiled by Numba and cached on disk.
 
 They write the words that the kernels of `peelsum.codec.cpu` write for one tensor after another, with one limb
-and without a prediction. A table int64[tensors, len(Column)] tells where each tensor's numbers lie. The first
-columns are given; the loops fill in the others.
+and without a prediction. A table int64[tensors, len(Column)] tells where each tensor's numbers lie.
 """
 
 from __future__ import annotations
@@ -75,13 +74,18 @@ class Kind(IntEnum):
 
 
 class Column(IntEnum):
-    """A tensor's numbers in its row of a table."""
+    """A tensor's numbers in its row of a table.
+
+    Up to SEED and from VALUES to CLEAR they are given. The loops write the others, and the numbers of words
+    of each later round.
+    """
 
     KIND = 0
     ELEMENTS = 1
     OR_WORDS = 2
-    """Words to be OR-ed, and to be added, in this round."""
+    """Words to be OR-ed in this round."""
     ADD_WORDS = 3
+    """Words to be added in this round."""
     BLOCK = 4
     """Elements in a block with its own scale; 0 for one scale."""
     BLOCKS = 5
@@ -91,30 +95,35 @@ class Column(IntEnum):
     SAMPLED = 7
     """Whether the header samples the density."""
     HASHES = 8
-    """Sub-tables and rows of the Bloom filter."""
+    """Sub-tables of the Bloom filter."""
     ROWS = 9
+    """Rows of a sub-table."""
     BITMAP = 10
     """With a Bloom filter, place of this worker's bitmap, and behind it of the candidates'."""
     WANTED = 11
     """Whether `occupied` is counted."""
     SEED = 12
+    """Seed of the Bloom filter or of the sample."""
     VALUES = 13
-    """Address of the values, float32[ELEMENTS], and of the result."""
+    """Address of the values, float32[ELEMENTS]."""
     OUT = 14
+    """Address of the result, float32[ELEMENTS]."""
     OVER = 15
     """Whether the result is written over the values."""
     CLEAR = 16
     """Whether elements of the result outside the union must be set to 0."""
     OR_PLACE = 17
-    """Places among the words to be OR-ed and to be added."""
+    """Place among the words to be OR-ed."""
     ADD_PLACE = 18
+    """Place among the words to be added."""
     FIELD = 19
-    """The agreed exponent field, or ZERO."""
+    """The agreed exponent field, which may be NON_FINITE, or ZERO."""
     PASSED = 20
     """Elements that pass the index, or non-zeros of the sample."""
     OWN = 21
-    """Non-zeros of this worker's integers, and of the sum's; the latter only of dense tensors."""
+    """Non-zeros of this worker's integers."""
     TOTAL = 22
+    """Non-zeros of the sum's integers; of dense tensors only."""
     UNION = 23
     """Place of the candidates' bitmap, among the words that were OR-ed or among other bitmaps."""
 

@@ -33,6 +33,7 @@ _Factors = NDArray[np.float64]
 def gather(
     values: _Floats, index: Words, begin: int, factors: _Factors, bits: int, out: _Integers, first: int
 ) -> None:
+    """Do what `Kernels.gather` does, from number `first` on."""
     room, k = np.empty(_TOGETHER + ROOM, np.int64), np.uint64(first)
     floats, scaled = np.empty(_MOST, np.float32), np.empty(_MOST, np.float64)
     whole = values.size // 32
@@ -103,7 +104,7 @@ def scatter(
     first: int,
     clear: bool,
 ) -> None:
-    """Words without a selected element become 0 if `clear`, else they stay."""
+    """Words without a selected element become 0 if `clear`. If not, all that is not selected must be 0."""
     room, integers = np.empty(_TOGETHER + ROOM, np.int64), np.empty(_MOST, np.int32)
     floats, scaled = np.empty(_MOST, np.float32), np.empty(_MOST, np.float64)
     whole, k = out.size // 32, np.uint64(first)

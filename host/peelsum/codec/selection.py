@@ -13,7 +13,7 @@ class Selection:
     """`count` elements of a tensor, in ascending order.
 
     find: returns their positions, int64[count]; called when these are first needed.
-    bitmap: uint32[ceil(n / 32)], in which their bits are set, or None. Bits from n on are ignored.
+    bitmap: uint32[ceil(n / 32)], in which their bits are set, or None. Bits from n on are 0.
     """
 
     def __init__(
