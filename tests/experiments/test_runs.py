@@ -195,6 +195,7 @@ def test_only_rows_without_measured_times_are_side_by_side(timed: bool, mine: Pa
     one_by_one = running.run(same, tmp_path / "same.csv")
     for name in ("area", "lost", "width", "way", "seed", "note"):
         assert [row[name] for row in side_by_side.rows] == [row[name] for row in one_by_one.rows]
+    assert {row["way"] for row in side_by_side.rows if row["others"]} == ({"a"} if timed else set())
     here = {row["way"] for row in side_by_side.rows if row["label"] == str(os.getpid())}
     assert here == ({"a"} if timed else set())
     assert len({row["label"] for row in side_by_side.rows}) > 1

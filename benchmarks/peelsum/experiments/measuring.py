@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from peelsum.experiments.experiment import Experiment, ExperimentError, Value
@@ -30,17 +30,19 @@ def measure(source: Source, task: Task, care: Care, *, commit: str, size: str) -
     Raises ExperimentError if `measure` returned other columns, and whatever `measure` raises.
     """
     experiment = load(source)
-    attempts = care.attempts if experiment.timed and not experiment.is_modelled(task.point) else 1
+    timed = experiment.timed and not experiment.is_modelled(task.point)
+    attempts = care.attempts if timed else 1
     best: tuple[float, Row] | None = None
     for attempt in range(1, attempts + 1):
         started, watched = datetime.now(UTC), Watched()
         figures = checked(experiment, experiment.measure(seed=task.seed, **task.point))
-        seen = watched.load()
+        # Rows without measured times run side by side, so that each would count the others.
+        seen = watched.load() if timed else replace(watched.load(), others=None)
         others = seen.others or 0.0
         row = _row(experiment, task, figures, seen) | {
             "started": started.isoformat(timespec="seconds"),
             "attempt": f"{attempt} of {attempts}",
-            "disturbed": text(experiment.timed and others > care.calm),
+            "disturbed": text(others > care.calm),
             "commit": commit,
             "size": size,
             "source": source.digest,
