@@ -1,9 +1,9 @@
 """Run the exchanges of all tensors of a step on the host, in one compiled call for each phase.
 
 A bundle sends the same words as single exchanges, in the same order, so that workers with and without bundles
-can sum together. What the compiled loops do not know is left to a tensor's own `TensorExchange`, whose words
-take their place among the others': predictions, sketches, refined indexes, and dense tensors that turn out
-sparse.
+can sum together. The compiled loops do not know predictions, sketches, refined indexes, and dense tensors
+that turn out sparse. Such a tensor keeps its own `TensorExchange`; its words take their place among the
+others'.
 """
 
 from __future__ import annotations
