@@ -17,6 +17,7 @@ from peelsum.summation import Part
 from peelsum.transport import (
     AggregationService,
     JobConfig,
+    JobFinished,
     ServerStats,
     StalledError,
     SwitchSummation,
@@ -24,6 +25,7 @@ from peelsum.transport import (
     Timers,
     TransportConfigError,
     TransportError,
+    WorkerEndpoint,
     WorkerStats,
 )
 from peelsum.transport.stats import added
@@ -159,26 +161,38 @@ def test_sums_are_those_of_pythons_integers(count: int, loss: float) -> None:
 
 
 def test_every_plane_gets_its_share() -> None:
-    joining_and_fin = 2
-    one_chunk, big = np.ones(LANES, np.uint32), np.ones(3 * SHARE + 2 * LANES, np.uint32)
-
-    def contributed(summation: SwitchSummation) -> list[int]:
-        return [one.contributions for one in summation.stats_by_plane()]
+    """Contributions of a worker in each plane, after calls with parts of so many chunks each."""
+    calls = {
+        (1,): [1 + 1, 1, 1],  # one chunk has joined the job in each plane
+        (1, 1): [2, 2, 2],
+        (127,): [129, 2, 2],
+        (129,): [129, 66, 67],
+        (2,): [131, 66, 67],
+        (194,): [196, 130, 132],
+    }
 
     def work(summation: SwitchSummation) -> object:
         counts = []
-        for parts in ([one_chunk], [one_chunk, one_chunk], [big], [one_chunk]):
-            summation.sum_words([Part(words, "add") for words in parts])
-            counts.append(contributed(summation))
+        for parts in calls:
+            summation.sum_words([Part(np.ones(chunks * LANES, np.uint32), "add") for chunks in parts])
+            counts.append([one.contributions for one in summation.stats_by_plane()])
         return counts
 
-    # The joining sum in each; three single chunks in turn; 194 chunks in three shares, a fourth chunk.
-    expected = [[2, 1, 1], [2, 2, 2], [66, 67, 67], [67, 67, 67]]
     with planes(3) as made:
-        assert made.on_all(work) == [expected] * WORKERS
+        assert made.on_all(work) == [list(calls.values())] * WORKERS
         stats = [made.stop(plane) for plane in range(3)]
+    fin = 1
     chunks = [one.chunks_in_switch + one.chunks_at_server for one in stats]
-    assert chunks == [67 + joining_and_fin - 1] * 3
+    assert chunks == [count + fin for count in calls[194,]]
+
+
+def test_an_endpoint_that_has_left_has_nothing_to_report_while_others_leave() -> None:
+    endpoint = WorkerEndpoint(CONFIGS[0], 0)
+    endpoint.finish(now=1.0)
+    left_at = 1.0 + CONFIGS[0].timers.linger
+    assert endpoint.next_report() == left_at
+    assert endpoint.expire(left_at) == [JobFinished(CONFIGS[0].job_id, confirmed=False)]
+    assert endpoint.next_report() == np.inf
 
 
 def test_a_part_is_checked_once_all_its_shares_are_there_and_before_later_parts() -> None:
