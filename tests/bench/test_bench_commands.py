@@ -20,7 +20,7 @@ from peelsum.bench.fairness import port_rate
 from peelsum.bench.fairness import rows as fairness
 from peelsum.bench.loss import rows as loss
 from peelsum.bench.methods import measured
-from peelsum.bench.switch import profile, tofino_variants
+from peelsum.bench.switch import planes, profile, tofino_variants
 from peelsum.bench.switch import rows as switch
 
 
@@ -199,6 +199,25 @@ def test_json_is_a_list_of_rows_with_the_promised_keys(monkeypatch: pytest.Monke
     (row,) = json.loads(done.stdout)
     assert row == json.loads(json.dumps(asdict(PLAYED[command].row)))
     assert row.keys() == PLAYED[command].keys
+
+
+def test_planes_are_measured_beside_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        planes.PlanesRow(1, 256, 4, 2_000_000, 1_900_000, 0.95, 1.0, 1.0),
+        planes.PlanesRow(2, 256, 4, 3_456_789, 2_345_678, 0.601, 1.73, 1.23, 7),
+    ]
+    asked = []
+    monkeypatch.setattr(
+        planes, "bench_planes", lambda count, **options: asked.append((count, options)) or rows
+    )
+    done = peelsum("bench", "switch", "--planes", "2", "--lanes", "256", "--seconds", "5")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 256 4 3,456,789 1.73 2,345,678 1.23 60% 7" in " ".join(done.stdout.split())
+    assert asked == [(2, {"lanes": [256], "workers": [4], "seconds": 5.0})]
+    done = peelsum("bench", "switch", "--planes", "2", "--json")
+    assert json.loads(done.stdout) == [asdict(row) for row in rows]
+    done = peelsum("bench", "switch", "--planes", "1")
+    assert (done.returncode, "--planes: 1 is out of range; use 2 to 64" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])

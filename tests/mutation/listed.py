@@ -135,6 +135,15 @@ _WORKER: Changes = {
         ),
         ("cursors[Cursor.NEEDED] == cursors[Cursor.BASE]", "True"),
         ("and self._leave_at is None and not self.outstanding:", "and self._leave_at is None:"),
+        ("if self._leave_at is None or self.finished else", "if self._leave_at is None else"),
+    ],
+    "host/peelsum/transport/udp.py": [
+        ("min(self.planes, chunks // BATCH)", "min(self.planes, chunks // BATCH + 1)"),
+        ("(self._next_plane + count) % self.planes", "self._next_plane"),
+        ("self.lanes * (chunks * i // count)", "words.size * i // count"),
+        ("share = (turn + i) % self.planes,", "share = i,"),
+        ("if not one.left and one.check", "if one.check"),
+        ("if len({(job.workers, job.lanes, job.racks) for job in jobs}) > 1:", "if False:"),
     ],
     "host/peelsum/transport/layout.py": [
         ("(1 + number % ((1 << 31) // ring - 2))", "(number % ((1 << 31) // ring - 2))"),

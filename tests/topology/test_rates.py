@@ -1,8 +1,11 @@
 """`bench switch`: measurements that end correctly, and their comparison with BMv2."""
 
+import os
+import time
+
 import pytest
 
-from peelsum.bench.switch import rates
+from peelsum.bench.switch import planes, rates
 from peelsum.bench.switch import rows as bench_switch
 from peelsum.bench.switch.rows import Row
 from peelsum.topology import TopologyError, bmv2
@@ -20,6 +23,24 @@ def test_contributions_over_udp_go_through_a_process_of_its_own() -> None:
     rate = rates.over_udp(32, 3, 0.05)  # lasts until its first chunk is back, however slow the machine
     assert rate.packets_per_s > 0
     assert 0 < rate.latency_p50_us <= rate.latency_p99_us
+
+
+def test_planes_share_one_load_and_each_takes_processor_time() -> None:
+    rows = planes.measure(2, 32, 2, 0.5)
+    assert [(row.planes, row.lanes, row.workers) for row in rows] == [(1, 32, 2), (2, 32, 2)]
+    for row in rows:
+        assert row.packets_per_s > 0
+        assert row.packets_per_cpu_s > row.packets_per_s / row.planes
+        assert 0 < row.busy < 1.1
+    one, two = rows
+    assert (one.cpu_to_one, one.clock_to_one) == (1, 1)
+    assert two.cpu_to_one == pytest.approx(two.packets_per_cpu_s / one.packets_per_cpu_s, abs=0.01)
+    assert two.clock_to_one == pytest.approx(two.packets_per_s / one.packets_per_s, abs=0.01)
+
+
+def test_the_time_of_a_process_is_its_own() -> None:
+    before, process = time.process_time(), planes.process_seconds(os.getpid())
+    assert before <= process <= time.process_time()
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, *rows: Row) -> None:

@@ -11,8 +11,8 @@ import pytest
 from patience import PATIENCE_S, with_longer_timeouts
 
 from peelsum.allreduce import Allreduce, Part, PlanMismatchError
-from peelsum.topology import Child, Star
-from peelsum.transport import StalledError, TransportError
+from peelsum.topology import Child, ProcessError, Star
+from peelsum.transport import StalledError, SwitchUnreachableError, TransportError
 from peelsum.transport.seats import plug_in
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
@@ -97,6 +97,62 @@ def test_sums_are_exact(loss):
     lost = sum(port["lost_in"] + port["lost_out"] for port in star.report.ports.values())
     assert (lost > 0) == (loss > 0)
     assert star.report.server["chunks_in_switch"] > 0
+
+
+@pytest.mark.parametrize(
+    ("planes", "loss"), [(2, 0.0), (2, 0.03), pytest.param(3, 0.01, marks=pytest.mark.slow)]
+)
+def test_sums_over_planes_are_exact_and_each_plane_gets_its_share(planes, loss):
+    lengths, ops = (5, 256 * 64 * planes, 256 * 64 * planes + 1, 1_000_003), ("add", "or")
+    drawn = {
+        (worker, length): np.random.default_rng((worker, length)).integers(0, 1 << 32, length, np.uint32)
+        for worker in range(WORKERS)
+        for length in lengths
+    }
+
+    def work(worker, summation):
+        wanted = [(length, op) for length in lengths for op in ops]
+        results = summation.sum_words([Part(drawn[worker, length], op) for length, op in wanted])
+        for (length, op), result in zip(wanted, results, strict=True):
+            by_worker = [drawn[one, length] for one in range(WORKERS)]
+            total = sum(one.astype(np.uint64) for one in by_worker) % 2**32
+            united = by_worker[0] | by_worker[1] | by_worker[2]
+            np.testing.assert_array_equal(result, total if op == "add" else united)
+        return Allreduce(summation, forms="compact").sum({"t": tensor_of(worker)})
+
+    with Star(WORKERS, planes=planes, loss=loss, seed=3) as star:
+        outcomes = on_every_worker(star, work)
+    results = [outcomes[worker]["t"] for worker in range(WORKERS)]
+    expected = sum(result.quantized.astype(np.int64) for result in results)
+    for result in results:
+        np.testing.assert_array_equal(result.total, expected)
+    chunks = [one.server["chunks_in_switch"] + one.server["chunks_at_server"] for one in star.reports]
+    assert len(chunks) == planes
+    assert max(chunks) - min(chunks) < 64 + 8
+    lost = [sum(port["lost_in"] + port["lost_out"] for port in one.ports.values()) for one in star.reports]
+    assert all((count > 0) == (loss > 0) for count in lost)
+
+
+def test_a_plane_whose_switch_is_killed_ends_the_sum_of_every_worker():
+    met = threading.Barrier(WORKERS)
+
+    def named(timeout_s):
+        def work(worker, summation):
+            words = np.ones(256 * 400, np.uint32)
+            assert (summation.sum_words([Part(words, "add")])[0] == WORKERS).all()
+            if met.wait(PATIENCE_S) == 0:
+                os.kill(star.process_ids[1], signal.SIGKILL)
+            while True:
+                summation.sum_words([Part(words, "add")])
+
+        with Star(WORKERS, planes=2, timeout_s=timeout_s) as star:
+            outcomes = on_every_worker(star, work)
+            with pytest.raises(ProcessError, match="switch of plane 1: ended by SIGKILL"):
+                star.check()
+        assert {type(outcome) for outcome in outcomes.values()} <= {StalledError, SwitchUnreachableError}
+        assert all(str(outcome).startswith("plane 1: ") for outcome in outcomes.values())
+
+    with_longer_timeouts(named)
 
 
 def test_ports_with_a_rate_take_their_time_and_tell_workers_of_their_queues():

@@ -71,6 +71,40 @@ def test_a_file_may_say_where_the_switch_is(plugged, job, monkeypatch):
     assert plugged("", 1) == (1, ("h", 8), 2, "ethernet")
 
 
+def test_a_list_of_jobs_is_one_of_planes(monkeypatch, job, tmp_path):
+    made = []
+    monkeypatch.setattr(switch_seat, "SwitchSummation", lambda *args, **options: made.append((args, options)))
+    monkeypatch.delenv(switch_seat.SEAT, raising=False)
+    source = job(ADMISSION) + "@h:7"
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"admission": ADMISSION | {"job_id": 3}, "switch": ["i:1", "i:9"]}))
+    monkeypatch.setenv(switch_seat.JOB, f"{source},{other}")
+    switch_seat.connect_rank("", 1, 2, None, None)
+    place = {"worker_id": 1, "switch_host": "h", "switch_port": 5, "admission": ADMISSION}
+    monkeypatch.setenv(switch_seat.SEAT, json.dumps(place | {"more_planes": [place | {"switch_port": 6}]}))
+    with pytest.raises(HookConfigError, match="but 3 ranks train"):
+        switch_seat.connect_rank("", 1, 3, None, None)
+    switch_seat.connect_rank("", 1, 2, None, None)
+    found = [
+        (args[1:], args[0].job_id, [(config.job_id, at) for config, at in options["more_planes"]])
+        for args, options in made
+    ]
+    assert found == [
+        ((1, ("h", 8)), 1, [(3, ("i", 9))]),
+        ((1, ("h", 5)), 1, [(1, ("h", 6))]),
+    ]
+    for _, options in made:
+        options["held"].close()
+
+
+def test_a_plane_of_fewer_workers_is_refused(plugged, job, tmp_path, held):
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(ADMISSION | {"workers": 1}))
+    with pytest.raises(HookConfigError, match="the job has 1 workers, but 2 ranks train"):
+        plugged(f"{job(ADMISSION)}@h:7,{other}@h:9", 0)
+    assert held == []
+
+
 def test_a_seat_in_the_environment_comes_first(plugged, monkeypatch):
     seat = {"admission": ADMISSION, "worker_id": 1, "switch_host": "h", "switch_port": 5}
     monkeypatch.setenv(switch_seat.SEAT, json.dumps(seat))

@@ -117,7 +117,7 @@ def test_statistics_have_what_was_dropped_for_its_size(jobs: int) -> None:
             serving = pool.submit(service.run)
             switch.send_raw(50, bytes(SIZE - 1), at_server)
             with SwitchSummation(CONFIG, 0, switch.worker_address(CONFIG, 50, 0)) as summation:
-                at_worker = summation._link.socket.address
+                at_worker = summation._links[0].socket.address
                 switch.send_raw(60, bytes(SIZE - 1), at_worker)
                 summation.sum_words([Part(np.arange(100, dtype=np.uint32), "add")])
                 assert summation.stats().dropped["wrong_size"] == 1

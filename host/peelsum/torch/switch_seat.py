@@ -60,15 +60,17 @@ def connect_rank(
     - //HOST:PORT: a `peelsum job serve`, which admits the job again for every start. Rank 0 sends the request
       and passes the response to all ranks that share `store`.
 
-    A switch's HOST:PORT is the port of rank 0; rank r connects to PORT + r.
+    A switch's HOST:PORT is the port of rank 0; rank r connects to PORT + r. Several of these, separated by
+    commas, are the planes of the job, for which the rank has a port in each.
     Raises HookConfigError or TransportError.
     """
     held = ExitStack()
     try:
-        values = _job(source, rank, store, held)
-        job = job_config(_field(values, "admission"))
-        check_size(job.workers, ranks)
-        return _connected(job, _seat(values, rank), rank, timeout_s, held)
+        planes = _planes(source, rank, store, held)
+        jobs = [job_config(_field(values, "admission")) for values in planes]
+        for job in jobs:
+            check_size(job.workers, ranks)
+        return _connected(jobs, [_seat(values, rank) for values in planes], rank, timeout_s, held)
     except BaseException:
         held.close()
         raise
@@ -84,18 +86,22 @@ def check_size(workers: int, ranks: int) -> None:
 
 
 def _connected(
-    job: JobConfig, seat: dict[str, Any], rank: int, timeout_s: float | None, held: ExitStack
+    jobs: list[JobConfig], seats: list[dict[str, Any]], rank: int, timeout_s: float | None, held: ExitStack
 ) -> SwitchSummation:
-    host, port = _field(seat, "switch_host"), _field(seat, "switch_port")
+    """Connect the rank to its seat in each plane."""
+    job, seat = jobs[0], seats[0]
     worker_id = seat.get("worker_id", job.worker_ids[rank])
-    held.enter_context(only_here(f"worker {worker_id} of job {job.job_id} at {host}:{port}"))
+    addresses = [(_field(one, "switch_host"), _field(one, "switch_port")) for one in seats]
+    for plane, (host, port) in zip(jobs, addresses, strict=True):
+        held.enter_context(only_here(f"worker {worker_id} of job {plane.job_id} at {host}:{port}"))
     summation = SwitchSummation(
         job,
         worker_id,
-        (host, port),
+        addresses[0],
         timeout_s=timeout_s,
         wire=seat.get("wire", "udp-port"),
         held=held,
+        more_planes=list(zip(jobs, addresses, strict=True))[1:],
     )
     if log_format := os.environ.get(LOG):
         _log_as_worker(log_format, job, worker_id)
@@ -142,16 +148,23 @@ def _field(values: dict[str, Any], name: str) -> Any:
     return values[name]
 
 
-def _job(source: str, rank: int, store: Store, held: ExitStack) -> dict[str, Any]:
-    """Return the job's admission and the switch's address; `held` gets what must live as long as the seat."""
+def _planes(source: str, rank: int, store: Store, held: ExitStack) -> list[dict[str, Any]]:
+    """Return the job's admission and the switch's address in every plane.
+
+    `held` gets what must live as long as the seats.
+    """
     if not source and SEAT in os.environ:
-        return _own_or_all(_parsed(os.environ[SEAT], SEAT))
+        seat = _own_or_all(_parsed(os.environ[SEAT], SEAT))
+        return [seat, *seat.get("more_planes", ())]
     source = source or os.environ.get(JOB, "")
     if not source:
         raise HookConfigError(
             f"over: neither {SEAT} nor {JOB} is in the environment; set one, or give 'switch:FILE@HOST:PORT'"
         )
-    return _admitted(source[2:], rank, store, held) if source.startswith("//") else _described(source)
+    return [
+        _admitted(one[2:], rank, store, held) if one.startswith("//") else _described(one)
+        for one in source.split(",")
+    ]
 
 
 def _seat(values: dict[str, Any], rank: int) -> dict[str, Any]:

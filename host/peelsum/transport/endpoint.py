@@ -136,10 +136,18 @@ class WorkerEndpoint:
         cursors[[Cursor.BASE, Cursor.NEXT, Cursor.RUN, Cursor.END]] = start
         cursors[[Cursor.HIGHEST, Cursor.NEEDED]] = start - 1
 
-    def submit(self, words: NDArray[np.uint32], op: Op, *, urgent: bool = False) -> int:
+    def submit(
+        self,
+        words: NDArray[np.uint32],
+        op: Op,
+        *,
+        urgent: bool = False,
+        result: NDArray[np.uint32] | None = None,
+    ) -> int:
         """Submit words uint32[n] to be combined over all workers by "add" (modulo 2**32) or "or".
 
         urgent: whether the compiled loop returns for its result alone, not only once all results are there.
+        result: contiguous uint32[n] that gets the result; None for new memory.
         Returns the ticket of the TensorCompleted event to come. `words` is not copied: leave it unchanged
         until then. Raises TransportConfigError for another dtype, shape or op, or after `finish`.
         """
@@ -154,7 +162,9 @@ class WorkerEndpoint:
         chunks = -(-words.size // self.config.lanes)
         if not (words.flags.c_contiguous and words.flags.aligned):
             words = np.require(words, requirements=["C", "A"])
-        tensor = self._append(words, chunks, _FLAGS[op], urgent)
+        if result is None:
+            result = kept_pages.empty(words.size, np.uint32)
+        tensor = self._append(words, result, chunks, _FLAGS[op], urgent)
         if not chunks:
             self._pending.append(TensorCompleted(tensor.ticket, tensor.result))
         return tensor.ticket
@@ -227,7 +237,7 @@ class WorkerEndpoint:
         """Return when `expire` has events to return if nothing arrives before; infinity for never."""
         if self._pending:
             return 0.0
-        leave_at = np.inf if self._leave_at is None else self._leave_at
+        leave_at = np.inf if self._leave_at is None or self.finished else self._leave_at
         return float(min(self.state.clock[Clock.MOVED] + self.config.timers.stall, leave_at))
 
     @property
@@ -268,8 +278,10 @@ class WorkerEndpoint:
             rtt_most=float(clock[Clock.RTT_MOST]) if measured else None,
         )
 
-    def _append(self, words: NDArray[np.uint32], chunks: int, flags: Flag, urgent: bool) -> _Tensor:
-        tensor = _Tensor(self._tickets, -1, words, kept_pages.empty(words.size, np.uint32))
+    def _append(
+        self, words: NDArray[np.uint32], result: NDArray[np.uint32], chunks: int, flags: Flag, urgent: bool
+    ) -> _Tensor:
+        tensor = _Tensor(self._tickets, -1, words, result)
         self._tickets += 1
         if not chunks:
             return tensor
@@ -293,5 +305,6 @@ class WorkerEndpoint:
     def _start_leaving(self, now: float) -> None:
         """Submit the FIN chunk once every result is there. Its result means that all workers have theirs."""
         if self._finishing and self._leave_at is None and not self.outstanding:
-            self._append(np.zeros(0, np.uint32), 1, Flag.FIN, urgent=False)
+            none = np.zeros(0, np.uint32)
+            self._append(none, none, 1, Flag.FIN, urgent=False)
             self._leave_at = now + self.config.timers.linger

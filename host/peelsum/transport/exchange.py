@@ -1,14 +1,16 @@
-"""Runs a worker's endpoint and an aggregation server on their links, by the compiled loops."""
+"""Runs a worker's endpoints and an aggregation server on their links, by the compiled loops."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from peelsum.transport.endpoint import WorkerEndpoint
+from peelsum.transport.errors import in_plane
 from peelsum.transport.events import Event
-from peelsum.transport.exchange_kernels import exchange
+from peelsum.transport.exchange_kernels import Station, exchange
 from peelsum.transport.layout import Words
 from peelsum.transport.link import PortLink
 from peelsum.transport.server import AggregationServer
@@ -20,30 +22,43 @@ _SLICE = 0.1
 
 
 class Exchange:
-    """A worker's endpoint on its link."""
+    """A worker's endpoints on their links, one for each plane."""
 
-    def __init__(self, endpoint: WorkerEndpoint, link: PortLink) -> None:
-        self._endpoint, self._link = endpoint, link
-        self._wire = new_wire(link.socket, endpoint.state.packets.shape[1])
+    def __init__(self, planes: Sequence[tuple[WorkerEndpoint, PortLink]]) -> None:
+        self._planes = planes
+        self._wires = [new_wire(link.socket, one.state.packets.shape[1]) for one, link in planes]
+        self._polled = np.zeros(len(planes), np.int64)
 
-    @property
-    def odd(self) -> int:
-        """Packets of another size that arrived; they were dropped."""
-        return int(self._wire.odd[0])
+    def odd(self, plane: int) -> int:
+        """Return how many packets of another size arrived in a plane; they were dropped."""
+        return int(self._wires[plane].odd[0])
 
-    def run(self) -> list[Event]:
-        """Send and receive until there are events, or for a while; return the events.
+    def run(self) -> list[tuple[int, Event]]:
+        """Send and receive until there are events, or for a while; return the events, each with its plane.
 
         Raises SwitchUnreachableError.
         """
-        endpoint, link = self._endpoint, self._link
         now = time.monotonic()
-        until = min(now + _SLICE, endpoint.next_report(), link.greet(now))
-        problem = exchange(endpoint.state, endpoint.identity, endpoint.limits, self._wire, until)
-        self._wire = _settled(self._wire, link, problem, endpoint.state.packets)
+        until = now + _SLICE
+        for endpoint, link in self._planes:
+            until = min(until, endpoint.next_report(), link.greet(now))
+        stations = tuple(
+            Station(one.state, one.identity, one.limits, wire)
+            for (one, _), wire in zip(self._planes, self._wires, strict=True)
+        )
+        problem, failed = exchange(stations, self._polled, until)
+        for i, (endpoint, link) in enumerate(self._planes):
+            failure = problem if i == failed else 0
+            with in_plane(i, len(self._planes)):
+                self._wires[i] = _settled(self._wires[i], link, failure, endpoint.state.packets)
         now = time.monotonic()
-        events = endpoint.collect(now)
-        return events + endpoint.expire(now) if endpoint.next_report() <= now else events
+        events: list[tuple[int, Event]] = []
+        for i, (endpoint, _) in enumerate(self._planes):
+            found = endpoint.collect(now)
+            events += [(i, one) for one in found]
+            if endpoint.next_report() <= now:
+                events += [(i, one) for one in endpoint.expire(now)]
+        return events
 
 
 class Serving:

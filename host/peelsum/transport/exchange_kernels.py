@@ -1,44 +1,84 @@
-"""The compiled loop between a worker's endpoint and its socket: Python runs once an exchange.
+"""The compiled loop between a worker's endpoints and their sockets: Python runs once an exchange.
 
-Theory of operation. A turn sends what the endpoint has to send, receives what has arrived, retransmits what
-is due, and otherwise waits for the socket. A datagram that the kernel segments holds up to 64 packets. The
-loop returns when all results or an urgent one are there, or another worker has left. It also returns when a
-system call fails, and at the latest at `until`.
+Theory of operation. A worker has an endpoint and a socket in every plane. A turn does the same in each of
+them: it sends what the endpoint has to send, receives what has arrived, and retransmits what is due. If
+nothing arrived, the loop waits for all sockets at once. A datagram that the kernel segments holds up to 64
+packets. The loop returns when all results or an urgent one are there, or another worker has left. It also
+returns when a system call fails, and at the latest at `until`.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
 from peelsum.transport.endpoint_kernels import begin, contribute, expire, next_due, resend, take
 from peelsum.transport.endpoint_state import Count, Cursor, Identity, Limits, WorkerState
 from peelsum.transport.layout import compiled
-from peelsum.transport.wire_kernels import BATCH, BURST, NOTHING, Unsent, Wire, received, sent, waited
-from peelsum.wire.system_calls import seconds
+from peelsum.transport.wire_kernels import BATCH, BURST, NOTHING, Unsent, Wire, expected, received, sent
+from peelsum.wire.system_calls import poll, seconds
+
+
+class Station(NamedTuple):
+    """A worker's endpoint in one plane, and its socket."""
+
+    state: WorkerState
+    identity: Identity
+    limits: Limits
+    wire: Wire
 
 
 @compiled
-def exchange(state: WorkerState, identity: Identity, limits: Limits, wire: Wire, until: float) -> int:
+def exchange(stations: tuple[Station, ...], polled: NDArray[np.int64], until: float) -> tuple[int, int]:
     """Send, receive and wait until all results are there, there is something to tell, or `until`.
 
-    Return 0, or the error number of a system call.
+    It is compiled again for each number of stations. polled: int64[stations], memory for `poll`. Return the
+    error number of a system call, and the station that it is of; or 0.
     """
-    counts, cursors = state.counts, state.cursors
-    urgent, departed = counts[Count.URGENT], counts[Count.DEPARTED]
+    told_before = _told(stations)
     while True:
-        problem = _send_all(state, limits, wire, seconds(wire.clock))
-        if problem:
-            return problem
-        arrived = _receive_all(state, identity, limits, wire)
-        if arrived < 0:
-            return -arrived
-        told = counts[Count.URGENT] > urgent or counts[Count.DEPARTED] > departed
-        if told or cursors[Cursor.BASE] == cursors[Cursor.END]:
-            return 0
-        now = seconds(wire.clock)
-        due = next_due(state, limits)
-        if due <= now:
-            expire(state, now, limits)
-        if now >= until or (due > now and not arrived and not waited(wire, min(due, until) - now)):
-            return 0
+        arrived = outstanding = 0
+        due = np.inf
+        for i in range(len(stations)):
+            state, identity, limits, wire = stations[i]
+            problem = _send_all(state, limits, wire, seconds(wire.clock))
+            if problem:
+                return problem, i
+            count = _receive_all(state, identity, limits, wire)
+            if count < 0:
+                return -count, i
+            arrived += count
+            outstanding += state.cursors[Cursor.END] - state.cursors[Cursor.BASE]
+            polled[i] = expected(wire)
+        if not outstanding or _told(stations) > told_before:
+            return 0, 0
+        now = seconds(stations[0].wire.clock)
+        for i in range(len(stations)):
+            state, _, limits, _ = stations[i]
+            station_due = next_due(state, limits)
+            if station_due <= now:
+                expire(state, now, limits)
+            due = min(due, station_due)
+        if now >= until or (due > now and not arrived and not _waited(polled, min(due, until) - now)):
+            return 0, 0
+
+
+@compiled
+def _told(stations: tuple[Station, ...]) -> int:
+    """Return how often there was something to tell: urgent results, and workers that have left."""
+    total = 0
+    for i in range(len(stations)):
+        counts = stations[i].state.counts
+        total += counts[Count.URGENT] + counts[Count.DEPARTED]
+    return total
+
+
+@compiled
+def _waited(polled: NDArray[np.int64], patience: float) -> bool:
+    """Wait for a socket up to `patience` seconds; return False if a signal ended the wait."""
+    return int(poll(polled.ctypes.data, len(polled), int(np.ceil(1000 * max(0.0, patience))))) >= 0
 
 
 @compiled

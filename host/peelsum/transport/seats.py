@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from peelsum.transport.admission import job_config
+from peelsum.transport.config import JobConfig
 from peelsum.transport.udp import SwitchSummation
+from peelsum.wire.datagrams import Address
 
 #: The environment variable in which `peelsum exec` gives a host's commands its seat, as JSON.
 SEAT = "PEELSUM_SEAT"
@@ -15,11 +17,18 @@ SEAT = "PEELSUM_SEAT"
 def plug_in(seat: Mapping[str, Any]) -> SwitchSummation:
     """Connect the worker of a seat: `admission`, `worker_id`, `switch_host`, `switch_port`, perhaps `wire`.
 
+    `more_planes` of a seat are objects with the first, third and fourth of them, one for each further plane.
     Raises TransportError.
     """
+    job, switch = _place(seat)
     return SwitchSummation(
-        job_config(seat["admission"]),
+        job,
         seat["worker_id"],
-        (seat["switch_host"], seat["switch_port"]),
+        switch,
         wire=seat.get("wire", "udp-port"),
+        more_planes=[_place(plane) for plane in seat.get("more_planes", ())],
     )
+
+
+def _place(seat: Mapping[str, Any]) -> tuple[JobConfig, Address]:
+    return job_config(seat["admission"]), (seat["switch_host"], seat["switch_port"])

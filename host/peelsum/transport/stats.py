@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 from peelsum.transport.events import named
 
@@ -39,6 +40,29 @@ class WorkerStats:
     """Shortest round-trip time in seconds; None before the first sample."""
     rtt_most: float | None
     """Longest round-trip time in seconds; None before the first sample."""
+
+
+def added(planes: Sequence[WorkerStats]) -> WorkerStats:
+    """Return the statistics of one worker in all its planes.
+
+    Numbers of packets, chunks and windows add up. The mean round-trip time is weighted by results.
+    """
+    if len(planes) == 1:
+        return planes[0]
+    whole = {name: sum(getattr(one, name) for one in planes) for name in _NUMBERS}
+    measured = [one for one in planes if one.rtt_mean is not None]
+    results = sum(one.results for one in measured)
+    return WorkerStats(
+        **whole,
+        dropped={reason: sum(one.dropped[reason] for one in planes) for reason in planes[0].dropped},
+        rtt_mean=sum((one.rtt_mean or 0.0) * one.results for one in measured) / results if results else None,
+        rtt_least=min((one.rtt_least or 0.0 for one in measured), default=None),
+        rtt_most=max((one.rtt_most or 0.0 for one in measured), default=None),
+    )
+
+
+#: The fields of `WorkerStats` that are numbers of packets or chunks.
+_NUMBERS = [one.name for one in fields(WorkerStats) if one.type == "int"]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The switch as a backend: a worker's endpoint connected to a UDP socket and to the clock.
+"""The switch as a backend: a worker's endpoints, one for each plane, connected to UDP sockets and the clock.
+
+A plane is a switch with a server and an admission of the job of its own. Planes know nothing of each other:
+the worker sums a share of every part in each of them, in the same order as all other workers.
 
 No thread runs between two calls of `sum_words`, and none is needed. The server keeps this worker's results
 for workers that lost them. Other workers wait for a later chunk only until this worker's next call of
@@ -9,21 +12,23 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import numpy as np
 
+from peelsum import kept_pages
 from peelsum.summation import Part, Words
 from peelsum.transport.config import JobConfig
-from peelsum.transport.endpoint import WorkerEndpoint
-from peelsum.transport.errors import StalledError, TransportError
+from peelsum.transport.endpoint import BATCH, WorkerEndpoint
+from peelsum.transport.errors import StalledError, TransportConfigError, TransportError, in_plane
 from peelsum.transport.events import Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.exchange import Exchange
 from peelsum.transport.link import PortLink, Wire
-from peelsum.transport.stats import WorkerStats
+from peelsum.transport.stats import WorkerStats, added
 from peelsum.transport.warming import warm_up
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import Address
@@ -51,17 +56,33 @@ class JoiningSum:
             )
 
 
+@dataclass
+class _Sum:
+    """The sum of a part that is under way."""
+
+    shares: list[tuple[int, int]]
+    """Planes and tickets of the shares."""
+    left: int
+    """Number of shares without their results."""
+    result: Words | None
+    """Memory of the results of several shares; the result, once it is complete."""
+    check: Callable[[Words], None] | None
+
+
 class SwitchSummation:
     """The backend of one worker, over the switch port at `switch`. For one thread; a context manager.
 
     - `timeout_s`: seconds without progress after which `sum_words` raises; by default the job's
       `timers.stall`.
-    - `hello_s`: seconds to wait for the switch's first answer.
+    - `hello_s`: seconds to wait for a switch's first answer.
     - `wire`: "udp-port" if the switch port is a UDP socket; "ethernet" if the switch is on this host's wire
       and takes packets sent to the address `switch`.
     - `held`: closed when this worker leaves the job.
+    - `more_planes`: the job as further switches admitted it, and this worker's ports there, the same planes
+      in the same order in all workers. Shares of at least 64 chunks of a part go to the planes in turn.
+      Errors of a plane begin with its number, from 0.
 
-    Raises TransportConfigError, or SwitchUnreachableError if the switch does not answer.
+    Raises TransportConfigError, or SwitchUnreachableError if a switch does not answer.
     """
 
     def __init__(
@@ -74,37 +95,59 @@ class SwitchSummation:
         hello_s: float = 10.0,
         wire: Wire = "udp-port",
         held: ExitStack | None = None,
+        more_planes: Sequence[tuple[JobConfig, Address]] = (),
     ) -> None:
+        jobs, addresses = zip((config, switch), *more_planes, strict=True)
+        if len({(job.workers, job.lanes, job.racks) for job in jobs}) > 1:
+            raise TransportConfigError(
+                "more_planes: jobs differ in workers, lanes or racks; admit the same job in every plane"
+            )
+        if wire == "ethernet" and more_planes:
+            raise TransportConfigError(
+                "more_planes: switches on this host's wire share one UDP port; use wire='udp-port'"
+            )
         if timeout_s is not None:
-            config = replace(config, timers=replace(config.timers, stall=timeout_s))
-        self._endpoint = WorkerEndpoint(config, worker_id)
+            jobs = tuple(replace(job, timers=replace(job.timers, stall=timeout_s)) for job in jobs)
+        self._endpoints = [WorkerEndpoint(job, worker_id) for job in jobs]
         self._broken = False
         self._closed = self._joined = False
-        warm_up(config.lanes)
-        self._link = PortLink(switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire)
-        self._endpoint.limit_window(self._link.room)
-        self._exchange = Exchange(self._endpoint, self._link)
+        self._next_plane = 0
+        warm_up(config.lanes, len(jobs))
+        self._links: list[PortLink] = []
+        with ExitStack() as opened:
+            for plane, address in enumerate(addresses):
+                with in_plane(plane, len(jobs)):
+                    link = PortLink(address, packet_bytes(config.lanes), hello_s=hello_s, wire=wire)
+                self._links.append(opened.enter_context(link))
+                self._endpoints[plane].limit_window(link.room)
+            self._open = opened.pop_all()
+        self._exchange = Exchange(list(zip(self._endpoints, self._links, strict=True)))
         self._held = held or ExitStack()
 
     @property
     def config(self) -> JobConfig:
-        """The job."""
-        return self._endpoint.config
+        """The job, in the first plane."""
+        return self._endpoints[0].config
+
+    @property
+    def planes(self) -> int:
+        """Number of planes."""
+        return len(self._endpoints)
 
     @property
     def lanes(self) -> int:
         """Words per chunk; each part is padded with zeros to whole chunks."""
-        return self._endpoint.config.lanes
+        return self.config.lanes
 
     @property
     def workers(self) -> int:
         """Number of workers in the job."""
-        return self._endpoint.config.workers
+        return self.config.workers
 
     @property
     def worker_id(self) -> int:
         """This worker's place among the job's `worker_ids`, from 0, in racks, too."""
-        return self._endpoint.config.worker_ids.index(self._endpoint.worker_id)
+        return self.config.worker_ids.index(self._endpoints[0].worker_id)
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`.
@@ -117,53 +160,93 @@ class SwitchSummation:
             raise TransportError(f"sum: this connection is {state}; restart the job under a new generation")
         self._broken = True
         if not self._joined:
-            joining = JoiningSum(self._endpoint.config, self._endpoint.worker_id)
-            (numbers,) = self._sum_parts([Part(joining.words, "add", joining.check)])
-            self._endpoint.start_run(int(np.bitwise_xor.reduce(numbers)))
-        results = self._sum_parts(parts)
+            self._join()
+        results = self._results([self._submitted(part) for part in parts])
         self._broken, self._joined = False, True
         return results
 
-    def _sum_parts(self, parts: Sequence[Part]) -> list[Words]:
-        submit = self._endpoint.submit
-        tickets = [submit(part.words, part.op, urgent=part.check is not None) for part in parts]
-        checks = {ticket: part.check for ticket, part in zip(tickets, parts, strict=True)}
-        results: dict[int, Words] = {}
-        while len(results) < len(tickets):
-            for event in self._exchange.run():
-                if isinstance(event, Stalled):
-                    raise StalledError(str(event))
-                if isinstance(event, WorkerLeft):
-                    raise TransportError(str(event))
+    def _join(self) -> None:
+        """Join the job in every plane."""
+        sums = []
+        for plane, endpoint in enumerate(self._endpoints):
+            joining = JoiningSum(endpoint.config, endpoint.worker_id)
+            ticket = endpoint.submit(joining.words, "add")
+            sums.append(_Sum([(plane, ticket)], 1, None, partial(self._check_joined, plane, joining)))
+        for endpoint, numbers in zip(self._endpoints, self._results(sums), strict=True):
+            endpoint.start_run(int(np.bitwise_xor.reduce(numbers)))
+
+    def _check_joined(self, plane: int, joining: JoiningSum, result: Words) -> None:
+        with in_plane(plane, self.planes):
+            joining.check(result)
+
+    def _submitted(self, part: Part) -> _Sum:
+        """Submit a part to the planes whose turn it is, in shares of whole chunks, one after the other."""
+        words, urgent = part.words, part.check is not None
+        chunks = -(-words.size // self.lanes)
+        count = max(1, min(self.planes, chunks // BATCH))
+        turn, self._next_plane = self._next_plane, (self._next_plane + count) % self.planes
+        if count == 1:
+            return _Sum(
+                [(turn, self._endpoints[turn].submit(words, part.op, urgent=urgent))], 1, None, part.check
+            )
+        result = kept_pages.empty(words.size, np.uint32)
+        cuts = [self.lanes * (chunks * i // count) for i in range(count)] + [words.size]
+        shares = []
+        for i in range(count):
+            plane, share = (turn + i) % self.planes, slice(cuts[i], cuts[i + 1])
+            submit = self._endpoints[plane].submit
+            shares.append((plane, submit(words[share], part.op, urgent=urgent, result=result[share])))
+        return _Sum(shares, count, result, part.check)
+
+    def _results(self, sums: Sequence[_Sum]) -> list[Words]:
+        """Wait for all shares; check every part as soon as its last share is there."""
+        waiting = {share: one for one in sums for share in one.shares}
+        while waiting:
+            for plane, event in self._exchange.run():
+                with in_plane(plane, self.planes):
+                    if isinstance(event, Stalled):
+                        raise StalledError(str(event))
+                    if isinstance(event, WorkerLeft):
+                        raise TransportError(str(event))
                 if isinstance(event, TensorCompleted):
-                    results[event.ticket] = event.words
-                    check = checks[event.ticket]
-                    if check is not None:
-                        check(event.words)
-        return [results[ticket] for ticket in tickets]
+                    one = waiting.pop((plane, event.ticket))
+                    one.left -= 1
+                    if one.result is None:
+                        one.result = event.words
+                    if not one.left and one.check is not None:
+                        one.check(one.result)
+        return [one.result for one in sums if one.result is not None]
 
     def stats(self) -> WorkerStats:
-        """Return what was counted since the start."""
-        stats = self._endpoint.stats()
-        return replace(stats, dropped=stats.dropped | {"wrong_size": self._exchange.odd})
+        """Return what was counted since the start, in all planes."""
+        return added(self.stats_by_plane())
+
+    def stats_by_plane(self) -> list[WorkerStats]:
+        """Return what was counted since the start in each plane."""
+        stats = [endpoint.stats() for endpoint in self._endpoints]
+        return [
+            replace(one, dropped=one.dropped | {"wrong_size": self._exchange.odd(plane)})
+            for plane, one in enumerate(stats)
+        ]
 
     @property
     def overruns(self) -> int:
         """Packets that the kernel dropped because this process did not read them in time."""
-        return self._link.overruns
+        return sum(link.overruns for link in self._links)
 
     def close(self) -> None:
-        """Wait, at most `timers.linger`, until every worker has every result; then free the port."""
+        """Wait, at most `timers.linger`, until every worker has every result; then free the ports."""
         if self._closed:
             return
         self._closed = True
         try:
             if not self._broken:
-                self._endpoint.finish(time.monotonic())
-                while not self._endpoint.finished:
+                for endpoint in self._endpoints:
+                    endpoint.finish(time.monotonic())
+                while not all(endpoint.finished for endpoint in self._endpoints):
                     self._exchange.run()
         finally:
-            self._link.close()
+            self._open.close()
             self._held.close()
 
     def __enter__(self) -> Self:

@@ -9,7 +9,7 @@ import numpy as np
 from peelsum.compiled_once import cache_of, first_alone
 from peelsum.transport.config import JobConfig
 from peelsum.transport.endpoint import WorkerEndpoint
-from peelsum.transport.exchange_kernels import exchange
+from peelsum.transport.exchange_kernels import Station, exchange
 from peelsum.transport.layout import get
 from peelsum.transport.server import AggregationServer
 from peelsum.transport.service_kernels import serve
@@ -19,23 +19,25 @@ from peelsum.wire.datagrams import BatchSocket
 
 
 @cache
-def warm_up(lanes: int) -> None:
+def warm_up(lanes: int, planes: int = 1) -> None:
     """Compile every packet loop for `lanes`, by playing a job of one worker, with a resend, in memory.
 
+    planes: of a worker; its loop is compiled for each number of them.
     Of processes that start together, one compiles and the others wait for it.
     """
     with first_alone(cache_of(get), "packet loops"):
-        _play(lanes)
+        _play(lanes, planes)
 
 
-def _play(lanes: int) -> None:
+def _play(lanes: int, planes: int) -> None:
     config = JobConfig(job_id=1, generation=0, workers=1, lanes=lanes, window=4)
     worker, server = WorkerEndpoint(config, 0), AggregationServer(config)
     worker.submit(np.zeros(1, np.uint32), "add")
     with BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes)) as sock:
         sock.connect(sock.address)
         wire = new_wire(sock, worker.state.packets.shape[1])
-        exchange(worker.state, worker.identity, worker.limits, wire, 0.0)
+        station = Station(worker.state, worker.identity, worker.limits, wire)
+        exchange((station,) * planes, np.zeros(planes, np.int64), 0.0)
         serve(server.state, server.identity, config.window, server.waits, wire, 0.0)
     worker.to_send(0.0)
     resent_at = worker.next_timer() or 0.0

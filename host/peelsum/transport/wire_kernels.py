@@ -121,10 +121,15 @@ def received(wire: Wire) -> int:
 
 
 @compiled
+def expected(wire: Wire) -> int:
+    """Return the struct pollfd of the socket: packets, and room for those that are unsent."""
+    return wire.descriptor | (_IN | (_OUT if wire.unsent[Unsent.COUNT] else 0)) << 32
+
+
+@compiled
 def waited(wire: Wire, patience: float) -> bool:
     """Wait for the socket up to `patience` seconds; return False if a signal or the waker ended the wait."""
-    events = _IN | (_OUT if wire.unsent[Unsent.COUNT] else 0)
-    wire.polled[0] = wire.descriptor | events << 32
+    wire.polled[0] = expected(wire)
     wire.polled[1] = (wire.waker & 0xFFFFFFFF) | _IN << 32
     ready = poll(wire.polled.ctypes.data, 2, int(np.ceil(1000 * max(0.0, patience))))
     return int(ready) >= 0 and not wire.polled[1] >> _RETURNED

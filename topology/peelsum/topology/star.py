@@ -1,14 +1,14 @@
 """A star on one machine, over loopback: a switch, its controller, an aggregation server, seats for workers.
 
-Switch, controller and server are processes; the caller runs the workers. It needs no privileges and uses
-only free ports.
+A star of several planes has a switch, a controller and a server in each. They are processes; the caller runs
+the workers. It needs no privileges and uses only free ports.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,10 +50,13 @@ class Seat:
     admission: Mapping[str, Any]
     """The job's admission, as `peelsum job admit --json` prints it."""
 
+    more_planes: Sequence[Mapping[str, Any]] = ()
+    """`switch_host`, `switch_port` and `admission` in each further plane."""
+
 
 @dataclass(frozen=True)
 class StarReport:
-    """The counters of a star's parts, after it is closed."""
+    """The counters of one plane's parts, after the star is closed."""
 
     verdicts: Mapping[str, int]
     """Packets by the switch program's verdict."""
@@ -69,8 +72,9 @@ class StarReport:
 
 
 class Star:
-    """A star, started on entry and ended on exit, after which it has a `report`.
+    """A star, started on entry and ended on exit, after which it has a `report`, and `reports` by plane.
 
+    planes: how many switches, each with a controller and a server of its own, every worker is connected to.
     rate_mbit: the rate at which every port of the switch sends; None is as fast as it can. delay_ms: the
     milliseconds that a frame is under way after it was sent. schedule: a file of changes of both, see
     `peelsum.softswitch.ports.schedule`. mark_from: how many packets may wait at a port with a rate before
@@ -81,6 +85,7 @@ class Star:
         self,
         workers: int,
         *,
+        planes: int = 1,
         lanes: int = 256,
         window: int = 1024,
         loss: float = 0.0,
@@ -93,13 +98,14 @@ class Star:
         timeout_s: float = 30.0,
     ) -> None:
         self._workers, self._lanes, self._window, self._job_id = workers, lanes, window, job_id
+        self._planes = planes
         self._loss, self._seed, self._timeout_s = loss, seed, timeout_s
         self._rate_mbit, self._mark_from = rate_mbit, mark_from
         self._delay_ms, self._schedule = delay_ms, schedule
         self._stack = ExitStack()
         self._children: dict[str, Child] = {}
         self.seats: list[Seat] = []
-        self.report: StarReport | None = None
+        self.reports: list[StarReport] = []
 
     def __enter__(self) -> Self:
         try:
@@ -114,8 +120,13 @@ class Star:
 
     @property
     def process_ids(self) -> list[int]:
-        """The ids of the switch's and the server's processes."""
-        return [self._children[name].pid for name in ("switch", "server")]
+        """The ids of the switches' and the servers' processes."""
+        return [self._children[name].pid for name in self._names("switch") + self._names("server")]
+
+    @property
+    def report(self) -> StarReport | None:
+        """The report of the first plane; None until the star is closed."""
+        return self.reports[0] if self.reports else None
 
     def check(self) -> None:
         """Raise ProcessError if a part of the star has ended by itself."""
@@ -128,30 +139,47 @@ class Star:
         ended = {name: self._children[name].stop() for name in reversed(list(self._children))}
         self._children.clear()
         self._stack.close()
-        if self.report is None:
-            self.report = StarReport(
-                verdicts=ended.get("controller", {}).get("verdicts", {}),
-                server=ended.get("server", {}),
-                ports=ended.get("switch", {}).get("ports", {}),
-                queues=ended.get("switch", {}).get("queues", {}),
+        parts = zip(*(self._names(part) for part in ("controller", "server", "switch")), strict=True)
+        self.reports = self.reports or [
+            StarReport(
+                verdicts=ended.get(controller, {}).get("verdicts", {}),
+                server=ended.get(server, {}),
+                ports=ended.get(switch, {}).get("ports", {}),
+                queues=ended.get(switch, {}).get("queues", {}),
             )
-
-    def _start(self) -> None:
-        listening = self._switch()
-        udp_ports = {int(port): udp for port, udp in listening["udp_ports"].items()}
-        admission = self._controller(listening)
-        self._server(listening, udp_ports[self._workers + 1], admission)
-        self.seats = [
-            Seat(worker, listening["host"], udp_ports[worker + 1], admission)
-            for worker in range(self._workers)
+            for controller, server, switch in parts
         ]
 
-    def _child(self, name: str, *arguments: str) -> dict[str, Any]:
+    def _start(self) -> None:
+        places: list[list[dict[str, Any]]] = []
+        for plane in range(self._planes):
+            listening = self._switch(plane)
+            udp_ports = {int(port): udp for port, udp in listening["udp_ports"].items()}
+            admission = self._controller(plane, listening)
+            self._server(plane, listening, udp_ports[self._workers + 1], admission)
+            host = listening["host"]
+            places.append(
+                [
+                    {"switch_host": host, "switch_port": udp_ports[worker + 1], "admission": admission}
+                    for worker in range(self._workers)
+                ]
+            )
+        self.seats = [
+            Seat(worker, **own, more_planes=more)
+            for worker, (own, *more) in enumerate(zip(*places, strict=True))
+        ]
+
+    def _names(self, part: str) -> list[str]:
+        """Return what this part is called in each plane."""
+        return [part] if self._planes == 1 else [f"{part} of plane {i}" for i in range(self._planes)]
+
+    def _child(self, part: str, plane: int, *arguments: str) -> dict[str, Any]:
+        name = self._names(part)[plane]
         self._children[name] = child = Child.peelsum(name, *arguments, "--json", "--child")
         return child.ready()
 
-    def _switch(self) -> dict[str, Any]:
-        options = ["--loss", str(self._loss), "--seed", str(self._seed)]
+    def _switch(self, plane: int) -> dict[str, Any]:
+        options = ["--loss", str(self._loss), "--seed", str(self._seed + plane)]
         if self._rate_mbit is not None:
             options += ["--port-rate", str(self._rate_mbit)]
         if self._delay_ms:
@@ -160,10 +188,10 @@ class Star:
             options += ["--schedule", str(self._schedule)]
         ports = str(self._workers + 1)
         return self._child(
-            "switch", "switch", "run", "--ports", ports, "--p4runtime", "127.0.0.1:0", *options
+            "switch", plane, "switch", "run", "--ports", ports, "--p4runtime", "127.0.0.1:0", *options
         )
 
-    def _controller(self, listening: Mapping[str, Any]) -> dict[str, Any]:
+    def _controller(self, plane: int, listening: Mapping[str, Any]) -> dict[str, Any]:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-")))
         description = folder / "job.toml"
         description.write_text(
@@ -179,8 +207,12 @@ class Star:
                 server_port=self._workers + 1,
             )
         )
-        return self._child("controller", "job", "admit", str(description), "--hold")
+        return self._child("controller", plane, "job", "admit", str(description), "--hold")
 
-    def _server(self, listening: Mapping[str, Any], udp_port: int, admission: Mapping[str, Any]) -> None:
+    def _server(
+        self, plane: int, listening: Mapping[str, Any], udp_port: int, admission: Mapping[str, Any]
+    ) -> None:
         switch = f"{listening['host']}:{udp_port}"
-        self._child("server", "server", "run", "--switch", switch, "--admission", json.dumps(admission))
+        self._child(
+            "server", plane, "server", "run", "--switch", switch, "--admission", json.dumps(admission)
+        )

@@ -86,14 +86,16 @@ def bench_allreduce(
     densities: Sequence[float] = (0.01, 0.1),
     forms: Sequence[Form] = ("compact",),
     lanes: int = COMPILED_LANES[-1],
+    planes: int = 1,
     rate_mbit: float | None = None,
     seed: int = 0,
     trace: Path | None = None,
 ) -> Generator[Row, None, None]:
     """Measure sizes from `begin` to `end` bytes of float32: dense first, then every density in every form.
 
-    rate_mbit: the rate of every port of the switch; None is as fast as it can. seed: that of the tensors.
-    trace: a trace's folder; its workers sum its last step, dense and in every form, instead of drawn tensors.
+    planes: switches, each with a server, that each worker is connected to. rate_mbit: the rate of every port
+    of a switch; None is as fast as it can. seed: that of the tensors. trace: a trace's folder; its workers
+    sum its last step, dense and in every form, instead of drawn tensors.
     Raises BenchError for an invalid option and TraceError for a trace that cannot be read, at once. Rows are
     measured as they are taken; this raises ProcessError if a process fails. Close the generator to stop the
     processes early.
@@ -104,7 +106,7 @@ def bench_allreduce(
     cases = [replace(one, seed=seed) for one in cases]
     _require_counts(iterations, warmups, workers)
     settings = {"iterations": iterations, "warmups": warmups, "check": check}
-    return _rows(cases, Star(workers, lanes=lanes, rate_mbit=rate_mbit), lanes, settings)
+    return _rows(cases, Star(workers, planes=planes, lanes=lanes, rate_mbit=rate_mbit), lanes, settings)
 
 
 def parse_size(text: str, option: str) -> int:

@@ -143,25 +143,48 @@ def drive(
     outstanding chunks are given up as lost, and others are sent. Raises WrongSumError if one of the first
     `chunks_checked` sums is wrong.
     """
-    half = load.window // 2
-    packets = [load.contributions(worker) for worker in range(load.workers)]
-    first, under_way, done, lost = 0, 0, 0, 0
+    loop = Loop(load, hosts, chunks_checked)
     started = clock()
-    while (now := clock()) < started + (seconds if done else max(seconds, first_within)):
-        while under_way + half <= load.window:
-            _send_half(load, hosts, packets, first, half)
-            first, under_way = first + half, under_way + half
+    while (now := clock()) < started + (seconds if loop.done else max(seconds, first_within)):
+        if not loop.turn(patience):
+            loop.give_up()
+    return Driven(loop.done, now - started, loop.lost)
+
+
+class Loop:
+    """The closed loop of `drive`, one turn at a time."""
+
+    def __init__(self, load: Load, hosts: Hosts, chunks_checked: int) -> None:
+        self._load, self._hosts, self._checked = load, hosts, chunks_checked
+        self._packets = [load.contributions(worker) for worker in range(load.workers)]
+        self._first = self._under_way = 0
+        #: Chunks summed in the switch, and chunks given up as lost.
+        self.done = self.lost = 0
+
+    def turn(self, patience: float) -> bool:
+        """Send what the window holds, and wait for sums, which are returned as results.
+
+        Returns False after `patience` seconds of silence. Raises WrongSumError.
+        """
+        load, hosts, half = self._load, self._hosts, self._load.window // 2
+        while self._under_way + half <= load.window:
+            _send_half(load, hosts, self._packets, self._first, half)
+            self._first, self._under_way = self._first + half, self._under_way + half
         hosts.receive_results(0, 0.0)
         sums = hosts.receive_sums(patience)
         if sums is None:
-            lost, under_way = lost + under_way, 0
-            continue
+            return False
         complete = _complete(load, sums)
-        if done < chunks_checked:
+        if self.done < self._checked:
             load.check(complete)
         hosts.send_results(_as_results(load, complete))
-        done, under_way = done + len(complete), max(0, under_way - len(complete))
-    return Driven(done, now - started, lost)
+        self.done += len(complete)
+        self._under_way = max(0, self._under_way - len(complete))
+        return True
+
+    def give_up(self) -> None:
+        """Count the outstanding chunks as lost."""
+        self.lost, self._under_way = self.lost + self._under_way, 0
 
 
 @dataclass(frozen=True)

@@ -305,7 +305,7 @@ def _switch_in_memory(lanes: int, workers: int) -> Iterator[tuple[Switch, Load]]
     device = Device()
     server = serve(device, "127.0.0.1:0")
     try:
-        generation = rates._admit(server.address, lanes, workers)
+        generation = rates.admit(server.address, lanes, workers)
         assert device.switch is not None
         yield (
             device.switch,
@@ -330,7 +330,7 @@ def profile_loop(lanes: int, workers: int, seconds: float) -> LoopRow:
     process = context.Process(target=_be_switch, args=(theirs, workers + 1), daemon=True)
     process.start()
     at = ours.recv()
-    generation = rates._admit(f"{at.host}:{at.grpc_port}", lanes, workers)
+    generation = rates.admit(f"{at.host}:{at.grpc_port}", lanes, workers)
     load = Load.random(workers=workers, window=512, lanes=lanes, generation=generation)
     with UdpHosts(at.host, at.udp_ports, workers, packet_bytes(lanes)) as hosts:
         driven = drive(load, hosts, seconds, time.perf_counter)

@@ -32,13 +32,13 @@ from peelsum.wire import FRAME_HEADER_BYTES, Batch, packet_bytes
 
 #: Chunks per batch in memory; with 4 workers and the results, it has five times as many frames.
 _MEMORY_CHUNKS = 256
-_UDP_WINDOW = 512
+UDP_WINDOW = 512
 #: BMv2's queues hold 64 packets per port by default; it would drop more outstanding ones.
 _BMV2_WINDOW = 64
 #: Short, so that the slots of lost chunks are soon free for others.
 _AGE_LIMIT_MS = 100.0
 #: Seconds that a switch may take for the first chunk, even in a short measurement, on a slow machine.
-_FIRST_CHUNK_S = 30.0
+FIRST_CHUNK_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def in_memory(lanes: int, workers: int, seconds: float) -> Rate:
     device = Device()
     server = serve(device, "127.0.0.1:0")
     try:
-        generation = _admit(server.address, lanes, workers)
+        generation = admit(server.address, lanes, workers)
         load = Load.random(workers=workers, window=_MEMORY_CHUNKS, lanes=lanes, generation=generation)
         if device.switch is None:
             raise TopologyError("switch: has no pipeline after one was loaded; see its log")
@@ -75,9 +75,9 @@ def in_memory(lanes: int, workers: int, seconds: float) -> Rate:
 
 def over_udp(lanes: int, workers: int, seconds: float) -> Rate:
     """Measure the softswitch in a separate process; this process plays all hosts behind its UDP ports."""
-    with _switch_process(workers) as at:
-        generation = _admit(f"{at.host}:{at.grpc_port}", lanes, workers)
-        load = Load.random(workers=workers, window=_UDP_WINDOW, lanes=lanes, generation=generation)
+    with switch_process(workers) as (at, _):
+        generation = admit(f"{at.host}:{at.grpc_port}", lanes, workers)
+        load = Load.random(workers=workers, window=UDP_WINDOW, lanes=lanes, generation=generation)
         with UdpHosts(at.host, at.udp_ports, workers, packet_bytes(lanes)) as hosts:
             timed = _timed(load, hosts, seconds)
             return _driven(load, hosts, seconds, timed)
@@ -90,7 +90,7 @@ def bmv2_over_veth(lanes: int, workers: int, seconds: float) -> Rate:
     for port in ports:
         veth.add_wire(f"switch{port}", f"host{port}")
     with bmv2.running({port: f"switch{port}" for port in ports}) as address:
-        generation = _admit(address, lanes, workers)
+        generation = admit(address, lanes, workers)
         load = Load.random(workers=workers, window=_BMV2_WINDOW, lanes=lanes, generation=generation)
         wires = {port: f"host{port}" for port in ports}
         with RawHosts(wires, workers, packet_bytes(lanes), one_by_one=True) as hosts:
@@ -105,15 +105,15 @@ def _ports(workers: int) -> range:
 
 
 def _timed(load: Load, hosts: Hosts, seconds: float) -> Timed:
-    timed = time_slots(load, hosts, seconds, time.perf_counter, first_within=_FIRST_CHUNK_S)
+    timed = time_slots(load, hosts, seconds, time.perf_counter, first_within=FIRST_CHUNK_S)
     if not timed.sum_us.size:
-        waited = max(seconds, _FIRST_CHUNK_S)
+        waited = max(seconds, FIRST_CHUNK_S)
         raise TopologyError(f"switch: none of {timed.lost} chunks came back in {waited:g} s; is it running?")
     return timed
 
 
 def _driven(load: Load, hosts: Hosts, seconds: float, timed: Timed) -> Rate:
-    driven = drive(load, hosts, seconds, time.perf_counter, first_within=_FIRST_CHUNK_S)
+    driven = drive(load, hosts, seconds, time.perf_counter, first_within=FIRST_CHUNK_S)
     return _rate(timed, driven.chunks * load.workers / driven.seconds, driven.lost)
 
 
@@ -183,7 +183,7 @@ def _packets(load: Load, frames: Frames) -> Batch:
     return np.ascontiguousarray(frames.data[:, FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + load.packet_bytes])
 
 
-def _admit(address: str, lanes: int, workers: int) -> int:
+def admit(address: str, lanes: int, workers: int) -> int:
     """Load the pipeline and admit the load's job; return its generation."""
     compiled = pipeline(lanes)
     job = JobDescription.model_validate(
@@ -202,15 +202,15 @@ def _admit(address: str, lanes: int, workers: int) -> int:
 
 
 @contextmanager
-def _switch_process(workers: int) -> Iterator[Listening]:
-    """Run a switch in a separate process during the body."""
+def switch_process(workers: int) -> Iterator[tuple[Listening, int]]:
+    """Run a switch in a separate process during the body; the value has the process's id, too."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_be_switch, args=(theirs, workers + 1), daemon=True)
     process.start()
     theirs.close()
     try:
-        yield ours.recv()
+        yield ours.recv(), process.pid or 0
     except EOFError:
         raise TopologyError("switch process: ended before it listened; see its message above") from None
     finally:

@@ -11,17 +11,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
+from typing import ParamSpec, TypeVar
 
 from peelsum.bench.switch import rates
 from peelsum.topology import bmv2
 from peelsum.topology.errors import TopologyError
 from peelsum.wire import COMPILED_LANES
 
+P = ParamSpec("P")
+T = TypeVar("T")
 #: Measures, in a new process, the time from importing the softswitch to the first packet's output.
 _FIRST_PACKET = """
 import sys, time
@@ -108,10 +111,7 @@ def measured(ports: str, lanes: int, workers: int, seconds: float) -> Row:
     ports: "memory" and "udp" for the softswitch, "veth" for BMv2. Raises TopologyError.
     """
     measure = {"memory": rates.in_memory, "udp": rates.over_udp, "veth": rates.bmv2_over_veth}[ports]
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        with _deaf_children():
-            running = process.submit(measure, lanes, workers, seconds)
-        rate = running.result()
+    rate = in_process(measure, lanes, workers, seconds)
     return Row(
         target="bmv2" if ports == "veth" else "embedded",
         ports=ports,
@@ -123,6 +123,14 @@ def measured(ports: str, lanes: int, workers: int, seconds: float) -> Row:
         slots_timed=rate.slots_timed,
         lost_chunks=rate.lost_chunks,
     )
+
+
+def in_process(measure: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a function returns in a new process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        with _deaf_children():
+            running = process.submit(measure, *args, **kwargs)
+        return running.result()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from peelsum.cli.bench.output import aligned, exit_if, measuring, print_json, printed
-from peelsum.cli.options import Json, require_lanes
+from peelsum.cli.options import Json, require_lanes, within
 from peelsum.topology import TopologyError
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ def allreduce(
         list[str] | None, typer.Option(help="compact, sketch or dense; default: compact.")
     ] = None,
     lanes: Annotated[int, typer.Option(help="Lanes of the pipeline.")] = 256,
+    planes: Annotated[
+        int, typer.Option(help="Switches, each with a server, that every worker is connected to.")
+    ] = 1,
     trace: Annotated[
         Path | None,
         typer.Option(help="Sum the last step of a trace, with its workers, instead of drawn tensors."),
@@ -50,6 +53,7 @@ def allreduce(
     from peelsum.transport import TransportError
 
     require_lanes(lanes)
+    within("--planes", planes, 1, 64)
     chosen: list[Form] = [known for name in form or ["compact"] for known in get_args(Form) if known == name]
     with measuring(BenchError, TopologyError, AllreduceError, TraceError, TransportError, json=json):
         if len(chosen) != len(form or ["compact"]):
@@ -65,10 +69,11 @@ def allreduce(
             densities=density or (0.01, 0.1),
             forms=chosen,
             lanes=lanes,
+            planes=planes,
             trace=trace,
         )
         if not json:
-            print(_header(None if trace else workers, lanes, iterations, warmups), flush=True)
+            print(_header(None if trace else workers, lanes, planes, iterations, warmups), flush=True)
         with closing(measured):
             rows = list(printed(measured, _line, json=json))
         if json:
@@ -76,11 +81,12 @@ def allreduce(
     exit_if(any(row.wrong for row in rows))
 
 
-def _header(workers: int | None, lanes: int, iterations: int, warmups: int) -> str:
+def _header(workers: int | None, lanes: int, planes: int, iterations: int, warmups: int) -> str:
     who = f"{workers} workers" if workers else "all workers of the trace"
+    switches = "the softswitch" if planes == 1 else f"{planes} softswitches"
     return "\n".join(
         [
-            f"# {who} over the softswitch, {lanes} lanes; {iterations} iterations after "
+            f"# {who} over {switches}, {lanes} lanes; {iterations} iterations after "
             f"{warmups} warm-ups; time is the slowest worker's",
             "#" + aligned(_HEADINGS, _WIDTHS)[1:],
             "#" + aligned(_UNITS, _WIDTHS)[1:],

@@ -14,6 +14,7 @@ from peelsum.topology import TopologyError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from peelsum.bench.switch.planes import PlanesRow
     from peelsum.bench.switch.profile import LoopRow, Profile, ProgramRow
     from peelsum.bench.switch.rows import Row
 
@@ -24,18 +25,28 @@ def switch(
         list[int] | None, typer.Option(help="Workers, each at its own port; default: 4.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="Duration of each rate and latency measurement.")] = 3.0,
+    planes: Annotated[
+        int | None, typer.Option(help="Measure so many switch processes together instead, beside one.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure packets per second and latency of a slot: softswitch, and BMv2 if it is installed."""
+    from peelsum.bench.switch.planes import bench_planes
     from peelsum.bench.switch.rows import bench_switch
     from peelsum.pipelines import PipelineError
     from peelsum.softswitch import SoftswitchError
     from peelsum.wire import COMPILED_LANES
 
     _require_ranges(lanes, workers, seconds)
+    if planes is not None:
+        within("--planes", planes, 2, 64)
     with measuring(TopologyError, PipelineError, SoftswitchError, json=json):
-        rows = bench_switch(lanes=lanes or COMPILED_LANES, workers=workers or (4,), seconds=seconds)
-        show(rows, _table, json=json)
+        lanes, workers = lanes or list(COMPILED_LANES), workers or [4]
+        if planes is None:
+            show(bench_switch(lanes=lanes, workers=workers, seconds=seconds), _table, json=json)
+        else:
+            rows = bench_planes(planes, lanes=lanes, workers=workers, seconds=seconds)
+            show(rows, _planes_table, json=json)
 
 
 def profile(
@@ -95,6 +106,25 @@ def _table(rows: Sequence[Row]) -> Table:
             f"{row.latency_p50_us:,.1f}",
             f"{row.latency_p99_us:,.1f}",
             "-" if row.latency_to_bmv2 is None else f"{row.latency_to_bmv2:.3f}",
+        )
+    return table
+
+
+def _planes_table(rows: Sequence[PlanesRow]) -> Table:
+    table = table_of(
+        ("planes", "lanes", "workers", "packets/s of CPU", "x one", "packets/s", "x one", "busy", "lost")
+    )
+    for row in rows:
+        table.add_row(
+            str(row.planes),
+            str(row.lanes),
+            str(row.workers),
+            f"{row.packets_per_cpu_s:,}",
+            f"{row.cpu_to_one:.2f}",
+            f"{row.packets_per_s:,}",
+            f"{row.clock_to_one:.2f}",
+            f"{row.busy:.0%}",
+            str(row.lost_chunks),
         )
     return table
 

@@ -1,0 +1,166 @@
+"""Measure several softswitch processes under one load, beside one of them: `peelsum bench switch --planes`.
+
+Every switch has a job of its own, as the planes of a job have. One process plays all hosts of all planes.
+With one plane the other switches run idle. Rounds with one plane and with all take turns.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from peelsum.bench.switch.load import Load, Loop
+from peelsum.bench.switch.load_hosts import UdpHosts
+from peelsum.bench.switch.rates import FIRST_CHUNK_S, UDP_WINDOW, admit, switch_process
+from peelsum.bench.switch.rows import in_process
+from peelsum.topology.errors import TopologyError
+from peelsum.wire import packet_bytes
+
+_ROUNDS = 5
+#: Silence of a plane after which its outstanding chunks count as lost, in seconds.
+_PATIENCE_S = 0.2
+_CHECKED = 2048
+
+
+@dataclass(frozen=True)
+class PlanesRow:
+    """The rates of switch processes under one load."""
+
+    planes: int
+    """Number of switch processes under load."""
+    lanes: int
+    workers: int
+    """Workers in each plane."""
+    packets_per_cpu_s: float
+    """Contributions summed per second of a switch process's CPU time, kernel included; sum over planes."""
+    packets_per_s: float
+    """Contributions summed per second by the clock, on the cores of this machine; sum over planes."""
+    busy: float
+    """CPU seconds of a switch process per second by the clock, mean over planes."""
+    cpu_to_one: float
+    """`packets_per_cpu_s` over that of one plane."""
+    clock_to_one: float
+    """`packets_per_s` over that of one plane."""
+    lost_chunks: int = 0
+    """Chunks that the load gave up after a silence."""
+
+
+class _Plane(NamedTuple):
+    """A switch under a load."""
+
+    loop: Loop
+    hosts: UdpHosts
+    pid: int
+
+
+@dataclass
+class _Total:
+    """What a number of planes did in all rounds."""
+
+    chunks: list[int]
+    cpu_s: list[float]
+    seconds: float = 0.0
+    lost: int = 0
+
+
+def bench_planes(
+    planes: int, *, lanes: Sequence[int], workers: Sequence[int], seconds: float
+) -> list[PlanesRow]:
+    """Measure one and `planes` softswitch processes with every number of lanes and workers.
+
+    seconds: the time of each of the rows. Raises TopologyError.
+    """
+    return [
+        row
+        for count in lanes
+        for hosts in workers
+        for row in in_process(measure, planes, count, hosts, seconds)
+    ]
+
+
+def measure(planes: int, lanes: int, workers: int, seconds: float) -> list[PlanesRow]:
+    """Return the rows of one plane and of all. Call it in a new process. Raises TopologyError."""
+    with ExitStack() as stack:
+        scene = [_plane(stack, plane, lanes, workers) for plane in range(planes)]
+        for plane in scene:
+            _drive([plane], FIRST_CHUNK_S, only_first=True)
+        totals = {count: _Total([0] * count, [0.0] * count) for count in (1, planes)}
+        for _ in range(_ROUNDS):
+            for count, total in totals.items():
+                _add_round(total, scene[:count], seconds / _ROUNDS)
+    one = _rates(totals[1], workers)
+    return [_row(count, lanes, workers, total, one) for count, total in totals.items()]
+
+
+def _plane(stack: ExitStack, plane: int, lanes: int, workers: int) -> _Plane:
+    """Start a switch and its hosts, until `stack` closes."""
+    at, pid = stack.enter_context(switch_process(workers))
+    generation = admit(f"{at.host}:{at.grpc_port}", lanes, workers)
+    load = Load.random(workers=workers, window=UDP_WINDOW, lanes=lanes, generation=generation, seed=plane)
+    hosts = stack.enter_context(UdpHosts(at.host, at.udp_ports, workers, packet_bytes(lanes)))
+    return _Plane(Loop(load, hosts, _CHECKED), hosts, pid)
+
+
+def _add_round(total: _Total, scene: Sequence[_Plane], seconds: float) -> None:
+    chunks, lost = [one.loop.done for one in scene], [one.loop.lost for one in scene]
+    spent = [process_seconds(one.pid) for one in scene]
+    total.seconds += _drive(scene, seconds)
+    for i, one in enumerate(scene):
+        total.cpu_s[i] += process_seconds(one.pid) - spent[i]
+        total.chunks[i] += one.loop.done - chunks[i]
+        total.lost += one.loop.lost - lost[i]
+
+
+def process_seconds(pid: int) -> float:
+    """Return the CPU time of a process, of all its threads, in the kernel and outside."""
+    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid
+
+
+def _drive(scene: Sequence[_Plane], seconds: float, *, only_first: bool = False) -> float:
+    """Run the closed loops of all planes side by side; return for how many seconds.
+
+    What is under way at the end goes on in the plane's next round. only_first: whether to end as soon as
+    every plane has summed a chunk. Raises TopologyError if none does.
+    """
+    started = now = time.perf_counter()
+    heard = [started] * len(scene)
+    while (now := time.perf_counter()) < started + seconds:
+        quiet = True
+        for i, one in enumerate(scene):
+            if one.loop.turn(0.0):
+                heard[i], quiet = now, False
+            elif now > heard[i] + _PATIENCE_S:
+                one.loop.give_up()
+                heard[i] = now
+        if only_first and all(one.loop.done for one in scene):
+            break
+        if quiet:
+            select.select([one.hosts for one in scene], [], [], _PATIENCE_S)
+    if not all(one.loop.done for one in scene):
+        raise TopologyError(f"switch: no chunk came back in {seconds:g} s; is it running?")
+    return now - started
+
+
+def _rates(total: _Total, workers: int) -> tuple[float, float]:
+    """Return contributions per CPU second, summed over planes, and per second by the clock."""
+    by_cpu = sum(chunks / cpu_s for chunks, cpu_s in zip(total.chunks, total.cpu_s, strict=True))
+    return workers * by_cpu, workers * sum(total.chunks) / total.seconds
+
+
+def _row(planes: int, lanes: int, workers: int, total: _Total, one: tuple[float, float]) -> PlanesRow:
+    by_cpu, by_clock = _rates(total, workers)
+    return PlanesRow(
+        planes=planes,
+        lanes=lanes,
+        workers=workers,
+        packets_per_cpu_s=round(by_cpu),
+        packets_per_s=round(by_clock),
+        busy=round(sum(total.cpu_s) / planes / total.seconds, 3),
+        cpu_to_one=round(by_cpu / one[0], 2),
+        clock_to_one=round(by_clock / one[1], 2),
+        lost_chunks=total.lost,
+    )

@@ -1,0 +1,350 @@
+"""A worker in several planes: each part's shares, what is in step, and what one plane's failure does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from patience import PATIENCE_S
+from udp_switch import UdpSwitch
+
+from peelsum.summation import Part
+from peelsum.transport import (
+    AggregationService,
+    JobConfig,
+    JobFinished,
+    ServerStats,
+    StalledError,
+    SwitchSummation,
+    SwitchUnreachableError,
+    Timers,
+    TransportConfigError,
+    TransportError,
+    WorkerEndpoint,
+    WorkerStats,
+)
+from peelsum.transport.stats import added
+from peelsum.wire import Flag, fields_of
+from peelsum.wire.datagrams import BatchSocket
+
+LANES, WORKERS, PORT = 8, 3, 50
+#: Words of the smallest share.
+SHARE = 64 * LANES
+#: Jobs of the planes: what one plane counts, the others do not.
+CONFIGS = [
+    JobConfig(job_id=7, generation=4, workers=WORKERS, lanes=LANES, window=64, first_chunk=0xFFFFFFE0),
+    JobConfig(job_id=2, generation=9, workers=WORKERS, lanes=LANES, window=32, first_chunk=5),
+    JobConfig(job_id=2, generation=4, workers=WORKERS, lanes=LANES, window=128),
+]
+
+
+class Planes:
+    """Switches of the specification with their servers, and the workers in all of them."""
+
+    def __init__(self, count: int, loss: float, timers: Timers) -> None:
+        self.configs = [replace(one, timers=timers) for one in CONFIGS[:count]]
+        self._stack = ExitStack()
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(count + WORKERS))
+        self.switches: list[UdpSwitch] = []
+        self._serving: dict[int, tuple[AggregationService, Future[dict[int, ServerStats]]]] = {}
+        for plane, config in enumerate(self.configs):
+            switch = self._stack.enter_context(UdpSwitch(LANES, loss=loss, seed=plane))
+            switch.admit(config, PORT)
+            self.switches.append(switch)
+            self.serve(plane)
+
+    def serve(self, plane: int) -> None:
+        """Start a server, with an empty state."""
+        at = self.switches[plane].server_address(PORT)
+        service = self._stack.enter_context(AggregationService([self.configs[plane]], at))
+        self._serving[plane] = service, self._pool.submit(service.run)
+
+    def stop(self, plane: int) -> ServerStats:
+        """End a plane's server, unless it has ended; return its statistics."""
+        service, serving = self._serving[plane]
+        service.stop()
+        return serving.result(PATIENCE_S)[self.configs[plane].job_id]
+
+    def places(self, worker: int) -> list[tuple[JobConfig, tuple[str, int]]]:
+        """The job and the worker's port in every plane."""
+        return [
+            (config, switch.worker_address(config, PORT, worker))
+            for config, switch in zip(self.configs, self.switches, strict=True)
+        ]
+
+    def worker(self, worker: int, timeout_s: float = PATIENCE_S) -> SwitchSummation:
+        (job, address), *more = self.places(worker)
+        return SwitchSummation(job, worker, address, timeout_s=timeout_s, more_planes=more)
+
+    def on_all(
+        self, work: Callable[[SwitchSummation], object], timeout_s: float = PATIENCE_S
+    ) -> list[object]:
+        """What `work` returned or raised, by worker."""
+
+        def run(worker: int) -> object:
+            try:
+                with self.worker(worker, timeout_s) as summation:
+                    return work(summation)
+            except Exception as error:
+                return error
+
+        return list(self._pool.map(run, range(WORKERS)))
+
+    def close(self) -> None:
+        for plane in self._serving:
+            self.stop(plane)
+        self._stack.close()
+
+
+@contextmanager
+def planes(count: int, loss: float = 0.0, timers: Timers | None = None) -> Iterator[Planes]:
+    made = Planes(count, loss, timers or Timers(linger=PATIENCE_S))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def drawn(worker: int, number: int, length: int) -> np.ndarray:
+    return np.random.default_rng((worker, number)).integers(0, 1 << 32, length, dtype=np.uint32)
+
+
+def independent(op: str, number: int, length: int) -> list[int]:
+    """The sum by Python's integers."""
+    rows = [drawn(worker, number, length).tolist() for worker in range(WORKERS)]
+    if op == "add":
+        return [sum(column) % 2**32 for column in zip(*rows, strict=True)]
+    return [a | b | c for a, b, c in zip(*rows, strict=True)]
+
+
+#: Around chunks, and around where a part gets one more share.
+LENGTHS = [
+    0,
+    1,
+    LANES - 1,
+    LANES,
+    LANES + 1,
+    2 * SHARE - LANES,
+    2 * SHARE - LANES + 1,
+    2 * SHARE,
+    2 * SHARE + 1,
+    3 * SHARE - LANES,
+    3 * SHARE,
+    3 * SHARE + LANES + 1,
+    7 * SHARE + 3,
+]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("loss", [0.0, 0.03])
+def test_sums_are_those_of_pythons_integers(count: int, loss: float) -> None:
+    ops = ("add", "or")
+    plan = [(ops[number % 2], number, length) for number, length in enumerate(LENGTHS * 2)]
+
+    def work(summation: SwitchSummation) -> object:
+        assert (summation.planes, summation.lanes, summation.workers) == (count, LANES, WORKERS)
+        together, alone = plan[: len(LENGTHS)], plan[len(LENGTHS) :]
+        parts = [Part(drawn(summation.worker_id, n, length), op) for op, n, length in together]
+        results = summation.sum_words(parts)
+        for op, n, length in alone:
+            results += summation.sum_words([Part(drawn(summation.worker_id, n, length), op)])
+        return [one.tolist() for one in results]
+
+    with planes(count, loss) as made:
+        got = made.on_all(work)
+    assert got == [[independent(*one) for one in plan]] * WORKERS
+
+
+def test_every_plane_gets_its_share() -> None:
+    """Contributions of a worker in each plane, after calls with parts of so many chunks each."""
+    calls = {
+        (1,): [1 + 1, 1, 1],  # one chunk has joined the job in each plane
+        (1, 1): [2, 2, 2],
+        (127,): [129, 2, 2],
+        (129,): [129, 66, 67],
+        (2,): [131, 66, 67],
+        (194,): [196, 130, 132],
+    }
+
+    def work(summation: SwitchSummation) -> object:
+        counts = []
+        for parts in calls:
+            summation.sum_words([Part(np.ones(chunks * LANES, np.uint32), "add") for chunks in parts])
+            counts.append([one.contributions for one in summation.stats_by_plane()])
+        return counts
+
+    with planes(3) as made:
+        assert made.on_all(work) == [list(calls.values())] * WORKERS
+        stats = [made.stop(plane) for plane in range(3)]
+    fin = 1
+    chunks = [one.chunks_in_switch + one.chunks_at_server for one in stats]
+    assert chunks == [count + fin for count in calls[194,]]
+
+
+def test_an_endpoint_that_has_left_has_nothing_to_report_while_others_leave() -> None:
+    endpoint = WorkerEndpoint(CONFIGS[0], 0)
+    endpoint.finish(now=1.0)
+    left_at = 1.0 + CONFIGS[0].timers.linger
+    assert endpoint.next_report() == left_at
+    assert endpoint.expire(left_at) == [JobFinished(CONFIGS[0].job_id, confirmed=False)]
+    assert endpoint.next_report() == np.inf
+
+
+def test_a_part_is_checked_once_all_its_shares_are_there_and_before_later_parts() -> None:
+    """Plane 1 loses every packet of the later part until all workers have checked the first."""
+    length = 4 * SHARE
+
+    def work(summation: SwitchSummation) -> object:
+        seen = []
+
+        def check(words: np.ndarray) -> None:
+            seen.append(words.tolist())
+            checked.wait(PATIENCE_S)
+
+        first, second = (drawn(summation.worker_id, number, length) for number in (0, 1))
+        results = summation.sum_words([Part(first, "add", check), Part(second, "or")])
+        assert seen == [results[0].tolist()]
+        return [one.tolist() for one in results]
+
+    with planes(2) as made:
+        spec, all_checked = made.switches[1].spec, threading.Event()
+        checked = threading.Barrier(WORKERS, action=all_checked.set)
+        process = spec.process
+
+        def lossy(port: int, payload: bytes, now: int) -> list[tuple[int, bytes]]:
+            packet = fields_of(np.frombuffer(payload, np.uint8)[None, :], LANES)
+            later = bool(packet["flags"][0] & Flag.OR)
+            return [] if later and not all_checked.is_set() else process(port, payload, now)
+
+        spec.process = lossy
+        assert made.on_all(work) == [[independent("add", 0, length), independent("or", 1, length)]] * WORKERS
+
+
+def test_what_a_check_raises_ends_the_sum_in_all_planes() -> None:
+    """Later parts differ in length, so that no plane would ever complete them."""
+
+    def work(summation: SwitchSummation) -> object:
+        def refuse(words: np.ndarray) -> None:
+            raise ValueError(f"{words[0]}")
+
+        later = np.zeros((summation.worker_id + 2) * SHARE, np.uint32)
+        agreement = np.full(1, 1 << summation.worker_id, np.uint32)
+        with pytest.raises(ValueError, match=r"^7$"):
+            summation.sum_words([Part(agreement, "or", refuse), Part(later, "add")])
+        with pytest.raises(TransportError, match="out of step"):
+            summation.sum_words([])
+        return "done"
+
+    with planes(2) as made:
+        assert made.on_all(work) == ["done"] * WORKERS
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize("length", [LANES, 4 * SHARE])
+def test_a_plane_whose_switch_falls_silent_is_named_by_every_worker(dead: int, length: int) -> None:
+    met = threading.Barrier(WORKERS)
+
+    def work(summation: SwitchSummation) -> object:
+        summation.sum_words([Part(drawn(0, 0, length), "add")])
+        if met.wait(PATIENCE_S) == 0:
+            made.switches[dead].spec.process = lambda *_: []
+        met.wait(PATIENCE_S)
+        for _ in range(2):  # one of two single chunks goes to the dead plane
+            summation.sum_words([Part(drawn(0, 0, length), "add")])
+        return "summed"
+
+    with planes(2, timers=Timers(resend_most=0.05, linger=0.1)) as made:
+        errors = made.on_all(work, timeout_s=1.0)
+    assert {type(error) for error in errors} == {StalledError}
+    for error in errors:
+        assert str(error).startswith(f"plane {dead}: job {CONFIGS[dead].job_id}: no progress on chunk")
+
+
+def test_a_worker_that_leaves_is_noticed_in_the_plane_of_the_next_part() -> None:
+    def work(summation: SwitchSummation) -> object:
+        for _ in range(1 + (summation.worker_id == 1)):
+            summation.sum_words([Part(drawn(0, 0, LANES), "add")])
+        return "left"
+
+    with planes(2, timers=Timers(linger=1.0)) as made:
+        outcomes = made.on_all(work)
+    assert [outcomes[0], outcomes[2]] == ["left", "left"]
+    assert isinstance(outcomes[1], TransportError)
+    assert str(outcomes[1]).startswith("plane 1: job 2: a worker has left while this one still sums")
+
+
+def test_a_server_that_lost_its_state_is_helped_by_workers_that_sum_in_another_plane() -> None:
+    """Worker 0 gets no results of plane 1 until its server starts anew; the others are in plane 0 by then."""
+
+    def work(summation: SwitchSummation) -> object:
+        number = summation.worker_id
+        summation.sum_words([])
+        joined.wait(PATIENCE_S)
+        results = []
+        for part in range(3):  # in plane 0, 1, 0
+            results += summation.sum_words([Part(drawn(number, part, LANES), "add")])
+            if part == 1 and number:
+                ahead.wait(PATIENCE_S)
+        return [one.tolist() for one in results]
+
+    with planes(2, timers=Timers(linger=PATIENCE_S, need=0.005, need_most=0.02)) as made:
+        spec, restarted = made.switches[1].spec, threading.Event()
+        process, port = spec.process, PORT + 10 * made.configs[1].job_id
+
+        def lossy(ingress: int, payload: bytes, now: int) -> list[tuple[int, bytes]]:
+            out = process(ingress, payload, now)
+            return out if restarted.is_set() else [one for one in out if one[0] != port]
+
+        def restart() -> None:
+            made.stop(1)
+            made.serve(1)
+            restarted.set()
+
+        joined = threading.Barrier(WORKERS, action=lambda: setattr(spec, "process", lossy))
+        ahead = threading.Barrier(WORKERS - 1, action=restart)
+        assert made.on_all(work) == [[independent("add", part, LANES) for part in range(3)]] * WORKERS
+
+
+def test_a_plane_without_a_switch_is_named() -> None:
+    with planes(1) as made, BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
+        ((job, address),) = made.places(0)
+        with pytest.raises(SwitchUnreachableError, match=rf"^plane 1: .*:{silent.address[1]}: no answer"):
+            SwitchSummation(job, 0, address, hello_s=0.3, more_planes=[(CONFIGS[1], silent.address)])
+
+
+@pytest.mark.parametrize("other", [{"workers": 2}, {"lanes": 16}, {"workers": 3, "racks": (2, 1)}])
+def test_planes_of_different_jobs(other: dict[str, object]) -> None:
+    with pytest.raises(TransportConfigError, match="more_planes: jobs differ in workers, lanes or racks"):
+        SwitchSummation(CONFIGS[0], 0, ("h", 1), more_planes=[(replace(CONFIGS[1], **other), ("h", 2))])
+
+
+def test_one_wire_has_one_plane() -> None:
+    with pytest.raises(TransportConfigError, match="share one UDP port"):
+        SwitchSummation(CONFIGS[0], 0, ("h", 1), wire="ethernet", more_planes=[(CONFIGS[1], ("h", 2))])
+
+
+def numbered(first: int, rtts: Sequence[float | None]) -> WorkerStats:
+    """Statistics whose numbers are `first` and those after it."""
+    names = [one.name for one in fields(WorkerStats) if one.type == "int"]
+    numbers = {name: first + n for n, name in enumerate(names)}
+    mean, least, most = rtts
+    return WorkerStats(**numbers, dropped={"a": first}, rtt_mean=mean, rtt_least=least, rtt_most=most)
+
+
+def test_statistics_of_planes_add_up() -> None:
+    one, other, silent = (
+        numbered(0, (0.1, 0.05, 0.3)),
+        numbered(4, (0.4, 0.02, 0.5)),
+        numbered(8, (None, None, None)),
+    )
+    total = added([one, other, silent])
+    assert (total.contributions, total.resends, total.results, total.dropped) == (12, 15, 18, {"a": 12})
+    assert (total.rtt_least, total.rtt_most) == (0.02, 0.5)
+    assert total.rtt_mean == pytest.approx((2 * 0.1 + 6 * 0.4) / 8)
+    assert added([silent, silent]).rtt_mean is added([silent, silent]).rtt_least is None
+    assert added([one]) is one
