@@ -91,7 +91,8 @@ class TensorResult:
         assert self.fixed is not None
         at = np.arange(self.elements) if positions is None else _on_host(positions)
         octaves = None if self.fixed.octaves is None else _on_host(self.fixed.octaves)
-        return replace(self.fixed, octaves=octaves).scales_at(at)
+        fixed = self.fixed if octaves is self.fixed.octaves else replace(self.fixed, octaves=octaves)
+        return fixed.scales_at(at)
 
     @property
     def elements(self) -> int:

@@ -11,15 +11,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.cpu_prefetch import prefetch
-from peelsum.codec.cpu_vectors import used_bits, write_places
+from peelsum.codec.cpu_vectors import indexed, used_bits, write_places
 from peelsum.codec.index import BLOCK_SIZES
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
 from peelsum.wire.compiled import compiler
 
 BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
-#: How far ahead of packing floats are prefetched, and floats in a cache line.
-_AHEAD, _LINE = np.uint64(2048), np.uint64(16)
 _MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
 _NEGATIVE_ZERO = np.uint32(0x80000000)
 _FULL = np.uint32(0xFFFFFFFF)
@@ -53,6 +50,8 @@ def _sources() -> list[Path]:
 
 #: These loops may allocate arrays.
 compiled = compiler(_sources(), {"cache": True, "nogil": True})
+#: These allocate none, and count no references.
+leaf = compiler(_sources(), {"cache": True, "nogil": True, "_nrt": False})
 
 
 @compiled
@@ -84,30 +83,15 @@ def magnitudes(bits: Words, block: int, out: Words) -> None:
 
 @compiled
 def index(bits: Words, out: Words) -> np.uint32:
-    largest = _ZERO
-    for start in range(0, bits.size, BLOCK):
-        largest = max(largest, pack(bits, start, min(start + BLOCK, bits.size), out))
-    return largest
+    return pack(bits, 0, bits.size, out)
 
 
 @compiled
 def index_over(bits: Words, out: Words) -> np.uint32:
-    """Write to a block only if it has a -0.0: the test vectorizes, and most blocks have none."""
     largest = _ZERO
     for start in range(0, bits.size, BLOCK):
-        largest = max(largest, pack(bits, start, min(start + BLOCK, bits.size), out))
-        _clear_negative_zeros(bits[start : start + BLOCK])
+        largest = max(largest, _pack_over(bits, start, min(start + BLOCK, bits.size), out))
     return largest
-
-
-@compiled
-def _clear_negative_zeros(block: Words) -> None:
-    found = _ZERO
-    for i in range(block.size):
-        found |= np.uint32(block[i] == _NEGATIVE_ZERO)
-    if found:
-        for i in range(block.size):
-            block[i] = _ZERO if block[i] == _NEGATIVE_ZERO else block[i]
 
 
 @compiled
@@ -120,33 +104,41 @@ def index_magnitudes(bits: Words, piece: int, out: Words, largest: Words) -> Non
 @compiled
 def index_magnitudes_over(bits: Words, piece: int, out: Words, largest: Words) -> None:
     """Do what `index_magnitudes` does, and replace -0.0 by 0.0 in place, as `index_over` does."""
-    for start in range(0, bits.size, BLOCK):
-        block = bits[start : start + BLOCK]
-        index_magnitudes(block, piece, out[start // 32 :], largest[start // piece :])
-        _clear_negative_zeros(block)
+    for p in range((bits.size + piece - 1) // piece):
+        largest[p] = _pack_over(bits, p * piece, min((p + 1) * piece, bits.size), out)
 
 
-@compiled
+@leaf
 def pack(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
-    """Write the bitmap's words for floats `begin`, a multiple of 32, to `end`; return their magnitude.
+    """Write the bitmap's words for floats `begin`, a multiple of 32, to `end`; return their magnitude."""
+    return np.uint32(_packed(bits, begin, end, out) & _MAGNITUDE_MASK)
 
-    The second loop finds in the cache what the first has read. The first loop prefetches, because the
-    processor prefetches badly where two loops alternate.
-    """
-    first, whole, last = np.uint64(begin), np.uint64(end // 32 * 32), np.uint64(end)
-    for i in range(first, whole, np.uint64(32)):
-        prefetch(bits, i + _AHEAD)
-        prefetch(bits, i + _AHEAD + _LINE)
-        out[i >> _S5] = used_bits(bits, i, _MAGNITUDE_MASK)
-    if whole < last:
-        word = _ZERO
-        for i in range(whole, last):
-            word |= np.uint32((bits[i] & _MAGNITUDE_MASK) != _ZERO) << np.uint32(i & _LOW5)
-        out[whole >> _S5] = word
-    largest = _ZERO
-    for i in range(first, last):
-        largest = max(largest, np.uint32(bits[i] & _MAGNITUDE_MASK))
-    return largest
+
+@leaf
+def _pack_over(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
+    """Do what `pack` does, and replace -0.0 by 0.0 in place: few slices have one."""
+    largest = _packed(bits, begin, end, out)
+    if largest & _NEGATIVE_ZERO:
+        for i in range(np.uint64(begin), np.uint64(end)):
+            bits[i] = _ZERO if bits[i] == _NEGATIVE_ZERO else bits[i]
+    return np.uint32(largest & _MAGNITUDE_MASK)
+
+
+@leaf
+def _packed(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
+    """Do what `pack` does; set bit 31 of the result if there is a -0.0."""
+    whole = max(end // 32 * 32, begin)
+    packed = indexed(bits, np.uint64(begin), np.uint64((whole - begin) // 32), out)
+    if whole == end:
+        return packed
+    largest, sign, word = np.uint32(packed & _MAGNITUDE_MASK), np.uint32(packed & _NEGATIVE_ZERO), _ZERO
+    for i in range(np.uint64(whole), np.uint64(end)):
+        own = np.uint32(bits[i] & _MAGNITUDE_MASK)
+        word |= np.uint32(own != _ZERO) << np.uint32(i & _LOW5)
+        sign |= np.uint32(bits[i] == _NEGATIVE_ZERO) << _31
+        largest = max(largest, own)
+    out[np.uint64(whole // 32)] = word
+    return np.uint32(largest | sign)
 
 
 @compiled

@@ -12,17 +12,20 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 
+def fetch(context: Any, builder: Any, array: Any, value: Any, at: Any) -> None:
+    """Emit the instruction that fetches value[at], of an array type, for writing."""
+    data = context.make_array(array)(context, builder, value).data
+    byte_pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+    address = builder.bitcast(builder.gep(data, [at]), byte_pointer)
+    kind, name = ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag]), "llvm.prefetch.p0"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    # 1: for writing; 3: keep in every cache level; 1: data, not instructions.
+    builder.call(function, [address, flag(1), flag(3), flag(1)])
+
+
 def _typed(_: Any, array: Any, at: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(array)(context, builder, arguments[0]).data
-        byte_pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        address = builder.bitcast(builder.gep(data, [arguments[1]]), byte_pointer)
-        kind = ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag])
-        fetch = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
-            builder.module, kind, "llvm.prefetch.p0"
-        )
-        # 1: for writing; 3: keep in every cache level; 1: data, not instructions.
-        builder.call(fetch, [address, flag(1), flag(3), flag(1)])
+        fetch(context, builder, array, *arguments)
         return context.get_dummy_value()
 
     return types.void(array, types.uint64), emit

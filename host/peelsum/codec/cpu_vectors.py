@@ -7,6 +7,7 @@ and spread floats need AVX-512. Indices are not checked.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +17,11 @@ from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from peelsum.codec.cpu_prefetch import fetch
+
 _WORDS, _PLACES = 32, 8
+#: How many floats ahead `indexed` prefetches.
+_AHEAD = 2048
 _BIT, _BYTE, _WORD, _LONG = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 #: Floats that `pack_floats` and `spread_floats` handle at once.
 _FLOATS = 16
@@ -75,11 +80,57 @@ def _chosen(builder: Any, mask: Any) -> Any:
     return builder.bitcast(builder.trunc(mask, ir.IntType(_FLOATS)), ir.VectorType(_BIT, _FLOATS))
 
 
-def _called(builder: Any, name: str, vector: Any, arguments: list[Any]) -> Any:
-    """Call an intrinsic function of LLVM that returns such a vector."""
-    kind = ir.FunctionType(vector, [argument.type for argument in arguments])
+def _called(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    """Call an intrinsic function of LLVM that returns such a value."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
     function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     return builder.call(function, arguments)
+
+
+def _typed_indexed(_: Any, array: Any, begin: Any, words: Any, out: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, begin, words, target = arguments
+        vector = ir.VectorType(_WORD, _WORDS)
+        zero, magnitude = ir.Constant(vector, None), ir.Constant(vector, [0x7FFFFFFF] * _WORDS)
+        before, count = builder.block, partial(ir.Constant, _LONG)
+        place = builder.udiv(begin, count(_WORDS))
+        test, body, after = (builder.append_basic_block() for _ in range(3))
+        builder.branch(test)
+
+        builder.position_at_end(test)
+        done, largest, signs = (builder.phi(kind) for kind in (_LONG, vector, vector))
+        builder.cbranch(builder.icmp_unsigned("<", done, words), body, after)
+
+        builder.position_at_end(body)
+        at = builder.add(begin, builder.mul(done, count(_WORDS)))
+        for line in (_AHEAD, _AHEAD + _FLOATS):
+            fetch(context, builder, array, source, builder.add(at, count(line)))
+        loaded = builder.load(_at(context, builder, array, source, at, vector))
+        loaded.align = 4
+        own = builder.and_(loaded, magnitude)
+        used = builder.icmp_unsigned("!=", own, zero)
+        written = _at(context, builder, out, target, builder.add(place, done), _WORD)
+        builder.store(builder.bitcast(used, _WORD), written)
+        # Where the magnitude is 0, the word is 0.0 or -0.0.
+        following = (
+            builder.add(done, count(1)),
+            builder.select(builder.icmp_unsigned(">", own, largest), own, largest),
+            builder.or_(signs, builder.select(used, zero, loaded)),
+        )
+        for phi, first, value in zip((done, largest, signs), (count(0), zero, zero), following, strict=True):
+            phi.add_incoming(first, before)
+            phi.add_incoming(value, body)
+        builder.branch(test)
+
+        builder.position_at_end(after)
+        return builder.or_(_reduced(builder, "umax", largest), _reduced(builder, "or", signs))
+
+    return types.uint32(array, types.uint64, types.uint64, out), emit
+
+
+def _reduced(builder: Any, name: str, vector: Any) -> Any:
+    """Reduce a vector's words to one."""
+    return _called(builder, f"llvm.vector.reduce.{name}.v{_WORDS}i32", _WORD, [vector])
 
 
 def _typed_pack(_: Any, floats: Any, at: Any, mask: Any, out: Any, to: Any) -> Any:
@@ -155,6 +206,12 @@ pointer = cast(Callable[[int], Any], intrinsic(_typed_pointer))
 #: Return 32 bits, one for each word of array[at : at + 32]: 1 if the word shares a bit with `mask`.
 used_bits = cast(
     Callable[[NDArray[np.uint32], np.uint64 | int, np.uint32], np.uint32], intrinsic(_typed_used)
+)
+#: Write the bitmap's words for `words` times 32 floats, given as bits, from `begin` on, a multiple of 32.
+#: Return their magnitude, with bit 31 set if one of them is -0.0.
+indexed = cast(
+    Callable[[NDArray[np.uint32], np.uint64, np.uint64, NDArray[np.uint32]], np.uint32],
+    intrinsic(_typed_indexed),
 )
 #: Add `first` to the bytes table[8 * row : 8 * row + 8], and write the sums to out[at : at + 8].
 write_places = cast(

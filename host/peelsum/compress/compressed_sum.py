@@ -124,19 +124,17 @@ class CompressedSum:
             offered = {name: grown[name].offer() if name in grown else one for name, one in flat.items()}
             units = self._units(offered, {name: one.shape for name, one in tensors.items()}, step)
         if self._compressor.kind == "indexed":
-            results = self._indexed(units, offered, grown, wire)
+            results = self._indexed(units, tensors, offered, grown, wire)
         else:
             self._exchange(units, wire, f"{request}/{step}")
             with wire.timed("decode"):
-                results = [one for unit in units for one in self._results(unit, grown)]
+                results = [one for unit in units for one in self._results(unit, grown, tensors)]
         if self._memory.feedback:
             self._memory.keep(grown, {one.name: one.sent for one in results}, step)
-        shaped = {
-            one.name: replace(one, values=one.values.reshape(tensors[one.name].shape)) for one in results
-        }
+        by_name = {one.name: one for one in results}
         sent = [one for one in results if one.sent is not None]
         return replace(
-            wire.result([shaped[name] for name in tensors]),
+            wire.result([by_name[name] for name in tensors]),
             offered_energy=sum(float(np.dot(offered[one.name], offered[one.name])) for one in sent),
             sent_energy=sum(one.sent.energy for one in sent if one.sent is not None),
         )
@@ -190,7 +188,12 @@ class CompressedSum:
         )
 
     def _indexed(
-        self, units: Sequence[Unit], offered: Mapping[str, Floats], grown: Mapping[str, Residual], wire: Wire
+        self,
+        units: Sequence[Unit],
+        tensors: Mapping[str, NDArray[np.float32]],
+        offered: Mapping[str, Floats],
+        grown: Mapping[str, Residual],
+        wire: Wire,
     ) -> list[CompressedTensor]:
         """Sum the chosen elements by the exact allreduce; of a tensor that is not finite, all elements."""
         sparse = dict(offered)
@@ -199,18 +202,25 @@ class CompressedSum:
                 if unit.finite:
                     payload = self._compressor.compress(unit.tensor, unit.state)
                     wire.payload_bytes += payload.nbytes
-                    chosen = self._compressor.decompress(payload, unit.state).astype(np.float32)
-                    parts = np.split(chosen, np.cumsum(unit.lengths[:-1])) if unit.names else []
+                    chosen = np.zeros(unit.tensor.size, np.float32)
+                    chosen[payload.positions] = payload.data
+                    parts = (
+                        np.split(chosen, np.cumsum(unit.lengths[:-1])) if len(unit.names) > 1 else [chosen]
+                    )
                     sparse |= dict(zip(unit.names, parts, strict=True))
         result = self._allreduce.sum(sparse)
         wire.add(result)
         grids = {name: one.scale for name, one in grown.items()}
         return [
-            _from_allreduce(one, grids.get(one.name), with_sent=self._memory.feedback)
+            _from_allreduce(
+                one, tensors[one.name].shape, grids.get(one.name), with_sent=self._memory.feedback
+            )
             for one in result.tensors
         ]
 
-    def _results(self, unit: Unit, grown: Mapping[str, Residual]) -> list[CompressedTensor]:
+    def _results(
+        self, unit: Unit, grown: Mapping[str, Residual], tensors: Mapping[str, NDArray[np.float32]]
+    ) -> list[CompressedTensor]:
         n, divisor = unit.tensor.size, self._workers if self._average else 1
         total = np.zeros(n) if unit.total is None else unit.total
         own = np.zeros(n) if unit.own is None else unit.own
@@ -225,7 +235,7 @@ class CompressedSum:
                     name=name,
                     form=self._compressor.kind,
                     index=None,
-                    values=values[span].copy(),
+                    values=values[span].copy().reshape(tensors[name].shape),
                     finite=unit.finite,
                     sent=Exact.of(own[span], grown[name].scale or 0) if with_sent else None,
                     density=_share(total[span]) if unit.finite else float("nan"),
@@ -255,13 +265,15 @@ def _share(values: NDArray[np.float64]) -> float:
     return float(np.count_nonzero(values)) / max(values.size, 1)
 
 
-def _from_allreduce(result: TensorResult, grid: int | None, *, with_sent: bool) -> CompressedTensor:
+def _from_allreduce(
+    result: TensorResult, shape: tuple[int, ...], grid: int | None, *, with_sent: bool
+) -> CompressedTensor:
     elements = max(result.elements, 1)
     return CompressedTensor(
         name=result.name,
         form=result.form,
         index=result.index,
-        values=result.values.reshape(-1),
+        values=result.values.reshape(shape),
         finite=result.finite,
         sent=_sent(result, grid) if with_sent and result.finite else None,
         density=result.density,
@@ -274,8 +286,9 @@ def _sent(result: TensorResult, grid: int | None) -> Exact:
     """Return what this worker contributed, in units of 2**-grid, on which the offered values lie."""
     if result.fixed is None or grid is None:
         return Exact(np.zeros(0, np.int64), np.zeros(0, np.int64), grid or 0)
-    contributed = result.fixed.joined(result.quantized_at)
-    shift = np.clip(grid - result.scales_at(result.positions), -MOST_BITS, MOST_BITS)
-    units = np.where(shift >= 0, contributed << np.maximum(shift, 0), contributed >> np.maximum(-shift, 0))
-    at = np.flatnonzero(units)
-    return Exact(at if result.positions is None else result.positions[at], units[at], grid)
+    numbers = result.fixed.joined(result.quantized_at)
+    own = np.flatnonzero(numbers)
+    positions = own if result.positions is None else result.positions[own]
+    shift = grid - result.scales_at(positions)
+    left, right = (np.minimum(np.maximum(one, 0), MOST_BITS) for one in (shift, -shift))
+    return Exact(positions, numbers[own] << left >> right, grid)

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.compress import loops
 from peelsum.compress.compressor import Floats, Positions, Values, require_number
 from peelsum.compress.errors import CompressConfigError, CompressError
 
@@ -93,19 +94,23 @@ class Residual:
 
     def grown(self, gradient: Floats, momentum: float) -> Residual:
         """Return the residual with one more finite gradient added; this one is unchanged."""
-        largest = float(np.abs(gradient).max(initial=0.0))
+        largest = max(-float(gradient.min(initial=0.0)), float(gradient.max(initial=0.0)))
         kept = self._fitting(largest)
         if kept.scale is None:
             return kept
-        units = np.rint(np.ldexp(gradient.astype(np.float64), kept.scale)).astype(np.int64)
+        units = np.empty_like(kept.numbers)
+        loops.units(gradient, math.ldexp(1.0, kept.scale), units)
         if kept.velocity is None:
-            return Residual(kept.numbers + units, None, kept.scale)
+            units += kept.numbers
+            return Residual(units, None, kept.scale)
         velocity = np.rint(momentum * kept.velocity).astype(np.int64) + units
         return Residual(kept.numbers + velocity, velocity, kept.scale)
 
     def offer(self) -> Floats:
         """Return float32[n]: the numbers, each rounded to a float, which lies on the grid."""
-        return np.ldexp(self.numbers.astype(np.float32), -(self.scale or 0))
+        floats = np.empty(self.numbers.size, np.float32)
+        loops.offer(self.numbers, math.ldexp(1.0, -(self.scale or 0)), floats)
+        return floats
 
     def send(self, sent: Exact) -> Sent:
         """Subtract, in place, what this worker contributed to a finite sum; return it."""
@@ -301,7 +306,7 @@ def _halved(numbers: Numbers, times: int) -> Numbers:
 
 
 def _bits(numbers: Numbers) -> int:
-    return int(np.abs(numbers).max(initial=0)).bit_length()
+    return int(loops.magnitude(numbers)).bit_length()
 
 
 def _trailing_zeros(numbers: Numbers) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.compress import loops
 from peelsum.compress.arithmetic import fixed_values, fixed_words
 from peelsum.compress.compressor import (
     Compressor,
@@ -269,12 +270,10 @@ def spread(values: NDArray[Any], positions: Positions, elements: int) -> Values:
 
 def largest(magnitudes: Magnitudes, count: int) -> Positions:
     """Return int64[count]: the positions of the largest magnitudes, ascending; of equal ones the first."""
-    if not count:
-        return np.zeros(0, np.int64)
-    least = np.partition(magnitudes, -count)[-count]
-    above = np.flatnonzero(magnitudes > least)
-    equal = np.flatnonzero(magnitudes == least)[: count - above.size]
-    return np.sort(np.concatenate([above, equal]))
+    positions = np.empty(count, np.int64)
+    if count:
+        loops.largest(magnitudes, np.partition(magnitudes, -count)[-count], positions)
+    return positions
 
 
 def randomly(elements: int, count: int, seed: int | list[int]) -> Positions:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from peelsum.allreduce import Allreduce, StepResult
 from peelsum.codec import warm_up
 from peelsum.compress import CompressedResult, CompressedSum, Memory
+from peelsum.compress.loops import warm_up as warm_up_compressing
 from peelsum.flexible import Method, SwitchPath
 from peelsum.torch.backends import connect, gathering_group
 from peelsum.torch.collectives import collectives_of
@@ -101,6 +102,8 @@ class BucketSums:
         if self._queue is None:
             settings = self._settings
             warm_up(settings.implementation)
+            if self._memory is not None:
+                warm_up_compressing()
             summation = connect(settings.over, group, settings.timeout_s)
             if isinstance(summation, ProcessGroupSummation):
                 self._group = summation
