@@ -18,7 +18,7 @@ from torch import Tensor
 from peelsum.allreduce.bundle import BLOCK, ends
 from peelsum.allreduce.exchange import Limbs
 from peelsum.allreduce.indexes import Index
-from peelsum.allreduce.plan import Form
+from peelsum.allreduce.plan import Form, labeled
 from peelsum.allreduce.staging import Round, Rounds, Sums
 from peelsum.codec import EXPONENT_WORDS, NON_FINITE, FixedPoint, Selection, fixed_point, gpu_launch
 from peelsum.codec.cpu import frozen, occupied
@@ -55,6 +55,7 @@ class DeviceBundle:
         self._near: tuple[Limbs, Limbs] | None = None
         self._floats: Any = None
         self.words_sent = 0
+        self.label = labeled(list(tensors))
         values: list[Any] = list(tensors.values())
         self._values = torch.cat(values)
         self._segments = _segments(lengths, stream_of(like.device))
