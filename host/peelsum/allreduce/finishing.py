@@ -67,7 +67,7 @@ def finished(
         else:
             step.label = several.label
             outcomes.update(several.members())
-    # A bundle writes all its tensors at once, so those come first.
+    # A bundle writes all its tensors at once: one after the other, they are complete before more can fail.
     outcomes.update(alone)
     plans = {tensor.name: tensor for tensor in plan.tensors} if outcomes else {}
     for name, outcome in outcomes.items():
