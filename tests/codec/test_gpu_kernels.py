@@ -358,7 +358,7 @@ def test_room_for_fewer_candidates_than_there_are() -> None:
     """If there is too little room, nothing is written out of bounds, and the true count is reported."""
     n, truth = 4097, np.flatnonzero(values(4097))
     bases, room = (
-        poisoned(gpu_launch.tiles(index_words(n)), dtype=torch.int64),
+        poisoned(gpu_launch.tiles(index_words(n), DEVICE), dtype=torch.int64),
         poisoned(20, dtype=torch.int64),
     )
     listed = gpu_launch.Candidates(room[:10], poisoned(1, dtype=torch.int64))
@@ -382,9 +382,9 @@ class BoundedStep:
         self.sample, self.bitmap, self.largest = poisoned(n), poisoned(index_words(n)), poisoned(1)
         self.seed, self.scale = poisoned(1, dtype=torch.int64), poisoned(1)
         self.cells, self.out = poisoned(1, layout.cells), poisoned(1, capacity)
-        self.bases = poisoned(gpu_launch.tiles(index_words(n)), dtype=torch.int64)
+        self.bases = poisoned(gpu_launch.tiles(index_words(n), DEVICE), dtype=torch.int64)
         self.left_bitmap = poisoned(index_words(capacity))
-        self.left_bases = poisoned(gpu_launch.tiles(index_words(capacity)), dtype=torch.int64)
+        self.left_bases = poisoned(gpu_launch.tiles(index_words(capacity), DEVICE), dtype=torch.int64)
         self.found, self.left = (
             gpu_launch.Candidates(poisoned(capacity, dtype=torch.int64), poisoned(1, dtype=torch.int64))
             for _ in range(2)

@@ -33,14 +33,15 @@ class Shortage(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _allocates(function, args, kwargs):
+        if allocates(function, args, kwargs):
             self.count += 1
             if self.count == self._first + 1 or (self._lasting and self.struck):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 MiB. GPU 0 is full.")
         return function(*args, **kwargs)
 
 
-def _allocates(function: Any, args: Any, kwargs: Any) -> bool:
+def allocates(function: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether an operation of torch makes a tensor on the device."""
     makes = any(str(one.type) == "Tensor" and one.alias_info is None for one in function._schema.returns)
     tensors = [one for one in args if isinstance(one, torch.Tensor)]
     device = kwargs.get("device") or (tensors[0].device if tensors else DEVICE)

@@ -15,11 +15,13 @@ from statistics import median
 
 import torch
 
+from peelsum.bench import gpu_tuning as gpu_launches
 from peelsum.bench.codec.rows import Row as CodecRow
 from peelsum.bench.codec.rows import bench_codec, points_of
 from peelsum.bench.devices import require_gpu
 from peelsum.bench.train.report import Row as TrainRow
 from peelsum.bench.train.rows import Request, bench_train
+from peelsum.codec import gpu_tuning
 from peelsum.training import MODELS, ModelName
 
 ELEMENTS, QUICK_ELEMENTS = (2**17, 2**20, 2**24, 2**26), (2**20,)
@@ -54,12 +56,17 @@ class GpuResults:
     train: list[TrainRow]
 
 
-def bench_gpu(*, quick: bool = False, tell: Callable[[str], None]) -> GpuResults:
+def bench_gpu(*, quick: bool = False, tune: bool = False, tell: Callable[[str], None]) -> GpuResults:
     """Measure codec and training; `tell` is called with what is measured next.
 
-    Raises NoDeviceError if torch finds no GPU, and what `bench_codec` and `bench_train` raise.
+    tune: measure first how to launch the kernels, and write the device's row in the table of launches.
+
+    Raises NoDeviceError if torch finds no GPU, and what `bench_codec`, `bench_train` and `tune` raise.
     """
     require_gpu()
+    if tune:
+        device = torch.device("cuda", torch.cuda.current_device())
+        gpu_tuning.write_row(torch.cuda.get_device_name(device), gpu_launches.tune(device, tell=tell))
     tell("the device's copy")
     machine = _machine(_copy_gbytes())
     points = points_of(

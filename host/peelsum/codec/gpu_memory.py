@@ -43,6 +43,12 @@ class DeviceMemory:
                 f"tensor: {where} is not on the kernels' device; pass torch tensors on {self._device}, "
                 "or use implementation='cpu' for arrays"
             )
+        own = torch.cuda.current_device() if self.direct and tensor.is_cuda else None
+        if own is not None and tensor.device.index != own:
+            raise CodecError(
+                f"tensor: {tensor.device} is not cuda:{own}, from which words are sent; call "
+                "torch.cuda.set_device before the group is made, or sum that tensor over another group"
+            )
         return tensor.detach()
 
     def overwritable(self, tensor: Tensor) -> bool:
