@@ -76,7 +76,7 @@ from peelsum.summation import Part, Summation, Words
 from peelsum.wire import packet_bytes
 
 if TYPE_CHECKING:
-    from peelsum.allreduce.device_bundle import DeviceBundle
+    from peelsum.allreduce.device_bundle import DeviceBundle, KeptBuffers
     from peelsum.allreduce.finishing import Joined
     from peelsum.codec.gpu_memory import DeviceMemory
 
@@ -124,6 +124,8 @@ class Allreduce:
     - `estimate`: for experiments only. Estimates the left-over of peeling, at a coarser scale, instead of
       exchanging it, so results are not exact.
     - `implementation`: the implementation of the codec; "gpu" takes torch tensors.
+    - `graphs`: with the gpu kernels and words that go through the host, replay CUDA graphs of the launches
+      for small dense tensors, from the third step of a plan on. Else it changes nothing.
     - `clock`: returns the time in seconds.
     - `span`: takes "encode", "exchange" or "decode" and returns a context manager, such as a profiler's. It
       is entered around the work of that phase, and with "step" around the whole step.
@@ -151,6 +153,7 @@ class Allreduce:
         limbs: int = 1,
         estimate: bool = False,
         implementation: Implementation = "cpu",
+        graphs: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
         note: Note = unnoted,
@@ -184,6 +187,8 @@ class Allreduce:
         self._layouts: dict[int, Layout] = {}
         self._failed = False
         self._steps = 0
+        self._graphs = graphs
+        self._kept: KeptBuffers | None = None
 
     def sum(self, tensors: Tensors, *, in_place: bool = False, out: Tensors | None = None) -> StepResult:
         """Return the exact sum of each tensor over all workers.
@@ -494,11 +499,13 @@ class Allreduce:
         places = {codec.memory.beside(one) for one in values.values()}
         if isinstance(codec.memory, HostMemory) or len(places) > 1:
             return None
-        from peelsum.allreduce.device_bundle import DeviceBundle
+        from peelsum.allreduce.device_bundle import DeviceBundle, KeptBuffers
 
         into = {name: one for name, one in out.items() if name in values}
         room = cast("DeviceMemory", codec.memory)
-        return DeviceBundle(values, into, self._summation.workers, room)
+        if self._graphs and self._kept is None and not room.direct:
+            self._kept = KeptBuffers()
+        return DeviceBundle(values, into, self._summation.workers, room, self._kept)
 
     def _group(
         self,
