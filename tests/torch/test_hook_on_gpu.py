@@ -75,6 +75,24 @@ def test_training_goes_on_while_the_device_has_no_room(dtype):
         torch.testing.assert_close(buffer, before, rtol=1e-6, atol=1e-8)
 
 
+def test_gradients_may_be_freed_at_once():
+    """The bucket is used after the caller has dropped it, and its memory is not given to others before."""
+    state, sizes = (
+        SwitchAllreduceState(over=Sums(), implementation="gpu"),
+        [torch.nn.Parameter(torch.zeros(40))],
+    )
+    with group_of_one():
+        for step in range(3):
+            gradients = torch.linspace(-1, step, 40, device=DEVICE)
+            future = state.submit(gradients, sizes)
+            del gradients
+            others = [torch.full((40,), torch.nan, device=DEVICE) for _ in range(20)]
+            average = in_time(future.wait)
+            expected = torch.linspace(-1, step, 40, device=DEVICE)
+            torch.testing.assert_close(average, expected, rtol=1e-6, atol=1e-8)
+            assert all(bool(one.isnan().all()) for one in others)
+
+
 def trained(implementation, device):
     """Return the parameters after three steps by DDP and the hook, and the all-reduce's input."""
     torch.manual_seed(7)
