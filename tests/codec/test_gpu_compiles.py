@@ -16,8 +16,8 @@ SCRIPT = Path(__file__).parents[1] / "support" / "gpu_compile.py"
 SOURCES = Path(sys.modules[kernels.__module__].__file__ or "").parent
 
 
-#: The most registers of a thread: those of docs/reference/codec.md. More threads have more loads under way, as
-#: many as 65,536 registers allow, up to 2,048 from 32 registers on.
+#: The most registers of a thread, of kernels that are to read as fast as the device copies. More threads have
+#: more loads under way: as many as 65,536 registers allow, up to 2,048, from 32 on.
 REGISTERS = {
     "index_kernel": 32,
     "index_sketch_kernel": 40,
