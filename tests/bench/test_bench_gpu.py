@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from gpu_device import DEVICE
 from typer.testing import CliRunner
 
 from peelsum.bench import gpu as bench
@@ -36,14 +37,22 @@ def test_page_compares_with_the_device_s_copy(tmp_path: Path) -> None:
         network_ms=7.0, decode_ms=0.25, bytes_per_step=1_250_000, cpu_ms=40.0, cpu_of_gloo=None,
     )  # fmt: skip
     page, rows = tmp_path / "docs" / "gpu.md", tmp_path / "gpu.json"
-    bench.write(bench.GpuResults(machine, [coded], [trained]), page, rows)
+    buckets = [bench.BucketRow(100, 1000, graphs, 2.5) for graphs in (False, True)]
+    bench.write(bench.GpuResults(machine, [coded], [trained], buckets), page, rows)
     lines = page.read_text().splitlines()
     assert "- 2026-11-22, commit abc1234" in lines
     assert "- GPU X, 80 GiB, driver 570.1" in lines
     # 4,000 Gbit/s are 500 GB/s, half of what the device copies.
     assert "| 1,048,576 | 1.0% | compact | bitmap | 1.25 | 0.5 | 50.0% | 25.0% | 4.00 |" in lines
     assert "| lstm | 4 | switch | 12.5 | 3 | 0.5 / 7 / 0.25 | 1.25 | 40 | - |" in lines
+    assert "| 100 | 1,000 | yes | 2.5 |" in lines
     assert '"copy_gbytes": 1000.0' in rows.read_text()
+
+
+def test_buckets_are_measured() -> None:
+    row = bench.bucket_row(DEVICE, 3, 40, True, steps=1)
+    assert (row.tensors, row.elements, row.graphs) == (3, 40, True)
+    assert row.tensor_us > 0
 
 
 @no_gpu

@@ -14,6 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 from gpu_device import DEVICE
+from gpu_shortage import Shortage, kernels_apart
 from patience import PATIENCE_S
 from torch_alone import Sums, group_of_one, in_time
 
@@ -58,6 +59,38 @@ def test_a_device_and_a_host_sum_with_each_other(dtype):
         tolerance = 1e-6 if dtype == torch.float32 else 1e-2
         expected = (own[0].float() + own[1].float()) / 2
         torch.testing.assert_close(averages[0][:700], expected[:700], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_training_goes_on_while_the_device_has_no_room(dtype):
+    """Gradients get the averages of the host's sums; the error is logged, not raised."""
+    (allreduce,) = (Allreduce(one, implementation="gpu") for one in LocalSummation.group(1))
+    one = BucketSum(["a"], None, allreduce, on_host=False)
+    for step in range(2):
+        buffer = torch.linspace(-1, 1, 40, device=DEVICE, dtype=dtype)
+        bucket, before = Bucket(buffer, [torch.Size([40])]), buffer.clone()
+        with kernels_apart(), Shortage(0, lasting=True) as shortage:
+            one.run([bucket], step)
+        assert shortage.struck
+        torch.testing.assert_close(buffer, before, rtol=1e-6, atol=1e-8)
+
+
+def test_gradients_may_be_freed_at_once():
+    """The bucket is used after the caller has dropped it, and its memory is not given to others before."""
+    state, sizes = (
+        SwitchAllreduceState(over=Sums(), implementation="gpu"),
+        [torch.nn.Parameter(torch.zeros(40))],
+    )
+    with group_of_one():
+        for step in range(3):
+            gradients = torch.linspace(-1, step, 40, device=DEVICE)
+            future = state.submit(gradients, sizes)
+            del gradients
+            others = [torch.full((40,), torch.nan, device=DEVICE) for _ in range(20)]
+            average = in_time(future.wait)
+            expected = torch.linspace(-1, step, 40, device=DEVICE)
+            torch.testing.assert_close(average, expected, rtol=1e-6, atol=1e-8)
+            assert all(bool(one.isnan().all()) for one in others)
 
 
 def trained(implementation, device):

@@ -17,6 +17,8 @@ from gpu_device import DEVICE, bits
 
 pytest.importorskip("triton", reason="triton is not installed")
 from gpu_counts import counted
+from gpu_shortage import Shortage, kernels_apart
+from torch.utils._python_dispatch import _disable_current_modes
 
 from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.torch import process_group_summation
@@ -151,6 +153,40 @@ def test_a_group_of_small_sparse_tensors() -> None:
                 np.testing.assert_array_equal(results[0][name].total, other[name].total)
     assert all(over[0].on_device)
     assert not any(over[1].on_device)
+
+
+def test_a_device_without_room_goes_on_with_words_of_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    """Every allocation but the backend's may fail once; the step's other words come from the host."""
+    crew, local, first = Crew(), LocalSummation.group(WORKERS), 0
+    over = [OverNccl(crew, rank, "gather") for rank in range(WORKERS)]
+    settings: dict[str, Any] = {"forms": "compact", "index": "bitmap"}
+    reduces = [Allreduce(over[0], implementation="gpu", **settings), Allreduce(over[1], **settings)]
+    reduces += [Allreduce(one, **settings) for one in local]
+    shortage = Shortage(1000)
+
+    def run(reduce: Allreduce, array: Any) -> Any:
+        if reduce is not reduces[0]:
+            return reduce.sum([array])[0]
+        with kernels_apart(), shortage:
+            return reduce.sum([torch.from_numpy(array).to(DEVICE, copy=True)])[0]
+
+    def sum_words(self: Any, parts: Any, **settings: Any) -> Any:
+        with _disable_current_modes():
+            return ProcessGroupSummation.sum_words(self, parts, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OverNccl, "sum_words", sum_words)
+        for step in range(100):
+            arrays = gradients(step)
+            with ThreadPoolExecutor(2 * WORKERS) as pool:
+                results = list(pool.map(run, reduces, [*arrays, *arrays]))
+            for other in results[1:]:
+                np.testing.assert_array_equal(bits(results[0].values), other.values.view(np.uint32))
+            if step and not shortage.struck:
+                break
+            shortage, first = Shortage(first + 1), first + 1
+    assert first > 10
+    assert len(caplog.records) == first - 1
 
 
 def test_waits_without_copies_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

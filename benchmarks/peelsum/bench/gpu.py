@@ -8,18 +8,23 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
 import torch
 
+from peelsum.allreduce import Allreduce, Part
+from peelsum.bench import gpu_tuning as gpu_launches
 from peelsum.bench.codec.rows import Row as CodecRow
 from peelsum.bench.codec.rows import bench_codec, points_of
 from peelsum.bench.devices import require_gpu
 from peelsum.bench.train.report import Row as TrainRow
 from peelsum.bench.train.rows import Request, bench_train
+from peelsum.codec import gpu_tuning
+from peelsum.codec.gpu_memory import wait
+from peelsum.summation import Words
 from peelsum.training import MODELS, ModelName
 
 ELEMENTS, QUICK_ELEMENTS = (2**17, 2**20, 2**24, 2**26), (2**20,)
@@ -27,6 +32,9 @@ DENSITIES, QUICK_DENSITIES = (0.001, 0.01, 0.05, 0.2), (0.01, 0.2)
 #: Bytes of the copy to whose speed the codec's is compared, and how often it is repeated.
 _COPY_BYTES, _COPIES = 2**28, 20
 _UNKNOWN = "unknown"
+#: Tensors and elements of buckets; steps that are measured, and steps before them.
+BUCKETS = ((1, 1000), (100, 1000))
+_STEPS, _WARM_STEPS = 100, 5
 
 
 @dataclass(frozen=True)
@@ -46,20 +54,39 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class BucketRow:
+    """Steps with a bucket of dense tensors, of one worker, without a network."""
+
+    tensors: int
+    elements: int
+    """Elements of each tensor."""
+    graphs: bool
+    """Whether launches were captured."""
+    tensor_us: float
+    """Median time of a step, in microseconds, divided by the number of tensors."""
+
+
+@dataclass(frozen=True)
 class GpuResults:
     """The measurements of one GPU."""
 
     machine: Machine
     codec: list[CodecRow]
     train: list[TrainRow]
+    buckets: list[BucketRow] = field(default_factory=list)
 
 
-def bench_gpu(*, quick: bool = False, tell: Callable[[str], None]) -> GpuResults:
+def bench_gpu(*, quick: bool = False, tune: bool = False, tell: Callable[[str], None]) -> GpuResults:
     """Measure codec and training; `tell` is called with what is measured next.
 
-    Raises NoDeviceError if torch finds no GPU, and what `bench_codec` and `bench_train` raise.
+    tune: measure first how to launch the kernels, and write the device's row in the table of launches.
+
+    Raises NoDeviceError if torch finds no GPU, and what `bench_codec`, `bench_train` and `tune` raise.
     """
     require_gpu()
+    if tune:
+        device = torch.device("cuda", torch.cuda.current_device())
+        gpu_tuning.write_row(torch.cuda.get_device_name(device), gpu_launches.tune(device, tell=tell))
     tell("the device's copy")
     machine = _machine(_copy_gbytes())
     points = points_of(
@@ -71,12 +98,42 @@ def bench_gpu(*, quick: bool = False, tell: Callable[[str], None]) -> GpuResults
         for row in rows:
             codec.append(row)
             tell(f"codec: {row.elements:,} elements, {row.density:g}, {row.form}")
+    tell("buckets of small tensors")
+    buckets = [
+        bucket_row(torch.device("cuda"), *size, graphs) for size in BUCKETS for graphs in (False, True)
+    ]
     train: list[TrainRow] = []
     models: Sequence[ModelName] = ("lstm",) if quick else MODELS
     for model in models:
         tell(f"training {model}")
         train += bench_train(Request(model, workers=2 if quick else 4, cpu=True, device="cuda"))
-    return GpuResults(machine, codec, train)
+    return GpuResults(machine, codec, train, buckets)
+
+
+class _Alone:
+    """A backend of one worker."""
+
+    lanes, workers, worker_id = 256, 1, 0
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        return [part.words.copy() for part in parts]
+
+
+def bucket_row(
+    device: torch.device, tensors: int, elements: int, graphs: bool, steps: int = _STEPS
+) -> BucketRow:
+    """Measure steps with a bucket of dense tensors, whose results take their places."""
+    allreduce = Allreduce(_Alone(), forms="dense", implementation="gpu", graphs=graphs)
+    bucket = list(torch.randn(tensors, elements, device=device))
+    seconds = []
+    for number in range(steps + _WARM_STEPS):
+        wait(device)
+        started = time.perf_counter()
+        allreduce.sum(bucket, in_place=True)
+        wait(device)
+        if number >= _WARM_STEPS:
+            seconds.append(time.perf_counter() - started)
+    return BucketRow(tensors, elements, graphs, round(1e6 * median(seconds) / tensors, 2))
 
 
 def write(results: GpuResults, page: Path, rows: Path) -> None:
@@ -141,6 +198,8 @@ def _page(results: GpuResults) -> Iterator[str]:
         "",
         *_codec_section(results),
         "",
+        *_bucket_section(results),
+        "",
         *_training_section(results),
     )
 
@@ -165,6 +224,20 @@ def _codec_section(results: GpuResults) -> Iterator[str]:
             f"| {row.elements:,} | {row.density:.1%} | {row.form} | {row.index} | {row.bits_per_element:.3g} "
             f"| {row.codec_ms:.3g} | {encode:.1%} | {decode:.1%} | {ratio} |"
         )
+
+
+def _bucket_section(results: GpuResults) -> Iterator[str]:
+    yield from (
+        "## Buckets of small tensors",
+        "",
+        "Steps of `Allreduce.sum` with dense tensors in place, by one worker without a network.",
+        "",
+        "| tensors | elements of each | CUDA graphs | us a tensor |",
+        "|---|---|---|---|",
+    )
+    for row in results.buckets:
+        graphs = "yes" if row.graphs else "no"
+        yield f"| {row.tensors} | {row.elements:,} | {graphs} | {row.tensor_us:.3g} |"
 
 
 def _training_section(results: GpuResults) -> Iterator[str]:

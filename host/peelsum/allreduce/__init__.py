@@ -7,6 +7,7 @@ from peelsum.allreduce.allreduce import Allreduce
 from peelsum.allreduce.costs import NetworkModel
 from peelsum.allreduce.errors import (
     AllreduceError,
+    DeviceMemoryError,
     InvalidRequestError,
     PlanMismatchError,
     SummationStalledError,
@@ -24,6 +25,7 @@ __all__ = [
     "BitmapIndex",
     "BloomIndex",
     "Choice",
+    "DeviceMemoryError",
     "Form",
     "Index",
     "IndexForm",

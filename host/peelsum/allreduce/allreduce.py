@@ -21,21 +21,23 @@ They do, because each decision depends only on sums, which are the same on every
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.bundle import bundled, joinable, ordered
 from peelsum.allreduce.costs import NetworkModel
-from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
+from peelsum.allreduce.errors import DeviceMemoryError, InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.exchange import Setting, TensorExchange
 from peelsum.allreduce.finishing import finished
 from peelsum.allreduce.forms import (
@@ -54,14 +56,17 @@ from peelsum.allreduce.plan import (
     TensorPlan,
     agreed,
     agreement_words,
+    labeled,
     unsupported,
 )
-from peelsum.allreduce.result import StepResult
+from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.allreduce.rounds import Note, Span, Step, unnoted
 from peelsum.codec import (
     BFloat16,
     HostMemory,
     Implementation,
+    Kernels,
+    Memory,
     SketchLayout,
     fixed_point,
     kernels,
@@ -71,10 +76,11 @@ from peelsum.summation import Part, Summation, Words
 from peelsum.wire import packet_bytes
 
 if TYPE_CHECKING:
-    from peelsum.allreduce.device_bundle import DeviceBundle
+    from peelsum.allreduce.device_bundle import DeviceBundle, KeptBuffers
     from peelsum.allreduce.finishing import Joined
     from peelsum.codec.gpu_memory import DeviceMemory
 
+_log = logging.getLogger("peelsum")
 #: Plans of earlier steps that are kept.
 _REMEMBERED = 32
 
@@ -94,6 +100,13 @@ Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | DeviceTensor
 Tensors = Mapping[str, Tensor] | Sequence[Tensor]
 
 
+class Codec(NamedTuple):
+    """An implementation of the codec, with the memory in which its arrays lie."""
+
+    ops: Kernels
+    memory: Memory
+
+
 class Allreduce:
     """An exact allreduce of float tensors over the workers of `summation`.
 
@@ -111,6 +124,8 @@ class Allreduce:
     - `estimate`: for experiments only. Estimates the left-over of peeling, at a coarser scale, instead of
       exchanging it, so results are not exact.
     - `implementation`: the implementation of the codec; "gpu" takes torch tensors.
+    - `graphs`: with the gpu kernels and words that go through the host, replay CUDA graphs of the launches
+      for small dense tensors, from the third step of a plan on. Else it changes nothing.
     - `clock`: returns the time in seconds.
     - `span`: takes "encode", "exchange" or "decode" and returns a context manager, such as a profiler's. It
       is entered around the work of that phase, and with "step" around the whole step.
@@ -138,6 +153,7 @@ class Allreduce:
         limbs: int = 1,
         estimate: bool = False,
         implementation: Implementation = "cpu",
+        graphs: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
         note: Note = unnoted,
@@ -160,7 +176,7 @@ class Allreduce:
                 "estimate: True does not work with the gpu kernels; use implementation='cpu'"
             )
         direct = getattr(summation, "device", None) is not None
-        self._ops, self._memory = kernels(implementation), memory(implementation, direct=direct)
+        self._codec = Codec(kernels(implementation), memory(implementation, direct=direct))
         self._clock, self._span, self._note = clock, span, note
         self._agreed: set[int] = set()
         #: The plans of the last steps, latest first, with their digests: choices often alternate.
@@ -171,6 +187,8 @@ class Allreduce:
         self._layouts: dict[int, Layout] = {}
         self._failed = False
         self._steps = 0
+        self._graphs = graphs
+        self._kept: KeptBuffers | None = None
 
     def sum(self, tensors: Tensors, *, in_place: bool = False, out: Tensors | None = None) -> StepResult:
         """Return the exact sum of each tensor over all workers.
@@ -190,6 +208,11 @@ class Allreduce:
         order, of the tensors' shapes, and share no memory with each other or with other tensors. The arrays
         of an earlier step's results can be passed. All other results are new.
 
+        If a device lacks memory in a step, this worker goes through the rounds again on the host and ends the
+        step there; other workers' sums do not change. It logs an error that names tensor, bytes and remedy.
+        Sums that replace tensors, or go to `out`, are copied to the device. For others there may be no room:
+        then DeviceMemoryError is raised, with the step's result, and the next step can follow.
+
         Raises InvalidRequestError for tensors or an `out` that cannot be used: nothing has been sent then,
         and the call can be repeated. Raises PlanMismatchError if the workers differ, InvalidRequestError if
         all pass an unsupported dtype, and the summation's error if it stalls. After these, the workers may be
@@ -200,22 +223,111 @@ class Allreduce:
         named = self._named(tensors)
         into = self._into(named, in_place, self._named({} if out is None else out))
         self._failed = True
-        with self._span("step"):
-            result = self._sum(named, into)
+        try:
+            with self._span("step"):
+                result = self._sum(named, into)
+        except DeviceMemoryError as error:
+            self._failed = error.result is None
+            raise
         self._failed = False
         return result
 
     def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> StepResult:
         self._steps += 1
-        step = Step(self._summation, self._memory, self._clock, self._span, self._note)
+        memory = self._codec.memory
+        on_device = not isinstance(memory, HostMemory)
+        step = Step(self._summation, memory, self._clock, self._span, self._note, keeping=on_device)
         plan = self._plan(named)
         known = plan.request in self._agreed
         if not known:
             self._agree(plan, step)
+        ahead = [self._agreement(plan)] if known else []
+        done: dict[str, TensorResult] = {}
+        try:
+            return self._summed(self._codec, plan, named, into, ahead, step, done)
+        except RuntimeError as error:
+            lacked = self._lacked(error, step) if on_device else None
+            if lacked is None:
+                raise
+        # The traceback is gone here, and with it what the step had on the device.
+        _log.error("%s. The host computes this step.", lacked)
+        try:
+            return self._on_host(plan, named, into, ahead, step, done)
+        except RuntimeError as error:  # over NCCL, words need memory of the device
+            lacked = self._lacked(error, step)
+            if lacked is None:
+                raise
+        raise DeviceMemoryError(f"{lacked}. Start again with a new summation.")
+
+    def _summed(
+        self,
+        codec: Codec,
+        plan: Plan,
+        named: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+        ahead: Sequence[Part],
+        step: Step,
+        done: dict[str, TensorResult],
+    ) -> StepResult:
+        """Run the rounds and decode their sums; `done` gets each result that is on the device for good."""
         with step.timed("encode"):
-            joined, alone = self._exchanges(plan, named, into)
-        step.run([*joined, *alone.values()], [self._agreement(plan)] if known else [])
-        return self._finish(joined, alone, plan, step)
+            joined, alone = self._exchanges(codec, plan, named, into, step)
+        step.run([*joined, *alone.values()], ahead)
+        return self._finish(joined, alone, plan, step, done)
+
+    def _lacked(self, error: RuntimeError, step: Step) -> str | None:
+        """Return a message if a device had no room; None if the error says something else.
+
+        Raises DeviceMemoryError if the backend was in the middle of a sum, which cannot go on.
+        """
+        memory = cast("DeviceMemory", self._codec.memory)
+        asked = memory.lacked(error)
+        if asked is None:
+            return None
+        message = (
+            f"memory: worker {self._summation.worker_id} has no room for {asked} on the device, in step "
+            f"{self._steps} for {step.label}; free memory there, sum fewer tensors in one step (with DDP, a "
+            "smaller bucket_cap_mb), or pass in_place=True"
+        )
+        if step.summing:
+            raise DeviceMemoryError(f"{message}. Start again with a new summation.") from error
+        memory.settle()  # for copies to memory of the host that is freed next
+        return message
+
+    def _on_host(
+        self,
+        plan: Plan,
+        named: Mapping[str, Any],
+        into: Mapping[str, Any],
+        ahead: Sequence[Part],
+        step: Step,
+        done: Mapping[str, TensorResult],
+    ) -> StepResult:
+        """Go through a step's rounds again on the host, and end it there. Results that are `done` stay."""
+        memory, codec = cast("DeviceMemory", self._codec.memory), Codec(kernels("cpu"), HostMemory())
+        near: dict[str, Tensor] = {name: memory.near(tensor) for name, tensor in named.items()}
+        if memory.direct:
+            step.carrying = True
+        else:
+            step.memory = codec.memory
+        found = self._summed(codec, plan, near, {}, ahead, step, {})
+        results, lacked = {result.name: result for result in found.tensors} | dict(done), None
+        for name in results.keys() - done.keys():
+            step.label, values = repr(name), results[name].values
+            try:
+                there = memory.placed_in(values, named[name], into.get(name))
+            except RuntimeError as error:
+                lacked = self._lacked(error, step)
+                if lacked is None:
+                    raise
+                there = memory.left_on_host(values)
+            results[name] = replace(results[name], values=cast(Any, there))
+        ended = replace(found, tensors=[results[tensor.name] for tensor in plan.tensors])
+        if lacked is not None:
+            failed = DeviceMemoryError(f"{lacked}. The error's `result` has the sums, on the host.")
+            failed.result = ended
+            raise failed
+        return ended
 
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
         each = [self._tensor_plan(name, tensor) for name, tensor in named.items()]
@@ -231,7 +343,7 @@ class Allreduce:
 
     def _tensor_plan(self, name: str, tensor: Tensor) -> TensorPlan:
         """Return a tensor's plan, as the object of its last step if it is the same: plans compare faster."""
-        shape, dtype = tuple(tensor.shape), self._memory.dtype(tensor)
+        shape, dtype = tuple(tensor.shape), self._codec.memory.dtype(tensor)
         choice = self._chooser.choose(name, math.prod(shape), self._settings)
         last = self._tensor_plans.get(name)
         if last is not None and last.choice is choice and (last.shape, last.dtype) == (shape, dtype):
@@ -248,18 +360,19 @@ class Allreduce:
                 raise InvalidRequestError(
                     f"tensors: {str(name)!r} names two tensors; give every tensor its own name"
                 )
-            named[str(name)] = self._memory.accepted(tensor)
+            named[str(name)] = self._codec.memory.accepted(tensor)
         return named
 
     def _into(
         self, named: Mapping[str, Tensor], in_place: bool, out: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return the tensors to which results are written, by name."""
-        into = {name: one for name, one in named.items() if in_place and self._memory.overwritable(one)}
+        memory = self._codec.memory
+        into = {name: one for name, one in named.items() if in_place and memory.overwritable(one)}
         for name, tensor in out.items():
             if name not in named:
                 raise InvalidRequestError(f"out: {name!r} is not a tensor; leave it out")
-            if not self._memory.overwritable(tensor) or tuple(tensor.shape) != tuple(named[name].shape):
+            if not memory.overwritable(tensor) or tuple(tensor.shape) != tuple(named[name].shape):
                 shape = tuple(named[name].shape)
                 raise InvalidRequestError(
                     f"out: {name!r} cannot take the sum; pass a writable float32 array in C order, of shape "
@@ -273,11 +386,12 @@ class Allreduce:
         """Raise InvalidRequestError if an array of `out` shares memory with another, or with a tensor."""
         if not out:
             return
-        places = ((*self._memory.span(tensor), name) for name, tensor in out.items())
+        memory = self._codec.memory
+        places = ((*memory.span(tensor), name) for name, tensor in out.items())
         spans = sorted(one for one in places if one[0] < one[1])
         shared = [(one, other) for (_, end, one), (start, _, other) in pairwise(spans) if start < end]
         for other, tensor in named.items():
-            start, end = self._memory.span(tensor)
+            start, end = memory.span(tensor)
             if start < end and (before := bisect_left(spans, (end,))):
                 *place, one = spans[before - 1]
                 if start < place[1] and (one != other or place != [start, end]):
@@ -313,36 +427,46 @@ class Allreduce:
         return Part(agreement_words(plan.digest_at(self._steps)), "or", check)
 
     def _exchanges(
-        self, plan: Plan, named: Mapping[str, Tensor], into: Mapping[str, Tensor]
+        self,
+        codec: Codec,
+        plan: Plan,
+        named: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+        step: Step,
     ) -> tuple[list[Joined], dict[str, TensorExchange]]:
         """Return the exchanges of a step in the order in which all workers send them, joined ones first."""
-        values = {name: self._memory.widened(tensor) for name, tensor in named.items()}
+        step.label, memory = labeled(list(named)), codec.memory
+        values = {name: memory.widened(tensor) for name, tensor in named.items()}
         # Of a tensor that is overwritten, these are the values themselves.
         out = {
-            name: values[name] if tensor is named[name] else self._memory.widened(tensor)
+            name: values[name] if tensor is named[name] else memory.widened(tensor)
             for name, tensor in into.items()
         }
         joined: list[Joined] = []
         if group := [tensor for tensor in plan.tensors if tensor.choice.grouped]:
-            joined.append(self._group(group, {one.name: values.pop(one.name) for one in group}, out))
-        if self._ops is kernels("cpu") and joinable(plan.settings):
+            joined.append(self._group(codec, group, {one.name: values.pop(one.name) for one in group}, out))
+        if codec.ops is kernels("cpu") and joinable(plan.settings):
             if values:
-                joined.append(self._host_bundle(plan, values, out))
+                joined.append(self._host_bundle(codec, plan, values, out))
             return joined, {}
         first = dict.fromkeys(bundled(plan))
         if first:
-            own = self._device_bundle({name: values[name] for name in first}, out)
+            own = self._device_bundle(codec, {name: values[name] for name in first}, out)
             if own:
                 joined.append(own)
                 values = {name: one for name, one in values.items() if name not in first}
         return joined, {
-            tensor.name: self._exchange(tensor, values[tensor.name], out.get(tensor.name))
+            tensor.name: self._exchange(codec, tensor, values[tensor.name], out.get(tensor.name))
             for tensor in ordered(plan)
             if tensor.name in values
         }
 
     def _host_bundle(
-        self, plan: Plan, values: Mapping[str, NDArray[np.float32]], out: Mapping[str, NDArray[np.float32]]
+        self,
+        codec: Codec,
+        plan: Plan,
+        values: Mapping[str, NDArray[np.float32]],
+        out: Mapping[str, NDArray[np.float32]],
     ) -> HostBundle:
         layout = self._layouts.get(plan.digest)
         if layout is None:
@@ -353,7 +477,7 @@ class Allreduce:
         arrays = [values[name] for name in layout.names]
 
         def make(m: int) -> TensorExchange:
-            return self._exchange(layout.tensors[m], arrays[m], out.get(layout.names[m]))
+            return self._exchange(codec, layout.tensors[m], arrays[m], out.get(layout.names[m]))
 
         return HostBundle(
             layout,
@@ -366,57 +490,70 @@ class Allreduce:
         )
 
     def _device_bundle(
-        self, values: Mapping[str, NDArray[np.float32]], out: Mapping[str, NDArray[np.float32]]
+        self,
+        codec: Codec,
+        values: Mapping[str, NDArray[np.float32]],
+        out: Mapping[str, NDArray[np.float32]],
     ) -> DeviceBundle | None:
         """Return the bundle of tensors on a device; None if they are not on one."""
-        places = {self._memory.beside(one) for one in values.values()}
-        if isinstance(self._memory, HostMemory) or len(places) > 1:
+        places = {codec.memory.beside(one) for one in values.values()}
+        if isinstance(codec.memory, HostMemory) or len(places) > 1:
             return None
-        from peelsum.allreduce.device_bundle import DeviceBundle
+        from peelsum.allreduce.device_bundle import DeviceBundle, KeptBuffers
 
         into = {name: one for name, one in out.items() if name in values}
-        room = cast("DeviceMemory", self._memory)
-        return DeviceBundle(values, into, self._summation.workers, room)
+        room = cast("DeviceMemory", codec.memory)
+        if self._graphs and self._kept is None and not room.direct:
+            self._kept = KeptBuffers()
+        return DeviceBundle(values, into, self._summation.workers, room, self._kept)
 
     def _group(
         self,
+        codec: Codec,
         tensors: Sequence[TensorPlan],
         values: Mapping[str, NDArray[np.float32]],
         out: Mapping[str, NDArray[np.float32]],
     ) -> Group:
         seed = _tensor_seed(self._settings.seed, self._steps, tensors[0].name)
         setting = Setting(
-            self._ops if isinstance(self._memory, HostMemory) else kernels("cpu"),
+            codec.ops if isinstance(codec.memory, HostMemory) else kernels("cpu"),
             self._summation.workers,
             self._summation.lanes,
             self._settings,
             seed,
             refinement=self._chooser.refinement_of(tensors),
         )
-        return Group(tensors[0].choice, values, out, setting, self._memory)
+        return Group(tensors[0].choice, values, out, setting, codec.memory)
 
     def _exchange(
-        self, plan: TensorPlan, values: NDArray[np.float32], out: NDArray[np.float32] | None
+        self, codec: Codec, plan: TensorPlan, values: NDArray[np.float32], out: NDArray[np.float32] | None
     ) -> TensorExchange:
         summation, seeded = self._summation, plan.choice.index or plan.choice.sampled
         seed = _tensor_seed(self._settings.seed, self._steps, plan.name) if seeded else 0
         setting = Setting(
-            self._ops,
+            codec.ops,
             summation.workers,
             summation.lanes,
             self._settings,
             seed,
-            self._memory,
+            codec.memory,
             self._chooser.refinement(plan.name),
-            not self._memory.direct and self._chooser.wants(plan.name),
+            not codec.memory.direct and self._chooser.wants(plan.name),
         )
-        return TensorExchange(plan.choice, values, setting, out=out)
+        exchange = TensorExchange(plan.choice, values, setting, out=out)
+        exchange.label = repr(plan.name)
+        return exchange
 
     def _finish(
-        self, joined: Sequence[Joined], alone: Mapping[str, TensorExchange], plan: Plan, step: Step
+        self,
+        joined: Sequence[Joined],
+        alone: Mapping[str, TensorExchange],
+        plan: Plan,
+        step: Step,
+        complete: dict[str, TensorResult],
     ) -> StepResult:
         with step.timed("decode"):
-            done = finished(plan, joined, alone, self._chooser.wants)
+            done = finished(plan, joined, alone, self._chooser.wants, step, complete)
             for one in done.learned:
                 self._chooser.learn(one.name, one.elements, one.seen, one.words_sent, self._settings.limbs)
         lanes = self._summation.lanes

@@ -1,5 +1,12 @@
 """Errors of the allreduce, split by whose fault they are."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from peelsum.allreduce.result import StepResult
+
 
 class AllreduceError(Exception):
     """Base of the allreduce's errors. Messages name field, value and remedy in one line."""
@@ -15,3 +22,13 @@ class InvalidRequestError(AllreduceError, ValueError):
 
 class SummationStalledError(AllreduceError, TimeoutError):
     """Some workers did not contribute in time; the message names the oldest chunk and the workers."""
+
+
+class DeviceMemoryError(AllreduceError, MemoryError):
+    """A device had no room for a step. If `result` is set, only for its results: further steps can follow.
+
+    The other workers have the sum then, so use `result` here, too.
+    """
+
+    result: StepResult | None = None
+    """The step's result, with the `values` as torch tensors in the host's memory."""

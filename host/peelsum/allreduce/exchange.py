@@ -112,6 +112,8 @@ class TensorExchange:
         self._known = False
         #: Number of elements of `total` that are estimates.
         self.estimated = 0
+        #: The names of its tensors, for messages.
+        self.label = ""
         #: Words that this worker has sent; `Step` counts them.
         self.words_sent = 0
 

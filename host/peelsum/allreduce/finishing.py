@@ -13,6 +13,7 @@ from peelsum.allreduce.host_bundle import HostBundle
 from peelsum.allreduce.host_bundle import Member as HostMember
 from peelsum.allreduce.plan import Plan, TensorPlan
 from peelsum.allreduce.result import Results, Tally, TensorResult, TensorTally
+from peelsum.allreduce.rounds import Step
 
 if TYPE_CHECKING:
     from peelsum.allreduce.device_bundle import DeviceBundle
@@ -47,13 +48,16 @@ def finished(
     joined: Sequence[Joined],
     alone: Mapping[str, TensorExchange],
     wants: Callable[[str], bool],
+    step: Step,
+    complete: dict[str, TensorResult],
 ) -> Finished:
     """Return what the exchanges of several tensors, and of others by name, show after their last rounds.
 
     wants: returns whether a tensor's non-zeros must be counted, by name.
+    complete: gets each tensor's result, by name, as soon as its `values` are written.
     """
     divisor = plan.workers if plan.settings.average else 1
-    bundle, outcomes = None, dict[str, "Outcome"](alone)
+    bundle, outcomes = None, dict[str, "Outcome"]()
     for several in joined:
         if isinstance(several, HostBundle):
             bundle = several
@@ -61,12 +65,15 @@ def finished(
             outcomes.update(bundle.others)
             bundle.others.clear()
         else:
+            step.label = several.label
             outcomes.update(several.members())
-    apart = {
-        tensor.name: _result(tensor, outcomes[tensor.name], plan.workers, divisor)
-        for tensor in (plan.tensors if outcomes else ())
-        if tensor.name in outcomes
-    }
+    # A bundle writes all its tensors at once: one after the other, they are complete before more can fail.
+    outcomes.update(alone)
+    plans = {tensor.name: tensor for tensor in plan.tensors} if outcomes else {}
+    for name, outcome in outcomes.items():
+        step.label = repr(name)
+        complete[name] = _result(plans[name], outcome, plan.workers, divisor)
+    apart = {name: complete[name] for name in plans if name in complete}
     learned = [_learned(outcomes[name], result, wants) for name, result in apart.items() if result.finite]
     words = {name: result.words_sent for name, result in apart.items()}
     non_finite = len(apart) - len(learned)

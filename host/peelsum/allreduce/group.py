@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from peelsum.allreduce.bundle import LARGEST, ends
 from peelsum.allreduce.exchange import Limbs, Positions, Setting, TensorExchange
 from peelsum.allreduce.indexes import Index
-from peelsum.allreduce.plan import Choice, Form, Settings, TensorPlan
+from peelsum.allreduce.plan import Choice, Form, Settings, TensorPlan, labeled
 from peelsum.allreduce.staging import Round, Rounds, by_host
 from peelsum.codec import (
     EXPONENT_WORDS,
@@ -82,6 +82,7 @@ class Group(TensorExchange):
         for begin, first, last in zip(self._begins, taken, taken[1:], strict=False):
             values[begin : begin + last - first] = joined[first:last]
         super().__init__(choice, values, setting)
+        self.label = labeled(self._names)
         self._lay_out(room, choice.scale_block or LARGEST)
         self._fields = np.full(len(tensors), _ZERO)
         self._floats: NDArray[np.float32] | None = None

@@ -156,7 +156,7 @@ class HostBundle:
         self.others: dict[str, TensorExchange] = {}
         #: The rows of the members, by name, after `decode`.
         self._rows: dict[str, list[int]] = {}
-        self.words_sent = 0
+        self.words_sent, self.label = 0, ""
 
     def rounds(self) -> Rounds:
         """Yield every round of the exchanges; send each round's sums back into the generator."""

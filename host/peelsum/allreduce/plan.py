@@ -167,6 +167,12 @@ def agreed(words: Words) -> bool:
     return bool((words[:half] ^ words[half:AGREEMENT_WORDS] == 0xFFFFFFFF).all())
 
 
+def labeled(names: Sequence[str]) -> str:
+    """Return the names of tensors for a message: of many, the first few."""
+    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+    return " and ".join([", ".join(map(repr, names[:NAMED])), *more])
+
+
 def unsupported(tensors: Sequence[TensorPlan]) -> TensorPlan | None:
     """Return the first tensor with an unsupported dtype, or None."""
     return next((tensor for tensor in tensors if tensor.dtype not in SUPPORTED_DTYPES), None)

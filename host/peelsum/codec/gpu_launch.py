@@ -26,17 +26,20 @@ from peelsum.codec import gpu_scale_kernels as scales
 from peelsum.codec import gpu_sketch_kernels as sketches
 from peelsum.codec.block_scales import turn_of
 from peelsum.codec.fixed_point import EXPONENT_WORDS
+from peelsum.codec.gpu_tuning import Launch, tuned
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 
-# Tile sizes for 128 threads: the largest that need at most about 100 registers per thread when compiled for
-# compute capability 9.0. They do not change results. A word is 32 elements, 128 bytes of gradient.
+# Tile sizes of kernels that `gpu_tuning` does not have, for 128 threads: the largest that need at most about
+# 100 registers per thread when compiled for compute capability 9.0. A word is 32 elements, 128 bytes.
 _TILE_WORDS = 64
 _PIECE_WORDS = 4
 _BLOCK = 1024
 _CANDIDATES = 512
 _SCAN = 4096
 _BUNDLE_WORDS = 256
+_WARPS = 4
+_STRIDING = Launch(_CANDIDATES, _WARPS)
 #: Programs that stride over work whose size only the device knows: 8 for each of an H200's 132 SMs.
 _PROGRAMS = 1056
 _PROGRAMS_INTERPRETED = 2
@@ -113,9 +116,9 @@ class Peeling:
         return self.zeroed[-1:]
 
 
-def tiles(words: int) -> int:
+def tiles(words: int, device: torch.device) -> int:
     """Return the number of tiles of a bitmap of `words` words: the size of `bases` for `totals`."""
-    return -(-words // _TILE_WORDS)
+    return -(-words // _scanned(device))
 
 
 def magnitude(values: Tensor, largest: Tensor) -> None:
@@ -126,15 +129,19 @@ def magnitude(values: Tensor, largest: Tensor) -> None:
 def index(values: Tensor, bitmap: Tensor | None, largest: Tensor) -> None:
     """Run `Kernels.index` on values[n], into bitmap[index_words(n)], if given, and largest[1]."""
     largest.zero_()
-    grid = tiles(-(-values.numel() // WORD_BITS))
+    n, (tile, warps) = values.numel(), tuned("index_kernel", values.device)
     into = values if bitmap is None else bitmap
-    _run(indexes.index_kernel, grid, values, into, largest, values.numel(), bitmap is not None, _TILE_WORDS)
+    _run(
+        indexes.index_kernel, _cut(-(-n // WORD_BITS), tile),
+        values, into, largest, n, bitmap is not None, tile, num_warps=warps,
+    )  # fmt: skip
 
 
 def totals(bitmap: Tensor, elements: int, bases: Tensor, count: Tensor) -> None:
     """Run `Kernels.count` into count[1]; write the set bits before each tile into bases[tiles]."""
-    grid = tiles(bitmap.numel())
-    _run(indexes.totals_kernel, grid, bitmap, bases, elements, _TILE_WORDS)
+    tile, warps = tuned("totals_kernel", bitmap.device)
+    grid = _cut(bitmap.numel(), tile)
+    _run(indexes.totals_kernel, grid, bitmap, bases, elements, tile, num_warps=warps)
     _run(indexes.scan_kernel, 1, bases, count, grid, _SCAN)
 
 
@@ -146,9 +153,10 @@ def positions(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, fir
 
 def listed(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, first: int = 0) -> None:
     """Run the second half of `positions`, after `totals`."""
+    tile = _scanned(bitmap.device)
     _run(
-        indexes.positions_kernel,
-        tiles(bitmap.numel()), bitmap, bases, out.positions, elements, out.capacity, first, _TILE_WORDS,
+        indexes.positions_kernel, _cut(bitmap.numel(), tile),
+        bitmap, bases, out.positions, elements, out.capacity, first, tile,
     )  # fmt: skip
 
 
@@ -157,14 +165,15 @@ def occupied(candidates: Candidates, out: Tensor) -> None:
     out.zero_()
     _stride(
         indexes.occupied_kernel, candidates,
-        candidates.positions, candidates.count, out, candidates.capacity, BLOCK_SIZES, _BLOCK,
+        candidates.positions, candidates.count, out, candidates.capacity, BLOCK_SIZES,
+        launch=Launch(_BLOCK, _WARPS),
     )  # fmt: skip
 
 
 def block_encode(bitmap: Tensor, elements: int, block: int, out: Tensor) -> None:
     """Run `Kernels.block_encode` for blocks of 2 to 4096 elements."""
     if block < WORD_BITS:
-        grid, bits = tiles(out.numel()), block.bit_length() - 1
+        grid, bits = _cut(out.numel(), _TILE_WORDS), block.bit_length() - 1
         _run(forms.small_block_encode_kernel, grid, bitmap, out, elements, bits, _TILE_WORDS)
         return
     block_words = block // WORD_BITS
@@ -175,7 +184,8 @@ def block_encode(bitmap: Tensor, elements: int, block: int, out: Tensor) -> None
 def block_decode(blocks: Tensor, elements: int, block: int, out: Tensor) -> None:
     """Run `Kernels.block_decode`."""
     bits = block.bit_length() - 1
-    _run(forms.block_decode_kernel, tiles(out.numel()), blocks, out, elements, bits, _TILE_WORDS)
+    grid = _cut(out.numel(), _TILE_WORDS)
+    _run(forms.block_decode_kernel, grid, blocks, out, elements, bits, _TILE_WORDS)
 
 
 def bloom_encode(layout: BloomLayout, seed: Tensor, bitmap: Tensor, out: Tensor, first: int = 0) -> None:
@@ -201,14 +211,14 @@ def bloom_decode(
 def gather_bits(bitmap: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None:
     """Run `Kernels.gather_bits`, given the mask's `totals` in `bases`; `out` may be larger than needed."""
     out.zero_()
-    words = mask.numel()
-    _run(forms.gather_bits_kernel, tiles(words), bitmap, mask, bases, out, words, _TILE_WORDS)
+    words, tile = mask.numel(), _scanned(mask.device)
+    _run(forms.gather_bits_kernel, _cut(words, tile), bitmap, mask, bases, out, words, tile)
 
 
 def scatter_bits(bits: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None:
     """Run `Kernels.scatter_bits`, given the mask's `totals` in `bases`."""
-    words = mask.numel()
-    _run(forms.scatter_bits_kernel, tiles(words), bits, mask, bases, out, words, _TILE_WORDS)
+    words, tile = mask.numel(), _scanned(mask.device)
+    _run(forms.scatter_bits_kernel, _cut(words, tile), bits, mask, bases, out, words, tile)
 
 
 def block_exponents(values: Tensor, block: int, out: Tensor, largest: Tensor) -> None:
@@ -216,8 +226,9 @@ def block_exponents(values: Tensor, block: int, out: Tensor, largest: Tensor) ->
     out.zero_()
     largest.zero_()
     n, blocks, words = values.numel(), out.numel(), block // WORD_BITS
-    grid = tiles(-(-n // WORD_BITS))
-    _run(scales.block_magnitudes_kernel, grid, values, out, largest, n, words, _TILE_WORDS)
+    tile, warps = tuned("block_magnitudes_kernel", values.device)
+    grid = _cut(-(-n // WORD_BITS), tile)
+    _run(scales.block_magnitudes_kernel, grid, values, out, largest, n, words, tile, num_warps=warps)
     _run(scales.encode_exponents_kernel, -(-blocks // _BLOCK), out, largest, blocks, _BLOCK)
 
 
@@ -243,10 +254,11 @@ def quantize(
     """Run `Kernels.quantize` into out[limbs, n] and largest[1], with the scale in scale[1]."""
     largest.zero_()
     n, (octaves, block_bits) = values.numel(), _octaves(scale, blocks)
+    tile, warps = tuned("quantize_kernel", values.device)
     _run(
-        sketches.quantize_kernel, -(-n // _BLOCK),
+        sketches.quantize_kernel, _cut(n, tile),
         values, out, largest, scale, octaves, n, block_bits, low_bits,
-        blocks is not None, out.shape[0], _BLOCK,
+        blocks is not None, out.shape[0], tile, num_warps=warps,
     )  # fmt: skip
 
 
@@ -263,7 +275,8 @@ def quantize_at(
     _stride(
         sketches.quantize_at_kernel, candidates,
         values, candidates.positions, candidates.count, out, scale, octaves,
-        candidates.capacity, block_bits, low_bits, blocks is not None, out.shape[0], _CANDIDATES,
+        candidates.capacity, block_bits, low_bits, blocks is not None, out.shape[0],
+        launch=tuned("quantize_at_kernel", values.device),
     )  # fmt: skip
 
 
@@ -277,10 +290,11 @@ def dequantize(
 ) -> None:
     """Run `Kernels.dequantize` on quantized[limbs, n], into float32 out[n]."""
     n, (octaves, block_bits) = out.numel(), _octaves(scale, blocks)
+    tile, warps = tuned("dequantize_kernel", out.device)
     _run(
-        sketches.dequantize_kernel, -(-n // _BLOCK),
+        sketches.dequantize_kernel, _cut(n, tile),
         quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
-        blocks is not None, quantized.shape[0], _BLOCK,
+        blocks is not None, quantized.shape[0], tile, num_warps=warps,
     )  # fmt: skip
 
 
@@ -298,7 +312,8 @@ def dequantize_at(
     _stride(
         sketches.dequantize_at_kernel, candidates,
         quantized, candidates.positions, candidates.count, out, scale, octaves, candidates.capacity,
-        divisor, block_bits, low_bits, blocks is not None, quantized.shape[0], _CANDIDATES,
+        divisor, block_bits, low_bits, blocks is not None, quantized.shape[0],
+        launch=tuned("dequantize_at_kernel", out.device),
     )  # fmt: skip
 
 
@@ -310,7 +325,8 @@ def sketch_encode(
     _stride(
         sketches.sketch_encode_kernel, candidates,
         candidates.positions, candidates.count, values, out, seed,
-        candidates.capacity, layout.rows, *_segments(layout), _CANDIDATES,
+        candidates.capacity, layout.rows, *_segments(layout),
+        launch=tuned("sketch_encode_kernel", out.device),
     )  # fmt: skip
 
 
@@ -330,10 +346,12 @@ def index_sketch(
     largest.zero_()
     n, limbs = values.numel(), sketch.shape[0]
     share, lanes, segmented = _segments(layout)
+    tile, warps = tuned("index_sketch_kernel", values.device)
     _run(
-        sketches.index_sketch_kernel, tiles(-(-n // WORD_BITS)),
+        sketches.index_sketch_kernel, _cut(-(-n // WORD_BITS), tile),
         values, bitmap, sketch, largest, seed, scale, n, first, layout.rows, layout.cells, share, low_bits,
-        lanes, lanes % WORD_BITS == 0, segmented, limbs, _PIECE_WORDS, _TILE_WORDS,
+        lanes, lanes % WORD_BITS == 0, segmented, limbs, _PIECE_WORDS, tile,
+        num_warps=warps,
     )  # fmt: skip
 
 
@@ -351,7 +369,7 @@ def peel(
     _stride(
         peeling.load_kernel, candidates,
         candidates.positions, candidates.count, room.state, room.waiting, out, seed,
-        candidates.capacity, layout.rows, *_segments(layout), limbs, _CANDIDATES,
+        candidates.capacity, layout.rows, *_segments(layout), limbs,
     )  # fmt: skip
     if not candidates.capacity:
         return
@@ -395,7 +413,7 @@ def bundle_headers(values: Tensor, segments: Segments, scratch: Tensor, out: Ten
     largest, magnitudes = scratch[:tensors], scratch[tensors:]
     largest.zero_()
     _run(
-        bundles.bundle_magnitudes_kernel, tiles(blocks),
+        bundles.bundle_magnitudes_kernel, _cut(blocks, _TILE_WORDS),
         values, segments.begins, segments.tensors, largest, magnitudes, blocks, _TILE_WORDS,
     )  # fmt: skip
     _run(
@@ -408,7 +426,7 @@ def bundle_quantize(values: Tensor, segments: Segments, places: Tensor, scale: T
     """Quantize block b by scale[b], from out[places[b]] on, unless scale[b] says that it is not sent."""
     blocks = segments.blocks
     _run(
-        bundles.bundle_quantize_kernel, tiles(blocks),
+        bundles.bundle_quantize_kernel, _cut(blocks, _TILE_WORDS),
         values, segments.begins, places, scale, out, blocks, _TILE_WORDS,
     )  # fmt: skip
 
@@ -419,7 +437,7 @@ def bundle_dequantize(
     """Do the inverse of `bundle_quantize` on sums: float32 out[n]."""
     blocks = segments.blocks
     _run(
-        bundles.bundle_dequantize_kernel, tiles(blocks),
+        bundles.bundle_dequantize_kernel, _cut(blocks, _TILE_WORDS),
         total, segments.begins, places, scale, divisor, out, blocks, _TILE_WORDS,
     )  # fmt: skip
 
@@ -446,10 +464,21 @@ def _segments(layout: SketchLayout) -> tuple[int, int, int]:
     return layout.share, layout.lanes, how.value
 
 
-def _stride(kernel: Any, candidates: Candidates, *arguments: Any) -> None:
+def _stride(kernel: Any, candidates: Candidates, *arguments: Any, launch: Launch = _STRIDING) -> None:
     """Launch a kernel that strides over candidates whose count only the device knows."""
     most = _PROGRAMS if candidates.positions.is_cuda else _PROGRAMS_INTERPRETED
-    _run(kernel, min(-(-candidates.capacity // _CANDIDATES), most), *arguments)
+    grid = min(_cut(candidates.capacity, launch.tile), most)
+    _run(kernel, grid, *arguments, launch.tile, num_warps=launch.warps)
+
+
+def _cut(size: int, tile: int) -> int:
+    """Return the number of tiles, each of one program."""
+    return -(-size // tile)
+
+
+def _scanned(device: torch.device) -> int:
+    """Return the words in a tile of `totals`, which all kernels that read its `bases` have, too."""
+    return tuned("totals_kernel", device).tile
 
 
 def _run(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:

@@ -6,6 +6,7 @@ through pinned memory, on the current stream.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from peelsum.codec import gpu_launch
 from peelsum.codec.errors import CodecError
+from peelsum.codec.floats import BFloat16
 
 
 class DeviceMemory:
@@ -40,6 +42,12 @@ class DeviceMemory:
             raise CodecError(
                 f"tensor: {where} is not on the kernels' device; pass torch tensors on {self._device}, "
                 "or use implementation='cpu' for arrays"
+            )
+        own = torch.cuda.current_device() if self.direct and tensor.is_cuda else None
+        if own is not None and tensor.device.index != own:
+            raise CodecError(
+                f"tensor: {tensor.device} is not cuda:{own}, from which words are sent; call "
+                "torch.cuda.set_device before the group is made, or sum that tensor over another group"
             )
         return tensor.detach()
 
@@ -72,6 +80,38 @@ class DeviceMemory:
     def placed(self, array: NDArray[np.float32]) -> Tensor:
         """See `Memory.placed`."""
         return torch.from_numpy(array).to(self._device)
+
+    def near(self, tensor: Tensor) -> NDArray[Any] | BFloat16:
+        """Return an accepted tensor's content as `HostMemory` takes it, without memory of the device."""
+        if not tensor.numel():
+            return np.zeros(tuple(tensor.shape), np.float32)
+        first, end = self.span(tensor)
+        # A copy of a strided tensor would be made contiguous on the device.
+        whole = tensor.as_strided(((end - first) // tensor.element_size(),), (1,)).cpu()
+        there = whole.as_strided(tensor.shape, tensor.stride())
+        if there.dtype == torch.bfloat16:
+            return BFloat16(there.view(torch.int16).numpy().view(np.uint16))
+        array: NDArray[Any] = there.numpy()
+        return array
+
+    def placed_in(self, values: NDArray[np.float32], like: Tensor, out: Tensor | None) -> Tensor:
+        """Copy a result from the host to `out`; if that is None, to new memory on the device of `like`."""
+        host = self.left_on_host(values)
+        into = torch.empty(host.shape, device=like.device) if out is None else out
+        return into.copy_(host)
+
+    def left_on_host(self, values: NDArray[np.float32]) -> Tensor:
+        """Return a result as a tensor that shares its memory."""
+        return torch.from_numpy(values)
+
+    def lacked(self, error: RuntimeError) -> str | None:
+        """Return how much memory an error says that a device lacked; None if it says something else."""
+        text = str(error)
+        # Only torch's allocator has a type for it: pinned memory and Triton's modules do not.
+        if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in text:
+            return None
+        asked = re.search(r"Tried to allocate ([\d.]+ \w+)", text)
+        return asked.group(1) if asked else "what a copy or a kernel needs"
 
     def beside(self, values: Tensor) -> DeviceMemory:
         """See `Memory.beside`. `settle` of this memory waits for the device of `values`, too."""

@@ -15,7 +15,7 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import Allreduce, StepResult
+from peelsum.allreduce import Allreduce, DeviceMemoryError, StepResult
 from peelsum.codec import warm_up
 from peelsum.compress import CompressedResult, CompressedSum, Memory
 from peelsum.compress.loops import warm_up as warm_up_compressing
@@ -64,7 +64,12 @@ class BucketSum:
     ) -> StepResult | CompressedResult:
         if isinstance(self.allreduce, Allreduce):
             tensors = map(summable, gradients) if self.on_host else gradients
-            return self.allreduce.sum(dict(zip(self.names, tensors, strict=True)), in_place=True)
+            try:
+                return self.allreduce.sum(dict(zip(self.names, tensors, strict=True)), in_place=True)
+            except DeviceMemoryError as error:
+                if error.result is None:
+                    raise
+                return error.result
         shaped = (one.float().view(shape) for one, shape in zip(gradients, shapes, strict=True))
         named = {name: one.numpy() for name, one in zip(self.names, shaped, strict=True)}
         return self.allreduce.sum(named, step)

@@ -16,6 +16,9 @@ def gpu(
     page: Annotated[Path, typer.Option(help="File for the page, in Markdown.")] = Path("gpu.md"),
     rows: Annotated[Path, typer.Option(help="File for the rows, in JSON.")] = Path("gpu.json"),
     quick: Annotated[bool, typer.Option(help="Measure two tensors and one model.")] = False,
+    tune: Annotated[
+        bool, typer.Option(help="Measure how to launch kernels first, and write the device's row.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Measure codec and training on an NVIDIA GPU; write a page with device, driver, versions and date."""
@@ -24,10 +27,13 @@ def gpu(
     from peelsum.bench import gpu as bench
     from peelsum.bench.codec import NotEnoughMemoryError, NotExactError
     from peelsum.bench.devices import NoDeviceError
+    from peelsum.bench.gpu_tuning import TuningError
     from peelsum.topology import TopologyError
 
-    with measuring(NoDeviceError, NotEnoughMemoryError, NotExactError, TopologyError, json=json) as tell:
-        results = bench.bench_gpu(quick=quick, tell=tell)
+    with measuring(
+        NoDeviceError, NotEnoughMemoryError, NotExactError, TopologyError, TuningError, json=json
+    ) as tell:
+        results = bench.bench_gpu(quick=quick, tune=tune, tell=tell)
     bench.write(results, page, rows)
     if json:
         print_json(results)

@@ -1,0 +1,142 @@
+"""`peelsum bench gpu --tune`: measure how to launch each kernel on this machine's GPU, and write its row.
+
+Every candidate must give the bits of the default row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from peelsum.codec import SketchLayout, gpu_launch, gpu_tuning, index_words
+from peelsum.codec.gpu_launch import Candidates
+from peelsum.codec.gpu_tuning import Launch
+
+ELEMENTS, DENSITY = 2**24, 0.05
+_RUNS, _WARM_RUNS = 20, 3
+_LANES, _BLOCK = 256, 32
+
+
+class TuningError(ValueError):
+    """A candidate gave other bits than the default row."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kernel's work on one tensor."""
+
+    kernel: str
+    run: Callable[[], None]
+    """Launches the kernel, and those that have its tiles."""
+    written: Sequence[Tensor]
+    """What it writes."""
+
+
+def tune(
+    device: torch.device,
+    *,
+    elements: int = ELEMENTS,
+    seconds: Callable[[Work, torch.device], float] | None = None,
+    tell: Callable[[str], None],
+) -> dict[str, Launch]:
+    """Return the fastest launch of each kernel of the table; `tell` is called with what was measured.
+
+    seconds: measures a kernel's run; by default the median of several.
+    """
+    measure, row = seconds or _median_s, {}
+    for work in _works(device, elements):
+        work.run()
+        truth = [one.clone() for one in work.written]
+        found: dict[Launch, float] = {}
+        for launch in gpu_tuning.candidates(work.kernel):
+            for one in work.written:
+                one.fill_(-1)
+            with gpu_tuning.trying(work.kernel, launch):
+                work.run()
+                if not all(map(torch.equal, work.written, truth)):
+                    raise TuningError(f"{work.kernel}: {launch} gives other bits than the default row")
+                found[launch] = measure(work, device)
+        row[work.kernel] = best = min(found, key=lambda launch: found[launch])
+        was = found[gpu_tuning.default()[work.kernel]]
+        tell(f"{work.kernel}: {best}, {found[best] * 1e6:.0f} us; by the default row {was * 1e6:.0f} us")
+    return row
+
+
+def _median_s(work: Work, device: torch.device) -> float:
+    taken = []
+    for number in range(_WARM_RUNS + _RUNS):
+        torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        work.run()
+        torch.cuda.synchronize(device)
+        if number >= _WARM_RUNS:
+            taken.append(time.perf_counter() - started)
+    return median(taken)
+
+
+def _works(device: torch.device, n: int) -> Iterator[Work]:
+    """Yield each kernel's work on float32[n], with normal numbers in a share of DENSITY."""
+    generator = torch.Generator().manual_seed(0)
+    kept = torch.rand(n, generator=generator) < DENSITY
+    values = (torch.randn(n, generator=generator) * kept).to(device).view(torch.int32)
+
+    def words(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    def longs(size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int64, device=device)
+
+    bitmap, largest, blocks = words(index_words(n)), words(1), words(-(-n // _BLOCK))
+    scale, seed, dense = words(1) + 20, longs(1) + 7, words(1, n)
+    gpu_launch.index(values, bitmap, largest)
+    where = kept.nonzero().view(-1).to(device)
+    candidates = Candidates(where, longs(1) + len(where))
+    layout = SketchLayout.sized(len(where), _LANES, 7)
+    sketch, compact = words(1, layout.cells), words(1, len(where))
+    floats, at = torch.zeros(n, device=device), torch.zeros(n, device=device)
+    bases, listed = longs(index_words(n)), Candidates(longs(len(where)), longs(1))
+    own = words(index_words(n))
+    yield Work("index_kernel", lambda: gpu_launch.index(values, own, largest), [own, largest])
+    yield Work(
+        "index_sketch_kernel",
+        lambda: gpu_launch.index_sketch(layout, seed, values, scale, 0, own, sketch, largest),
+        [own, sketch, largest],
+    )
+    yield Work(
+        "totals_kernel",
+        lambda: gpu_launch.positions(bitmap, n, bases, listed),
+        [listed.positions, listed.count],
+    )
+    yield Work(
+        "block_magnitudes_kernel",
+        lambda: gpu_launch.block_exponents(values, _BLOCK, blocks, largest),
+        [blocks, largest],
+    )
+    yield Work(
+        "quantize_kernel", lambda: gpu_launch.quantize(values, scale, 0, dense, largest), [dense, largest]
+    )
+    gpu_launch.quantize(values, scale, 0, dense, largest)
+    yield Work("dequantize_kernel", lambda: gpu_launch.dequantize(dense, scale, 0, 1, floats), [floats])
+    yield Work(
+        "quantize_at_kernel",
+        lambda: gpu_launch.quantize_at(values, candidates, scale, 0, compact),
+        [compact],
+    )
+    gpu_launch.quantize_at(values, candidates, scale, 0, compact)
+
+    def scatter() -> None:
+        at.zero_()
+        gpu_launch.dequantize_at(compact, candidates, scale, 0, 1, at)
+
+    yield Work("dequantize_at_kernel", scatter, [at])
+    cells = words(layout.cells)
+    yield Work(
+        "sketch_encode_kernel",
+        lambda: gpu_launch.sketch_encode(layout, seed, candidates, compact[0], cells),
+        [cells],
+    )

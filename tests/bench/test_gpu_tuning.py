@@ -1,0 +1,84 @@
+"""The table of launches: rows by device, a default for all others, and how a device's row is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_device import DEVICE
+
+from peelsum.bench.gpu_tuning import TuningError, Work, tune
+from peelsum.codec import gpu_tuning
+from peelsum.codec.gpu_tuning import Launch, tuned
+
+
+@pytest.fixture(autouse=True)
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the table, which tests may write."""
+    path = tmp_path / "table.json"
+    path.write_text(gpu_tuning.TABLE.read_text())
+    monkeypatch.setattr(gpu_tuning, "TABLE", path)
+    gpu_tuning._row.cache_clear()
+    return path
+
+
+def test_every_candidate_gives_the_same_bits_and_the_fastest_is_taken() -> None:
+    """Also with tiles that a tensor does not fill, and as many more as it has words."""
+    told: list[str] = []
+    wanted = {
+        kernel: gpu_tuning.candidates(kernel)[number] for number, kernel in enumerate(gpu_tuning.default())
+    }
+
+    def seconds(work: Work, device: torch.device) -> float:
+        return 0.1 if tuned(work.kernel, device) == wanted[work.kernel] else 0.2
+
+    assert tune(DEVICE, elements=4129, seconds=seconds, tell=told.append) == wanted
+    assert len(told) == len(wanted)
+
+
+def test_a_candidate_with_other_bits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from peelsum.codec import gpu_launch
+
+    right = gpu_launch.index
+
+    def wrong(values: Any, bitmap: Any, largest: Any) -> None:
+        right(values, bitmap, largest)
+        if tuned("index_kernel", DEVICE).tile == 32 and bitmap is not None:
+            bitmap[-1] ^= 1
+
+    monkeypatch.setattr(gpu_launch, "index", wrong)
+    with pytest.raises(TuningError, match=r"index_kernel: Launch\(tile=32, warps=2\) gives other bits"):
+        tune(DEVICE, elements=500, seconds=lambda work, device: 1.0, tell=lambda text: None)
+
+
+def test_a_devices_row_comes_before_the_default_row(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row may lack kernels. Devices are found by their names."""
+    before = gpu_tuning.default()
+    gpu_tuning.write_row("NVIDIA A100", {"index_kernel": Launch(32, 8)}, table)
+    gpu_tuning.write_row("NVIDIA H100", {"index_kernel": Launch(16, 2)}, table)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: ["NVIDIA H100", "other"][device.index])
+    assert tuned("index_kernel", torch.device("cuda", 0)) == Launch(16, 2)
+    assert tuned("quantize_kernel", torch.device("cuda", 0)) == before["quantize_kernel"]
+    for other in (torch.device("cuda", 1), torch.device("cpu")):
+        assert tuned("index_kernel", other) == before["index_kernel"]
+    assert list(json.loads(table.read_text())["devices"]) == ["NVIDIA A100", "NVIDIA H100"]
+
+
+def test_the_table_is_written_as_it_is_committed(table: Path) -> None:
+    committed = table.read_text()
+    gpu_tuning.write_row("a", gpu_tuning.default(), table)
+    rows = json.loads(table.read_text())
+    assert rows["devices"].pop("a") == rows["default"]
+    assert json.loads(committed)["default"] == rows["default"]
+    assert table.read_text().splitlines()[:3] == committed.splitlines()[:3]
+
+
+def test_rows_have_kernels_that_are_there_and_powers_of_two() -> None:
+    table = json.loads(gpu_tuning.TABLE.read_text())
+    for row in (table["default"], *table["devices"].values()):
+        assert row.keys() <= table["default"].keys()
+        sizes = [size for launch in row.values() for size in launch.values()]
+        assert all(size & (size - 1) == 0 < size for size in sizes)

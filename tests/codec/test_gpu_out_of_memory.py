@@ -1,0 +1,196 @@
+"""A device without room in the middle of a step: the step ends on the host, and nobody is out of step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from gpu_device import DEVICE, bits
+from gpu_shortage import Shortage, kernels_apart
+from numpy.typing import NDArray
+
+from peelsum.allreduce import (
+    Allreduce,
+    DeviceMemoryError,
+    InvalidRequestError,
+    LocalSummation,
+    StepResult,
+)
+from peelsum.codec import HostMemory
+from peelsum.codec.gpu_memory import DeviceMemory
+
+WORKERS, N = 2, 300
+Arrays = dict[str, NDArray[np.float32]]
+#: Where results go: over the tensors, to new memory, or to new memory that the device lacks, too.
+Mode = Literal["in place", "new", "no room"]
+#: Tensors of a step, settings, and the mode: every form, buckets of dense tensors, groups of sparse ones.
+STEPS: list[tuple[list[str], dict[str, Any], Mode]] = [
+    (["a"], {"forms": "dense", "predict": True}, "in place"),
+    (["a", "b", "c"], {"forms": "dense"}, "new"),
+    (["a"], {"forms": "dense", "limbs": 2}, "no room"),
+    (["a", "b"], {"sparse": ["a", "b"]}, "no room"),
+    (["a", "b", "c"], {"forms": {"c": "dense"}, "sparse": ["a", "b"]}, "in place"),
+    (["a"], {"forms": "compact", "index": "two_level"}, "in place"),
+    (["a"], {"forms": "compact", "index": "bloom", "average": True}, "new"),
+    (["a", "b"], {"forms": {"a": "sketch", "b": "dense"}, "index": "bitmap", "predict": True}, "in place"),
+    (["a"], {"forms": "sketch", "index": "two_level", "cells_per_candidate": 0.6}, "no room"),
+]
+
+
+@pytest.fixture(autouse=True)
+def outside_of_kernels() -> Iterator[None]:
+    with kernels_apart():
+        yield
+
+
+class Crew:
+    """Two workers, the first with its tensors on the device; each sum is checked.
+
+    Another group of workers, all on the host, sums the same tensors.
+    """
+
+    def __init__(
+        self, names: list[str], settings: dict[str, Any], in_place: bool, other: Any = "cpu"
+    ) -> None:
+        kinds = ["gpu", other]
+        group = zip(LocalSummation.group(WORKERS), kinds, strict=True)
+        self.reduces = [Allreduce(one, implementation=kind, **settings) for one, kind in group]
+        self.others = [Allreduce(one, **settings) for one in LocalSummation.group(WORKERS)]
+        self.kinds, self.names, self.in_place, self.step = kinds, names, in_place, 0
+
+    def sum(self, shortage: Shortage | None = None) -> list[StepResult]:
+        """Sum new tensors, with a shortage at the first worker; return the workers' results."""
+        arrays = [self.arrays(w) for w in range(WORKERS)]
+        self.step += 1
+        ours = [
+            there(one) if kind == "gpu" else {name: array.copy() for name, array in one.items()}
+            for one, kind in zip(arrays, self.kinds, strict=True)
+        ]
+
+        def run(w: int) -> StepResult:
+            if w >= WORKERS:
+                return self.others[w - WORKERS].sum(arrays[w - WORKERS])
+            with shortage if shortage is not None and w == 0 else nullcontext():
+                try:
+                    return self.reduces[w].sum(ours[w], in_place=self.in_place)
+                except DeviceMemoryError as error:
+                    if error.result is None or self.in_place:
+                        raise
+                    return error.result
+
+        with ThreadPoolExecutor(2 * WORKERS) as pool:
+            results = list(pool.map(run, range(2 * WORKERS)))
+        for w, result in enumerate(results[:WORKERS]):
+            for name in self.names:
+                require_same(result[name], results[WORKERS + w][name])
+                if self.in_place and self.kinds[w] == "gpu":
+                    assert result[name].values.data_ptr() == ours[w][name].data_ptr()
+        return results[:WORKERS]
+
+    def arrays(self, worker: int) -> Arrays:
+        rng = np.random.default_rng([self.step, worker])
+        sizes = {"a": N, "b": 33, "c": 64}
+        drawn = {name: (rng.random(n) < 0.05) * rng.normal(size=n) for name, n in sizes.items()}
+        return {name: drawn[name].astype(np.float32) for name in self.names}
+
+
+def there(arrays: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array.copy()).to(DEVICE) for name, array in arrays.items()}
+
+
+def require_same(ours: Any, theirs: Any) -> None:
+    """Require the bits of a worker without a device, and this worker's own contribution."""
+    values = ours.values if isinstance(ours.values, torch.Tensor) else torch.from_numpy(ours.values)
+    np.testing.assert_array_equal(bits(values), theirs.values.view(np.uint32))
+    np.testing.assert_array_equal(ours.total, theirs.total)
+    np.testing.assert_array_equal(ours.quantized, theirs.quantized)
+    assert (ours.words_sent, ours.density, ours.form) == (theirs.words_sent, theirs.density, theirs.form)
+
+
+@pytest.mark.parametrize(("names", "settings", "mode"), STEPS, ids=lambda one: str(one).replace("'", ""))
+def test_every_allocation_of_a_step_may_fail(
+    names: list[str], settings: dict[str, Any], mode: Mode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Step after step, a later allocation fails, until a step makes fewer; all workers' sums are right."""
+    crew, first = Crew(names, settings, mode == "in place", "gpu" if "sparse" in settings else "cpu"), 0
+    crew.sum()
+    while True:
+        caplog.clear()
+        shortage = Shortage(first, lasting=mode != "new")
+        with caplog.at_level(logging.ERROR, "peelsum"):
+            crew.sum(shortage)
+        assert bool(caplog.records) == shortage.struck
+        if not shortage.struck:
+            break
+        message = caplog.messages[0]
+        assert "memory: worker 0 has no room for 2.50 MiB on the device, in step" in message
+        assert any(repr(name) in message for name in names), message
+        first += 1
+    assert first >= 5, "a step allocates more than this"
+    crew.sum()
+
+
+class SwitchedOff:
+    """A backend that lacks memory of its own in the middle of a sum."""
+
+    lanes, workers, worker_id = 32, 1, 0
+
+    def sum_words(self, parts: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+
+
+def test_a_backend_that_lacks_memory_cannot_go_on() -> None:
+    reduce = Allreduce(SwitchedOff(), implementation="gpu", forms="dense", predict=True)
+    reduce._agreed.add(reduce._plan({"a": torch.ones(3, device=DEVICE)}).request)
+    with pytest.raises(DeviceMemoryError, match=r"1\.00 GiB on the device, in step 1 .* new summation"):
+        reduce.sum({"a": torch.ones(3, device=DEVICE)})
+    with pytest.raises(InvalidRequestError, match="an earlier call failed"):
+        reduce.sum({"a": torch.ones(3, device=DEVICE)})
+
+
+def test_results_for_which_there_is_no_room_are_on_the_host() -> None:
+    reduce = Allreduce(LocalSummation.group(1)[0], implementation="gpu", forms="dense")
+    gradient = torch.full((3,), 2.5, device=DEVICE)
+    for _ in range(2):
+        with (
+            Shortage(0, lasting=True),
+            pytest.raises(
+                DeviceMemoryError, match=r"for 'a'; free .*`result` has the sums, on the host"
+            ) as raised,
+        ):
+            reduce.sum({"a": gradient})
+        assert raised.value.result is not None
+        assert raised.value.result["a"].values.tolist() == [2.5] * 3
+        assert raised.value.result["a"].values.device.type == "cpu"
+    assert reduce.sum({"a": gradient})["a"].values.tolist() == [2.5] * 3
+
+
+def test_other_errors_are_raised_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any, count: int) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(DeviceMemory, "words", broken)
+    reduce = Allreduce(LocalSummation.group(1)[0], implementation="gpu", forms="dense")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        reduce.sum({"a": torch.ones(3, device=DEVICE)})
+
+
+@pytest.mark.parametrize("text", ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory"])
+def test_errors_of_pinned_memory_and_of_modules_count(text: str) -> None:
+    assert DeviceMemory().lacked(RuntimeError(text)) == "what a copy or a kernel needs"
+
+
+def test_strided_tensors_of_every_type_reach_the_host() -> None:
+    wide = torch.arange(48, dtype=torch.float32, device=DEVICE).view(6, 8)
+    memory, host = DeviceMemory(), HostMemory()
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for part in (wide, wide.t(), wide[1::2, ::3], wide[2:2], wide[3, 3]):
+            narrow = wide.to(dtype).as_strided(part.shape, part.stride(), part.storage_offset())
+            near = host.widened(memory.near(narrow))
+            np.testing.assert_array_equal(near, part.float().reshape(-1).cpu().numpy())
