@@ -31,6 +31,7 @@ from peelsum.codec import (
     SAMPLE,
     SAMPLE_WORDS,
     FixedPoint,
+    HostMemory,
     Selection,
     fixed_point,
     index_words,
@@ -44,7 +45,7 @@ from peelsum.summation import Words
 
 Floats = NDArray[np.float32]
 _Table = NDArray[np.int64]
-_OPS = kernels("cpu")
+_OPS, _MEMORY = kernels("cpu"), HostMemory()
 #: Tensors of as many elements are processed on several cores, one at a time.
 _LARGE = 2 * PER_CORE
 
@@ -188,9 +189,8 @@ class HostBundle:
         table = self._table
         for m, result in enumerate(self._results):
             if result is None and table[m, Column.KIND] != Kind.OTHER:
-                dense, n = table[m, Column.KIND] == Kind.DENSE, len(self._values[m])
-                self._results[m] = own = np.empty(n, np.float32) if dense else np.zeros(n, np.float32)
-                table[m, Column.OUT] = loops.address(own)
+                own, table[m, Column.CLEAR] = _MEMORY.result(len(self._values[m]))
+                self._results[m], table[m, Column.OUT] = own, loops.address(own)
         self._occupied = np.empty((len(table), BLOCK_SIZES), np.int64)
         sums = frozen(self._total), self._headers, frozen(self._bitmaps)
         loops.read_values(table, *sums, self._inverse, float(divisor), self._occupied)

@@ -418,7 +418,7 @@ def read_values(
             row[Column.TOTAL] = _non_zeros(numbers)
             continue
         union, clear = _union(row, ored, bitmaps), row[Column.CLEAR] != 0
-        if 32 * sent < elements:
+        if 32 * sent < elements and not clear:
             _scatter_by_positions(numbers, union, 0, own, bits, divisor, out, 0, clear)
         else:
             _scatter_many(numbers, union, 0, own, bits, divisor, out, 0, clear)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.cpu_prefetch import prefetch
+from peelsum.codec.cpu_prefetch import prefetch_to_read
 from peelsum.codec.cpu_vectors import used_bits, write_places
 from peelsum.codec.index import BLOCK_SIZES
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
@@ -20,7 +20,7 @@ from peelsum.wire.compiled import compiler
 BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
 #: How far ahead of packing floats are prefetched, and floats in a cache line.
 _AHEAD, _LINE = np.uint64(2048), np.uint64(16)
-_MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
+MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
 _NEGATIVE_ZERO = np.uint32(0x80000000)
 _FULL = np.uint32(0xFFFFFFFF)
 _ZERO, _ONE, _31 = np.uint32(0), np.uint32(1), np.uint32(31)
@@ -68,7 +68,7 @@ def mixed(counter: np.uint64, seed: np.uint64) -> np.uint64:
 def magnitude(bits: Words) -> np.uint32:
     largest = np.uint32(0)
     for i in range(bits.size):
-        largest = max(largest, np.uint32(bits[i] & _MAGNITUDE_MASK))
+        largest = max(largest, np.uint32(bits[i] & MAGNITUDE_MASK))
     return largest
 
 
@@ -78,7 +78,7 @@ def magnitudes(bits: Words, block: int, out: Words) -> None:
     for b in range((bits.size + block - 1) // block):
         largest = _ZERO
         for i in range(np.uint64(b * block), np.uint64(min((b + 1) * block, bits.size))):
-            largest = max(largest, np.uint32(bits[i] & _MAGNITUDE_MASK))
+            largest = max(largest, np.uint32(bits[i] & MAGNITUDE_MASK))
         out[b] = largest
 
 
@@ -96,12 +96,12 @@ def index_over(bits: Words, out: Words) -> np.uint32:
     largest = _ZERO
     for start in range(0, bits.size, BLOCK):
         largest = max(largest, pack(bits, start, min(start + BLOCK, bits.size), out))
-        _clear_negative_zeros(bits[start : start + BLOCK])
+        clear_negative_zeros(bits[start : start + BLOCK])
     return largest
 
 
 @compiled
-def _clear_negative_zeros(block: Words) -> None:
+def clear_negative_zeros(block: Words) -> None:
     found = _ZERO
     for i in range(block.size):
         found |= np.uint32(block[i] == _NEGATIVE_ZERO)
@@ -123,7 +123,7 @@ def index_magnitudes_over(bits: Words, piece: int, out: Words, largest: Words) -
     for start in range(0, bits.size, BLOCK):
         block = bits[start : start + BLOCK]
         index_magnitudes(block, piece, out[start // 32 :], largest[start // piece :])
-        _clear_negative_zeros(block)
+        clear_negative_zeros(block)
 
 
 @compiled
@@ -135,17 +135,17 @@ def pack(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
     """
     first, whole, last = np.uint64(begin), np.uint64(end // 32 * 32), np.uint64(end)
     for i in range(first, whole, np.uint64(32)):
-        prefetch(bits, i + _AHEAD)
-        prefetch(bits, i + _AHEAD + _LINE)
-        out[i >> _S5] = used_bits(bits, i, _MAGNITUDE_MASK)
+        prefetch_to_read(bits, i + _AHEAD)
+        prefetch_to_read(bits, i + _AHEAD + _LINE)
+        out[i >> _S5] = used_bits(bits, i, MAGNITUDE_MASK)
     if whole < last:
         word = _ZERO
         for i in range(whole, last):
-            word |= np.uint32((bits[i] & _MAGNITUDE_MASK) != _ZERO) << np.uint32(i & _LOW5)
+            word |= np.uint32((bits[i] & MAGNITUDE_MASK) != _ZERO) << np.uint32(i & _LOW5)
         out[whole >> _S5] = word
     largest = _ZERO
     for i in range(first, last):
-        largest = max(largest, np.uint32(bits[i] & _MAGNITUDE_MASK))
+        largest = max(largest, np.uint32(bits[i] & MAGNITUDE_MASK))
     return largest
 
 
