@@ -185,7 +185,7 @@ def block_exponents(values: NDArray[np.float32], block: int, out: NDArray[np.uin
     bits, piece = frozen(values.view(np.uint32)), min(block, index_loops.BLOCK)
     pieces = out if piece == block else np.zeros(out.size * (block // piece), np.uint32)
     each(bits.size, lambda a, b: index_loops.magnitudes(bits[a:b], piece, pieces[a // piece :]))
-    return _exponents(pieces, block // piece, out)
+    return int(loops.encode_exponents(pieces, block // piece, out))
 
 
 def index_exponents(
@@ -199,35 +199,27 @@ def index_exponents(
 ) -> int:
     """See `Kernels.index_exponents`."""
     bits, piece = values.view(np.uint32), min(block, index_loops.BLOCK)
-    bits = bits if over else frozen(bits)
     pieces = exponents if piece == block else np.zeros(exponents.size * (block // piece), np.uint32)
     if packed is not None and PACKS_FLOATS:
-        pack = selection_loops.index_packed_over if over else selection_loops.index_packed
+        address = index_loops.address(frozen(bits))
 
         def work(begin: int, end: int) -> list[PackedPart]:
             parts = []
             while begin < end:
                 room = kept_pages.empty(min(_PACKED, end - begin + selection_loops.SPARE), np.float32)
                 words, largest = index[begin // WORD_BITS :], pieces[begin // piece :]
-                read, count = pack(bits[begin:end], piece, words, largest, room)
+                given = address + bits.itemsize * begin, end - begin, piece, over
+                read, count = selection_loops.index_packed(*given, words, largest, room)
                 parts.append(PackedPart(begin, begin + read, room[: count + selection_loops.SPARE]))
                 begin += read
             return parts
 
         packed.index, packed.parts = index, [part for parts in each(bits.size, work) for part in parts]
     else:
+        bits = bits if over else frozen(bits)
         run = index_loops.index_magnitudes_over if over else index_loops.index_magnitudes
         each(bits.size, lambda a, b: run(bits[a:b], piece, index[a // WORD_BITS :], pieces[a // piece :]))
-    return _exponents(pieces, block // piece, exponents)
-
-
-def _exponents(pieces: NDArray[np.uint32], per_block: int, out: NDArray[np.uint32]) -> int:
-    """Write the words of blocks, from the magnitudes of so many pieces of each; return the largest."""
-    if pieces is not out:
-        np.max(pieces.reshape(-1, per_block), axis=1, out=out)
-    magnitude = int(out.max(initial=0))
-    loops.encode_exponents(out, magnitude)
-    return magnitude
+    return int(loops.encode_exponents(pieces, block // piece, exponents))
 
 
 def block_octaves(words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:

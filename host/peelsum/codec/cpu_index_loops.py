@@ -7,12 +7,14 @@ that Numba would widen. Bytes are little-endian, as on every processor that Numb
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]  # documented, but not exported
 from numpy.typing import NDArray
 
 from peelsum.codec.cpu_prefetch import prefetch_to_read
-from peelsum.codec.cpu_vectors import used_bits, write_places
+from peelsum.codec.cpu_vectors import pointer, used_bits, write_places
 from peelsum.codec.index import BLOCK_SIZES
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
 from peelsum.wire.compiled import compiler
@@ -53,6 +55,19 @@ def _sources() -> list[Path]:
 
 #: These loops may allocate arrays.
 compiled = compiler(_sources(), {"cache": True, "nogil": True})
+
+
+@compiled
+def floats_at(address: int, count: int) -> NDArray[np.float32]:
+    """Return the array float32[count] at an address. The caller keeps its memory."""
+    array: NDArray[np.float32] = carray(pointer(address), (count,), np.float32)
+    return array
+
+
+@compiled
+def address(array: NDArray[Any]) -> int:
+    """Return the address of an array's first element."""
+    return array.ctypes.data
 
 
 @compiled

@@ -20,6 +20,7 @@ from peelsum.codec.cpu_index_loops import (
     Words,
     clear_negative_zeros,
     compiled,
+    floats_at,
     ones,
     used_numbers,
     valid,
@@ -43,35 +44,29 @@ _Factors = NDArray[np.float64]
 
 
 @compiled
-def index_packed(bits: Words, piece: int, index: Words, largest: Words, packed: _Floats) -> tuple[int, int]:
+def index_packed(
+    address: int, elements: int, piece: int, over: bool, index: Words, largest: Words, packed: _Floats
+) -> tuple[int, int]:
     """Do what `index_magnitudes` does, and pack the non-zeros, until the end or until `packed` is full.
 
-    Return the number of elements that were read, all or a multiple of BLOCK, and of their non-zeros.
+    The tensor float32[elements] lies at an address, so that one version serves arrays that are read-only. If
+    `over`, replace -0.0 by 0.0 in place, as `index_over` does. Return the number of elements that were read,
+    all or a multiple of BLOCK, and of their non-zeros.
     """
-    read, count = 0, _0
-    while read < bits.size and int(count) + min(BLOCK, bits.size - read) + SPARE <= packed.size:
-        end = min(read + BLOCK, bits.size)
-        count = _pack_block(bits, read, end, piece, index, largest, packed, count)
-        read = end
-    return read, int(count)
-
-
-@compiled
-def index_packed_over(
-    bits: Words, piece: int, index: Words, largest: Words, packed: _Floats
-) -> tuple[int, int]:
-    """Do what `index_packed` does, and replace -0.0 by 0.0 in place, as `index_over` does."""
-    read, count = 0, _0
-    while read < bits.size and int(count) + min(BLOCK, bits.size - read) + SPARE <= packed.size:
-        end = min(read + BLOCK, bits.size)
-        count = _pack_block(bits, read, end, piece, index, largest, packed, count)
-        clear_negative_zeros(bits[read:end])
+    values, read, count = floats_at(address, elements), 0, _0
+    bits = values.view(np.uint32)
+    while read < elements and int(count) + min(BLOCK, elements - read) + SPARE <= packed.size:
+        end = min(read + BLOCK, elements)
+        count = _pack_block(values, bits, read, end, piece, index, largest, packed, count)
+        if over:
+            clear_negative_zeros(bits[read:end])
         read = end
     return read, int(count)
 
 
 @compiled
 def _pack_block(
+    values: _Floats,
     bits: Words,
     begin: int,
     end: int,
@@ -82,7 +77,7 @@ def _pack_block(
     count: np.uint64,
 ) -> np.uint64:
     """Pack the non-zeros of elements `begin` to `end` behind `count` others; return how many there are."""
-    values, found = bits.view(np.float32), packed.view(np.uint32)
+    found = packed.view(np.uint32)
     for start in range(begin, end, piece):
         stop, before = min(start + piece, end), count
         for i in range(np.uint64(start), np.uint64(stop // 32 * 32), _32):
