@@ -27,12 +27,16 @@ _free: dict[int, _Free] = {}
 _lent: dict[int, weakref.ref[NDArray[np.generic]]] = {}
 
 
+def keeps(count: int, dtype: type[np.generic]) -> bool:
+    """Return whether the memory of an array dtype[count] is kept."""
+    return _LEAST <= count * np.dtype(dtype).itemsize <= _MOST
+
+
 def empty(count: int, dtype: type[_T]) -> NDArray[_T]:
     """Return an uninitialized array dtype[count], as `numpy.empty` does. Threads can call this at once."""
-    needed = count * np.dtype(dtype).itemsize
-    if not _LEAST <= needed <= _MOST:
+    if not keeps(count, dtype):
         return np.empty(count, dtype)
-    size = _rounded(needed)
+    size = _rounded(count * np.dtype(dtype).itemsize)
     free = _free.get(size)
     if free is None:
         free = _free.setdefault(size, deque(maxlen=_KEPT))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from peelsum.codec import FixedPoint, Selection, cpu, kernels, threads
+from peelsum.codec import FixedPoint, Packed, Selection, cpu, kernels, threads
 from peelsum.codec.cpu_vectors import PACKS_FLOATS
 
 CPU, REFERENCE = kernels(), kernels("reference")
@@ -60,6 +60,53 @@ def test_gather_and_scatter(
                 quotients = own.astype(np.float64) * np.ldexp(1.0, -scales) / divisor
                 expected[32 + where] = quotients.astype(np.float32)
                 np.testing.assert_array_equal(room.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.skipif(not PACKS_FLOATS, reason="non-zeros are packed by AVX-512 only")
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 4095, 4097, 8191, 8193, 70_003])
+@pytest.mark.parametrize("block", [32, 4096, 65536])
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("cores", [1, 3])
+@pytest.mark.parametrize("room", [8300, 2**20])
+def test_packed_non_zeros(
+    n: int, block: int, over: bool, cores: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensor is overwritten after its non-zeros are packed, so that nothing can be read from it again."""
+    monkeypatch.setattr(threads, "PER_CORE", 8192)
+    monkeypatch.setattr(threads, "_CORES", cores)
+    monkeypatch.setattr(cpu, "_PACKED", room)
+    rng = np.random.default_rng(n)
+    for density, others in [(0.0, 0.3), (0.02, 0.0), (0.02, 0.5), (0.3, 0.0), (0.3, 0.1), (1.0, 0.0)]:
+        values = (rng.standard_normal(n) * 100).astype(np.float32)
+        zero = rng.random(n) >= density
+        values[zero] = rng.choice(np.array([0.0, -0.0], np.float32), n)[zero]
+        chosen = np.zeros(-(-n // 32) * 32, np.bool_)
+        chosen[:n] = (values != 0) | (rng.random(n) < others)
+        where = np.flatnonzero(chosen)
+        chosen[n : n + 3] = True  # a bitmap may have bits beyond the tensor
+        bitmap = np.packbits(chosen, bitorder="little").view(np.uint32)
+        selection = Selection(where.size, lambda where=where: where, bitmap)
+        index, exponents, own, packed = _words(-(-n // 32)), _words(-(-n // block)), values.copy(), Packed()
+        largest = CPU.index_exponents(own, block, index, exponents, over=over, packed=packed)
+        expected = _words(index.size), _words(exponents.size)
+        assert largest == REFERENCE.index_exponents(values, block, *expected)
+        np.testing.assert_array_equal(index, expected[0])
+        np.testing.assert_array_equal(exponents, expected[1])
+        assert (own.view(np.uint32) == 1 << 31).any() == (
+            not over and (values.view(np.uint32) == 1 << 31).any()
+        )
+        assert [part.begin for part in packed.parts] + [n] == [0] + [part.end for part in packed.parts]
+        if 256 * where.size >= n:
+            own[:] = np.nan
+        fixed, numbers = _fixed(n, block, 1, n), np.full((1, where.size + 8), _SENTINEL, np.int32)
+        CPU.gather(own, selection, fixed, numbers[:, : where.size], packed)
+        exact = np.rint(values[where] * np.ldexp(1.0, fixed.scales_at(where)))
+        np.testing.assert_array_equal(numbers[0, : where.size], exact.astype(np.int32))
+        np.testing.assert_array_equal(numbers[0, where.size :], _SENTINEL)
+
+
+def _words(count: int) -> np.ndarray:
+    return np.full(count, _SENTINEL, np.uint32)
 
 
 @pytest.mark.parametrize("cores", [1, 3])

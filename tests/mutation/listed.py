@@ -386,6 +386,10 @@ _CONTROL: Changes = {
 }
 
 _COMPRESS: Changes = {
+    "host/peelsum/compress/loops.py": [
+        ("max(-least, most)", "max(least, most)"),
+        ("np.rint(np.float64(gradient[i]) * factor)", "np.float64(gradient[i]) * factor"),
+    ],
     "host/peelsum/compress/memory.py": [
         # Momentum over a change of the grid.
         ("else _halved(self.velocity, coarser)", "else self.velocity"),
@@ -409,7 +413,6 @@ _COMPRESS: Changes = {
     ],
     "host/peelsum/compress/sparsifiers.py": [
         ("np.flatnonzero(magnitudes >= self.value)", "np.flatnonzero(magnitudes > self.value)"),
-        ("[: count - above.size]", "[: count]"),
         ("np.partition(magnitudes, -count)[-count]", "np.partition(magnitudes, -count)[-count - 1]"),
     ],
 }

@@ -27,6 +27,7 @@ from peelsum.codec import (
     HostMemory,
     Kernels,
     Memory,
+    Packed,
     Selection,
     SketchLayout,
     estimate_left_over,
@@ -110,6 +111,8 @@ class TensorExchange:
         self.sampled_share = 0.0
         #: Whether `positions` has no false positives.
         self._known = False
+        # This worker's non-zeros, from the header until their integers are written.
+        self._packed = Packed()
         #: Number of elements of `total` that are estimates.
         self.estimated = 0
         #: The names of its tensors, for messages.
@@ -191,8 +194,8 @@ class TensorExchange:
                 sketch = added.reshape(self._limbs, -1)
                 magnitude = ops.index_sketch(layout, self._values, guess, bitmap, sketch)
             elif self._block:
-                exponents = ored[EXPONENT_WORDS:begin]
-                magnitude = ops.index_exponents(self._values, self._block, bitmap, exponents, over=self._over)
+                given = self._values, self._block, bitmap, ored[EXPONENT_WORDS:begin]
+                magnitude = ops.index_exponents(*given, over=self._over, packed=self._packed)
             else:
                 magnitude = self._index(self._values, bitmap)
             self._memory.write_exponent(magnitude, ored[:EXPONENT_WORDS])
@@ -267,7 +270,7 @@ class TensorExchange:
     def _compact(self, fixed: FixedPoint, selection: Selection) -> Rounds:
         def write(ored: Words, added: Words) -> None:
             self.quantized = self._by_limb(added)
-            self._ops.gather(self._values, selection, fixed, self.quantized)
+            self._gather(selection, fixed, self.quantized)
 
         sums = yield Round(0, self._limbs * len(selection), write)
         self._receive(sums)
@@ -306,14 +309,15 @@ class TensorExchange:
 
     def floats(self, divisor: int) -> NDArray[np.float32]:
         """Return float32[n]: the sum divided by `divisor`, or NaN if some worker's values are not finite."""
-        out = self._memory.floats(self._elements) if self._out is None else self._out
+        out, clear = (
+            (self._out, not self._over) if self._out is not None else self._memory.result(self._elements)
+        )
         if not self.finite or self.fixed is None:
             out[:] = 0.0 if self.finite else np.nan
             return out
         if self.selection is None:
             self._ops.dequantize(self.total, self.fixed, divisor, out)
         else:
-            clear = self._out is not None and not self._over
             self._ops.scatter(self.total, self.selection, self.fixed, divisor, out, clear=clear)
         return out
 
@@ -393,8 +397,12 @@ class TensorExchange:
 
     def _quantized(self, fixed: FixedPoint, selection: Selection) -> Limbs:
         out = self._memory.integers(self._limbs, len(selection))
-        self._ops.gather(self._values, selection, fixed, out)
+        self._gather(selection, fixed, out)
         return out
+
+    def _gather(self, selection: Selection, fixed: FixedPoint, out: Limbs) -> None:
+        self._ops.gather(self._values, selection, fixed, out, self._packed)
+        self._packed = Packed()
 
     def _by_limb(self, words: Words) -> Limbs:
         return self._memory.by_limb(words, self._limbs)

@@ -31,6 +31,7 @@ from peelsum.codec import (
     SAMPLE,
     SAMPLE_WORDS,
     FixedPoint,
+    HostMemory,
     Selection,
     fixed_point,
     index_words,
@@ -39,12 +40,13 @@ from peelsum.codec import (
 from peelsum.codec import cpu_bundle_loops as loops
 from peelsum.codec.cpu import frozen, occupied, positions
 from peelsum.codec.cpu_bundle_loops import Column, Kind
+from peelsum.codec.cpu_index_loops import address
 from peelsum.codec.threads import PER_CORE
 from peelsum.summation import Words
 
 Floats = NDArray[np.float32]
 _Table = NDArray[np.int64]
-_OPS = kernels("cpu")
+_OPS, _MEMORY = kernels("cpu"), HostMemory()
 #: Tensors of as many elements are processed on several cores, one at a time.
 _LARGE = 2 * PER_CORE
 
@@ -135,11 +137,11 @@ class HostBundle:
         self._layout, self._values, self._make, self._refinement = layout, values, make, refinement
         self._results = [out.get(tensor.name) for tensor in layout.tensors]
         self._table = table = layout.table.copy()
-        table[:, Column.VALUES] = table[:, Column.OUT] = [loops.address(own) for own in values]
+        table[:, Column.VALUES] = table[:, Column.OUT] = [address(own) for own in values]
         table[:, Column.OVER] = [result is own for result, own in zip(self._results, values, strict=True)]
         for m, result in enumerate(self._results):
             if result is not None and result is not values[m]:
-                table[m, Column.OUT], table[m, Column.CLEAR] = loops.address(result), True
+                table[m, Column.OUT], table[m, Column.CLEAR] = address(result), True
         for m in layout.seeded:
             table[m, Column.SEED] = np.uint64(seed(layout.tensors[m].name)).view(np.int64)
         self._bitmaps = kept_pages.empty(layout.bitmaps, np.uint32)
@@ -188,9 +190,8 @@ class HostBundle:
         table = self._table
         for m, result in enumerate(self._results):
             if result is None and table[m, Column.KIND] != Kind.OTHER:
-                dense, n = table[m, Column.KIND] == Kind.DENSE, len(self._values[m])
-                self._results[m] = own = np.empty(n, np.float32) if dense else np.zeros(n, np.float32)
-                table[m, Column.OUT] = loops.address(own)
+                own, table[m, Column.CLEAR] = _MEMORY.result(len(self._values[m]))
+                self._results[m], table[m, Column.OUT] = own, address(own)
         self._occupied = np.empty((len(table), BLOCK_SIZES), np.int64)
         sums = frozen(self._total), self._headers, frozen(self._bitmaps)
         loops.read_values(table, *sums, self._inverse, float(divisor), self._occupied)

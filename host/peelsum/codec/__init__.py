@@ -21,6 +21,7 @@ from peelsum.codec.index import BLOCK_SIZES, BloomLayout, block_words, index_wor
 from peelsum.codec.kernels import Implementation, Kernels, kernels, memory, warm_up
 from peelsum.codec.layout import CELLS_PER_CANDIDATE, FEWEST_CELLS, MANY_CANDIDATES, SUB_TABLES, SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
+from peelsum.codec.packed import Packed
 from peelsum.codec.sample import SAMPLE, SAMPLE_WORDS, sample
 from peelsum.codec.selection import Selection
 
@@ -43,6 +44,7 @@ __all__ = [
     "Implementation",
     "Kernels",
     "Memory",
+    "Packed",
     "Selection",
     "SketchLayout",
     "block_words",

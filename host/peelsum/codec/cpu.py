@@ -23,6 +23,7 @@ from peelsum.codec.cpu_vectors import PACKS_FLOATS
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
+from peelsum.codec.packed import Packed, PackedPart
 from peelsum.codec.selection import Selection
 from peelsum.codec.threads import each, slices
 
@@ -30,6 +31,10 @@ from peelsum.codec.threads import each, slices
 _NARROW_CELLS = 2**31
 #: Peeling a candidate takes at least as long as a pass over this many elements: 13 ns or more.
 _ELEMENTS_OF_A_CANDIDATE = 16
+#: Up to one selected element in so many, finding their positions takes less time than reading their bitmaps.
+_FEW = 256
+#: Floats in the memory for a part of a tensor's non-zeros, 4 MiB.
+_PACKED = 2**20
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -180,7 +185,7 @@ def block_exponents(values: NDArray[np.float32], block: int, out: NDArray[np.uin
     bits, piece = frozen(values.view(np.uint32)), min(block, index_loops.BLOCK)
     pieces = out if piece == block else np.zeros(out.size * (block // piece), np.uint32)
     each(bits.size, lambda a, b: index_loops.magnitudes(bits[a:b], piece, pieces[a // piece :]))
-    return _exponents(pieces, block // piece, out)
+    return int(loops.encode_exponents(pieces, block // piece, out))
 
 
 def index_exponents(
@@ -190,23 +195,31 @@ def index_exponents(
     exponents: NDArray[np.uint32],
     *,
     over: bool = False,
+    packed: Packed | None = None,
 ) -> int:
     """See `Kernels.index_exponents`."""
     bits, piece = values.view(np.uint32), min(block, index_loops.BLOCK)
-    bits = bits if over else frozen(bits)
     pieces = exponents if piece == block else np.zeros(exponents.size * (block // piece), np.uint32)
-    run = index_loops.index_magnitudes_over if over else index_loops.index_magnitudes
-    each(bits.size, lambda a, b: run(bits[a:b], piece, index[a // WORD_BITS :], pieces[a // piece :]))
-    return _exponents(pieces, block // piece, exponents)
+    if packed is not None and PACKS_FLOATS:
+        address = index_loops.address(frozen(bits))
 
+        def work(begin: int, end: int) -> list[PackedPart]:
+            parts = []
+            while begin < end:
+                room = kept_pages.empty(min(_PACKED, end - begin + selection_loops.SPARE), np.float32)
+                words, largest = index[begin // WORD_BITS :], pieces[begin // piece :]
+                given = address + bits.itemsize * begin, end - begin, piece, over
+                read, count = selection_loops.index_packed(*given, words, largest, room)
+                parts.append(PackedPart(begin, begin + read, room[: count + selection_loops.SPARE]))
+                begin += read
+            return parts
 
-def _exponents(pieces: NDArray[np.uint32], per_block: int, out: NDArray[np.uint32]) -> int:
-    """Write the words of blocks, from the magnitudes of so many pieces of each; return the largest."""
-    if pieces is not out:
-        np.max(pieces.reshape(-1, per_block), axis=1, out=out)
-    magnitude = int(out.max(initial=0))
-    loops.encode_exponents(out, magnitude)
-    return magnitude
+        packed.index, packed.parts = index, [part for parts in each(bits.size, work) for part in parts]
+    else:
+        bits = bits if over else frozen(bits)
+        run = index_loops.index_magnitudes_over if over else index_loops.index_magnitudes
+        each(bits.size, lambda a, b: run(bits[a:b], piece, index[a // WORD_BITS :], pieces[a // piece :]))
+    return int(loops.encode_exponents(pieces, block // piece, exponents))
 
 
 def block_octaves(words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
@@ -258,9 +271,17 @@ def dequantize_at(
 
 
 def gather(
-    values: NDArray[np.float32], selection: Selection, fixed: FixedPoint, out: NDArray[np.int32]
+    values: NDArray[np.float32],
+    selection: Selection,
+    fixed: FixedPoint,
+    out: NDArray[np.int32],
+    packed: Packed | None = None,
 ) -> None:
     """See `Kernels.gather`."""
+    many = len(selection) * _FEW >= values.size
+    if many and packed is not None and packed.parts and selection.bitmap is not None and fixed.limbs == 1:
+        _gather_packed(packed, frozen(selection.bitmap), values.size, fixed, out[0])
+        return
     index = _packed(selection, fixed, values.size)
     if index is None:
         quantize_at(values, selection.positions, fixed, out)
@@ -274,6 +295,24 @@ def gather(
     each(values.size, work)
 
 
+def _gather_packed(
+    packed: Packed, index: NDArray[np.uint32], elements: int, fixed: FixedPoint, out: NDArray[np.int32]
+) -> None:
+    parts, own, (factors, bits, _) = packed.parts, frozen(packed.index), _scaling(fixed, 1)
+
+    def count_parts(first: int, last: int) -> list[int]:
+        return [int(index_loops.count(_words(index, a, b), b - a)) for a, b, _ in parts[first:last]]
+
+    def work(first: int, last: int) -> None:
+        for (a, b, floats), start in list(zip(parts, starts, strict=False))[first:last]:
+            words = _words(own, a, b), _words(index, a, b)
+            selection_loops.gather_packed(frozen(floats), *words, b - a, a, factors, bits, out, start)
+
+    counts = each(len(parts) - 1, count_parts, elements)
+    starts = list(accumulate((count for some in counts for count in some), initial=0))
+    each(len(parts), work, elements)
+
+
 def scatter(
     quantized: NDArray[np.int32],
     selection: Selection,
@@ -284,7 +323,7 @@ def scatter(
     clear: bool,
 ) -> None:
     """See `Kernels.scatter`."""
-    index = _packed(selection, fixed, out.size)
+    index = _packed(selection, fixed, out.size, all_written=clear)
     if index is None:
         if clear:
             out[:] = 0.0
@@ -303,9 +342,11 @@ def scatter(
     each(out.size, work)
 
 
-def _packed(selection: Selection, fixed: FixedPoint, elements: int) -> NDArray[np.uint32] | None:
+def _packed(
+    selection: Selection, fixed: FixedPoint, elements: int, *, all_written: bool = False
+) -> NDArray[np.uint32] | None:
     """Return the bitmap; None if positions serve better, as for few elements, or are needed."""
-    few = len(selection) * WORD_BITS < elements
+    few = len(selection) * WORD_BITS < elements and not all_written
     if selection.bitmap is None or few or fixed.limbs > 1 or not PACKS_FLOATS:
         return None
     return frozen(selection.bitmap)

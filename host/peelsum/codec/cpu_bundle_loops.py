@@ -7,10 +7,8 @@ and without a prediction. A table int64[tensors, len(Column)] tells where each t
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
-from numba import carray  # type: ignore[attr-defined]  # documented, but not exported
 from numpy.typing import NDArray
 
 from peelsum.codec.block_scales import LEVEL_BITS, LEVELS
@@ -19,10 +17,12 @@ from peelsum.codec.cpu_index_loops import (
     BLOCK,
     Numbers,
     Words,
+    address,
     bloom_decode,
     bloom_encode,
     compiled,
     count,
+    floats_at,
     index,
     index_magnitudes,
     index_magnitudes_over,
@@ -44,7 +44,7 @@ from peelsum.codec.cpu_loops import (
     quantize_at,
 )
 from peelsum.codec.cpu_selection_loops import gather, scatter
-from peelsum.codec.cpu_vectors import PACKS_FLOATS, pointer
+from peelsum.codec.cpu_vectors import PACKS_FLOATS
 from peelsum.codec.fixed_point import EXPONENT_WORDS, MANTISSA_BITS, NON_FINITE
 from peelsum.codec.index import BLOCK_SIZES
 from peelsum.codec.sample import SAMPLE
@@ -129,13 +129,6 @@ class Column(IntEnum):
 
 
 @compiled
-def floats_at(address: int, count: int) -> NDArray[np.float32]:
-    """Return the array float32[count] at an address. The caller keeps its memory."""
-    array: NDArray[np.float32] = carray(pointer(address), (count,), np.float32)
-    return array
-
-
-@compiled
 def lay_out(table: _Table, ends: Numbers) -> None:
     """Place all tensors' words back to back.
 
@@ -186,7 +179,7 @@ def _dense_magnitude(bits: Words, block: int, scales: Words) -> np.uint32:
         return magnitude(bits)
     pieces, piece = _pieces(block, scales)
     magnitudes(bits, piece, pieces)
-    return _encoded(pieces, block // piece, scales)
+    return encode_exponents(pieces, block // piece, scales)
 
 
 @compiled
@@ -199,7 +192,7 @@ def _sparse_magnitude(bits: Words, block: int, over: int, bitmap: Words, scales:
         index_magnitudes_over(bits, piece, bitmap, pieces)
     else:
         index_magnitudes(bits, piece, bitmap, pieces)
-    return _encoded(pieces, block // piece, scales)
+    return encode_exponents(pieces, block // piece, scales)
 
 
 @compiled
@@ -209,19 +202,6 @@ def _pieces(block: int, scales: Words) -> tuple[Words, int]:
     if piece == block:
         return scales, piece
     return np.zeros(scales.size * (block // piece), np.uint32), piece
-
-
-@compiled
-def _encoded(pieces: Words, per_block: int, scales: Words) -> np.uint32:
-    """Write the words of blocks, from the magnitudes of so many pieces of each; return the largest."""
-    for b in range(scales.size):
-        largest = pieces[b * per_block]
-        for p in range(b * per_block + 1, (b + 1) * per_block):
-            largest = max(largest, pieces[p])
-        scales[b] = largest
-    largest = magnitude(scales)
-    encode_exponents(scales, int(largest))
-    return largest
 
 
 @compiled
@@ -418,7 +398,7 @@ def read_values(
             row[Column.TOTAL] = _non_zeros(numbers)
             continue
         union, clear = _union(row, ored, bitmaps), row[Column.CLEAR] != 0
-        if 32 * sent < elements:
+        if 32 * sent < elements and not clear:
             _scatter_by_positions(numbers, union, 0, own, bits, divisor, out, 0, clear)
         else:
             _scatter_many(numbers, union, 0, own, bits, divisor, out, 0, clear)
@@ -456,12 +436,6 @@ def _non_zeros(numbers: _Integers) -> int:
     for i in range(numbers.size):
         found += int(numbers[i] != 0)
     return found
-
-
-@compiled
-def address(array: NDArray[Any]) -> int:
-    """Return the address of an array's first element."""
-    return array.ctypes.data
 
 
 @compiled

@@ -7,11 +7,13 @@ that Numba would widen. Bytes are little-endian, as on every processor that Numb
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]  # documented, but not exported
 from numpy.typing import NDArray
 
-from peelsum.codec.cpu_vectors import indexed, used_bits, write_places
+from peelsum.codec.cpu_vectors import indexed, pointer, used_bits, write_places
 from peelsum.codec.index import BLOCK_SIZES
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
 from peelsum.wire.compiled import compiler
@@ -55,6 +57,19 @@ leaf = compiler(_sources(), {"cache": True, "nogil": True, "_nrt": False})
 
 
 @compiled
+def floats_at(address: int, count: int) -> NDArray[np.float32]:
+    """Return the array float32[count] at an address. The caller keeps its memory."""
+    array: NDArray[np.float32] = carray(pointer(address), (count,), np.float32)
+    return array
+
+
+@compiled
+def address(array: NDArray[Any]) -> int:
+    """Return the address of an array's first element."""
+    return array.ctypes.data
+
+
+@compiled
 def mixed(counter: np.uint64, seed: np.uint64) -> np.uint64:
     """Return `peelsum.codec.layout.mix` of counter * MIX_STEP + seed, modulo 2**64."""
     value = counter * _STEP + seed
@@ -90,7 +105,7 @@ def index(bits: Words, out: Words) -> np.uint32:
 def index_over(bits: Words, out: Words) -> np.uint32:
     largest = _ZERO
     for start in range(0, bits.size, BLOCK):
-        largest = max(largest, _pack_over(bits, start, min(start + BLOCK, bits.size), out))
+        largest = max(largest, pack_over(bits, start, min(start + BLOCK, bits.size), out))
     return largest
 
 
@@ -105,7 +120,7 @@ def index_magnitudes(bits: Words, piece: int, out: Words, largest: Words) -> Non
 def index_magnitudes_over(bits: Words, piece: int, out: Words, largest: Words) -> None:
     """Do what `index_magnitudes` does, and replace -0.0 by 0.0 in place, as `index_over` does."""
     for p in range((bits.size + piece - 1) // piece):
-        largest[p] = _pack_over(bits, p * piece, min((p + 1) * piece, bits.size), out)
+        largest[p] = pack_over(bits, p * piece, min((p + 1) * piece, bits.size), out)
 
 
 @leaf
@@ -115,7 +130,7 @@ def pack(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
 
 
 @leaf
-def _pack_over(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
+def pack_over(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
     """Do what `pack` does, and replace -0.0 by 0.0 in place: few slices have one."""
     largest = _packed(bits, begin, end, out)
     if largest & _NEGATIVE_ZERO:

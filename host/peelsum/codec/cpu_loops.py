@@ -48,13 +48,23 @@ _Row = tuple[int, int, np.uint32]
 
 
 @compiled
-def encode_exponents(largest: Words, magnitude: int) -> None:
-    """Replace each block's largest bit pattern by its word, in place."""
-    least = np.int64(max((magnitude >> MANTISSA_BITS) - DEPTH, 0))
-    for b in range(largest.size):
-        field = max(np.int64(largest[b] >> np.uint32(MANTISSA_BITS)), least)
+def encode_exponents(pieces: Words, per_block: int, out: Words) -> np.uint32:
+    """Write the words of blocks, from the magnitudes of so many pieces of each; return the largest.
+
+    `out` may be `pieces`, if blocks have one.
+    """
+    for b in range(out.size):
+        largest = pieces[b * per_block]
+        for p in range(b * per_block + 1, (b + 1) * per_block):
+            largest = max(largest, pieces[p])
+        out[b] = largest
+    largest = magnitude(out)
+    least = np.int64(max(int(largest >> np.uint32(MANTISSA_BITS)) - DEPTH, 0))
+    for b in range(out.size):
+        field = max(np.int64(out[b] >> np.uint32(MANTISSA_BITS)), least)
         bit = np.uint32(1 << ((field >> LEVEL_BITS) % LEVELS))
-        largest[b] = bit if largest[b] else _ZERO
+        out[b] = bit if out[b] else _ZERO
+    return largest
 
 
 @compiled

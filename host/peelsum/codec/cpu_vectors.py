@@ -104,7 +104,7 @@ def _typed_indexed(_: Any, array: Any, begin: Any, words: Any, out: Any) -> Any:
         builder.position_at_end(body)
         at = builder.add(begin, builder.mul(done, count(_WORDS)))
         for line in (_AHEAD, _AHEAD + _FLOATS):
-            fetch(context, builder, array, source, builder.add(at, count(line)))
+            fetch(context, builder, array, source, builder.add(at, count(line)), written=False)
         loaded = builder.load(_at(context, builder, array, source, at, vector))
         loaded.align = 4
         own = builder.and_(loaded, magnitude)
@@ -147,21 +147,40 @@ def _typed_pack(_: Any, floats: Any, at: Any, mask: Any, out: Any, to: Any) -> A
     return types.void(floats, types.uint64, types.uint32, out, types.uint64), emit
 
 
+def _spread(context: Any, builder: Any, kind: Any, floats: Any, at: Any, mask: Any) -> Any:
+    """Return a vector with floats[at:], one after the other, where a mask has a bit, and 0 elsewhere."""
+    vector = ir.VectorType(ir.FloatType(), _FLOATS)
+    loaded = builder.load(_at(context, builder, kind, floats, at, vector))
+    loaded.align = 4
+    # With an operand in memory, the instruction took seven times as long on an AMD EPYC. The empty assembler
+    # text keeps the compiler from joining it and the load.
+    kept = builder.call(ir.InlineAsm(ir.FunctionType(vector, [vector]), "", "=v,0"), [loaded])
+    given = [kept, ir.Constant(vector, None), _chosen(builder, mask)]
+    return _called(builder, "llvm.x86.avx512.mask.expand.v16f32", vector, given)
+
+
 def _typed_spread(_: Any, floats: Any, at: Any, mask: Any, out: Any, to: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector = ir.VectorType(ir.FloatType(), _FLOATS)
-        loaded = builder.load(_at(context, builder, floats, arguments[0], arguments[1], vector))
-        loaded.align = 4
-        # With an operand in memory, the instruction took seven times as long on an AMD EPYC. The empty
-        # assembler text keeps the compiler from joining it and the load.
-        kept = builder.call(ir.InlineAsm(ir.FunctionType(vector, [vector]), "", "=v,0"), [loaded])
-        given = [kept, ir.Constant(vector, None), _chosen(builder, arguments[2])]
-        spread = _called(builder, "llvm.x86.avx512.mask.expand.v16f32", vector, given)
+        spread = _spread(context, builder, floats, *arguments[:3])
         stored = builder.store(spread, _at(context, builder, out, arguments[3], arguments[4], vector))
         stored.align = 4
         return context.get_dummy_value()
 
     return types.void(floats, types.uint64, types.uint32, out, types.uint64), emit
+
+
+def _typed_move(_: Any, floats: Any, at: Any, own: Any, union: Any, out: Any, to: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), _FLOATS)
+        spread = _spread(context, builder, floats, *arguments[:3])
+        given = [spread, ir.Constant(vector, None), _chosen(builder, arguments[3])]
+        packed = _called(builder, "llvm.x86.avx512.mask.compress.v16f32", vector, given)
+        stored = builder.store(packed, _at(context, builder, out, arguments[4], arguments[5], vector))
+        stored.align = 4
+        return context.get_dummy_value()
+
+    return types.void(floats, types.uint64, types.uint32, types.uint32, out, types.uint64), emit
 
 
 def _typed_scale(_: Any, numbers: Any, at: Any, factor: Any, out: Any) -> Any:
@@ -192,6 +211,11 @@ pack_floats = cast(_Pack, intrinsic(_typed_pack))
 #: Write floats[at:], one after the other, to those of out[to : to + 16] whose bit is set, and 0 to the
 #: others. 16 floats are read.
 spread_floats = cast(_Pack, intrinsic(_typed_spread))
+
+_Move = Callable[[NDArray[np.float32], np.uint64, np.uint32, np.uint32, NDArray[np.float32], np.uint64], None]
+#: Take floats[at:], one after the other, for the bits of a mask, and 0 for those that only a second mask has.
+#: Write those of the second to out[to:], and then zeros: 16 floats. 16 floats are read.
+move_floats = cast(_Move, intrinsic(_typed_move))
 
 
 def _typed_pointer(_: Any, address: Any) -> Any:

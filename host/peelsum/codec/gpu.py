@@ -28,6 +28,7 @@ from peelsum.codec.gpu_launch import Blocks, Candidates, Peeling, Segments
 from peelsum.codec.gpu_memory import later
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words, index_words
 from peelsum.codec.layout import SketchLayout
+from peelsum.codec.packed import Packed
 from peelsum.codec.selection import Selection
 
 _SIGN = 2**63
@@ -135,9 +136,15 @@ def block_exponents(values: Tensor, block: int, out: Tensor) -> Tensor:
 
 
 def index_exponents(
-    values: Tensor, block: int, index: Tensor, exponents: Tensor, *, over: bool = False
+    values: Tensor,
+    block: int,
+    index: Tensor,
+    exponents: Tensor,
+    *,
+    over: bool = False,
+    packed: Packed | None = None,
 ) -> Tensor:
-    """See `Kernels.index_exponents`: returns int32[1]."""
+    """See `Kernels.index_exponents`: returns int32[1]. Keeps nothing in `packed`."""
     if over:
         values += 0.0
     launch.index(values.view(torch.int32), index, _empty(1, values))
@@ -173,7 +180,9 @@ def dequantize_at(quantized: Tensor, positions: Tensor, fixed: FixedPoint, divis
     launch.dequantize_at(quantized, where, scale, fixed.low_bits, divisor, out, _blocks(fixed))
 
 
-def gather(values: Tensor, selection: Selection, fixed: FixedPoint, out: Tensor) -> None:
+def gather(
+    values: Tensor, selection: Selection, fixed: FixedPoint, out: Tensor, packed: Packed | None = None
+) -> None:
     """See `Kernels.gather`."""
     quantize_at(values, cast(Tensor, selection.positions), fixed, out)
 

@@ -135,6 +135,10 @@ class DeviceMemory:
         """See `Memory.floats`."""
         return torch.full((count,), value, dtype=torch.float32, device=self._device)
 
+    def result(self, count: int) -> tuple[Tensor, bool]:
+        """See `Memory.result`."""
+        return self.floats(count), False
+
     def positions(self, chosen: Tensor | NDArray[Any]) -> Tensor:
         """See `Memory.positions`. Waits for the device unless `chosen` is on the host or has no elements."""
         if not len(chosen):

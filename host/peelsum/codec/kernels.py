@@ -18,6 +18,7 @@ from peelsum.codec.fixed_point import EXPONENT_WORDS, FixedPoint
 from peelsum.codec.index import BloomLayout
 from peelsum.codec.layout import SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
+from peelsum.codec.packed import Packed
 from peelsum.codec.selection import Selection
 from peelsum.compiled_once import cache_of, first_alone
 
@@ -137,8 +138,12 @@ class Kernels(Protocol):
         exponents: NDArray[np.uint32],
         *,
         over: bool = False,
+        packed: Packed | None = None,
     ) -> int:
-        """Do what `index`, or `index_over`, and `block_exponents` do, in one pass; return the `magnitude`."""
+        """Do what `index`, or `index_over`, and `block_exponents` do, in one pass; return the `magnitude`.
+
+        packed: receives the non-zeros, in the same pass, if `gather` is faster with them.
+        """
 
     def block_octaves(self, words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
         """Write the `octaves` of a `FixedPoint` for each block, from the OR of all workers' words.
@@ -188,10 +193,12 @@ class Kernels(Protocol):
         selection: Selection,
         fixed: FixedPoint,
         out: NDArray[np.int32],
+        packed: Packed | None = None,
     ) -> None:
         """Apply `quantize` to the selected elements of values[n], into out[limbs, k].
 
-        Blocks of scales have 32 elements or more, here and in `scatter`.
+        Blocks of scales have 32 elements or more, here and in `scatter`. packed: as `index_exponents` left it
+        after reading the same values. It spares another read; the non-zeros must be among those selected.
         """
 
     def scatter(
@@ -330,8 +337,10 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     ops.gather_bits(bitmap, bitmap, other)
     ops.scatter_bits(other, bitmap, copied)
     ops.block_exponents(values, 32, other)
+    packed = Packed()
     for over in (False, True):
         ops.index_exponents(values, 32, bitmap, other, over=over)
+        ops.index_exponents(values, 32, bitmap, other, over=over, packed=packed)
     octaves = room.integers(1, 1)[0]
     ops.block_octaves(other, 127, octaves)
     for fixed in (FixedPoint(0, 0, octaves, 32), FixedPoint(0), FixedPoint(0, 31)):
@@ -341,6 +350,7 @@ def _run_all(ops: Kernels, room: Memory) -> None:
         ops.dequantize(quantized, fixed, 1, values)
         ops.dequantize_at(quantized, where, fixed, 1, values)
         ops.gather(values, selection, fixed, quantized)
+        ops.gather(values, selection, fixed, quantized, packed)
         ops.scatter(quantized, selection, fixed, 1, values, clear=True)
         if fixed.octaves is None:
             ops.index_sketch(layout, values, fixed, bitmap, sketch[: fixed.limbs])

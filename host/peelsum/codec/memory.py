@@ -64,6 +64,9 @@ class Memory(Protocol):
     def floats(self, count: int, value: float = 0.0) -> NDArray[np.float32]:
         """Allocate float32[count], filled with `value`."""
 
+    def result(self, count: int) -> tuple[NDArray[np.float32], bool]:
+        """Allocate float32[count], and return whether it may hold anything but 0."""
+
     def positions(self, chosen: Any) -> NDArray[np.int64]:
         """Return the ascending indices of the non-zeros in chosen[n], here or on the host: int64[k]."""
 
@@ -151,6 +154,12 @@ class HostMemory:
     def floats(self, count: int, value: float = 0.0) -> NDArray[np.float32]:
         """See `Memory.floats`."""
         return np.zeros(count, np.float32) if value == 0 else np.full(count, value, np.float32)
+
+    def result(self, count: int) -> tuple[NDArray[np.float32], bool]:
+        """See `Memory.result`. Pages that are kept hold something; new pages are cleared by the kernel."""
+        if kept_pages.keeps(count, np.float32):
+            return kept_pages.empty(count, np.float32), True
+        return np.zeros(count, np.float32), False
 
     def positions(self, chosen: Any) -> NDArray[np.int64]:
         """See `Memory.positions`."""

@@ -12,6 +12,7 @@ from peelsum.codec.block_scales import exponents_of, octaves_of
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import FIRST_GROUP, MIX_FIRST, MIX_SECOND, MIX_STEP, SUB_TABLES, SketchLayout
+from peelsum.codec.packed import Packed
 from peelsum.codec.selection import Selection
 
 
@@ -120,8 +121,9 @@ def index_exponents(
     exponents: NDArray[np.uint32],
     *,
     over: bool = False,
+    packed: Packed | None = None,
 ) -> int:
-    """See `Kernels.index_exponents`."""
+    """See `Kernels.index_exponents`. Keeps nothing in `packed`."""
     if over:
         values[values == 0] = 0
     index[:] = _packed(_magnitudes(values) != 0, index.size)
@@ -172,7 +174,11 @@ def dequantize_at(
 
 
 def gather(
-    values: NDArray[np.float32], selection: Selection, fixed: FixedPoint, out: NDArray[np.int32]
+    values: NDArray[np.float32],
+    selection: Selection,
+    fixed: FixedPoint,
+    out: NDArray[np.int32],
+    packed: Packed | None = None,
 ) -> None:
     """See `Kernels.gather`."""
     quantize_at(values, selection.positions, fixed, out)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from peelsum.bench.codec import lhc_loops as loops
 from peelsum.bench.codec.peeling import Peeled, peel
-from peelsum.codec import FixedPoint
+from peelsum.codec import FixedPoint, HostMemory
 from peelsum.codec.threads import each
 
 #: Elements per block, and cells per row.
@@ -107,7 +107,9 @@ class LhcLayout:
         elements: int,
     ) -> tuple[NDArray[np.float32], int]:
         """Peel; return float32[elements] and the number of left-over non-zeros. Overwrites its input."""
-        out = np.zeros(elements, np.float32)
+        out, used = HostMemory().result(elements)  # as for the codec's own results
+        if used:
+            out[:] = 0.0
         factor = np.ldexp(1.0, -fixed.scale)
 
         def work(begin: int, end: int) -> int:
