@@ -8,7 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from peelsum.compress import loops
+from peelsum.compress import TopK, loops
+from peelsum.compress.sparsifiers import largest
 
 NUMBERS = np.array([0, 1, -1, 3, 2**24 + 1, -(2**24) - 3, 2**60 + 2**36, -(2**61), 2**61 - 1], np.int64)
 
@@ -51,5 +52,12 @@ def test_largest_takes_the_first_of_equals(count: int) -> None:
     magnitudes = np.array([1.0, 3.0, 2.0, 0.0, 3.0, 2.0, 2.0], np.float32)
     order = sorted(range(7), key=lambda i: (-magnitudes[i], i))[:count]
     out = np.full(count, 9, np.int64)
-    loops.largest(magnitudes, magnitudes[order[-1]], out)
+    assert loops.largest(magnitudes, magnitudes[order[-1]], out) == count
     assert out.tolist() == sorted(order)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_top_k_never_chooses_nan(count: int) -> None:
+    magnitudes = np.array([np.nan, 1.0, 2.0], np.float32)
+    chosen = TopK(1.0).choose(magnitudes, 0, 0) if count == 3 else largest(magnitudes, count)
+    assert set(chosen.tolist()) <= {1, 2}

@@ -83,6 +83,18 @@ def test_the_energy_of_what_was_offered_and_sent():
     assert one.offered_energy == one.sent_energy == 0.0
 
 
+@pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_no_tensor_of_a_worker_is_finite(compressor):
+    rng, workers = np.random.default_rng(6), Workers(compressor)
+    given = gradients(rng)
+    for one in given[1].values():
+        one[...] = np.nan
+    for result in workers.step(given):
+        assert not any(result[name].finite for name in SHAPES)
+    for result in workers.step(gradients(rng)):
+        assert all(result[name].finite for name in SHAPES)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
 def test_a_tensor_that_is_not_finite_reaches_every_worker_and_leaves_no_trace(compressor, value):

@@ -199,13 +199,12 @@ class CompressedSum:
         sparse = dict(offered)
         with wire.timed("encode"):
             for unit in units:
-                if unit.finite:
+                if unit.finite and unit.names:
                     payload = self._compressor.compress(unit.tensor, unit.state)
                     wire.payload_bytes += payload.nbytes
-                    chosen = np.zeros(unit.tensor.size, np.float32)
-                    chosen[payload.positions] = payload.data
+                    chosen = self._compressor.decompress(payload, unit.state).astype(np.float32)
                     parts = (
-                        np.split(chosen, np.cumsum(unit.lengths[:-1])) if len(unit.names) > 1 else [chosen]
+                        [chosen] if len(unit.names) == 1 else np.split(chosen, np.cumsum(unit.lengths[:-1]))
                     )
                     sparse |= dict(zip(unit.names, parts, strict=True))
         result = self._allreduce.sum(sparse)

@@ -40,10 +40,11 @@ def offer(numbers: NDArray[np.int64], factor: float, out: NDArray[np.float32]) -
 
 
 @compiled
-def largest(magnitudes: NDArray[np.floating[Any]], least: float, out: NDArray[np.int64]) -> None:
+def largest(magnitudes: NDArray[np.floating[Any]], least: float, out: NDArray[np.int64]) -> int:
     """Write the positions of the largest magnitudes, of which `least` is the smallest, ascending.
 
-    out: int64[k], as many as there are; of magnitudes equal to `least`, the first are taken.
+    out: int64[k], as many as there are; of magnitudes equal to `least`, the first are taken. Return how many
+    were written: less than k if some magnitudes are NaN.
     """
     equal, k = np.int64(out.size), np.uint64(0)
     for i in range(np.uint64(magnitudes.size)):
@@ -53,6 +54,7 @@ def largest(magnitudes: NDArray[np.floating[Any]], least: float, out: NDArray[np
             equal -= np.int64(magnitudes[i] == least)
             out[k] = np.int64(i)
             k += np.uint64(1)
+    return int(np.int64(k))
 
 
 def warm_up() -> None:

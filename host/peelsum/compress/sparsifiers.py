@@ -270,10 +270,10 @@ def spread(values: NDArray[Any], positions: Positions, elements: int) -> Values:
 
 def largest(magnitudes: Magnitudes, count: int) -> Positions:
     """Return int64[count]: the positions of the largest magnitudes, ascending; of equal ones the first."""
-    positions = np.empty(count, np.int64)
-    if count:
-        loops.largest(magnitudes, np.partition(magnitudes, -count)[-count], positions)
-    return positions
+    if not count:
+        return np.zeros(0, np.int64)
+    positions, least = np.empty(count, np.int64), np.partition(magnitudes, -count)[-count]
+    return positions[: loops.largest(magnitudes, least, positions)]
 
 
 def randomly(elements: int, count: int, seed: int | list[int]) -> Positions:
