@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from peelsum.compress import TopK, loops
+from peelsum.compress.memory import magnitude
 from peelsum.compress.sparsifiers import largest
 
 NUMBERS = np.array([0, 1, -1, 3, 2**24 + 1, -(2**24) - 3, 2**60 + 2**36, -(2**61), 2**61 - 1], np.int64)
@@ -47,13 +48,67 @@ def test_offers_are_floats_near_the_numbers(scale: int) -> None:
     np.testing.assert_array_equal(out.view(np.uint32), np.array(expected).view(np.uint32))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("scale", [0, 40])
+@pytest.mark.parametrize("elements", [0, 1, 9])
+def test_added_units(scale: int, elements: int) -> None:
+    """The sum of what is kept and of the rounded gradient, and its largest magnitude."""
+    kept, out = NUMBERS[:elements] // 4, np.full(elements, 7, np.int64)
+    gradient = np.ldexp([-0.5, 1.5, 2.5, 3.0, -7.0, 0.75, -(2.0**19), 2.0**18, 1.0], -scale)
+    gradient = gradient.astype(np.float32)[:elements]
+    most = loops.added_units(gradient, math.ldexp(1.0, scale), kept, out)
+    units = [round(Fraction(float(one)) * Fraction(2) ** scale) for one in gradient]
+    assert out.tolist() == [int(a) + b for a, b in zip(kept, units, strict=True)]
+    assert most == max(map(abs, out.tolist()), default=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], 0.0),
+        ([0.0, -0.0], 0.0),
+        ([1.0, -3.0, 2.0], 3.0),
+        ([-1e-45, 0.0], 1e-45),
+        ([3e38, -3.4e38], 3.4e38),
+    ]
+    + [([1.0, value, -4.0], math.inf) for value in (np.nan, -np.nan, np.inf, -np.inf)],
+)
+def test_magnitude_of_floats(values: list[float], expected: float) -> None:
+    assert magnitude(np.array(values, np.float32)) == np.float32(expected)
+
+
+def expected_largest(values: np.ndarray, count: int) -> list[int]:
+    order = sorted(np.flatnonzero(~np.isnan(values)), key=lambda i: (-abs(float(values[i])), i))
+    return sorted(int(one) for one in order[:count])
+
+
+@pytest.mark.parametrize("count", range(8))
 def test_largest_takes_the_first_of_equals(count: int) -> None:
-    magnitudes = np.array([1.0, 3.0, 2.0, 0.0, 3.0, 2.0, 2.0], np.float32)
-    order = sorted(range(7), key=lambda i: (-magnitudes[i], i))[:count]
-    out = np.full(count, 9, np.int64)
-    assert loops.largest(magnitudes, magnitudes[order[-1]], out) == count
-    assert out.tolist() == sorted(order)
+    values = np.array([1.0, -3.0, 2.0, 0.0, 3.0, -2.0, 2.0], np.float32)
+    assert largest(values, count).tolist() == expected_largest(values, count)
+
+
+@pytest.mark.parametrize("size", [1, 5, 300, 2047, 2048, 4095, 4096, 4097, 20000])
+@pytest.mark.parametrize("kind", ["apart", "near", "few", "equal", "zero", "every other", "not finite"])
+def test_largest_of_many(kind: str, size: int) -> None:
+    """Of all kinds of values, whether a sample tells where they are, or misleads."""
+    rng = np.random.default_rng(size)
+    values = rng.standard_normal(size)
+    if kind == "apart":
+        values *= 2.0 ** rng.integers(-140, 120, size)
+    elif kind == "near":
+        values = 1.0 + rng.integers(0, 100, size) * 2.0**-23
+    elif kind == "few":
+        values = np.round(values)
+    elif kind in ("equal", "zero"):
+        values = np.full(size, -1.5 * (kind == "equal"))
+    elif kind == "every other":  # the sample sees none, or only these
+        values[:: size // 2048 | 1] *= 1e6 if size % 2 else 1e-6
+    else:
+        values[rng.random(size) < 0.4] = np.nan
+        values[rng.random(size) < 0.1] = np.inf
+    values = values.astype(np.float32)
+    for count in {1, -(-size // 100), size // 2, size - 1, size} - {0}:
+        assert largest(values, count).tolist() == expected_largest(values, count)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

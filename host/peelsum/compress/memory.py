@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum import kept_pages
 from peelsum.compress import loops
 from peelsum.compress.compressor import Floats, Positions, Values, require_number
 from peelsum.compress.errors import CompressConfigError, CompressError
@@ -92,23 +93,28 @@ class Residual:
     scale: int | None = None
     """The grid's scale; None, with all numbers zero, until the first non-zero gradient."""
 
-    def grown(self, gradient: Floats, momentum: float) -> Residual:
-        """Return the residual with one more finite gradient added; this one is unchanged."""
-        largest = max(-float(gradient.min(initial=0.0)), float(gradient.max(initial=0.0)))
-        kept = self._fitting(largest)
+    most: int | None = None
+    """No number is larger in magnitude; None if that is not known, and with momentum."""
+
+    def grown(self, gradient: Floats, momentum: float, largest: float | None = None) -> Residual:
+        """Return the residual with one more finite gradient added; this one is unchanged.
+
+        largest: the gradient's largest magnitude, if it is known.
+        """
+        kept = self._fitting(magnitude(gradient) if largest is None else largest)
         if kept.scale is None:
             return kept
-        units = np.empty_like(kept.numbers)
-        loops.units(gradient, math.ldexp(1.0, kept.scale), units)
+        factor, numbers = math.ldexp(1.0, kept.scale), kept_pages.empty(gradient.size, np.int64)
         if kept.velocity is None:
-            units += kept.numbers
-            return Residual(units, None, kept.scale)
-        velocity = np.rint(momentum * kept.velocity).astype(np.int64) + units
+            most = loops.added_units(gradient, factor, kept.numbers, numbers)
+            return Residual(numbers, None, kept.scale, int(most))
+        loops.units(gradient, factor, numbers)
+        velocity = np.rint(momentum * kept.velocity).astype(np.int64) + numbers
         return Residual(kept.numbers + velocity, velocity, kept.scale)
 
     def offer(self) -> Floats:
         """Return float32[n]: the numbers, each rounded to a float, which lies on the grid."""
-        floats = np.empty(self.numbers.size, np.float32)
+        floats = kept_pages.empty(self.numbers.size, np.float32)
         loops.offer(self.numbers, math.ldexp(1.0, -(self.scale or 0)), floats)
         return floats
 
@@ -118,12 +124,14 @@ class Residual:
             return Sent(self, sent.positions, sent.numbers, None, self.scale or 0)
         if self.scale is None:  # of a bucket's low-rank approximation, zeros can become other values
             self.scale = max(sent.scale, _GRID_BITS + sent.scale - _bits(sent.numbers))
-        units = self._units(sent)
+        units, positions = self._units(sent), sent.positions
         at = np.flatnonzero(units)
-        positions = sent.positions[at]
+        if at.size < units.size:
+            units, positions = units[at], positions[at]
         cleared = None if self.velocity is None else self.velocity[positions]
-        taken = Sent(self, positions, units[at], cleared, self.scale)
-        self.numbers[positions] -= taken.units
+        taken = Sent(self, positions, units, cleared, self.scale)
+        self.numbers[positions] -= units
+        self.most = None if self.most is None else self.most + int(loops.magnitude(units))
         if self.velocity is not None:
             self.velocity[positions] = 0
         return taken
@@ -152,13 +160,13 @@ class Residual:
             )
         for held in self._held():
             held <<= times
-        self.scale += times
+        self.scale, self.most = self.scale + times, None
 
     def _coarsen(self, times: int) -> None:
         assert self.scale is not None
         for held in self._held():
             held[:] = _halved(held, times)
-        self.scale -= times
+        self.scale, self.most = self.scale - times, None
 
     def _held(self) -> list[Numbers]:
         return [self.numbers] if self.velocity is None else [self.numbers, self.velocity]
@@ -167,9 +175,11 @@ class Residual:
         """Return the residual on a grid on which values up to `largest` can be added."""
         if largest == 0.0:
             return self
-        exponent = int(np.frexp(largest)[1])
+        exponent = math.frexp(largest)[1]
         if self.scale is None:
             return Residual(self.numbers, self.velocity, _GRID_BITS - exponent)
+        if self.most is not None and 1 + max(self.most.bit_length(), exponent + self.scale) <= MOST_BITS:
+            return self
         bits = max(_bits(self.numbers), 0 if self.velocity is None else _bits(self.velocity) + 1)
         too_many = 1 + max(bits, exponent + self.scale) - MOST_BITS
         if too_many <= 0:
@@ -200,6 +210,7 @@ class Sent:
         """Add it to the residual again, and restore the velocities."""
         finer = (self.residual.scale or 0) - self.scale
         self.residual.numbers[self.positions] += self.units << finer
+        self.residual.most = None
         if self.residual.velocity is not None and self.velocities is not None:
             self.residual.velocity[self.positions] = self.velocities << finer
 
@@ -254,11 +265,14 @@ class Memory:
         """
         if not self.feedback:
             return {}
-        return {
-            name: self._residual(name, one).grown(self._clipped(one, workers), self.momentum)
-            for name, one in gradients.items()
-            if np.isfinite(one).all()
-        }
+        grown = {}
+        for name, one in gradients.items():
+            largest = magnitude(one)
+            if largest < math.inf:
+                clipped = self._clipped(one, workers)
+                known = largest if clipped is one else None
+                grown[name] = self._residual(name, one).grown(clipped, self.momentum, known)
+        return grown
 
     def keep(self, grown: Mapping[str, Residual], sent: Mapping[str, Exact | None], step: int) -> None:
         """Store a bucket's residuals, less what was `sent`. Call it for one bucket after the other.
@@ -296,6 +310,12 @@ class Memory:
                 "restore the state of this model, and register the hook on the same modules in the same order"
             )
         return kept
+
+
+def magnitude(floats: Floats) -> float:
+    """Return the largest magnitude, 0 without floats; infinity if one of them is not finite."""
+    bits = np.uint32(loops.float_magnitude(floats.view(np.uint32)))
+    return float(bits.view(np.float32)) if bits < loops.NOT_FINITE else math.inf
 
 
 def _halved(numbers: Numbers, times: int) -> Numbers:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum import kept_pages
 from peelsum.compress import loops
 from peelsum.compress.arithmetic import fixed_values, fixed_words
 from peelsum.compress.compressor import (
@@ -261,6 +262,12 @@ class Threshold(Sparsifier):
         return np.flatnonzero(magnitudes >= self.value)
 
 
+def spreads(compressor: Compressor) -> bool:
+    """Return whether `decompress` of an indexed payload writes its values as they are to its positions."""
+    ways = (Indexed.decompress, Sparsifier.decompress, RandomK.decompress)
+    return type(compressor).decompress in ways
+
+
 def spread(values: NDArray[Any], positions: Positions, elements: int) -> Values:
     """Return float64[elements]: `values` at `positions`, and zero elsewhere."""
     out = np.zeros(elements)
@@ -268,12 +275,12 @@ def spread(values: NDArray[Any], positions: Positions, elements: int) -> Values:
     return out
 
 
-def largest(magnitudes: Magnitudes, count: int) -> Positions:
+def largest(values: Magnitudes, count: int) -> Positions:
     """Return int64[count]: the positions of the largest magnitudes, ascending; of equal ones the first."""
-    if not count:
-        return np.zeros(0, np.int64)
-    positions, least = np.empty(count, np.int64), np.partition(magnitudes, -count)[-count]
-    return positions[: loops.largest(magnitudes, least, positions)]
+    positions, floats = np.empty(count, np.int64), values.astype(np.float32, copy=False)
+    space = kept_pages.empty(floats.size + loops.COUNTS, np.int64)
+    above, counts = space[: floats.size], space[floats.size :]
+    return positions[: loops.largest(floats.view(np.uint32), above, counts, positions)]
 
 
 def randomly(elements: int, count: int, seed: int | list[int]) -> Positions:

@@ -24,6 +24,7 @@ from peelsum.compress import (
     Indexed,
     Memory,
 )
+from peelsum.compress.indexed import JOINED
 from peelsum.flexible import METHODS, Flexible, carrier_of
 from peelsum.torch.arguments import check_arguments
 from peelsum.torch.backends import SWITCH
@@ -188,14 +189,15 @@ class Settings:
 
         Raises HookConfigError if the compressor cannot sum over so many workers.
         """
-        summation = summation or collectives
+        summation, joined = summation or collectives, isinstance(self.forms, str)
         try:
             return CompressedSum(
                 summation,
                 compressor,
                 memory,
                 seed=self.seed,
-                allreduce=self.allreduce(summation, names),
+                allreduce=self.allreduce(summation, (JOINED, *names) if joined else names),
+                joined=joined,
                 collectives=collectives,
                 span=profiled,
                 note=noted,
@@ -236,6 +238,7 @@ class Settings:
             summation,
             forms=forms,
             sparse=() if self.lossless else names,
+            names=names,
             index=self.index,
             predict=self.predict,
             limbs=self.limbs,
