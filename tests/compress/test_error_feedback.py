@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from compressors import Workers
@@ -130,3 +132,24 @@ def test_velocities_are_rounded_to_the_nearest_on_the_grid():
     residual = Residual(np.zeros(4, np.int64), np.array([3, -3, 5, 7]), scale=0)
     grown = residual.grown(np.zeros(4, np.float32), 0.5)
     assert grown.velocity.tolist() == grown.numbers.tolist() == [2, -2, 2, 4]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_grids_do_not_depend_on_what_is_known_of_the_numbers(seed):
+    """A bound on the numbers is kept between steps, but not in a checkpoint; residuals are the same."""
+    rng, known, other = np.random.default_rng(seed), *(Residual(np.zeros(6, np.int64)) for _ in range(2))
+    scales = set()
+    for step in range(30):
+        gradient = np.ldexp(rng.standard_normal(6), step + int(rng.integers(0, 4))).astype(np.float32)
+        known, other = known.grown(gradient, 0.0), replace(other, most=None).grown(gradient, 0.0)
+        at, finer, back = rng.permutation(6)[:2], int(rng.integers(0, 3)), rng.integers(3) == 0
+        sent = Exact(at, -known.numbers[at] << finer, known.scale + finer)  # so that numbers become larger
+        for one in (known, other):
+            taken = one.send(sent)
+            if back:
+                taken.put_back()
+        assert known.most is None or known.most >= abs(known.numbers).max()
+        assert known.scale == other.scale
+        np.testing.assert_array_equal(known.numbers, other.numbers)
+        scales.add(known.scale)
+    assert len(scales) > 1

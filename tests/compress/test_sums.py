@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from compressors import COMPRESSORS, Workers, fractions
 
-from peelsum.allreduce import LocalSummation, PlanMismatchError
+from peelsum.allreduce import Allreduce, LocalSummation, PlanMismatchError
 from peelsum.compress import (
     QSGD,
     CompressConfigError,
@@ -64,6 +64,54 @@ def test_sums_are_of_what_was_sent_and_books_close(compressor):
         for one in workers.sums:
             one.memory.balance()
     assert any(one.numbers.any() for one in workers.sums[0].memory.residuals.values())
+
+
+@pytest.mark.parametrize("name", ["top-k", "top-k per bucket", "random-k, own seeds", "threshold"])
+def test_tensors_by_themselves_send_the_same_as_in_one(name):
+    """Tensor by tensor, as with an allreduce of the caller's, the books close, too; choices are the same."""
+    rng, given = np.random.default_rng(4), []
+    for _ in range(3):
+        given.append(gradients(rng))
+    apart, joined = Workers(COMPRESSORS[name], allreduce={"forms": "auto"}), Workers(COMPRESSORS[name])
+    for step, tensors in enumerate(given):
+        several, together = apart.step(tensors), joined.step(tensors)
+        for one, other in zip(several, together, strict=True):
+            assert list(one) == list(other) == list(SHAPES)
+            for key in SHAPES:
+                sent = [fractions(each[key].sent, each[key].elements) for each in several]
+                np.testing.assert_array_equal(one[key].values.ravel(), expected(COMPRESSORS[name], sent))
+                if step == 0:
+                    np.testing.assert_array_equal(one[key].sent.positions, other[key].sent.positions)
+                    assert one[key].density_worker == other[key].density_worker
+                    assert one[key].density == other[key].density
+    for each in (*apart.sums, *joined.sums):
+        each.memory.balance()
+
+
+def test_a_sum_as_one_takes_one_tensor_of_the_allreduce_and_again_each_if_one_is_not_finite():
+    class Counting(Allreduce):
+        def sum(self, tensors, **options):
+            asked.append(list(tensors))
+            return super().sum(tensors, **options)
+
+    asked: list[list[str]] = []
+    (summation,) = LocalSummation.group(1)
+    summed = CompressedSum(summation, TopK(0.5), allreduce=Counting(summation, average=True), joined=True)
+    tensors = gradients(np.random.default_rng(2), 1)[0]
+    summed.sum(tensors)
+    tensors["vector"][2] = np.inf
+    assert not summed.sum(tensors)["vector"].finite
+    assert summed.sum({}).tensors == ()
+    assert asked == [["(joined)"], ["(joined)"], list(SHAPES), []]
+
+
+def test_a_compressor_that_decompresses_in_its_own_way():
+    class Halved(TopK):
+        def decompress(self, payload, state):
+            return super().decompress(payload, state) / 2
+
+    (result,) = Workers(Halved(0.5), 1).step([{"x": np.array([8.0, 1.0, -4.0, 2.0], np.float32)}])
+    assert result["x"].values.tolist() == [4.0, 0.0, -2.0, 0.0]
 
 
 def test_the_energy_of_what_was_offered_and_sent():

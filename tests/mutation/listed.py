@@ -388,7 +388,18 @@ _CONTROL: Changes = {
 _COMPRESS: Changes = {
     "host/peelsum/compress/loops.py": [
         ("max(-least, most)", "max(least, most)"),
-        ("np.rint(np.float64(gradient[i]) * factor)", "np.float64(gradient[i]) * factor"),
+        (
+            "out[i] = np.int64(np.rint(np.float64(gradient[i]) * factor))",
+            "out[i] = np.int64(gradient[i] * factor)",
+        ),
+        (
+            "kept[i] + np.int64(np.rint(np.float64(gradient[i]) * factor))",
+            "kept[i] + np.int64(gradient[i] * factor)",
+        ),
+        ("if size < k and every > 1:", "if size < 0:"),
+        ("bits <= NOT_FINITE", "bits < NOT_FINITE"),
+        ("equal -= np.int64(bits == least)", "equal -= np.int64(0)"),
+        ("while counts[digit] < left:", "while counts[digit] <= left:"),
     ],
     "host/peelsum/compress/memory.py": [
         # Momentum over a change of the grid.
@@ -404,6 +415,8 @@ _COMPRESS: Changes = {
         ("= self.velocities << finer", "= self.velocities"),
         ("+= self.units << finer", "+= self.units"),
         ("if too_many <= 0:", "if too_many < 0:"),
+        ("exponent + self.scale) <= MOST_BITS:", "exponent + self.scale) <= MOST_BITS + 1:"),
+        ("self.most + int(loops.magnitude(units))", "self.most"),
         ("np.rint(momentum * kept.velocity)", "np.floor(momentum * kept.velocity)"),
         (
             "self._step, self._skipped, self._sent = step, False, []",
@@ -411,9 +424,13 @@ _COMPRESS: Changes = {
         ),
         ("return gradient if norm <= most", "return gradient if norm < most", "scaling by 1 changes nothing"),
     ],
+    "host/peelsum/compress/indexed.py": [
+        ("numbers << left >> right", "numbers << left"),
+        ("own - np.repeat(np.concatenate([[0], ends[:-1]]), counts)", "own"),
+        ("np.flatnonzero(result.total_at.any(0))", "np.arange(result.elements)"),
+    ],
     "host/peelsum/compress/sparsifiers.py": [
         ("np.flatnonzero(magnitudes >= self.value)", "np.flatnonzero(magnitudes > self.value)"),
-        ("np.partition(magnitudes, -count)[-count]", "np.partition(magnitudes, -count)[-count - 1]"),
     ],
 }
 

@@ -279,7 +279,7 @@ def test_a_worker_that_leaves_is_noticed_in_the_plane_of_the_next_part() -> None
 
 
 def test_a_server_that_lost_its_state_is_helped_by_workers_that_sum_in_another_plane() -> None:
-    """Worker 0 gets no results of plane 1 until its server starts anew; the others are in plane 0 by then."""
+    """Worker 0 misses results of plane 1 until the plane's server starts anew; others sum in plane 0 then."""
 
     def work(summation: SwitchSummation) -> object:
         number = summation.worker_id

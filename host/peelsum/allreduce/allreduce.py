@@ -124,8 +124,8 @@ class Allreduce:
     - `estimate`: for experiments only. Estimates the left-over of peeling, at a coarser scale, instead of
       exchanging it, so results are not exact.
     - `implementation`: the implementation of the codec; "gpu" takes torch tensors.
-    - `graphs`: with the gpu kernels and words that go through the host, replay CUDA graphs of the launches
-      for small dense tensors, from the third step of a plan on. Else it changes nothing.
+    - `graphs`: replay CUDA graphs of the launches for small dense tensors, from the third step of a plan on.
+      It has an effect only with the gpu kernels, and if words go through the host.
     - `clock`: returns the time in seconds.
     - `span`: takes "encode", "exchange" or "decode" and returns a context manager, such as a profiler's. It
       is entered around the work of that phase, and with "step" around the whole step.

@@ -26,6 +26,7 @@ an infinite bound, or an impossible length, which tells every worker.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -43,7 +44,7 @@ from peelsum.compress.compressor import Compressor, Floats, Payload, TensorState
 from peelsum.compress.errors import CompressConfigError, CompressError
 from peelsum.compress.exchange import Unit, exchange_additive, exchange_gathered
 from peelsum.compress.indexed import JOINED, parted, results, share
-from peelsum.compress.memory import Exact, Memory, Residual
+from peelsum.compress.memory import Exact, Memory, Residual, magnitude
 from peelsum.compress.result import CompressedResult, CompressedTensor
 from peelsum.compress.sparsifiers import spreads
 from peelsum.compress.wire import Wire
@@ -162,7 +163,7 @@ class CompressedSum:
             return [self._unit([name], [one], shapes[name], name, step) for name, one in tensors.items()]
         names = list(tensors)
         if self._compressor.kind == "indexed":  # tensors that are not finite are left out of the choice
-            names = [name for name in names if np.isfinite(tensors[name]).all()]
+            names = [name for name in names if magnitude(tensors[name]) < math.inf]
         parts = [tensors[name] for name in names]
         return [self._unit(names, parts, None, f"bucket {_digest(repr(names)):016x}", step)]
 
@@ -183,7 +184,7 @@ class CompressedSum:
             self._workers,
             kept=self._memory.kept.setdefault(name, {}),
         )
-        return Unit(names, [one.size for one in parts], tensor, state, bool(np.isfinite(tensor).all()))
+        return Unit(names, [one.size for one in parts], tensor, state, magnitude(tensor) < math.inf)
 
     def _exchange(self, units: Sequence[Unit], wire: Wire, request: str) -> None:
         if self._compressor.kind == "gather":

@@ -6,8 +6,9 @@ As one, the tensors lie end to end: a bucket of small tensors takes one plan, on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from peelsum.compress.compressor import Floats, Positions
 from peelsum.compress.memory import MOST_BITS, Exact
 from peelsum.compress.result import CompressedTensor
 
+_T = TypeVar("_T", bound=np.generic)
 #: The name of all tensors as one.
 JOINED = "(joined)"
 #: The shapes of tensors that lie end to end, by name, in order.
@@ -27,8 +29,7 @@ Grids = Mapping[str, int | None]
 
 def parted(joined: Floats, shapes: Shapes) -> dict[str, Floats]:
     """Return each tensor's elements float32[n], as views of those of all tensors."""
-    spans = pairwise([0, *_ends(shapes).tolist()])
-    return {name: joined[begin:end] for name, (begin, end) in zip(shapes, spans, strict=True)}
+    return dict(zip(shapes, _cut(joined, _ends(shapes)), strict=True))
 
 
 def results(result: TensorResult, shapes: Shapes, grids: Grids | None) -> list[CompressedTensor]:
@@ -36,25 +37,33 @@ def results(result: TensorResult, shapes: Shapes, grids: Grids | None) -> list[C
 
     grids: None without error feedback, when `sent` is None.
     """
-    values, known = parted(result.values.reshape(-1), shapes), result.finite
-    union = _counts(_union(result), shapes)
+    ends, finite, bound = _ends(shapes), result.finite, result.error_bound
     own, numbers = _own(result)
-    sent = _sent(result, own, numbers, shapes, grids) if known and grids is not None else [None] * len(values)
+    own_ends, union_ends = (np.searchsorted(one, ends) for one in (own, _union(result)))
+    sent: list[Exact | None] = [None] * len(shapes)
+    if finite and grids is not None:
+        sent[:] = _sent(result, own, numbers, [grids.get(name) or 0 for name in shapes], ends, own_ends)
+    rows = zip(
+        shapes.items(),
+        _cut(result.values.reshape(-1), ends),
+        sent,
+        np.diff(union_ends, prepend=0).tolist(),
+        np.diff(own_ends, prepend=0).tolist(),
+        strict=True,
+    )
     return [
         CompressedTensor(
             name=name,
             form=result.form,
             index=result.index,
-            values=values[name].reshape(shape),
-            finite=known,
+            values=values.reshape(shape),
+            finite=finite,
             sent=one,
-            density=share(in_union, values[name].size) if known else math.nan,
-            density_worker=share(in_own, values[name].size) if known else math.nan,
-            error_bound=result.error_bound,
+            density=share(in_union, values.size) if finite else math.nan,
+            density_worker=share(in_own, values.size) if finite else math.nan,
+            error_bound=bound,
         )
-        for (name, shape), one, in_union, in_own in zip(
-            shapes.items(), sent, union.tolist(), _counts(own, shapes).tolist(), strict=True
-        )
+        for (name, shape), values, one, in_union, in_own in rows
     ]
 
 
@@ -67,9 +76,9 @@ def _ends(shapes: Shapes) -> NDArray[np.int64]:
     return np.cumsum([math.prod(shape) for shape in shapes.values()], dtype=np.int64)
 
 
-def _counts(positions: Positions, shapes: Shapes) -> NDArray[np.int64]:
-    """Return how many of ascending positions lie in each tensor."""
-    return np.diff(np.searchsorted(positions, _ends(shapes)), prepend=0)
+def _cut(array: NDArray[_T], ends: NDArray[np.int64]) -> list[NDArray[_T]]:
+    """Return the array's parts, which end at `ends`, as views."""
+    return [array[begin:end] for begin, end in pairwise([0, *ends.tolist()])]
 
 
 def _union(result: TensorResult) -> Positions:
@@ -88,18 +97,22 @@ def _own(result: TensorResult) -> tuple[Positions, NDArray[np.int64]]:
 
 
 def _sent(
-    result: TensorResult, own: Positions, numbers: NDArray[np.int64], shapes: Shapes, grids: Grids
+    result: TensorResult,
+    own: Positions,
+    numbers: NDArray[np.int64],
+    scales: Sequence[int],
+    ends: NDArray[np.int64],
+    own_ends: NDArray[np.int64],
 ) -> list[Exact]:
-    """Return what this worker sent for each tensor, in units of the grid on which its values lie."""
-    counts, ends = _counts(own, shapes), _ends(shapes)
-    scales = [grids.get(name) or 0 for name in shapes]
+    """Return what this worker sent for each tensor, in units of the grid on which its values lie.
+
+    scales: the grids'. ends: the elements before each tensor's end; own_ends: those of them in `own`.
+    """
+    counts = np.diff(own_ends, prepend=0)
     if result.fixed is not None:
         shift = np.repeat(np.array(scales, np.int64), counts) - result.scales_at(own)
         left, right = (np.minimum(np.maximum(one, 0), MOST_BITS) for one in (shift, -shift))
         numbers = numbers << left >> right
     within = own - np.repeat(np.concatenate([[0], ends[:-1]]), counts)
-    spans = pairwise([0, *np.cumsum(counts).tolist()])
-    return [
-        Exact(within[begin:end], numbers[begin:end], scale)
-        for scale, (begin, end) in zip(scales, spans, strict=True)
-    ]
+    parts = zip(_cut(within, own_ends), _cut(numbers, own_ends), scales, strict=True)
+    return [Exact(positions, units, scale) for positions, units, scale in parts]

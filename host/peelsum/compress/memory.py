@@ -55,8 +55,8 @@ class Exact:
     @property
     def energy(self) -> float:
         """Sum of squares, rounded as floats are."""
-        values = np.ldexp(self.numbers.astype(np.float64), -self.scale)
-        return float(np.dot(values, values))
+        values = self.numbers.astype(np.float64)
+        return math.ldexp(float(np.dot(values, values)), -2 * self.scale)
 
     @classmethod
     def of(cls, values: Values, scale: int) -> Exact:

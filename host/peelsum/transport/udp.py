@@ -1,7 +1,7 @@
 """The switch as a backend: a worker's endpoints, one for each plane, connected to UDP sockets and the clock.
 
-A plane is a switch with a server and an admission of the job of its own. Planes know nothing of each other:
-the worker sums a share of every part in each of them, in the same order as all other workers.
+A plane is a switch with its own server, where the job is admitted on its own. Planes exchange nothing: in
+each of them the worker sums a share of every part, in the same order as all other workers.
 
 No thread runs between two calls of `sum_words`, and none is needed. The server keeps this worker's results
 for workers that lost them. Other workers wait for a later chunk only until this worker's next call of
