@@ -124,8 +124,8 @@ class Allreduce:
     - `estimate`: for experiments only. Estimates the left-over of peeling, at a coarser scale, instead of
       exchanging it, so results are not exact.
     - `implementation`: the implementation of the codec; "gpu" takes torch tensors.
-    - `graphs`: with the gpu kernels and words that go through the host, replay CUDA graphs of the launches
-      for small dense tensors, from the third step of a plan on. Else it changes nothing.
+    - `graphs`: with the gpu kernels only. Replays CUDA graphs of the launches for small dense tensors, from
+      the third step of a plan on; other tensors are launched one by one.
     - `clock`: returns the time in seconds.
     - `span`: takes "encode", "exchange" or "decode" and returns a context manager, such as a profiler's. It
       is entered around the work of that phase, and with "step" around the whole step.
@@ -159,7 +159,8 @@ class Allreduce:
         note: Note = unnoted,
     ) -> None:
         self._summation = summation
-        for option, flag in (("average", average), ("predict", predict), ("estimate", estimate)):
+        flags = {"average": average, "predict": predict, "estimate": estimate, "graphs": graphs}
+        for option, flag in flags.items():
             if not isinstance(flag, bool):
                 raise InvalidRequestError(f"{option}: {flag!r} is not a bool; use True or False")
         require_names("names", names)
@@ -174,6 +175,10 @@ class Allreduce:
         if estimate and implementation == "gpu":
             raise InvalidRequestError(
                 "estimate: True does not work with the gpu kernels; use implementation='cpu'"
+            )
+        if graphs and implementation != "gpu":
+            raise InvalidRequestError(
+                f"graphs: True does not work with the {implementation} kernels; use implementation='gpu'"
             )
         direct = getattr(summation, "device", None) is not None
         self._codec = Codec(kernels(implementation), memory(implementation, direct=direct))
@@ -503,7 +508,7 @@ class Allreduce:
 
         into = {name: one for name, one in out.items() if name in values}
         room = cast("DeviceMemory", codec.memory)
-        if self._graphs and self._kept is None and not room.direct:
+        if self._graphs and self._kept is None:
             self._kept = KeptBuffers()
         return DeviceBundle(values, into, self._summation.workers, room, self._kept)
 
