@@ -72,6 +72,18 @@ def test_index_and_positions(n: int, density: float) -> None:
     same(gpu.occupied(on_device(listed)), reference.occupied(listed))
 
 
+@pytest.mark.parametrize("limbs", [1, 2])
+@pytest.mark.parametrize("k", [0, 1, 33, 1009])
+def test_blocks_with_sums_that_are_not_zero(k: int, limbs: int) -> None:
+    """A sum of -2**31 has no bits but its sign."""
+    rng = np.random.default_rng(k)
+    where = np.sort(rng.choice(10 * k + 1, k, replace=False))
+    total = rng.choice(np.array([0, 0, 1, -(2**31)], np.int32), (limbs, k))
+    truth = reference.occupied(where[total.any(0)])
+    same(gpu.occupied(on_device(where), on_device(total)), truth)
+    assert truth[0] == np.count_nonzero(total.any(0))
+
+
 def test_what_is_not_finite_is_the_magnitude() -> None:
     for value in (np.inf, -np.inf, np.nan):
         sample = np.array([1.0, value, -3.0], np.float32)

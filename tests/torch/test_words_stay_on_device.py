@@ -226,6 +226,29 @@ def test_waits_without_copies_to_the_host(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
+    ("waits", "settings"),
+    [
+        (2, {"forms": "dense"}),
+        (4, {"forms": "compact", "index": "bitmap", "limbs": 2}),
+        (5, {"forms": "compact", "index": "bloom", "limbs": 2}),
+        (5, {"forms": "sketch", "index": "bitmap"}),
+    ],
+    ids=str,
+)
+def test_several_tensors_wait_together(
+    monkeypatch: pytest.MonkeyPatch, waits: int, settings: dict[str, Any]
+) -> None:
+    """For the plan, the exponents, the candidates, and what the values show."""
+    monkeypatch.setitem(globals(), "WORKERS", 1)
+    reduce = Allreduce(OverNccl(Crew(), 0, "gather"), implementation="gpu", **settings)
+    for step in range(2):
+        pieces = np.split(gradients(step)[0], [500, 1200])
+        with counted() as counts:
+            reduce.sum([torch.from_numpy(one).to(DEVICE, copy=True) for one in pieces])
+    assert counts.waits.total() <= waits, str(counts)
+
+
+@pytest.mark.parametrize(
     ("refused", "op"),
     [
         (torch.zeros(3, dtype=torch.int32), dist.ReduceOp.BOR),

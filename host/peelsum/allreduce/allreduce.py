@@ -543,7 +543,7 @@ class Allreduce:
             seed,
             codec.memory,
             self._chooser.refinement(plan.name),
-            not codec.memory.direct and self._chooser.wants(plan.name),
+            not isinstance(codec.memory, HostMemory) and self._chooser.wants(plan.name),
         )
         exchange = TensorExchange(plan.choice, values, setting, out=out)
         exchange.label = repr(plan.name)

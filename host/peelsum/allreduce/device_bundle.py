@@ -19,7 +19,7 @@ from peelsum.allreduce.bundle import BLOCK, ends
 from peelsum.allreduce.exchange import Limbs
 from peelsum.allreduce.indexes import Index
 from peelsum.allreduce.plan import Form, labeled
-from peelsum.allreduce.staging import Round, Rounds, Sums
+from peelsum.allreduce.staging import PAUSE, Round, Rounds, Sums
 from peelsum.codec import EXPONENT_WORDS, NON_FINITE, FixedPoint, Selection, fixed_point, gpu_launch
 from peelsum.codec.cpu import frozen, occupied
 from peelsum.codec.cpu_bundle_loops import ZERO, read_dense_headers
@@ -77,7 +77,12 @@ class DeviceBundle:
     def rounds(self) -> Rounds:
         """Yield every round of the exchanges; send each round's sums back into the generator."""
         sums: Sums = yield Round(self._header_words, 0, self._write_headers)
-        words = frozen(self._memory.on_host(sums.ored))
+        words = sums.ored
+        if not isinstance(words, np.ndarray):
+            copied = self._memory.later(words)
+            yield PAUSE
+            words = copied().view(np.uint32)
+        words = frozen(words)
         read_dense_headers(words, self._firsts, self._fields, self._octaves)
         sent = (self._fields != ZERO) & (self._fields != NON_FINITE)
         self._sent = ends(np.where(sent, self._lengths, 0))
@@ -189,8 +194,7 @@ class DeviceBundle:
         there: Any = self._memory.receive(words).view(1, -1)
         self._total = there
         if self._buffers is not None:
-            sent: Any = self._sent_words
-            self._quantized = sent.view(1, -1)
+            self._quantized = self._memory.by_limb(cast(Any, self._sent_words), 1)
             self._buffers.take(words)
 
 

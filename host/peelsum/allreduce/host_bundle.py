@@ -312,8 +312,8 @@ class HostBundle:
         if index is None:
             return passed / SAMPLE < DENSE_SAMPLE
         words = header[EXPONENT_WORDS + int(row[Column.BLOCKS]) :]
-        refinement = self._refinement(tensor.name)
-        return refinement.after(index, words, passed, _OPS, 1, 0) is not None
+        filled = _OPS.count(words, 32 * len(words))
+        return self._refinement(tensor.name).after(index, filled, passed, 1, 0) is not None
 
     def _turn(self, m: int, header: Words) -> None:
         """Leave a tensor to its own exchange, after the sum of its header.
