@@ -22,7 +22,7 @@ from gpu_shortage import Shortage, kernels_apart
 from patience import PATIENCE_S
 from torch.utils._python_dispatch import _disable_current_modes
 
-from peelsum.allreduce import Allreduce, LocalSummation
+from peelsum.allreduce import Allreduce, DeviceMemoryError, LocalSummation, SummationStalledError
 from peelsum.torch import process_group_summation
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 
@@ -38,6 +38,7 @@ class Crew:
     def __init__(self) -> None:
         self.barrier = threading.Barrier(WORKERS, timeout=PATIENCE_S)
         self.held: list[torch.Tensor] = [torch.empty(0)] * WORKERS
+        self.store = dist.HashStore()  # type: ignore[attr-defined]  # not exported, but documented
 
 
 class Nccl:
@@ -48,13 +49,15 @@ class Nccl:
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
         assert op in _OPERATIONS, f"Cannot use {op} with NCCL"
-        everybody = torch.stack(self._exchanged(tensor))
-        summed = everybody.sum(0, dtype=tensor.dtype)
-        tensor.copy_(summed if op == dist.ReduceOp.SUM else everybody.amax(0))
+        with _disable_current_modes():
+            everybody = torch.stack(self._exchanged(tensor))
+            summed = everybody.sum(0, dtype=tensor.dtype)
+            tensor.copy_(summed if op == dist.ReduceOp.SUM else everybody.amax(0))
 
     def all_gather(self, out: list[torch.Tensor], tensor: torch.Tensor) -> None:
-        for into, one in zip(out, self._exchanged(tensor), strict=True):
-            into.copy_(one)
+        with _disable_current_modes():
+            for into, one in zip(out, self._exchanged(tensor), strict=True):
+                into.copy_(one)
 
     def _exchanged(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         assert tensor.dtype in _DTYPES, f"Unsupported data type for NCCL process group: {tensor.dtype}"
@@ -76,12 +79,19 @@ class OverNccl(ProcessGroupSummation):
         self.lanes, self.workers, self.worker_id = 32, WORKERS, rank
         self.device, self._few, self._or_by = DEVICE, None, or_by
         self._group: Any = Nccl(crew, rank)
+        self._backend, self._timeout_s, self._store, self._keeper = "nccl", 0.1, crew.store, None
+        self._crew = crew
         #: Whether each part's words were on the device.
         self.on_device: list[bool] = []
 
     def sum_words(self, parts: Any, **settings: Any) -> Any:
         self.on_device += [isinstance(part.words, torch.Tensor) for part in parts if part.check is None]
         return super().sum_words(parts, **settings)
+
+    def close(self) -> None:
+        """End the sums of all, as a rank does that aborts NCCL's communicator."""
+        self._group = None
+        self._crew.barrier.abort()
 
 
 @pytest.fixture(autouse=True)
@@ -181,11 +191,20 @@ def test_captured_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert REAL or [one.replays for one in recorders] == [4, 4, 4]
 
 
-def test_a_device_without_room_goes_on_with_words_of_the_host(caplog: pytest.LogCaptureFixture) -> None:
-    """Every allocation but the backend's may fail once; the step's other words come from the host."""
+@pytest.mark.parametrize(
+    ("or_by", "settings"),
+    [
+        ("gather", {"forms": "compact", "index": "bitmap"}),
+        ("max", {"forms": "sketch", "index": "bitmap", "predict": True}),
+    ],
+    ids=str,
+)
+def test_a_device_without_room_goes_on_with_words_of_the_host(
+    or_by: Any, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every allocation may fail once, the backend's too; the step's other words come from the host."""
     crew, local, first = Crew(), LocalSummation.group(WORKERS), 0
-    over = [OverNccl(crew, rank, "gather") for rank in range(WORKERS)]
-    settings: dict[str, Any] = {"forms": "compact", "index": "bitmap"}
+    over = [OverNccl(crew, rank, or_by) for rank in range(WORKERS)]
     reduces = [Allreduce(over[0], implementation="gpu", **settings), Allreduce(over[1], **settings)]
     reduces += [Allreduce(one, **settings) for one in local]
     shortage = Shortage(1000)
@@ -196,23 +215,54 @@ def test_a_device_without_room_goes_on_with_words_of_the_host(caplog: pytest.Log
         with kernels_apart(), shortage:
             return reduce.sum([torch.from_numpy(array).to(DEVICE, copy=True)])[0]
 
-    def sum_words(self: Any, parts: Any, **settings: Any) -> Any:
-        with _disable_current_modes():
-            return ProcessGroupSummation.sum_words(self, parts, **settings)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OverNccl, "sum_words", sum_words)
-        for step in range(100):
-            arrays = gradients(step)
-            with ThreadPoolExecutor(2 * WORKERS) as pool:
-                results = list(pool.map(run, reduces, [*arrays, *arrays]))
-            for other in results[1:]:
-                np.testing.assert_array_equal(bits(results[0].values), other.values.view(np.uint32))
-            if step and not shortage.struck:
-                break
-            shortage, first = Shortage(first + 1), first + 1
-    assert first > 10
+    for step in range(100):
+        arrays = gradients(step)
+        with ThreadPoolExecutor(2 * WORKERS) as pool:
+            results = list(pool.map(run, reduces, [*arrays, *arrays]))
+        for other in results[1:]:
+            np.testing.assert_array_equal(bits(results[0].values), other.values.view(np.uint32))
+        if step and not shortage.struck:
+            break
+        shortage, first = Shortage(first + 1), first + 1
+    assert first > 15
     assert len(caplog.records) == first - 1
+
+
+def test_without_room_for_words_each_worker_has_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker without room names tensor and bytes; those that waited for its words name the worker."""
+    monkeypatch.setattr(process_group_summation, "_ROLL_CALL_S", 0.1)
+    crew, copied = Crew(), OverNccl._copied
+    over = [OverNccl(crew, rank, "gather") for rank in range(WORKERS)]
+    kinds: tuple[Any, ...] = ("gpu", "cpu")
+    reduces = [
+        Allreduce(one, implementation=kind, forms="dense") for one, kind in zip(over, kinds, strict=True)
+    ]
+    full: list[bool] = []
+
+    def without_room(self: OverNccl, part: Any) -> Any:
+        if full and isinstance(part.words, torch.Tensor):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+        return copied(self, part)
+
+    def run(rank: int) -> Any:
+        array = gradients(0)[rank]
+        try:
+            return reduces[rank].sum([torch.from_numpy(array).to(DEVICE, copy=True) if not rank else array])
+        except Exception as error:
+            over[rank].close()  # as the hook does
+            return error
+
+    monkeypatch.setattr(OverNccl, "_copied", without_room)
+    for _ in range(2):
+        with ThreadPoolExecutor(WORKERS) as pool:
+            ends = list(pool.map(run, range(WORKERS)))
+        full.append(True)
+    assert isinstance(ends[0], DeviceMemoryError), ends[0]
+    said = "memory: worker 0 has no room for 1.00 GiB on the device, in step 2 for '0'; free memory there"
+    assert str(ends[0]).startswith(said)
+    assert str(ends[0]).endswith("Start again with a new summation.")
+    assert isinstance(ends[1], SummationStalledError), ends[1]
+    assert "worker 0 did not answer; see whether it is running" in str(ends[1])
 
 
 def test_waits_without_copies_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ from peelsum.codec import (
     kernels,
     memory,
 )
-from peelsum.summation import Part, Summation, Words
+from peelsum.summation import NotBegunError, Part, Summation, Words
 from peelsum.wire import packet_bytes
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class Allreduce:
     def _lacked(self, error: RuntimeError, step: Step) -> str | None:
         """Return a message if a device had no room; None if the error says something else.
 
-        Raises DeviceMemoryError if the backend was in the middle of a sum, which cannot go on.
+        Raises DeviceMemoryError if the backend had begun a sum, which cannot go on.
         """
         memory = cast("DeviceMemory", self._codec.memory)
         asked = memory.lacked(error)
@@ -294,8 +294,9 @@ class Allreduce:
             f"{self._steps} for {step.label}; free memory there, sum fewer tensors in one step (with DDP, a "
             "smaller bucket_cap_mb), or pass in_place=True"
         )
-        if step.summing:
+        if step.summing and not isinstance(error, NotBegunError):
             raise DeviceMemoryError(f"{message}. Start again with a new summation.") from error
+        step.summing = False
         memory.settle()  # for copies to memory of the host that is freed next
         return message
 
