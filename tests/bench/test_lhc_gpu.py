@@ -80,7 +80,9 @@ def test_rows_of_a_device_have_the_sizes_of_the_cpu(monkeypatch: pytest.MonkeyPa
         measured = list(bench.bench_codec(points, ways=ways, device=device))
         assert {row.device for row in measured} == {device}
         # The fastest table may be another one on another device.
-        rows[device] = [row for row in measured if row.form != "lhc_best"]
+        rows[device] = [row for row in measured if row.form not in ("lhc_best", "lhc_cuda")]
+        of_cuda = [row for row in measured if row.form == "lhc_cuda"]
+        assert [row.index for row in of_cuda] == ["bitmap"] * (device == "cuda")
     sizes = ("form", "bits_per_element", "recovered_by_peeling", "rounds", "size_ratio_to_published")
     for ours, theirs in zip(rows["cuda"], rows["cpu"], strict=True):
         assert [getattr(ours, key) for key in sizes] == [getattr(theirs, key) for key in sizes]
@@ -106,4 +108,4 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert len(run.stdout.splitlines()) == 4
+    assert len(run.stdout.splitlines()) == 3
