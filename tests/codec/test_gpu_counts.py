@@ -81,9 +81,13 @@ def test_waits_and_launches_of_a_tensor(waits: int, launches: int, settings: dic
 
 
 @pytest.mark.parametrize(("form", "density"), [("dense", 0.02), ("auto", 1.0)])
-def test_a_bucket_of_dense_tensors_takes_no_more_than_one_tensor(form: str, density: float) -> None:
+@pytest.mark.parametrize(("tensors", "elements"), [(2, 200), (100, 200), (3, 30_000)])
+@pytest.mark.covering(1)
+def test_a_bucket_of_dense_tensors_takes_no_more_than_one_tensor(
+    tensors: int, elements: int, form: str, density: float
+) -> None:
     """All tensors share each launch and each wait."""
-    counts = third_step(200, 50, density, forms=form)
+    counts = third_step(elements, tensors, density, forms=form)
     assert counts.waits.total() == 2, str(counts)
     assert counts.launches <= 11, str(counts)
 

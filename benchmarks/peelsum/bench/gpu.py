@@ -35,7 +35,7 @@ LHC_POINT, QUICK_LHC_POINT = Point(2**27, 0.05, "uniform"), Point(2**20, 0.05, "
 _COPY_BYTES, _COPIES = 2**28, 20
 _UNKNOWN = "unknown"
 #: Tensors and elements of buckets; steps that are measured, and steps before them.
-BUCKETS = ((1, 1000), (100, 1000))
+BUCKETS = ((1, 1000), (100, 1000), (100, 20_000))
 _STEPS, _WARM_STEPS = 100, 5
 
 

@@ -70,7 +70,7 @@ class SwitchAllreduceState:
       on the GPU by Triton, so that only words are copied. Both produce the same bits, and ranks may mix them.
       Sparsifiers run on the host.
     - `graphs`: with `implementation="gpu"`, replay CUDA graphs of the launches for a bucket's dense tensors
-      of up to 8,192 elements, once the bucket has been summed. See `peelsum.allreduce.Allreduce`.
+      of up to 32,767 elements, once the bucket has been summed. See `peelsum.allreduce.Allreduce`.
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
       takes the job's timeout, or 30 s.
     - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
