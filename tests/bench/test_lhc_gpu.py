@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_device import DEVICE, REAL, bits, on_device
+from gpu_order import shuffled
 
 from peelsum.bench.codec import Device, LhcLayout, NoDeviceError, lhc_best, lhc_step, tensor, timing
 from peelsum.bench.codec import rows as bench
@@ -52,6 +53,23 @@ def test_recovers_what_parallel_peeling_recovers(cuda: Device, rows: int, index_
     left = layout.peeled(positions).left
     assert (left > 0) == (rows < 60)
     assert lhc_step(cuda, layout, values, FIXED).left == left
+
+
+def test_peeling_does_not_depend_on_the_order_of_programs() -> None:
+    """In one launch, a program finds cells that others have just made pure; values and left-over stay."""
+    values, positions = tensor("uniform", 6001, 0.3, 2)
+    for rows in (5, 60):
+        layout = LhcLayout(rows, seed=7, index_bits=1)
+        lhc, ends = DeviceLhc(layout), []
+        for order in range(3):
+            with shuffled(order):
+                there, index = on_device(values), lhc.index(on_device(values))
+                sketch, counts = lhc.encode(there, FIXED, index)
+                out, left = lhc.decode(sketch, counts, index, FIXED, len(values))
+            assert left == layout.peeled(positions).left
+            assert (left > 0) == (rows == 5)
+            ends.append(bits(out).tolist())
+        assert all(one == ends[0] for one in ends)
 
 
 def test_decodes_the_exact_sum_of_workers() -> None:

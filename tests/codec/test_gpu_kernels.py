@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_device import DEVICE, REAL, bits, needs_device, on_device, poisoned
+from gpu_order import shuffled
 from gpu_probe import bloom_row_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -489,7 +490,7 @@ def test_large_tensors(n: int) -> None:
 def test_a_hundred_runs_give_the_same_bits() -> None:
     """Threads come in another order in every run on a device; sums of integers do not depend on it.
 
-    In the interpreter, three runs show that the test works.
+    The interpreter runs the programs of each launch in another order in each of three runs.
     """
     n, runs = (2**20, 100) if REAL else (2**13, 3)
     sample, fixed = on_device(values(n, density=0.05)), FixedPoint(40, 30)
@@ -497,10 +498,12 @@ def test_a_hundred_runs_give_the_same_bits() -> None:
     layout = SketchLayout.sized(where.numel(), 256 if REAL else 8, 3, 1.1)
     index, sketch, out = poisoned(n // 32), poisoned(2, layout.cells), poisoned(2, where.numel())
     kept = []
-    for _ in range(runs):
-        gpu.index_sketch(layout, sample, fixed, index, sketch)
-        left = gpu.sketch_decode(layout, sketch, where, out)
-        kept.append([one.clone() for one in (index, sketch, out, left)])
-    assert kept[0][3].numel(), "something must be left over"
+    for run in range(runs):
+        with shuffled(run):
+            gpu.index_sketch(layout, sample, fixed, index, sketch)
+            listed = gpu.positions(index, n)
+            left = gpu.sketch_decode(layout, sketch, where, out)
+        kept.append([one.clone() for one in (index, listed, sketch, out, left)])
+    assert kept[0][4].numel(), "something must be left over"
     for run in kept[1:]:
         assert all(torch.equal(one, other) for one, other in zip(run, kept[0], strict=True))

@@ -23,7 +23,7 @@ from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.codec import CodecError
 from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK, fsdp_hook, hook
 from peelsum.torch.bucket_sum import BucketSum
-from peelsum.torch.host_memory import Bucket
+from peelsum.torch.host_memory import Bucket, _Streams
 
 pytest.importorskip("triton", reason="triton is not installed")
 SIZES = [700, 33, 0, 1]
@@ -74,6 +74,19 @@ def test_training_goes_on_while_the_device_has_no_room(dtype):
             one.run([bucket], step)
         assert shortage.struck
         torch.testing.assert_close(buffer, before, rtol=1e-6, atol=1e-8)
+
+
+def test_each_summing_thread_keeps_a_stream(monkeypatch):
+    """So the copies of one thread's bucket run beside the kernels of the other's."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or object())
+    devices, streams = [torch.device("cuda", one) for one in (0, 1)], _Streams()
+    mine = [[streams.of(device) for device in devices] for _ in range(3)]
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(streams.of, devices[0]).result()
+    assert all(one is mine[0][at] for row in mine for at, one in enumerate(row))
+    assert made == [*devices, devices[0]]
+    assert other is not mine[0][0]
 
 
 def test_gradients_may_be_freed_at_once():
