@@ -32,6 +32,13 @@ class Part:
     """
 
 
+class NotBegunError(RuntimeError):
+    """A backend with a `device` had no room there for a sum, and has sent nothing: the call can be repeated.
+
+    The message is that of the device's error.
+    """
+
+
 class Summation(Protocol):
     """A backend.
 
@@ -58,5 +65,5 @@ class Summation(Protocol):
 
         Blocks until all results are complete; until then it reads the parts' words, but never writes to them.
         Raises if there is no progress for too long; the message names the job, the oldest chunk and the
-        missing workers.
+        missing workers. Raises NotBegunError for want of a device's memory.
         """

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from sums_of_floats import check
 
 from peelsum.allreduce import Allreduce
-from peelsum.allreduce.bundle import LARGEST
+from peelsum.allreduce.bundle import LARGEST_DENSE
 from peelsum.codec import BFloat16
 
 WORKERS, STEPS = 3, 3
-LENGTHS = [1, 31, 32, 33, 64, 100, LARGEST - 1, LARGEST, LARGEST + 1, 0, 7]
+LENGTHS = [1, 31, 32, 33, 64, 100, LARGEST_DENSE - 1, LARGEST_DENSE, LARGEST_DENSE + 1, 0, 7]
 
 
 def drawn(worker: int, step: int) -> dict[str, Any]:

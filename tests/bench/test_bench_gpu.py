@@ -38,12 +38,20 @@ def test_page_compares_with_the_device_s_copy(tmp_path: Path) -> None:
     )  # fmt: skip
     page, rows = tmp_path / "docs" / "gpu.md", tmp_path / "gpu.json"
     buckets = [bench.BucketRow(100, 1000, graphs, 2.5) for graphs in (False, True)]
-    bench.write(bench.GpuResults(machine, [coded], [trained], buckets), page, rows)
+    other, lhc = (
+        filled(CodecRow, elements=2**27, density=0.05, form=form, index="bitmap", bits_per_element=3.2,
+               encode_gbps=8 * encode, decode_gbps=8 * decode)
+        for form, encode, decode in (("sketch", 900.0, 200.0), ("lhc_cuda", 300.0, 160.0))
+    )  # fmt: skip
+    coded_rows = [coded, other, lhc]
+    bench.write(bench.GpuResults(machine, coded_rows, [trained], buckets), page, rows)
     lines = page.read_text().splitlines()
     assert "- 2026-11-22, commit abc1234" in lines
     assert "- GPU X, 80 GiB, driver 570.1" in lines
     # 4,000 Gbit/s are 500 GB/s, half of what the device copies.
     assert "| 1,048,576 | 1.0% | compact | bitmap | 1.25 | 0.5 | 50.0% | 25.0% | 4.00 |" in lines
+    assert "| 134,217,728 | sketch | bitmap | 3.2 | 900 | 200 | 3.00 | 1.25 |" in lines
+    assert "| 134,217,728 | lhc_cuda | bitmap | 3.2 | 300 | 160 | 1.00 | 1.00 |" in lines
     assert "| lstm | 4 | switch | 12.5 | 3 | 0.5 / 7 / 0.25 | 1.25 | 40 | - |" in lines
     assert "| 100 | 1,000 | yes | 2.5 |" in lines
     assert '"copy_gbytes": 1000.0' in rows.read_text()

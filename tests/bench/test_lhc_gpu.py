@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_device import DEVICE, REAL, bits, on_device
+from gpu_order import shuffled
 
 from peelsum.bench.codec import Device, LhcLayout, NoDeviceError, lhc_best, lhc_step, tensor, timing
 from peelsum.bench.codec import rows as bench
@@ -54,6 +55,23 @@ def test_recovers_what_parallel_peeling_recovers(cuda: Device, rows: int, index_
     assert lhc_step(cuda, layout, values, FIXED).left == left
 
 
+def test_peeling_does_not_depend_on_the_order_of_programs() -> None:
+    """In one launch, a program finds cells that others have just made pure; values and left-over stay."""
+    values, positions = tensor("uniform", 6001, 0.3, 2)
+    for rows in (5, 60):
+        layout = LhcLayout(rows, seed=7, index_bits=1)
+        lhc, ends = DeviceLhc(layout), []
+        for order in range(3):
+            with shuffled(order):
+                there, index = on_device(values), lhc.index(on_device(values))
+                sketch, counts = lhc.encode(there, FIXED, index)
+                out, left = lhc.decode(sketch, counts, index, FIXED, len(values))
+            assert left == layout.peeled(positions).left
+            assert (left > 0) == (rows == 5)
+            ends.append(bits(out).tolist())
+        assert all(one == ends[0] for one in ends)
+
+
 def test_decodes_the_exact_sum_of_workers() -> None:
     layout, workers = LhcLayout(40), 3
     tensors = [tensor("rows", 5000, 0.1, seed)[0] for seed in range(workers)]
@@ -80,7 +98,9 @@ def test_rows_of_a_device_have_the_sizes_of_the_cpu(monkeypatch: pytest.MonkeyPa
         measured = list(bench.bench_codec(points, ways=ways, device=device))
         assert {row.device for row in measured} == {device}
         # The fastest table may be another one on another device.
-        rows[device] = [row for row in measured if row.form != "lhc_best"]
+        rows[device] = [row for row in measured if row.form not in ("lhc_best", "lhc_cuda")]
+        of_cuda = [row for row in measured if row.form == "lhc_cuda"]
+        assert [row.index for row in of_cuda] == ["bitmap"] * (device == "cuda")
     sizes = ("form", "bits_per_element", "recovered_by_peeling", "rounds", "size_ratio_to_published")
     for ours, theirs in zip(rows["cuda"], rows["cpu"], strict=True):
         assert [getattr(ours, key) for key in sizes] == [getattr(theirs, key) for key in sizes]
@@ -106,4 +126,4 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert len(run.stdout.splitlines()) == 4
+    assert len(run.stdout.splitlines()) == 3

@@ -6,7 +6,6 @@ Without a GPU, a recorder stands in for CUDA graphs.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,11 +14,10 @@ import pytest
 import torch
 from gpu_counts import counted
 from gpu_device import DEVICE, REAL, bits
-from gpu_recorder import Recorder, RefusedError
+from gpu_recorder import Recorder, RefusedError, recording
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce, LocalSummation, StepResult
-from peelsum.codec import gpu_graphs
+from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, StepResult
 from peelsum.codec.gpu_graphs import Phase
 
 SIZES = [1, 31, 32, 33, 64, 100, 7]
@@ -28,17 +26,7 @@ Arrays = dict[str, NDArray[np.float32]]
 
 @pytest.fixture(autouse=True)
 def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
-    """All graphs that are captured; none on a real device, which has its own."""
-    made: list[Recorder] = []
-
-    def captured(launches: Callable[[], None], device: torch.device) -> Callable[[], None]:
-        made.append(Recorder())
-        made[-1].record(launches)
-        return made[-1].replay
-
-    if not REAL:
-        monkeypatch.setattr(gpu_graphs, "captured", captured)
-    return made
+    return recording(monkeypatch)
 
 
 def arrays_of(step: int, worker: int) -> Arrays:
@@ -106,6 +94,11 @@ def test_a_bucket_takes_fewer_launches(recorders: list[Recorder]) -> None:
         launches[graphs], waits[graphs] = counts.launches + replays, counts.waits.total()
     assert waits == {False: 2, True: 2}
     assert launches[True] <= launches[False] - 4
+
+
+def test_without_gpu_kernels_there_is_nothing_to_capture() -> None:
+    with pytest.raises(InvalidRequestError, match="graphs: True does not work with the cpu kernels; use"):
+        Allreduce(Alone(), graphs=True)
 
 
 def test_other_lengths_have_other_buffers(recorders: list[Recorder]) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+from gpu_device import REAL
 from gpu_shortage import allocates
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from peelsum.codec import gpu_launch
+from peelsum.codec import gpu_graphs, gpu_launch
 
 
 class RefusedError(AssertionError):
@@ -83,3 +85,17 @@ class Recorder(TorchDispatchMode):
             self._calls.append((function, _kept(args), kwargs))
             return args[0]
         return function(*args, **kwargs)
+
+
+def recording(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
+    """Return all graphs that are captured from now on; none on a real device, which has its own."""
+    made: list[Recorder] = []
+
+    def captured(launches: Callable[[], None], device: torch.device) -> Callable[[], None]:
+        made.append(Recorder())
+        made[-1].record(launches)
+        return made[-1].replay
+
+    if not REAL:
+        monkeypatch.setattr(gpu_graphs, "captured", captured)
+    return made

@@ -11,7 +11,7 @@ from peelsum.bench.codec import lhc_gpu_kernels as lhc
 
 _TARGET = GPUTarget("cuda", 90, 32)
 _INTEGERS = {"n", "rows", "words"}
-_POINTERS = {"factor": "*fp64", "out": "*fp32", "chosen": "*i8", "seed": "*i64", "progress": "*i64"}
+_POINTERS = {"factor": "*fp64", "out": "*fp32", "seed": "*i64", "progress": "*i64"}
 
 
 def compiled(kernel: Any, constant: int) -> None:
@@ -32,5 +32,5 @@ def compiled(kernel: Any, constant: int) -> None:
 
 if __name__ == "__main__":
     compiled(lhc.lhc_index_kernel, 128)
-    for one in (lhc.lhc_add_kernel, lhc.lhc_find_kernel, lhc.lhc_peel_kernel):
+    for one in (lhc.lhc_add_kernel, lhc.lhc_round_kernel):
         compiled(one, 1024)

@@ -29,6 +29,8 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"limbs": 3}, "limbs: 3 is out of range; use 1 or 2"),
         ({"predict": "x"}, "predict: 'x' is not a bool; use True or False"),
         ({"implementation": "tpu"}, "implementation: 'tpu' is unknown; use 'cpu' or 'gpu'"),
+        ({"graphs": 1, "implementation": "gpu"}, "graphs: 1 is not a choice; give True or False"),
+        ({"graphs": True}, "graphs: True is for launches on a GPU; use implementation='gpu' with it"),
         ({"seed": "x"}, "seed: 'x' is not a seed; give an integer"),
         ({"network": 5}, "network: 5 is not a network model; give a peelsum.allreduce.NetworkModel"),
         ({"sparsifier": 0.1}, "sparsifier: 0.1 is not a sparsifier; give a TopK,"),

@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
-from gpu_device import DEVICE
+from gpu_device import DEVICE, REAL
+from gpu_recorder import recording
 from gpu_shortage import Shortage, kernels_apart
 from patience import PATIENCE_S
 from torch_alone import Sums, group_of_one, in_time
@@ -22,7 +23,7 @@ from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.codec import CodecError
 from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK, fsdp_hook, hook
 from peelsum.torch.bucket_sum import BucketSum
-from peelsum.torch.host_memory import Bucket
+from peelsum.torch.host_memory import Bucket, _Streams
 
 pytest.importorskip("triton", reason="triton is not installed")
 SIZES = [700, 33, 0, 1]
@@ -75,6 +76,19 @@ def test_training_goes_on_while_the_device_has_no_room(dtype):
         torch.testing.assert_close(buffer, before, rtol=1e-6, atol=1e-8)
 
 
+def test_each_summing_thread_keeps_a_stream(monkeypatch):
+    """So the copies of one thread's bucket run beside the kernels of the other's."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or object())
+    devices, streams = [torch.device("cuda", one) for one in (0, 1)], _Streams()
+    mine = [[streams.of(device) for device in devices] for _ in range(3)]
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(streams.of, devices[0]).result()
+    assert all(one is mine[0][at] for row in mine for at, one in enumerate(row))
+    assert made == [*devices, devices[0]]
+    assert other is not mine[0][0]
+
+
 def test_gradients_may_be_freed_at_once():
     """The bucket is used after the caller has dropped it, and its memory is not given to others before."""
     state, sizes = (
@@ -93,14 +107,14 @@ def test_gradients_may_be_freed_at_once():
             assert all(bool(one.isnan().all()) for one in others)
 
 
-def trained(implementation, device):
-    """Return the parameters after three steps by DDP and the hook, and the all-reduce's input."""
+def trained(implementation, device, **settings):
+    """Return the parameters after four steps by DDP and the hook, and the all-reduce's input."""
     torch.manual_seed(7)
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(9, 5).to(device))
-    state = SwitchAllreduceState(over=Sums(), implementation=implementation)
+    state = SwitchAllreduceState(over=Sums(), implementation=implementation, **settings)
     ddp.register_comm_hook(state, hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
-    for step in range(3):
+    for step in range(4):
         optimizer.zero_grad()
         values = torch.full((2, 9), step + 0.3, device=device)
         in_time(lambda values=values: ddp(values).square().sum().backward())
@@ -121,6 +135,16 @@ def test_the_hook_trains_on_a_device_as_on_the_host():
     np.testing.assert_array_equal(ours, theirs)
     assert (ours_on_host, theirs_on_host) == ({False}, {True})
     assert ours_densities == their_densities == [1.0, 1.0]
+
+
+def test_the_hook_replays_captured_launches(monkeypatch):
+    """DDP rebuilds its bucket after the first step; the second sum of the new one captures and replays."""
+    recorders = recording(monkeypatch)
+    with group_of_one():
+        ours, _, _ = trained("gpu", DEVICE, graphs=True)
+        theirs, _, _ = trained("cpu", DEVICE)
+    np.testing.assert_array_equal(ours, theirs)
+    assert REAL or [one.replays for one in recorders] == [2, 2, 2]
 
 
 def test_fsdp_sums_shards_on_a_device():

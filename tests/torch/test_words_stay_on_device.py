@@ -13,14 +13,16 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 import torch.distributed as dist
-from gpu_device import DEVICE, bits
+from gpu_device import DEVICE, REAL, bits
 
 pytest.importorskip("triton", reason="triton is not installed")
 from gpu_counts import counted
+from gpu_recorder import recording
 from gpu_shortage import Shortage, kernels_apart
+from patience import PATIENCE_S
 from torch.utils._python_dispatch import _disable_current_modes
 
-from peelsum.allreduce import Allreduce, LocalSummation
+from peelsum.allreduce import Allreduce, DeviceMemoryError, LocalSummation, SummationStalledError
 from peelsum.torch import process_group_summation
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 
@@ -34,8 +36,9 @@ class Crew:
     """Threads that reduce with each other, as processes do over NCCL."""
 
     def __init__(self) -> None:
-        self.barrier = threading.Barrier(WORKERS, timeout=30)
+        self.barrier = threading.Barrier(WORKERS, timeout=PATIENCE_S)
         self.held: list[torch.Tensor] = [torch.empty(0)] * WORKERS
+        self.store = dist.HashStore()  # type: ignore[attr-defined]  # not exported, but documented
 
 
 class Nccl:
@@ -46,13 +49,15 @@ class Nccl:
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
         assert op in _OPERATIONS, f"Cannot use {op} with NCCL"
-        everybody = torch.stack(self._exchanged(tensor))
-        summed = everybody.sum(0, dtype=tensor.dtype)
-        tensor.copy_(summed if op == dist.ReduceOp.SUM else everybody.amax(0))
+        with _disable_current_modes():
+            everybody = torch.stack(self._exchanged(tensor))
+            summed = everybody.sum(0, dtype=tensor.dtype)
+            tensor.copy_(summed if op == dist.ReduceOp.SUM else everybody.amax(0))
 
     def all_gather(self, out: list[torch.Tensor], tensor: torch.Tensor) -> None:
-        for into, one in zip(out, self._exchanged(tensor), strict=True):
-            into.copy_(one)
+        with _disable_current_modes():
+            for into, one in zip(out, self._exchanged(tensor), strict=True):
+                into.copy_(one)
 
     def _exchanged(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         assert tensor.dtype in _DTYPES, f"Unsupported data type for NCCL process group: {tensor.dtype}"
@@ -74,12 +79,19 @@ class OverNccl(ProcessGroupSummation):
         self.lanes, self.workers, self.worker_id = 32, WORKERS, rank
         self.device, self._few, self._or_by = DEVICE, None, or_by
         self._group: Any = Nccl(crew, rank)
+        self._backend, self._timeout_s, self._store, self._keeper = "nccl", 0.1, crew.store, None
+        self._crew = crew
         #: Whether each part's words were on the device.
         self.on_device: list[bool] = []
 
     def sum_words(self, parts: Any, **settings: Any) -> Any:
         self.on_device += [isinstance(part.words, torch.Tensor) for part in parts if part.check is None]
         return super().sum_words(parts, **settings)
+
+    def close(self) -> None:
+        """End the sums of all, as a rank does that aborts NCCL's communicator."""
+        self._group = None
+        self._crew.barrier.abort()
 
 
 @pytest.fixture(autouse=True)
@@ -155,11 +167,44 @@ def test_a_group_of_small_sparse_tensors() -> None:
     assert not any(over[1].on_device)
 
 
-def test_a_device_without_room_goes_on_with_words_of_the_host(caplog: pytest.LogCaptureFixture) -> None:
-    """Every allocation but the backend's may fail once; the step's other words come from the host."""
+def test_captured_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs read sums on the device, which the backend returns elsewhere in each step; results stay."""
+    recorders, crew, sizes = recording(monkeypatch), Crew(), [100, 1, 33, 800, 667]
+    reduces = [
+        Allreduce(OverNccl(crew, 0, "gather"), implementation="gpu", forms="dense", graphs=True),
+        Allreduce(OverNccl(crew, 1, "gather"), forms="dense"),
+        *(Allreduce(one, forms="dense") for one in LocalSummation.group(WORKERS)),
+    ]
+    kept = []
+    for step in range(5):
+        arrays = [np.split(one * 3.0**step, np.cumsum(sizes)[:-1]) for one in gradients(step)]
+        ours = [[torch.from_numpy(one).to(DEVICE, copy=True) for one in arrays[0]], arrays[1], *arrays]
+        with ThreadPoolExecutor(2 * WORKERS) as pool:
+            kept.append(list(pool.map(lambda reduce, one: reduce.sum(one), reduces, ours)))
+    for results in kept:
+        for name in map(str, range(len(sizes))):
+            own = results[0][name]
+            for other in results[1:]:
+                np.testing.assert_array_equal(bits(own.values), other[name].values.view(np.uint32))
+                np.testing.assert_array_equal(own.total, other[name].total)
+            np.testing.assert_array_equal(own.quantized, results[2][name].quantized)
+    assert REAL or [one.replays for one in recorders] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("or_by", "settings"),
+    [
+        ("gather", {"forms": "compact", "index": "bitmap"}),
+        ("max", {"forms": "sketch", "index": "bitmap", "predict": True}),
+    ],
+    ids=str,
+)
+def test_a_device_without_room_goes_on_with_words_of_the_host(
+    or_by: Any, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every allocation may fail once, the backend's too; the step's other words come from the host."""
     crew, local, first = Crew(), LocalSummation.group(WORKERS), 0
-    over = [OverNccl(crew, rank, "gather") for rank in range(WORKERS)]
-    settings: dict[str, Any] = {"forms": "compact", "index": "bitmap"}
+    over = [OverNccl(crew, rank, or_by) for rank in range(WORKERS)]
     reduces = [Allreduce(over[0], implementation="gpu", **settings), Allreduce(over[1], **settings)]
     reduces += [Allreduce(one, **settings) for one in local]
     shortage = Shortage(1000)
@@ -170,23 +215,54 @@ def test_a_device_without_room_goes_on_with_words_of_the_host(caplog: pytest.Log
         with kernels_apart(), shortage:
             return reduce.sum([torch.from_numpy(array).to(DEVICE, copy=True)])[0]
 
-    def sum_words(self: Any, parts: Any, **settings: Any) -> Any:
-        with _disable_current_modes():
-            return ProcessGroupSummation.sum_words(self, parts, **settings)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OverNccl, "sum_words", sum_words)
-        for step in range(100):
-            arrays = gradients(step)
-            with ThreadPoolExecutor(2 * WORKERS) as pool:
-                results = list(pool.map(run, reduces, [*arrays, *arrays]))
-            for other in results[1:]:
-                np.testing.assert_array_equal(bits(results[0].values), other.values.view(np.uint32))
-            if step and not shortage.struck:
-                break
-            shortage, first = Shortage(first + 1), first + 1
-    assert first > 10
+    for step in range(100):
+        arrays = gradients(step)
+        with ThreadPoolExecutor(2 * WORKERS) as pool:
+            results = list(pool.map(run, reduces, [*arrays, *arrays]))
+        for other in results[1:]:
+            np.testing.assert_array_equal(bits(results[0].values), other.values.view(np.uint32))
+        if step and not shortage.struck:
+            break
+        shortage, first = Shortage(first + 1), first + 1
+    assert first > 15
     assert len(caplog.records) == first - 1
+
+
+def test_without_room_for_words_each_worker_has_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker without room names tensor and bytes; those that waited for its words name the worker."""
+    monkeypatch.setattr(process_group_summation, "_ROLL_CALL_S", 0.1)
+    crew, copied = Crew(), OverNccl._copied
+    over = [OverNccl(crew, rank, "gather") for rank in range(WORKERS)]
+    kinds: tuple[Any, ...] = ("gpu", "cpu")
+    reduces = [
+        Allreduce(one, implementation=kind, forms="dense") for one, kind in zip(over, kinds, strict=True)
+    ]
+    full: list[bool] = []
+
+    def without_room(self: OverNccl, part: Any) -> Any:
+        if full and isinstance(part.words, torch.Tensor):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+        return copied(self, part)
+
+    def run(rank: int) -> Any:
+        array = gradients(0)[rank]
+        try:
+            return reduces[rank].sum([torch.from_numpy(array).to(DEVICE, copy=True) if not rank else array])
+        except Exception as error:
+            over[rank].close()  # as the hook does
+            return error
+
+    monkeypatch.setattr(OverNccl, "_copied", without_room)
+    for _ in range(2):
+        with ThreadPoolExecutor(WORKERS) as pool:
+            ends = list(pool.map(run, range(WORKERS)))
+        full.append(True)
+    assert isinstance(ends[0], DeviceMemoryError), ends[0]
+    said = "memory: worker 0 has no room for 1.00 GiB on the device, in step 2 for '0'; free memory there"
+    assert str(ends[0]).startswith(said)
+    assert str(ends[0]).endswith("Start again with a new summation.")
+    assert isinstance(ends[1], SummationStalledError), ends[1]
+    assert "worker 0 did not answer; see whether it is running" in str(ends[1])
 
 
 def test_waits_without_copies_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +273,33 @@ def test_waits_without_copies_to_the_host(monkeypatch: pytest.MonkeyPatch) -> No
         with counted() as counts:
             reduce.sum([torch.from_numpy(gradients(step)[0]).to(DEVICE, copy=True)])
     assert counts.waits.total() <= 3, str(counts)
+
+
+@pytest.mark.parametrize(
+    ("waits", "settings"),
+    [
+        (2, {"forms": "dense"}),
+        (4, {"forms": "compact", "index": "bitmap", "limbs": 2}),
+        (5, {"forms": "compact", "index": "bloom", "limbs": 2}),
+        (5, {"forms": "sketch", "index": "bitmap"}),
+        (3, {"forms": "auto"}),
+        (3, {"forms": {"0": "auto", "1": "dense"}, "limbs": 2}),
+    ],
+    ids=str,
+)
+def test_several_tensors_wait_together(
+    monkeypatch: pytest.MonkeyPatch, waits: int, settings: dict[str, Any]
+) -> None:
+    """For the plan, the exponents, the candidates, and what the values show."""
+    monkeypatch.setitem(globals(), "WORKERS", 1)
+    reduce = Allreduce(OverNccl(Crew(), 0, "gather"), implementation="gpu", **settings)
+    for step in range(2):
+        pieces = np.split(gradients(step)[0], [500, 1200])
+        if "sketch" not in str(settings) and "compact" not in str(settings):
+            pieces = [one + 1 for one in pieces]
+        with counted() as counts:
+            reduce.sum([torch.from_numpy(one).to(DEVICE, copy=True) for one in pieces])
+    assert counts.waits.total() <= waits, str(counts)
 
 
 @pytest.mark.parametrize(

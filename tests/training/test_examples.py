@@ -1,5 +1,6 @@
 """The training examples: each runs alone, and one runs through the switch."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -36,6 +37,14 @@ def test_an_example_trains_by_itself(
     assert len(losses) == 2
     assert f"{model}, " in out
     assert f"step 2: loss {losses[1]:.4f}" in out
+
+
+def test_graphs_need_the_hook_and_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    loop = importlib.import_module("training_loop")
+    for options in (["--graphs", "--sum", "none"], ["--graphs", "--sum", "switch"]):
+        with pytest.raises(SystemExit, match="--graphs: is for the hook on a GPU; use --sum switch --device"):
+            loop.main("ncf", options)
 
 
 @pytest.mark.system

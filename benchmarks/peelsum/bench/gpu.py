@@ -17,8 +17,8 @@ import torch
 
 from peelsum.allreduce import Allreduce, Part
 from peelsum.bench import gpu_tuning as gpu_launches
+from peelsum.bench.codec.rows import LHC_CUDA, Point, bench_codec, points_of
 from peelsum.bench.codec.rows import Row as CodecRow
-from peelsum.bench.codec.rows import bench_codec, points_of
 from peelsum.bench.devices import require_gpu
 from peelsum.bench.train.report import Row as TrainRow
 from peelsum.bench.train.rows import Request, bench_train
@@ -29,11 +29,13 @@ from peelsum.training import MODELS, ModelName
 
 ELEMENTS, QUICK_ELEMENTS = (2**17, 2**20, 2**24, 2**26), (2**20,)
 DENSITIES, QUICK_DENSITIES = (0.001, 0.01, 0.05, 0.2), (0.01, 0.2)
+#: The tensor of LHC's published benchmark.
+LHC_POINT, QUICK_LHC_POINT = Point(2**27, 0.05, "uniform"), Point(2**20, 0.05, "uniform")
 #: Bytes of the copy to whose speed the codec's is compared, and how often it is repeated.
 _COPY_BYTES, _COPIES = 2**28, 20
 _UNKNOWN = "unknown"
 #: Tensors and elements of buckets; steps that are measured, and steps before them.
-BUCKETS = ((1, 1000), (100, 1000))
+BUCKETS = ((1, 1000), (100, 1000), (100, 20_000))
 _STEPS, _WARM_STEPS = 100, 5
 
 
@@ -92,6 +94,7 @@ def bench_gpu(*, quick: bool = False, tune: bool = False, tell: Callable[[str], 
     points = points_of(
         QUICK_ELEMENTS if quick else ELEMENTS, QUICK_DENSITIES if quick else DENSITIES, ["uniform"]
     )
+    points.append(QUICK_LHC_POINT if quick else LHC_POINT)
     codec = []
     with closing(bench_codec(points, device="cuda")) as rows:
         tell(f"codec: {len(points)} tensors")
@@ -198,6 +201,8 @@ def _page(results: GpuResults) -> Iterator[str]:
         "",
         *_codec_section(results),
         "",
+        *_lhc_section(results),
+        "",
         *_bucket_section(results),
         "",
         *_training_section(results),
@@ -224,6 +229,31 @@ def _codec_section(results: GpuResults) -> Iterator[str]:
             f"| {row.elements:,} | {row.density:.1%} | {row.form} | {row.index} | {row.bits_per_element:.3g} "
             f"| {row.codec_ms:.3g} | {encode:.1%} | {decode:.1%} | {ratio} |"
         )
+
+
+def _lhc_section(results: GpuResults) -> Iterator[str]:
+    yield from (
+        "## LHC's published benchmark",
+        "",
+        "The largest tensor with 5 % of non-zeros. `lhc_cuda` has two cells for each non-zero, an index of",
+        "one bit for each element, and one launch for a round of peeling. The ratios are of throughput.",
+        "",
+        "| elements | form | index | bits per element | encode, GB/s | decode, GB/s | encode, of LHC's "
+        "| decode, of LHC's |",
+        "|---|---|---|---|---|---|---|---|",
+    )
+    lhc = max(
+        (row for row in results.codec if row.form == LHC_CUDA and row.density == LHC_POINT.density),
+        key=lambda row: row.elements,
+        default=None,
+    )
+    for row in results.codec:
+        if lhc is not None and (row.elements, row.density) == (lhc.elements, lhc.density):
+            yield (
+                f"| {row.elements:,} | {row.form} | {row.index} | {row.bits_per_element:.3g} "
+                f"| {row.encode_gbps / 8:.3g} | {row.decode_gbps / 8:.3g} "
+                f"| {row.encode_gbps / lhc.encode_gbps:.2f} | {row.decode_gbps / lhc.decode_gbps:.2f} |"
+            )
 
 
 def _bucket_section(results: GpuResults) -> Iterator[str]:

@@ -72,7 +72,7 @@ from peelsum.codec import (
     kernels,
     memory,
 )
-from peelsum.summation import Part, Summation, Words
+from peelsum.summation import NotBegunError, Part, Summation, Words
 from peelsum.wire import packet_bytes
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ class Allreduce:
     - `estimate`: for experiments only. Estimates the left-over of peeling, at a coarser scale, instead of
       exchanging it, so results are not exact.
     - `implementation`: the implementation of the codec; "gpu" takes torch tensors.
-    - `graphs`: replay CUDA graphs of the launches for small dense tensors, from the third step of a plan on.
-      It has an effect only with the gpu kernels, and if words go through the host.
+    - `graphs`: with the gpu kernels only. Replays CUDA graphs of the launches for small dense tensors, from
+      the third step of a plan on; other tensors are launched one by one.
     - `clock`: returns the time in seconds.
     - `span`: takes "encode", "exchange" or "decode" and returns a context manager, such as a profiler's. It
       is entered around the work of that phase, and with "step" around the whole step.
@@ -159,7 +159,8 @@ class Allreduce:
         note: Note = unnoted,
     ) -> None:
         self._summation = summation
-        for option, flag in (("average", average), ("predict", predict), ("estimate", estimate)):
+        flags = {"average": average, "predict": predict, "estimate": estimate, "graphs": graphs}
+        for option, flag in flags.items():
             if not isinstance(flag, bool):
                 raise InvalidRequestError(f"{option}: {flag!r} is not a bool; use True or False")
         require_names("names", names)
@@ -174,6 +175,10 @@ class Allreduce:
         if estimate and implementation == "gpu":
             raise InvalidRequestError(
                 "estimate: True does not work with the gpu kernels; use implementation='cpu'"
+            )
+        if graphs and implementation != "gpu":
+            raise InvalidRequestError(
+                f"graphs: True does not work with the {implementation} kernels; use implementation='gpu'"
             )
         direct = getattr(summation, "device", None) is not None
         self._codec = Codec(kernels(implementation), memory(implementation, direct=direct))
@@ -278,7 +283,7 @@ class Allreduce:
     def _lacked(self, error: RuntimeError, step: Step) -> str | None:
         """Return a message if a device had no room; None if the error says something else.
 
-        Raises DeviceMemoryError if the backend was in the middle of a sum, which cannot go on.
+        Raises DeviceMemoryError if the backend had begun a sum, which cannot go on.
         """
         memory = cast("DeviceMemory", self._codec.memory)
         asked = memory.lacked(error)
@@ -289,8 +294,9 @@ class Allreduce:
             f"{self._steps} for {step.label}; free memory there, sum fewer tensors in one step (with DDP, a "
             "smaller bucket_cap_mb), or pass in_place=True"
         )
-        if step.summing:
+        if step.summing and not isinstance(error, NotBegunError):
             raise DeviceMemoryError(f"{message}. Start again with a new summation.") from error
+        step.summing = False
         memory.settle()  # for copies to memory of the host that is freed next
         return message
 
@@ -503,7 +509,7 @@ class Allreduce:
 
         into = {name: one for name, one in out.items() if name in values}
         room = cast("DeviceMemory", codec.memory)
-        if self._graphs and self._kept is None and not room.direct:
+        if self._graphs and self._kept is None:
             self._kept = KeptBuffers()
         return DeviceBundle(values, into, self._summation.workers, room, self._kept)
 
@@ -538,7 +544,7 @@ class Allreduce:
             seed,
             codec.memory,
             self._chooser.refinement(plan.name),
-            not codec.memory.direct and self._chooser.wants(plan.name),
+            not isinstance(codec.memory, HostMemory) and self._chooser.wants(plan.name),
         )
         exchange = TensorExchange(plan.choice, values, setting, out=out)
         exchange.label = repr(plan.name)

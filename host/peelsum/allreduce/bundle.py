@@ -1,4 +1,4 @@
-"""Which small dense tensors go first in every round of a step, so that workers can join their exchanges.
+"""Which dense tensors go first in every round of a step, so that workers can join their exchanges.
 
 A bundle sends the same words as single exchanges, in the same order, so that workers with and without bundles
 can sum together. `host_bundle` and `device_bundle` run the exchanges.
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce.plan import Choice, Plan, Settings, TensorPlan
 
-#: Elements of the largest tensor in a bundle on a device. Larger ones gain little: their time goes into their
-#: elements.
+#: Elements of the largest tensor in a group. Larger ones gain little: their time goes into their elements.
 LARGEST = 2**13
+#: Elements of the largest tensor in a bundle on a device: the density of larger ones is sampled.
+LARGEST_DENSE = 2**15 - 1
 #: Elements in a block of scales, of a dense tensor.
 BLOCK = 32
 _WITH_BLOCKS, _WITHOUT_BLOCKS = Choice("dense", scale_block=BLOCK), Choice("dense")
@@ -42,7 +43,7 @@ def ordered(plan: Plan) -> list[TensorPlan]:
 
 def _is_small_and_dense(tensor: TensorPlan) -> bool:
     choice = _WITH_BLOCKS if tensor.elements > BLOCK else _WITHOUT_BLOCKS
-    return 0 < tensor.elements <= LARGEST and tensor.choice == choice
+    return 0 < tensor.elements <= LARGEST_DENSE and tensor.choice == choice
 
 
 def ends(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ from peelsum.allreduce.bundle import BLOCK, ends
 from peelsum.allreduce.exchange import Limbs
 from peelsum.allreduce.indexes import Index
 from peelsum.allreduce.plan import Form, labeled
-from peelsum.allreduce.staging import Round, Rounds, Sums
+from peelsum.allreduce.staging import PAUSE, Round, Rounds, Sums
 from peelsum.codec import EXPONENT_WORDS, NON_FINITE, FixedPoint, Selection, fixed_point, gpu_launch
 from peelsum.codec.cpu import frozen, occupied
 from peelsum.codec.cpu_bundle_loops import ZERO, read_dense_headers
@@ -68,7 +68,7 @@ class DeviceBundle:
         self.label = labeled(list(tensors))
         values: list[Any] = list(tensors.values())
         stream = stream_of(like.device)
-        self._buffers = None if kept is None else kept.of(lengths, self._header_words, stream)
+        self._buffers = None if kept is None else kept.of(lengths, self._header_words, stream, memory.direct)
         self._values = torch.cat(values, out=None if self._buffers is None else self._buffers.values)
         self._segments = _segments(lengths, stream)
         #: int32[2, blocks]: what `_placed` returns.
@@ -77,7 +77,12 @@ class DeviceBundle:
     def rounds(self) -> Rounds:
         """Yield every round of the exchanges; send each round's sums back into the generator."""
         sums: Sums = yield Round(self._header_words, 0, self._write_headers)
-        words = frozen(self._memory.on_host(sums.ored))
+        words = sums.ored
+        if not isinstance(words, np.ndarray):
+            copied = self._memory.later(words)
+            yield PAUSE
+            words = copied().view(np.uint32)
+        words = frozen(words)
         read_dense_headers(words, self._firsts, self._fields, self._octaves)
         sent = (self._fields != ZERO) & (self._fields != NON_FINITE)
         self._sent = ends(np.where(sent, self._lengths, 0))
@@ -188,22 +193,31 @@ class DeviceBundle:
                 return
         there: Any = self._memory.receive(words).view(1, -1)
         self._total = there
+        if self._buffers is not None:
+            self._quantized = self._memory.by_limb(cast(Any, self._sent_words), 1)
+            self._buffers.take(words)
 
 
 class KeptBuffers:
     """The buffers of bundles, by the tensors' lengths and the stream: a plan's bundle is the same each step.
 
-    They take 17 bytes per element on the device, and 4 of pinned memory. One thread uses them.
+    They take 17 bytes per element on the device and, unless words stay there, 4 of pinned memory. One thread
+    uses them.
     """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], _Buffers] = {}
 
-    def of(self, lengths: tuple[int, ...], header_words: int, stream: tuple[torch.device, int]) -> _Buffers:
-        """Return a bundle's buffers; those of the last few bundles are kept."""
+    def of(
+        self, lengths: tuple[int, ...], header_words: int, stream: tuple[torch.device, int], direct: bool
+    ) -> _Buffers:
+        """Return a bundle's buffers; those of the last few bundles are kept.
+
+        direct: whether words stay on the device.
+        """
         key = lengths, stream
         buffers = self._kept.pop(key, None) or _Buffers(
-            _segments(lengths, stream), sum(lengths), header_words
+            _segments(lengths, stream), sum(lengths), header_words, direct
         )
         self._kept[key] = buffers
         if len(self._kept) > _BUNDLES_KEPT:
@@ -214,7 +228,7 @@ class KeptBuffers:
 class _Buffers:
     """Memory of a bundle of n elements that stays where it is, and the phases that work in it."""
 
-    def __init__(self, segments: Segments, n: int, header_words: int) -> None:
+    def __init__(self, segments: Segments, n: int, header_words: int, direct: bool) -> None:
         device, blocks, tensors = segments.tensors.device, segments.blocks, segments.headers.numel()
 
         def words(count: int, *, on_host: bool = False) -> Tensor:
@@ -228,7 +242,8 @@ class _Buffers:
         self._headers, self._scratch = words(header_words), words(tensors + blocks)
         self._placed, self._quantized, self._total = words(2 * blocks), words(n), words(n)
         # The host writes to these only after it has waited for the step's first round, on the same stream.
-        self._near_placed, self._near_total = words(2 * blocks, on_host=True), words(n, on_host=True)
+        self._near_placed = words(2 * blocks, on_host=True)
+        self._near_total = None if direct else words(n, on_host=True)
         self._header_phase = Phase(self._write_headers, device)
         self._quantize_phase = Phase(self._quantize, device)
         #: By divisor, which is a number of the captured launch.
@@ -245,9 +260,12 @@ class _Buffers:
         self._quantize_phase.run()
         return self._quantized
 
-    def take(self, total: NDArray[np.int32]) -> None:
-        """Set the first of the summed integers, as many as were sent."""
-        self._near_total.numpy()[: len(total)] = total
+    def take(self, total: NDArray[np.int32] | Tensor) -> None:
+        """Set the first of the summed integers, as many as were sent: an array, or a tensor if `direct`."""
+        if isinstance(total, Tensor):
+            self._total[: len(total)].copy_(total)
+        elif self._near_total is not None:
+            self._near_total.numpy()[: len(total)] = total
 
     def dequantized(self, divisor: int) -> Tensor:
         """Return the sums as floats, for the places and scales of the last call of `quantized`."""
@@ -265,7 +283,8 @@ class _Buffers:
         gpu_launch.bundle_quantize(self._bits, self._segments, places, scales, self._quantized)
 
     def _dequantize(self, divisor: int) -> None:
-        self._total.copy_(self._near_total, non_blocking=True)
+        if self._near_total is not None:
+            self._total.copy_(self._near_total, non_blocking=True)
         places, scales = self._placed.view(2, -1)
         gpu_launch.bundle_dequantize(self._total, self._segments, places, scales, divisor, self._floats)
 

@@ -5,18 +5,19 @@ All workers go through the same rounds, because every decision follows from sums
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.costs import Seen, block_width
-from peelsum.allreduce.indexes import BitmapIndex, Index
+from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index
 from peelsum.allreduce.plan import Choice, Form, Settings
 from peelsum.allreduce.refinement import Refinement
-from peelsum.allreduce.staging import Round, Rounds, Sums, staged
+from peelsum.allreduce.staging import PAUSE, Round, Rounds, Sums, staged
 from peelsum.codec import (
     ESTIMABLE,
     EXPONENT_WORDS,
@@ -38,6 +39,7 @@ from peelsum.codec import (
 )
 from peelsum.summation import Words
 
+T = TypeVar("T")
 Positions = NDArray[np.int64]
 #: int32[limbs, k].
 Limbs = NDArray[np.int32]
@@ -83,6 +85,7 @@ class TensorExchange:
         self._choice, self._values, self._setting = choice, values, setting
         self._ops, self._limbs, self._elements = setting.ops, setting.settings.limbs, len(values)
         self._memory, self._out, self._over = setting.memory.beside(values), out, out is values
+        self._on_device = not isinstance(setting.memory, HostMemory)
         # Other workers may have zeros of the other sign.
         self._index = self._ops.index_over if self._over else self._ops.index
         #: Elements in a block with its own scale, or None; and how many such blocks there are.
@@ -148,10 +151,11 @@ class TensorExchange:
                 self._ops.index(self._values[drawn], ored[begin:])
 
         sums = yield Round(begin + sampled, words if guess else 0, header)
-        self._agree(sums)
+        exponents, drawn = yield from self._on_host(sums.near.ored[:EXPONENT_WORDS], sums.near.ored[begin:])
+        self._agree(sums, exponents)
         if self.fixed is None:
             return
-        share = self._ops.count(sums.near.ored[begin:], SAMPLE) / SAMPLE if sampled else 1.0
+        share = self._ops.count(drawn, SAMPLE) / SAMPLE if sampled else 1.0
         if share < DENSE_SAMPLE:
             yield from self._not_dense(self.fixed, share)
             return
@@ -204,7 +208,8 @@ class TensorExchange:
 
         cells = self._limbs * layout.cells if layout else 0
         sums = yield Round(begin + index.words(n), cells, header)
-        self._agree(sums)
+        (exponents,) = yield from self._on_host(sums.near.ored[:EXPONENT_WORDS])
+        self._agree(sums, exponents)
         if self.fixed is None:
             return
         sent = layout if self.fixed is guess else None
@@ -228,9 +233,8 @@ class TensorExchange:
         words, near, elements = sums.ored[begin:], sums.near.ored[begin:], n
         union = index.decode(ops, words, n, self._setting.seed, self._memory)
         while True:
-            known = index.passed(ops, near, elements)
-            passed = ops.count(union, n) if known is None else known
-            following = self._following(index, near, passed, sketch, level)
+            passed, filled = yield from self._passed(index, near, elements, union)
+            following = self._following(index, filled, passed, sketch, level)
             if following is None:
                 break
             index, level, elements = following, level + 1, passed
@@ -245,8 +249,35 @@ class TensorExchange:
         self._known = isinstance(index, BitmapIndex)
         self.selection = Selection(passed, partial(ops.positions, union, n, count=passed), union)
         if self._known:
-            self._start_counting(self.selection)
+            self._count_ahead()
         return self.selection
+
+    def _passed(
+        self, index: Index, words: Words, elements: int, union: Words
+    ) -> Generator[Round, Sums, tuple[int, int]]:
+        """Return the number of candidates in `union`, and that of the bits set in a Bloom filter's words."""
+        ops, known = self._ops, None
+        if isinstance(words, np.ndarray):
+            known = index.passed(ops, words, elements)
+        filter_bits = 32 * len(words) if isinstance(index, BloomIndex) else 0
+        counts = [] if known is not None else [ops.counted(union, self._elements)]
+        counts += [ops.counted(words, filter_bits)] if filter_bits else []
+        read = yield from self._read(counts)
+        passed = read.pop(0) if known is None else known
+        return passed, read.pop() if read else 0
+
+    def _read(self, copies: Sequence[Callable[[], T]]) -> Generator[Round, Sums, list[T]]:
+        """Return what functions such as those of `Memory.later` return."""
+        if copies and self._on_device:
+            yield PAUSE
+        return [copied() for copied in copies]
+
+    def _on_host(self, *words: Words) -> Generator[Round, Sums, list[Words]]:
+        """Return words on the host, where they are unless they were summed on a device."""
+        if isinstance(words[0], np.ndarray):
+            return list(words)
+        copies = yield from self._read([self._memory.later(one) for one in words])
+        return [copied.view(np.uint32) for copied in copies]
 
     def _write_index(
         self, index: Index, bitmap: Words, elements: int, seed: int, ored: Words, added: Words
@@ -254,7 +285,7 @@ class TensorExchange:
         index.encode(self._ops, bitmap, elements, seed, ored)
 
     def _following(
-        self, index: Index, words: Words, passed: int, sketch: SketchLayout | None, level: int
+        self, index: Index, filled: int, passed: int, sketch: SketchLayout | None, level: int
     ) -> Index | None:
         """Return the next index; None if few of the elements that passed `index` are false positives."""
         if isinstance(index, BitmapIndex):
@@ -265,7 +296,7 @@ class TensorExchange:
                 return None
         elif self.form == "sketch":
             per_candidate *= self._setting.settings.cells(passed, ahead=False)
-        return self._setting.refinement.after(index, words, passed, self._ops, per_candidate, level)
+        return self._setting.refinement.after(index, filled, passed, per_candidate, level)
 
     def _compact(self, fixed: FixedPoint, selection: Selection) -> Rounds:
         def write(ored: Words, added: Words) -> None:
@@ -277,8 +308,10 @@ class TensorExchange:
 
     def _sketched(self, fixed: FixedPoint, selection: Selection) -> Rounds:
         per_candidate = self._setting.settings.cells(len(selection), ahead=False)
-        positions = selection.positions
-        layout = segmented_layout(self._ops, self._memory, positions, self._setting.seed, per_candidate)
+        positions, seed = selection.positions, self._setting.seed
+        (layout,) = yield from self._read(
+            [_segmented_layout(self._ops, self._memory, positions, seed, per_candidate)]
+        )
         quantized = self._quantized(fixed, selection)
 
         def write(ored: Words, added: Words) -> None:
@@ -292,7 +325,10 @@ class TensorExchange:
         """Peel the summed sketch; exchange or estimate the left-over."""
         self.quantized, self.total = quantized, self._memory.integers(self._limbs, len(positions))
         sketches = words.reshape(self._limbs, -1)
-        left = self._ops.sketch_decode(layout, sketches, positions, self.total)
+        peeled = self._ops.peeled(layout, sketches, positions, self.total)
+        if not self._known:
+            self._count_ahead()  # again, if something is left over
+        (left,) = yield from self._read([peeled])
         if not len(left):
             return
         if self._setting.settings.estimate:
@@ -306,6 +342,8 @@ class TensorExchange:
 
         sums = yield Round(0, self._limbs * len(left), write)
         self.total[:, left] = self._by_limb(sums.added)
+        if not self._known:
+            self._count_ahead()
 
     def floats(self, divisor: int) -> NDArray[np.float32]:
         """Return float32[n]: the sum divided by `divisor`, or NaN if some worker's values are not finite."""
@@ -327,15 +365,32 @@ class TensorExchange:
         The union is not known of a dense tensor, nor if there are false positives among the candidates. Then
         the sum's non-zeros are counted, unless most of the candidates were rounded to 0.
         """
-        if self._counted is None:
-            self._start_counting(self._non_zeros(), now=True)
-        assert self._counted is not None
-        return tuple(self._counted().tolist())
+        counted = self._counted or self._memory.later(self._ops.occupied_by(self._non_zeros()))
+        return tuple(counted().tolist())
 
-    def _start_counting(self, selection: Selection, *, now: bool = False) -> None:
-        """Start counting for `occupied`, if the setting wants it in advance or it is needed `now`."""
-        if now or (self._setting.count_ahead and len(selection) <= DENSE * self._elements):
-            self._counted = self._memory.later(self._ops.occupied_by(selection))
+    def _count_ahead(self) -> None:
+        """Start counting for `occupied`, if the setting wants it and there are few non-zeros."""
+        if not self._setting.count_ahead:
+            return
+        summed, most = self.selection, DENSE * self._elements
+        if self._known or summed is None or self.near_total is not None:
+            found = self._non_zeros()
+            if len(found) <= most:
+                self._counted = self._memory.later(self._ops.occupied_by(found))
+        elif len(summed) <= most:
+            self._counted = self._counting_sums(summed)
+
+    def _counting_sums(self, candidates: Selection) -> Callable[[], NDArray[np.int64]]:
+        """Start counting by sums of which only the device knows how many are not zero."""
+        ops, later, positions = self._ops, self._memory.later, candidates.positions
+        all_of_them = later(ops.occupied_by(candidates))
+        not_zero = later(ops.occupied(positions, self.total))
+
+        def counted() -> NDArray[np.int64]:
+            found = not_zero()
+            return found if 2 * found[0] > len(candidates) else all_of_them()
+
+        return counted
 
     def _non_zeros(self) -> Selection:
         """Return the elements that `occupied` counts, if the union is not known."""
@@ -359,12 +414,11 @@ class TensorExchange:
             self.near_total = sums.near.added.view(np.int32).reshape(self._limbs, -1)
             if sums.near_sent is not None:
                 self.near_quantized = sums.near_sent.view(np.int32).reshape(self._limbs, -1)
-            if self._counted is None and self._setting.count_ahead:
-                self._start_counting(self._non_zeros())
+        if self._counted is None and (self.selection is not None or self.near_total is not None):
+            self._count_ahead()
 
-    def _agree(self, sums: Sums) -> None:
-        """Set `exponent_field`, `finite` and `fixed` from the OR of all workers' headers."""
-        exponents = self._memory.on_host(sums.near.ored[:EXPONENT_WORDS])
+    def _agree(self, sums: Sums, exponents: Words) -> None:
+        """Set `exponent_field`, `finite` and `fixed` from all workers' headers; the host has `exponents`."""
         self.exponent_field = field = largest_exponent_field(exponents)
         self.finite = field != NON_FINITE
         if field is None or not self.finite:
@@ -412,8 +466,19 @@ def segmented_layout(
     ops: Kernels, memory: Memory, positions: Positions, seed: int, cells_per_candidate: float
 ) -> SketchLayout:
     """Return the layout of a sketch of a known union; the segment with the narrowest blocks sets `lanes`."""
+    return _segmented_layout(ops, memory, positions, seed, cells_per_candidate)()
+
+
+def _segmented_layout(
+    ops: Kernels, memory: Memory, positions: Positions, seed: int, cells_per_candidate: float
+) -> Callable[[], SketchLayout]:
+    """Start counting for a `segmented_layout`; return a function that returns it."""
     k = len(positions)
     segments = SketchLayout.segmented(k, 1, seed, cells_per_candidate).slices(k)
     counted = [memory.later(ops.occupied(positions[a:b])) for a, b in segments]
-    lanes = min(block_width(Seen(0, tuple(read().tolist()))) for read in counted)
-    return SketchLayout.segmented(k, lanes, seed, cells_per_candidate)
+
+    def layout() -> SketchLayout:
+        lanes = min(block_width(Seen(0, tuple(read().tolist()))) for read in counted)
+        return SketchLayout.segmented(k, lanes, seed, cells_per_candidate)
+
+    return layout

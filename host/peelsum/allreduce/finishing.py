@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from peelsum.allreduce.costs import Seen
 from peelsum.allreduce.exchange import DENSE, TensorExchange
@@ -74,7 +76,12 @@ def finished(
         step.label = repr(name)
         complete[name] = _result(plans[name], outcome, plan.workers, divisor)
     apart = {name: complete[name] for name in plans if name in complete}
-    learned = [_learned(outcomes[name], result, wants) for name, result in apart.items() if result.finite]
+    counts = {name: _counting(outcomes[name], result, wants, step) for name, result in apart.items()}
+    learned = [
+        _learned(outcomes[name], result, wants, counts[name])
+        for name, result in apart.items()
+        if result.finite
+    ]
     words = {name: result.words_sent for name, result in apart.items()}
     non_finite = len(apart) - len(learned)
     if bundle is not None:
@@ -122,13 +129,32 @@ def _result(plan: TensorPlan, exchange: Outcome | HostMember, fan_in: int, divis
     )
 
 
-def _learned(exchange: Outcome, result: TensorResult, wants: Callable[[str], bool]) -> Learned:
-    """Return what a finite sum shows about a tensor."""
+def _counting(
+    exchange: Outcome, result: TensorResult, wants: Callable[[str], bool], step: Step
+) -> Callable[[], Any] | None:
+    """Start to count the non-zeros of a dense sum that only a device has; None if that is not needed.
+
+    The host then waits once for the counts of all tensors.
+    """
+    total: Any = exchange.total
+    if exchange.selection is not None or exchange.near_total is not None or isinstance(total, np.ndarray):
+        return None
+    return step.memory.later((total != 0).any(0).sum()) if wants(result.name) and result.elements else None
+
+
+def _learned(
+    exchange: Outcome, result: TensorResult, wants: Callable[[str], bool], count: Callable[[], Any] | None
+) -> Learned:
+    """Return what a finite sum shows about a tensor; count: returns the number of its non-zeros, if given."""
     seen = None
     if exchange.exponent_field is not None:
         wanted = wants(result.name)
         # A sparse tensor's density is known without counting; it sizes the blocks of scales.
-        density = result.density if wanted or exchange.selection is not None else 1.0
+        density = 1.0
+        if count is not None:
+            density = int(count()[0]) / result.elements
+        elif wanted or exchange.selection is not None:
+            density = result.density
         density = max(density, exchange.sampled_share)
         if density > DENSE or not wanted:
             seen = Seen.uniform(result.elements, density, exchange.exponent_field)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from peelsum import kept_pages
 from peelsum.allreduce.costs import Seen
 from peelsum.allreduce.exchange import DENSE, DENSE_SAMPLE, Limbs, TensorExchange
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index
-from peelsum.allreduce.plan import Choice, Form, TensorPlan
+from peelsum.allreduce.plan import Choice, Form, TensorPlan, labeled
 from peelsum.allreduce.refinement import Refinement
 from peelsum.allreduce.result import TensorTally
 from peelsum.allreduce.staging import Round, Rounds, Sums
@@ -73,6 +73,11 @@ class Layout:
     """The tensors whose words depend on the step's seed."""
     others: tuple[int, ...]
     """The tensors that the loops do not know."""
+
+    @cached_property
+    def label(self) -> str:
+        """The tensors' names, for messages."""
+        return labeled(self.names)
 
     @classmethod
     def of(cls, tensors: Sequence[TensorPlan], wants: Callable[[str], bool]) -> Layout:
@@ -158,7 +163,7 @@ class HostBundle:
         self.others: dict[str, TensorExchange] = {}
         #: The rows of the members, by name, after `decode`.
         self._rows: dict[str, list[int]] = {}
-        self.words_sent, self.label = 0, ""
+        self.words_sent, self.label = 0, layout.label
 
     def rounds(self) -> Rounds:
         """Yield every round of the exchanges; send each round's sums back into the generator."""
@@ -312,8 +317,8 @@ class HostBundle:
         if index is None:
             return passed / SAMPLE < DENSE_SAMPLE
         words = header[EXPONENT_WORDS + int(row[Column.BLOCKS]) :]
-        refinement = self._refinement(tensor.name)
-        return refinement.after(index, words, passed, _OPS, 1, 0) is not None
+        filled = _OPS.count(words, 32 * len(words))
+        return self._refinement(tensor.name).after(index, filled, passed, 1, 0) is not None
 
     def _turn(self, m: int, header: Words) -> None:
         """Leave a tensor to its own exchange, after the sum of its header.

@@ -113,13 +113,15 @@ class BloomIndex:
         """See `BitmapIndex.passed`."""
         return None
 
-    def estimate(self, ops: Kernels, words: Words) -> Estimate:
-        """Estimate the number of elements in a filter from its bits, by linear counting (Whang et al. 1990).
+    def estimate(self, filled: int) -> Estimate:
+        """Estimate the number of elements in a filter with `filled` bits set, by linear counting.
+
+        The method is that of Whang et al. 1990.
 
         A full filter shows only that there are many; the estimate is then too low.
         """
         bits = _WORD_BITS * self.words(0)
-        empty = bits - ops.count(words, bits)
+        empty = bits - filled
         return Estimate(_WORD_BITS * self.rows * math.log(bits / max(empty, 0.5)), empty < _FEW)
 
     def _layout(self, seed: int) -> BloomLayout:

@@ -29,7 +29,7 @@ AGREEMENT_WORDS = 4
 SLACK = 4
 _DIGEST_BYTES = 8
 #: Raise it when the words of a plan, or their order, change: workers of both versions then refuse each other.
-_WORDS_VERSION = 4
+_WORDS_VERSION = 5
 #: The number of tensors that a message names.
 NAMED = 6
 

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from peelsum.allreduce.costs import NetworkModel, Seen, expected, indexes
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Estimate, Index, TwoLevelIndex
-from peelsum.codec import Kernels
-from peelsum.summation import Words
 
 #: A choice for time may send this share of the values' words more than the choice for size.
 _TOLERANCE = 0.25
@@ -37,12 +35,13 @@ class Refinement:
     """Number of candidates to assume if a Bloom filter is full."""
 
     def after(
-        self, index: Index, words: Words, passed: int, ops: Kernels, words_per_candidate: float, level: int
+        self, index: Index, filled: int, passed: int, words_per_candidate: float, level: int
     ) -> Index | None:
         """Return the index to exchange next, of the `passed` elements; None if few of them are zeros.
 
-        `words` is the OR of the last index's words, and `level` the number of indexes exchanged after the
-        first. Each candidate will cost `words_per_candidate`.
+        `filled` is the number of bits set in the OR of a Bloom filter's words, unused for other indexes;
+        `level` is the number of indexes exchanged after the first. Each candidate will cost
+        `words_per_candidate`.
         """
         if isinstance(index, BitmapIndex) or not passed:
             return None
@@ -51,7 +50,7 @@ class Refinement:
         if isinstance(index, TwoLevelIndex):
             found = Estimate(self._in_blocks(index, passed), full=True)
         else:
-            found = index.estimate(ops, words)
+            found = index.estimate(filled)
         likely = self.likely if found.full and isinstance(index, BloomIndex) else 0.0
         found = found._replace(elements=min(max(found.elements, likely), passed))
         planned = not (index.refined or found.full)

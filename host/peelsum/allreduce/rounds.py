@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
-from peelsum.allreduce.staging import Round, Rounds, Sums, by_host
+from peelsum.allreduce.staging import PAUSE, Round, Rounds, Sums, by_host
 from peelsum.codec import Memory
 from peelsum.summation import Part, Summation, Words
 from peelsum.wire import packet_bytes
@@ -151,16 +151,29 @@ class Step:
         return ored, added, or_spans, add_spans
 
     def _advanced(self, running: Sequence[_Running], sums: Sequence[Sums]) -> list[_Running]:
-        """Send each exchange its sums; return the exchanges that have another round."""
-        left = []
-        for one, total in zip(running, sums, strict=True):
-            self.label = one.exchange.label
-            try:
-                asked = one.rounds.send(total)
-            except StopIteration:
-                continue
-            left.append(_Running(one.exchange, one.rounds, asked))
-        return left
+        """Send each exchange its sums; return the exchanges that have another round.
+
+        Those that pause go on when all others have paused, too, or asked for their round.
+        """
+        asked = [self._resumed(one, total) for one, total in zip(running, sums, strict=True)]
+        while any(one is PAUSE for one in asked):
+            asked = [
+                self._resumed(one, None) if round_ is PAUSE else round_
+                for one, round_ in zip(running, asked, strict=True)
+            ]
+        return [
+            _Running(one.exchange, one.rounds, round_)
+            for one, round_ in zip(running, asked, strict=True)
+            if round_ is not None
+        ]
+
+    def _resumed(self, one: _Running, sums: Sums | None) -> Round | None:
+        """Go on with an exchange, with sums or after a pause; return what it asks for, None at its end."""
+        self.label = one.exchange.label
+        try:
+            return next(one.rounds) if sums is None else one.rounds.send(sums)
+        except StopIteration:
+            return None
 
     def _laid_out(self, lengths: Sequence[int]) -> tuple[Words, list[slice]]:
         """Allocate words for spans of these lengths; return them, and each span."""

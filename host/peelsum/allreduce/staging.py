@@ -48,6 +48,15 @@ class Sums(NamedTuple):
 Rounds = Generator[Round, Sums, None]
 
 
+def _write_nothing(ored: Words, added: Words) -> None:
+    """Write no words."""
+
+
+#: Yielded in place of a round before an exchange reads what it copies from a device. All other exchanges
+#: begin their copies before it goes on, so that the host waits once for all of them. It gets no sums.
+PAUSE = Round(0, 0, _write_nothing)
+
+
 def staged(rounds: Rounds, memory: Memory) -> Rounds:
     """Yield the same rounds with words on the host, while `rounds` writes words and gets sums in `memory`."""
     if memory.direct:
@@ -60,6 +69,9 @@ def staged(rounds: Rounds, memory: Memory) -> Rounds:
         there = memory.receive(sums.ored), memory.receive(sums.added)
         try:
             asked = rounds.send(Sums(*there, sums.ored, sums.added, *sent))
+            while asked is PAUSE:
+                yield PAUSE
+                asked = next(rounds)
         except StopIteration:
             return
 
@@ -77,8 +89,10 @@ def by_host(rounds: Rounds, memory: Memory) -> Rounds:
     asked = next(rounds)
     while True:
         sums = yield asked._replace(write=partial(_carry, asked, memory))
+        copies = [memory.later(words) for words in (sums.ored, sums.added)]
+        yield PAUSE
         try:
-            asked = rounds.send(Sums(memory.on_host(sums.ored), memory.on_host(sums.added)))
+            asked = rounds.send(Sums(*(copied().view(np.uint32) for copied in copies)))
         except StopIteration:
             return
 

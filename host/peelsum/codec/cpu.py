@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -61,6 +62,12 @@ def count(index: NDArray[np.uint32], elements: int) -> int:
     return int(index_loops.count(frozen(index), elements))
 
 
+def counted(index: NDArray[np.uint32], elements: int) -> Callable[[], int]:
+    """See `Kernels.counted`."""
+    number = count(index, elements)
+    return lambda: number
+
+
 def positions(
     index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
 ) -> NDArray[np.int64]:
@@ -80,8 +87,9 @@ def positions(
     return out
 
 
-def occupied(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+def occupied(positions: NDArray[np.int64], total: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
     """See `Kernels.occupied`."""
+    positions = positions if total is None else positions[total.any(0)]
     out = np.empty(BLOCK_SIZES, np.int64)
     index_loops.occupied(frozen(positions), np.zeros(WORD_BITS + 1, np.int64), out)
     return out
@@ -423,6 +431,17 @@ def sketch_decode(
     for own, collected in zip(values, numbers, strict=True):
         peel_loops.collect(*dealing, where, begins, own, collected)
     return np.searchsorted(where, np.sort(by_segment[left])).astype(np.int64)
+
+
+def peeled(
+    layout: SketchLayout,
+    sketch: NDArray[np.uint32],
+    positions: NDArray[np.int64],
+    out: NDArray[np.int32],
+) -> Callable[[], NDArray[np.int64]]:
+    """See `Kernels.peeled`."""
+    left = sketch_decode(layout, sketch, positions, out)
+    return lambda: left
 
 
 def _peeled(

@@ -12,7 +12,8 @@ device.
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import cast
 
 import numpy as np
@@ -67,10 +68,16 @@ def index_over(values: Tensor, out: Tensor) -> Tensor:
 
 def count(index: Tensor | NDArray[np.uint32], elements: int) -> int:
     """See `Kernels.count`. Waits for the device, unless the bitmap is an array, in the host's memory."""
+    return counted(index, elements)()
+
+
+def counted(index: Tensor | NDArray[np.uint32], elements: int) -> Callable[[], int]:
+    """See `Kernels.counted`."""
     if isinstance(index, np.ndarray):
-        return cpu.count(index, elements)
+        return partial(cpu.count, index, elements)
     _, total = _totals(index, elements)
-    return int(later(total)()[0])
+    copied = later(total)
+    return lambda: int(copied()[0])
 
 
 def positions(index: Tensor, elements: int, first: int = 0, count: int | None = None) -> Tensor:
@@ -78,11 +85,23 @@ def positions(index: Tensor, elements: int, first: int = 0, count: int | None = 
     return _listed(index, elements, first, count)
 
 
-def occupied(positions: Tensor) -> Tensor:
+def occupied(positions: Tensor, total: Tensor | None = None) -> Tensor:
     """See `Kernels.occupied`: returns int64[BLOCK_SIZES]."""
     out = _empty(BLOCK_SIZES, positions, torch.int64)
-    launch.occupied(_all(positions), out)
+    launch.occupied(_all(positions) if total is None else _not_zero(positions, total), out)
     return out
+
+
+def _not_zero(positions: Tensor, total: Tensor) -> Candidates:
+    """Return the positions whose total[limbs, k] is not zero, with room for all of them."""
+    k = positions.numel()
+    chosen = (total[0] != 0 if len(total) == 1 else total.any(0)).to(torch.int32)
+    bitmap = _empty(index_words(k), positions)
+    launch.index(chosen, bitmap, _empty(1, positions))
+    bases, count = _totals(bitmap, k)
+    ranks = torch.zeros(k, dtype=torch.int64, device=positions.device)
+    launch.listed(bitmap, k, bases, Candidates(ranks, count))
+    return Candidates(positions[ranks], count)
 
 
 def occupied_by(selection: Selection) -> Tensor:
@@ -213,15 +232,27 @@ def index_sketch(
 
 def sketch_decode(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Tensor:
     """See `Kernels.sketch_decode`. Waits for the device once, for the size of the left-over."""
+    return peeled(layout, sketch, positions, out)()
+
+
+def peeled(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Callable[[], Tensor]:
+    """See `Kernels.peeled`."""
     candidates = _all(positions)
     room = Peeling.room(candidates.capacity, layout.cells, sketch.device, limbs=len(sketch))
     launch.peel(layout, _seed(layout, sketch), sketch, candidates, room, out)
-    left = int(later(room.left)()[0]) if candidates.capacity else 0
-    if not left:
-        return positions[:0]
-    bitmap = _empty(index_words(candidates.capacity), sketch)
-    launch.index(room.waiting, bitmap, _empty(1, sketch))
-    return _listed(bitmap, candidates.capacity, 0, left)
+    if not candidates.capacity:
+        return lambda: positions[:0]
+    copied = later(room.left)
+
+    def left_over() -> Tensor:
+        left = int(copied()[0])
+        if not left:
+            return positions[:0]
+        bitmap = _empty(index_words(candidates.capacity), sketch)
+        launch.index(room.waiting, bitmap, _empty(1, sketch))
+        return _listed(bitmap, candidates.capacity, 0, left)
+
+    return left_over
 
 
 def warm_up_bundles(values: Tensor) -> None:

@@ -6,6 +6,7 @@ and types: arrays must be C-contiguous and in native byte order. All implementat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Literal, Protocol, cast, get_args
 
@@ -55,6 +56,9 @@ class Kernels(Protocol):
     def count(self, index: NDArray[np.uint32], elements: int) -> int:
         """Count the set bits of a bitmap of `elements` bits."""
 
+    def counted(self, index: NDArray[np.uint32], elements: int) -> Callable[[], int]:
+        """Start to `count`; return a function that returns the number, and waits for a device until then."""
+
     def positions(
         self, index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
     ) -> NDArray[np.int64]:
@@ -63,8 +67,13 @@ class Kernels(Protocol):
         `count` is k, if it is known; without it, the GPU's kernels wait for the device to count.
         """
 
-    def occupied(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Count the blocks of 2**b elements that hold one of positions[k], for each b: int64[BLOCK_SIZES]."""
+    def occupied(
+        self, positions: NDArray[np.int64], total: NDArray[np.int32] | None = None
+    ) -> NDArray[np.int64]:
+        """Count the blocks of 2**b elements that hold one of positions[k], for each b: int64[BLOCK_SIZES].
+
+        With total[limbs, k], only positions count whose `total` is not zero.
+        """
 
     def occupied_by(self, selection: Selection) -> NDArray[np.int64]:
         """Count the blocks of 2**b elements with a selected one, for each b: int64[BLOCK_SIZES]."""
@@ -260,6 +269,19 @@ class Kernels(Protocol):
         left-over, int64[m], ascending, holds indices into `positions`: the candidates in the 2-core,
         whose `out` is 0. It depends only on layout and positions, so it is the same on every worker. The
         candidates must include every element that any worker encoded.
+        """
+
+    def peeled(
+        self,
+        layout: SketchLayout,
+        sketch: NDArray[np.uint32],
+        positions: NDArray[np.int64],
+        out: NDArray[np.int32],
+    ) -> Callable[[], NDArray[np.int64]]:
+        """Start to do what `sketch_decode` does; return a function that returns the left-over.
+
+        A device writes `out` in order with later kernels. The function waits until the left-over's size is
+        known.
         """
 
 

@@ -5,6 +5,8 @@ It is written to be read, not to be fast. `peelsum.codec.kernels` documents the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,6 +40,12 @@ def count(index: NDArray[np.uint32], elements: int) -> int:
     return int(np.count_nonzero(_bits(index, elements)))
 
 
+def counted(index: NDArray[np.uint32], elements: int) -> Callable[[], int]:
+    """See `Kernels.counted`."""
+    number = count(index, elements)
+    return lambda: number
+
+
 def positions(
     index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
 ) -> NDArray[np.int64]:
@@ -45,8 +53,9 @@ def positions(
     return np.flatnonzero(_bits(index, elements)) + first
 
 
-def occupied(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+def occupied(positions: NDArray[np.int64], total: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
     """See `Kernels.occupied`."""
+    positions = positions if total is None else positions[total.any(0)]
     return np.array([np.unique(positions >> bits).size for bits in range(BLOCK_SIZES)], np.int64)
 
 
@@ -251,6 +260,17 @@ def sketch_decode(
             np.subtract.at(limb, cells[peeled], signs[peeled] * values[peeled, np.newaxis])
         np.subtract.at(load, cells[peeled], np.uint32(1))
         left = left[~peelable]
+
+
+def peeled(
+    layout: SketchLayout,
+    sketch: NDArray[np.uint32],
+    positions: NDArray[np.int64],
+    out: NDArray[np.int32],
+) -> Callable[[], NDArray[np.int64]]:
+    """See `Kernels.peeled`."""
+    left = sketch_decode(layout, sketch, positions, out)
+    return lambda: left
 
 
 def places(

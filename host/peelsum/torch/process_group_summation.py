@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial, reduce
+from functools import partial
 from threading import Thread
 from typing import Any, Literal, TypeVar, cast
 
@@ -22,7 +23,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not exporte
 from torch.distributed import distributed_c10d as c10d
 
 from peelsum.allreduce import Part, SummationStalledError
-from peelsum.summation import Op, Words
+from peelsum.summation import NotBegunError, Words
 from peelsum.torch.direct_sum import FEW_WORDS, MOST_WORDS, DirectSum
 from peelsum.torch.tree import all_reduce_tree
 
@@ -33,6 +34,8 @@ OrBy = Literal["bor", "gather", "max"]
 #: How words are reduced.
 By = Literal["ring", "tree"]
 _WORD_BITS = 32
+#: Words whose bits are taken apart at once.
+_TAKEN_APART = 2**16
 #: Backends whose all_reduce has BOR. NCCL's does not.
 _WITH_BOR = ("gloo", "mpi", "ucc")
 #: Up to this many workers, gathering all words takes fewer bytes than a ring's maximum of a byte per bit.
@@ -42,6 +45,19 @@ _ROLL_CALL_S = 5.0
 _ROLL_CALL_PAUSE_S = 0.05
 #: How long the store may take for one answer.
 _STORE_S = 10.0
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A copy of a part's words, and the memory in which they are reduced: nothing is allocated after it."""
+
+    part: Part
+    words: torch.Tensor
+    """int32[n]; the result."""
+    others: torch.Tensor | None = None
+    """int32[workers, n] to gather, or uint8[n, 32], the words' bits; None if words are reduced in place."""
+    scratch: tuple[torch.Tensor, torch.Tensor] | None = None
+    """int32[m, 32] and the 32 shifts, to take words apart and put them together."""
 
 
 class ProcessGroupSummation:
@@ -81,12 +97,21 @@ class ProcessGroupSummation:
     def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
         """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing.
 
+        Raises NotBegunError if a device has no room for copies of the words and what is gathered.
+
         Over NCCL, words may be tensors on `device`; their sums are on the device then, too.
 
         by: "tree" reduces by `all_reduce_tree`, "ring" by the backend's all_reduce; None also takes direct
         messages for few words over gloo. The results are the same.
         """
         results: list[Words] = []
+        if any(isinstance(part.words, torch.Tensor) for part in parts):
+            self._open()
+            for copied in self._copies(parts):
+                results += self._naming_the_missing(partial(self._finished, copied))
+                if copied.part.check is not None:
+                    copied.part.check(results[-1])
+            return results
         for some in _together(parts) if by is None and self._few else [[part] for part in parts]:
             results += self._naming_the_missing(partial(self._summed, some, by))
             if some[-1].check is not None:
@@ -126,33 +151,61 @@ class ProcessGroupSummation:
             return [self._by_tree(part) for part in parts]
         if by is None and self._few and 0 < sum(part.words.size for part in parts) <= MOST_WORDS:
             return self._few.sum_words(parts)
-        return [self._combined(part) for part in parts]
+        return [self._finished(self._copied(part))[0] for part in parts]
 
-    def _combined(self, part: Part) -> Words:
-        """Combine a copy of words as int32, for want of uint32, on a tensor's device or the group's."""
+    def _copies(self, parts: Sequence[Part]) -> list[_Copy]:
+        """Return copies of all parts, before the first is sent. Raises NotBegunError if there is no room."""
+        try:
+            return [self._copied(part) for part in parts]
+        except torch.OutOfMemoryError as error:
+            raise NotBegunError(str(error)) from error
+
+    def _copied(self, part: Part) -> _Copy:
+        """Copy words as int32, for want of uint32, to a tensor's device or the group's."""
         on_device = isinstance(part.words, torch.Tensor)
         # An array may be read-only or strided, which torch takes with a warning, or not at all.
         near = part.words if on_device else np.require(part.words.view(np.int32), requirements=["C", "W"])
         words = torch.as_tensor(near)
         own = words.to(words.device if on_device else self.device or "cpu", copy=True)
-        combined = self._reduced(own, part.op) if own.numel() else own
-        return cast(Words, combined if on_device else combined.cpu().numpy().view(np.uint32))
-
-    def _reduced(self, words: torch.Tensor, op: Op) -> torch.Tensor:
-        """Reduce int32[n] in place; every backend adds it modulo 2**32."""
-        if op == "add" or self._or_by == "bor":
-            by = dist.ReduceOp.SUM if op == "add" else dist.ReduceOp.BOR
-            dist.all_reduce(words, by, self._open())
-            return words
+        n, device = len(own), own.device
+        if part.op == "add" or self._or_by == "bor" or not n:
+            return _Copy(part, own)
         if self._or_by == "gather":
-            everybody = list(torch.empty((self.workers, len(words)), dtype=words.dtype, device=words.device))
-            dist.all_gather(everybody, words, self._open())
-            combined: torch.Tensor = reduce(torch.bitwise_or, everybody)
-            return combined
-        shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=words.device)
-        bits = (words[:, None] >> shifts & 1).to(torch.uint8)
-        dist.all_reduce(bits, dist.ReduceOp.MAX, self._open())
-        return (bits.to(torch.int32) << shifts).sum(1, dtype=torch.int32)
+            return _Copy(part, own, torch.empty((self.workers, n), dtype=torch.int32, device=device))
+        bits = torch.empty((n, _WORD_BITS), dtype=torch.uint8, device=device)
+        scratch = torch.empty((min(n, _TAKEN_APART), _WORD_BITS), dtype=torch.int32, device=device)
+        shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
+        for a in range(0, n, _TAKEN_APART):
+            some = own[a : a + _TAKEN_APART, None]
+            apart = torch.bitwise_right_shift(some, shifts, out=scratch[: len(some)])
+            bits[a : a + _TAKEN_APART] = apart.bitwise_and_(1)
+        return _Copy(part, own, bits, (scratch, shifts))
+
+    def _finished(self, copied: _Copy) -> list[Words]:
+        """Return the result of one part, where its words are."""
+        if copied.words.numel():
+            self._reduce(copied)
+        if isinstance(copied.part.words, torch.Tensor):
+            return [cast(Words, copied.words)]
+        return [copied.words.cpu().numpy().view(np.uint32)]
+
+    def _reduce(self, copied: _Copy) -> None:
+        """Reduce the words in place; every backend adds int32 modulo 2**32."""
+        words, others = copied.words, copied.others
+        if others is None:
+            by = dist.ReduceOp.SUM if copied.part.op == "add" else dist.ReduceOp.BOR
+            dist.all_reduce(words, by, self._open())
+        elif copied.scratch is None:
+            dist.all_gather(list(others), words, self._open())
+            for one in others:
+                words.bitwise_or_(one)
+        else:
+            dist.all_reduce(others, dist.ReduceOp.MAX, self._open())
+            scratch, shifts = copied.scratch
+            for a in range(0, len(words), _TAKEN_APART):
+                some = words[a : a + _TAKEN_APART]
+                apart = scratch[: len(some)].copy_(others[a : a + _TAKEN_APART])
+                torch.sum(apart.bitwise_left_shift_(shifts), 1, dtype=torch.int32, out=some)
 
     def _by_tree(self, part: Part) -> Words:
         tensor = torch.from_numpy(part.words.view(np.int32).copy()).to(self.device)

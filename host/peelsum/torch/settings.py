@@ -67,6 +67,8 @@ class Settings:
     """Seconds that a sum waits for other ranks; None for the backend's."""
     log_every: int
     """Steps between two lines of statistics; 0 for none."""
+    graphs: bool = False
+    """Whether launches on a GPU are captured in CUDA graphs."""
 
     def __post_init__(self) -> None:
         """Raise HookConfigError for values, and combinations of values, that are not allowed."""
@@ -81,7 +83,10 @@ class Settings:
             implementation=self.implementation,
             timeout_s=self.timeout_s,
             log_every=self.log_every,
+            graphs=self.graphs,
         )
+        if self.graphs and self.implementation == "cpu":
+            raise HookConfigError("graphs: True is for launches on a GPU; use implementation='gpu' with it")
         if self.sparsifier is not None and self.compressor is not None:
             raise HookConfigError("compressor: does not go with a sparsifier; use Combined for both")
         if self.strategy is not None:
@@ -210,7 +215,7 @@ class Settings:
         forms = self.forms
         if not isinstance(forms, str):  # an Allreduce rejects names of other buckets
             forms = {name: form for name, form in forms.items() if name in names}
-        return self._allreduce(summation, forms, names, self.implementation)
+        return self._allreduce(summation, forms, names)
 
     def check_forms(self, names: Collection[str]) -> None:
         """Raise HookConfigError now for settings that the first step would reject.
@@ -218,7 +223,9 @@ class Settings:
         names: those of all parameters, outside of which `forms` may name none; empty if not known.
         """
         try:
-            self._allreduce(LocalSummation.group(1)[0], self.forms, (), "cpu")
+            replace(self, implementation="cpu", graphs=False)._allreduce(
+                LocalSummation.group(1)[0], self.forms, ()
+            )
         except ValueError as error:
             raise HookConfigError(str(error)) from error
         unknown = set() if isinstance(self.forms, str) else set(self.forms) - set(names)
@@ -232,7 +239,6 @@ class Settings:
         summation: Summation,
         forms: RequestedForm | Mapping[str, RequestedForm],
         names: Sequence[str],
-        implementation: Literal["cpu", "gpu"],
     ) -> Allreduce:
         return Allreduce(
             summation,
@@ -245,7 +251,8 @@ class Settings:
             seed=self.seed,
             network=self.network,
             average=True,
-            implementation=implementation,
+            implementation=self.implementation,
+            graphs=self.graphs,
             span=profiled,
             note=unnoted if step_spans() is None else noted,
         )

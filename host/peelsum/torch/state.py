@@ -69,13 +69,15 @@ class SwitchAllreduceState:
     - `implementation`: "cpu" copies gradients from a GPU to the host and back. "gpu" encodes and decodes them
       on the GPU by Triton, so that only words are copied. Both produce the same bits, and ranks may mix them.
       Sparsifiers run on the host.
+    - `graphs`: with `implementation="gpu"`, replay CUDA graphs of the launches for a bucket's dense tensors
+      of up to 32,767 elements, once the bucket has been summed. See `peelsum.allreduce.Allreduce`.
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
       takes the job's timeout, or 30 s.
     - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
 
     Under `peelsum trace record`, a state also records the gradients that it gets, before they are summed.
 
-    All settings must be the same on every rank, except the address in `over`, `implementation` and
+    All settings must be the same on every rank, except the address in `over`, `implementation`, `graphs` and
     `log_every`. If they differ, every rank raises PlanMismatchError in its first step. Ranks do not learn of
     differences in `timeout_s`.
     """
@@ -100,6 +102,7 @@ class SwitchAllreduceState:
         implementation: Literal["cpu", "gpu"] = "cpu",
         timeout_s: float | None = None,
         log_every: int = 0,
+        graphs: bool = False,
     ) -> None:
         check_arguments(process_group=process_group, network=network)
         self.process_group = process_group
@@ -119,6 +122,7 @@ class SwitchAllreduceState:
             implementation=implementation,
             timeout_s=timeout_s,
             log_every=log_every,
+            graphs=graphs,
         )
         self._memory = self._settings.memory()
         self._steps = 0

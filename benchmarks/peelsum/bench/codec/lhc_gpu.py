@@ -50,21 +50,17 @@ class DeviceLhc:
         """See `LhcLayout.decode`."""
         layout, device, blocks = self.layout, sketch.device, self._blocks(elements)
         out = torch.zeros(elements, dtype=torch.float32, device=device)
-        chosen = torch.empty(blocks * layout.lanes, dtype=torch.int8, device=device)
         progress = torch.empty(2, dtype=torch.int64, device=device)
         seed, factor = self._seed(device), _factor(-fixed.scale, device)
         while True:
             progress.zero_()
-            kernels.lhc_find_kernel[(blocks,)](
-                index, counts, chosen, progress, seed, layout.rows, layout.lanes, layout.index_bits
-            )
-            found, waiting = progress.tolist()
-            if not found:
-                return out, waiting
-            kernels.lhc_peel_kernel[(blocks,)](
-                index, counts, sketch, chosen, out, seed, factor, elements, layout.rows, layout.lanes,
+            kernels.lhc_round_kernel[(blocks,)](
+                index, counts, sketch, out, progress, seed, factor, elements, layout.rows, layout.lanes,
                 layout.index_bits,
             )  # fmt: skip
+            found, waiting = progress.tolist()
+            if found in (0, waiting):
+                return out, waiting - found
 
     def left_over(self, values: Tensor, fixed: FixedPoint, index: Tensor) -> tuple[Tensor, Tensor]:
         """See `LhcLayout.left_over`."""

@@ -1,8 +1,9 @@
 """Triton kernels for `peelsum.bench.codec.lhc_gpu`: one pass over all elements each, as in LHC's program.
 
 Each program handles one block. Counts are bytes, four to an int32, added atomically; as in LHC's program, a
-count that wraps carries into its neighbour. A peel round takes two launches instead of one: pure cells are
-found before anything is subtracted, because a cell's sum and count do not change together.
+count that wraps carries into its neighbour. A peel round is one launch, in which cells become pure that were
+not at its start. A value is subtracted from a cell's sum before its count is released, and the count is
+acquired before the sum is read: so a pure cell's sum is that of its one candidate, which no other reads.
 """
 
 from __future__ import annotations
@@ -67,46 +68,33 @@ def lhc_add_kernel(
 
 
 @triton.jit
-def lhc_find_kernel(index, counts, chosen, progress, seed, rows, LANES: tl.constexpr, BITS: tl.constexpr):
-    """Write the row by which each candidate can be peeled, 1 to 3, or 0, into chosen[elements].
+def lhc_round_kernel(
+    index, counts, sketch, out, progress, seed, factor, n, rows, LANES: tl.constexpr, BITS: tl.constexpr
+):
+    """Peel once: remove candidates in pure cells from sketch, counts and index; write their values to out[n].
 
-    `chosen` covers whole blocks. Add the number of candidates that can be peeled, and of all candidates, to
-    progress[2].
+    Values are multiplied by `factor`. Add the number of candidates that were peeled, and of all candidates,
+    to progress[2].
     """
     block, lane, element = _elements(LANES)
     used = _used(index, element, BITS)
-    choice = tl.zeros((LANES,), tl.int32)
-    for j in tl.static_range(3):
-        _, _, at, shift = _cells(block, lane, j, tl.load(seed), rows, LANES)
-        count = (tl.load(counts + at, mask=used, other=0) >> shift) & 255
-        choice = tl.where(used & (count == 1) & (choice == 0), j + 1, choice)
-    tl.store(chosen + element, choice.to(tl.int8))
-    tl.atomic_add(progress, tl.sum((choice != 0).to(tl.int64), axis=0), sem="relaxed")
-    tl.atomic_add(progress + 1, tl.sum(used.to(tl.int64), axis=0), sem="relaxed")
-
-
-@triton.jit
-def lhc_peel_kernel(
-    index, counts, sketch, chosen, out, seed, factor, n, rows, LANES: tl.constexpr, BITS: tl.constexpr
-):
-    """Remove the chosen candidates from sketch, counts and index; write their values to out[n].
-
-    Values are multiplied by `factor`. Only its own candidate reads or changes a pure cell, so there is no
-    race.
-    """
-    block, lane, element = _elements(LANES)
-    choice = tl.load(chosen + element).to(tl.int32)
-    peeled = choice != 0
+    peeled = tl.zeros((LANES,), tl.int1)
     number = tl.zeros((LANES,), tl.int32)
     for j in tl.static_range(3):
-        cell, sign, _, _ = _cells(block, lane, j, tl.load(seed), rows, LANES)
-        number += sign * tl.load(sketch + cell, mask=choice == j + 1, other=0)
+        cell, sign, at, shift = _cells(block, lane, j, tl.load(seed), rows, LANES)
+        waiting = used & (peeled == 0)
+        word = tl.atomic_add(counts + at, tl.zeros((LANES,), tl.int32), mask=waiting, sem="acquire")
+        pure = waiting & (((word >> shift) & 255) == 1)
+        number += sign * tl.load(sketch + cell, mask=pure, other=0, volatile=True)
+        peeled |= pure
+    tl.atomic_add(progress, tl.sum(peeled.to(tl.int64), axis=0), sem="relaxed")
+    tl.atomic_add(progress + 1, tl.sum(used.to(tl.int64), axis=0), sem="relaxed")
     value = (number.to(tl.float64) * tl.load(factor)).to(tl.float32)
     tl.store(out + element, value, mask=peeled & (element < n))
     for j in tl.static_range(3):
         cell, sign, at, shift = _cells(block, lane, j, tl.load(seed), rows, LANES)
         tl.atomic_add(sketch + cell, 0 - sign * number, mask=peeled, sem="relaxed")
-        tl.atomic_add(counts + at, 0 - (tl.full((LANES,), 1, tl.int32) << shift), mask=peeled, sem="relaxed")
+        tl.atomic_add(counts + at, 0 - (tl.full((LANES,), 1, tl.int32) << shift), mask=peeled, sem="release")
     ones = tl.full((LANES,), (1 << BITS) - 1, tl.int32)
     cleared = (ones << (element % (32 // BITS) * BITS).to(tl.int32)) ^ -1
     tl.atomic_and(index + element // (32 // BITS), cleared, mask=peeled, sem="relaxed")

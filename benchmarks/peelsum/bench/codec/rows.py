@@ -48,6 +48,8 @@ WAYS: tuple[tuple[Form, str], ...] = (
 )
 #: The rows of LHC's layout: of the published size, the smallest that recovers everything, and the fastest.
 LHC_FORMS = ("lhc_published", "lhc", "lhc_best")
+#: On a GPU, another: the table of the published size with an index of one bit, as LHC's CUDA program has it.
+LHC_CUDA = "lhc_cuda"
 DEFAULT_ELEMENTS = (2**20, 2**24, 2**27)
 QUICK_ELEMENTS = (2**20,)
 DEFAULT_DENSITIES = (0.001, 0.01, 0.05, 0.1, 0.2)
@@ -69,7 +71,7 @@ class Row:
     support: str
     """Where the non-zeros are: one of SUPPORTS, or "trace"."""
     form: str
-    """"auto", "compact", "sketch", "sketch_after", or one of LHC_FORMS.
+    """"auto", "compact", "sketch", "sketch_after", one of LHC_FORMS, or LHC_CUDA.
 
     "auto" is the planner's choice for the fewest words. "sketch" is sent with its index, at a prediction;
     "sketch_after" is sent after it, in segments.
@@ -229,6 +231,8 @@ def _lhc(drawn: _Tensor) -> Iterator[Row]:
     measured = {"lhc_published": timed_lhc(published_lhc(count), step)}
     if smallest is not None:
         measured["lhc"] = timed_lhc(smallest, step)
+    if drawn.device.name == "cuda":
+        measured[LHC_CUDA] = timed_lhc(replace(published_lhc(count), index_bits=1), step)
     measured["lhc_best"] = best_lhc(lhc_variants(count, smallest), step, *measured.values())
     for form, (layout, one) in measured.items():
         rounds = layout.peeled(drawn.positions).rounds

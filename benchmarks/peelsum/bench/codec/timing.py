@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Choice, Settings
 from peelsum.allreduce.exchange import Setting, TensorExchange
-from peelsum.allreduce.staging import Round, Sums
+from peelsum.allreduce.staging import PAUSE, Round, Sums
 from peelsum.bench.codec.device import Device
 from peelsum.bench.codec.lhc import LhcLayout
 from peelsum.codec import FixedPoint, Memory
@@ -79,6 +79,8 @@ def one_step(
         started = clock()
         try:
             asked = rounds.send(sums)
+            while asked is PAUSE:
+                asked = next(rounds)
         except StopIteration:
             asked = None
         decode_s += clock() - started

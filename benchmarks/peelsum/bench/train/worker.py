@@ -63,6 +63,8 @@ class Job:
     top_k: float | None
     device: str
     """"cpu" or "cuda"."""
+    graphs: bool = False
+    """Whether the hook captures launches in CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ class Trainer:
                 forms=FORMS.get(path, "auto"),
                 sparsifier=sparsifier,
                 implementation="gpu" if on_gpu else "cpu",
+                graphs=on_gpu and job.graphs,
             )
         self._recorder = Recorder(self._sum)
         # DDP reads a hook's annotations, which an object lacks.
