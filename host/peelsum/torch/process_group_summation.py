@@ -196,7 +196,8 @@ class ProcessGroupSummation:
             by = dist.ReduceOp.SUM if copied.part.op == "add" else dist.ReduceOp.BOR
             dist.all_reduce(words, by, self._open())
         elif copied.scratch is None:
-            dist.all_gather(list(others), words, self._open())
+            # `all_gather` takes a list of tensors, for which NCCL's group allocates as much memory again.
+            dist.all_gather_single(others.view(-1), words, self._open())
             for one in others:
                 words.bitwise_or_(one)
         else:
