@@ -387,7 +387,7 @@ _CONTROL: Changes = {
 
 _COMPRESS: Changes = {
     "host/peelsum/compress/loops.py": [
-        ("max(-least, most)", "max(least, most)"),
+        ("most, numbers[i])\n    return max(-least, most)", "most, numbers[i])\n    return max(least, most)"),
         (
             "out[i] = np.int64(np.rint(np.float64(gradient[i]) * factor))",
             "out[i] = np.int64(gradient[i] * factor)",
@@ -399,7 +399,7 @@ _COMPRESS: Changes = {
         ("if size < k and every > 1:", "if size < 0:"),
         ("bits <= NOT_FINITE", "bits < NOT_FINITE"),
         ("equal -= np.int64(bits == least)", "equal -= np.int64(0)"),
-        ("while counts[digit] < left:", "while counts[digit] <= left:"),
+        ("while counts[digit] < left:", "while counts[digit] < left - 1:"),
     ],
     "host/peelsum/compress/memory.py": [
         # Momentum over a change of the grid.

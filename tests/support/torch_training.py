@@ -554,10 +554,10 @@ class Counted:
         return self._inner.sum_words(parts)
 
 
-def exchanges_of_steps(rank: int, steps: int, gbps: float) -> tuple[list[int], np.ndarray]:
+def exchanges_of_steps(rank: int, steps: int, gbps: float, **options: Any) -> tuple[list[int], np.ndarray]:
     """Train; the exchanges of each step, and the parameters at the end. `gbps`: of the network model."""
     counted = Counted(ProcessGroupSummation("gloo"))
-    state = SwitchAllreduceState(over=counted, forms="dense", network=NetworkModel(gbps=gbps))
+    state = SwitchAllreduceState(over=counted, network=NetworkModel(gbps=gbps), **options)
     ddp = model()
     ddp.register_comm_hook(state, hook)
     optimizer, totals = torch.optim.SGD(ddp.parameters(), lr=0.1), [0]

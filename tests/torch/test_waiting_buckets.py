@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ import torch_training as training
 from torch_ranks import run_ranks
 
 from peelsum.allreduce import NetworkModel
+from peelsum.compress import Threshold, TopK
 from peelsum.torch import HookError
 from peelsum.torch.waiting_buckets import WaitingBuckets
 
@@ -79,8 +82,15 @@ def test_an_error_of_the_sum_is_that_of_each_bucket():
     assert [one.exception(0) for one in both] == [error, error]
 
 
-def test_steps_take_fewer_exchanges_with_the_same_averages():
-    alone, together = (run_ranks(2, training.exchanges_of_steps, 6, rate) for rate in (1e-9, 1.0))
+@pytest.mark.parametrize(
+    "options",
+    [{"forms": "dense"}, {"forms": "dense", "sparsifier": TopK(0.5)}, {"compressor": Threshold(1e-3)}],
+    ids=["all", "top-k", "threshold"],
+)
+def test_steps_take_fewer_exchanges_with_the_same_averages(options):
+    alone, together = (
+        run_ranks(2, partial(training.exchanges_of_steps, **options), 6, rate) for rate in (1e-9, 1.0)
+    )
     assert together[0][0] == together[1][0]
     assert together[0][0][-1] == 2 < alone[0][0][-1]
     np.testing.assert_array_equal(together[0][1], together[1][1])

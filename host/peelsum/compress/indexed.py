@@ -62,6 +62,7 @@ def results(result: TensorResult, shapes: Shapes, grids: Grids | None) -> list[C
             density=share(in_union, values.size) if finite else math.nan,
             density_worker=share(in_own, values.size) if finite else math.nan,
             error_bound=bound,
+            words_sent=result.words_sent * values.size // max(result.elements, 1),
         )
         for (name, shape), values, one, in_union, in_own in rows
     ]

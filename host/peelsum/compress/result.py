@@ -42,6 +42,12 @@ class CompressedTensor:
     error_bound: float
     """How far the all-reduce's fixed point may move an element of an indexed sum; 0 for other kinds."""
 
+    words_sent: int = 0
+    """32-bit words that this worker sent for an indexed payload, as many as every worker; 0 for other kinds.
+
+    The words of tensors that were summed as one are divided among them by their elements.
+    """
+
     @property
     def elements(self) -> int:
         """Number of elements of the tensor."""

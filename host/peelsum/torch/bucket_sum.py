@@ -139,7 +139,7 @@ class BucketSums:
             refused.set_exception(_closed_error())
             return refused
         self.connect(group)
-        if self._memory is not None:
+        if not self._settings.buckets_wait:
             return self._submit([bucket], names, step)
         if self._waiting.ended(names, within):
             self.flush(step)
@@ -173,6 +173,8 @@ class BucketSums:
             result = one.run(buckets, step)
             if isinstance(result, StepResult):
                 learn(waiting, result.tally.words_sent)
+            else:
+                learn(waiting, {one.name: one.words_sent for one in result.tensors})
             count(result, len(buckets))
 
         decisions = self._decisions

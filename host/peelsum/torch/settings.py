@@ -151,6 +151,15 @@ class Settings:
         return self.method is None and self.strategy is None
 
     @property
+    def buckets_wait(self) -> bool:
+        """Whether buckets may be summed together: words of their sums are known, and no scale or share is
+        that of a bucket.
+        """
+        if self.strategy is not None:
+            return False
+        return self.method is None or (self.method.kind == "indexed" and self.method.per == "tensor")
+
+    @property
     def method(self) -> Compressor | None:
         """The compressor, or that of the sparsifier; None if there is neither."""
         if self.sparsifier is not None:
