@@ -81,9 +81,10 @@ def expected_largest(values: np.ndarray, count: int) -> list[int]:
     return sorted(int(one) for one in order[:count])
 
 
-@pytest.mark.parametrize("count", range(8))
-def test_largest_takes_the_first_of_equals(count: int) -> None:
-    values = np.array([1.0, -3.0, 2.0, 0.0, 3.0, -2.0, 2.0], np.float32)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("count", range(10))
+def test_largest_takes_the_first_of_equals(count: int, dtype: type[np.floating]) -> None:
+    values = np.array([1.0, -3.0, 2.0, 0.0, 3.0, -2.0, 2.0, np.nan, 2.0 + 1e-12], dtype)
     assert largest(values, count).tolist() == expected_largest(values, count)
 
 

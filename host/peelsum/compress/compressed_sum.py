@@ -233,6 +233,7 @@ class CompressedSum:
     def _write(self, parts: Sequence[Floats], payload: Payload, state: TensorState) -> None:
         """Write an indexed payload's values to the unit's tensors, which are zero."""
         if len(parts) == 1 and spreads(self._compressor):
+            assert payload.positions is not None
             parts[0][payload.positions] = payload.data
             return
         chosen = self._compressor.decompress(payload, state).astype(np.float32)

@@ -276,11 +276,16 @@ def spread(values: NDArray[Any], positions: Positions, elements: int) -> Values:
 
 
 def largest(values: Magnitudes, count: int) -> Positions:
-    """Return int64[count]: the positions of the largest magnitudes, ascending; of equal ones the first."""
-    positions, floats = np.empty(count, np.int64), values.astype(np.float32, copy=False)
-    space = kept_pages.empty(floats.size + loops.COUNTS, np.int64)
-    above, counts = space[: floats.size], space[floats.size :]
-    return positions[: loops.largest(floats.view(np.uint32), above, counts, positions)]
+    """Return int64[count]: the positions of the largest magnitudes, ascending; of equal ones the first.
+
+    NaN is never among them, so that there may be fewer.
+    """
+    if values.dtype != np.float32:
+        order = np.argsort(-np.abs(values), kind="stable")[:count]
+        return np.sort(order[~np.isnan(values[order])])
+    positions, space = np.empty(count, np.int64), kept_pages.empty(values.size + loops.COUNTS, np.int64)
+    above, counts = space[: values.size], space[values.size :]
+    return positions[: loops.largest(values.view(np.uint32), above, counts, positions)]
 
 
 def randomly(elements: int, count: int, seed: int | list[int]) -> Positions:
