@@ -153,6 +153,7 @@ class Workers:
         **options: Any,
     ) -> None:
         self.summations = LocalSummation.group(count, 8)
+        options = {"joined": allreduce is None} | options
         self.sums = [
             CompressedSum(
                 one,

@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain, combinations
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +26,35 @@ from peelsum.torch import Sparsifier, SwitchAllreduceState, hook
 STEPS = 6
 
 
+@dataclass
+class Part:
+    """What the all-reduce says of one parameter, or of all of a bucket: a value for each element."""
+
+    finite: bool
+    own: NDArray[np.int64]
+    total: NDArray[np.int64]
+    scales: NDArray[np.int32] | None
+
+    @classmethod
+    def of(cls, result: TensorResult) -> Part:
+        own = np.asarray(result.quantized, np.int64).ravel()
+        scales = None if result.scales is None else np.broadcast_to(np.ravel(result.scales), own.shape)
+        return cls(result.finite, own, np.asarray(result.total).ravel(), scales)
+
+    def cut(self, names: list[str], lengths: list[int]) -> dict[str, Part]:
+        """Return the parts of the parameters that lie end to end."""
+        ends = np.cumsum([0, *lengths])
+        return {
+            name: Part(
+                self.finite,
+                self.own[begin:end],
+                self.total[begin:end],
+                None if self.scales is None else self.scales[begin:end],
+            )
+            for name, begin, end in zip(names, ends[:-1], ends[1:], strict=True)
+        }
+
+
 class Books:
     """By parameter, int64[n] in units of the grid: all gradients, and what of them the optimizer took."""
 
@@ -33,7 +64,8 @@ class Books:
         self.sent: dict[str, NDArray[np.int64]] = {}
         self._velocities: dict[str, NDArray[np.int64]] = {}
         self._scales: dict[str, int] = {}
-        self.results: dict[str, TensorResult] = {}
+        self.results: dict[str, Part] = {}
+        self.joined: list[Part] = []
         self.given: dict[str, np.ndarray] = {}
         self.buckets: list[list[str]] = []
 
@@ -45,7 +77,10 @@ class Books:
         class Watched(Allreduce):
             def sum(self, tensors: Any) -> Any:
                 result = super().sum(tensors)
-                books.results |= result
+                parts = {name: Part.of(one) for name, one in result.items()}
+                if "(joined)" in parts:
+                    books.joined.append(parts.pop("(joined)"))
+                books.results |= parts
                 return result
 
         with patch("peelsum.torch.settings.Allreduce", Watched):
@@ -53,7 +88,7 @@ class Books:
 
     def begin(self) -> None:
         """A step."""
-        self.results, self.given, self.buckets = {}, {}, []
+        self.results, self.joined, self.given, self.buckets = {}, [], {}, []
 
     def bucket(self, names: list[str], gradients: list[np.ndarray]) -> None:
         """Record the bucket that the hook gets."""
@@ -64,17 +99,18 @@ class Books:
         """Close the books of a step; how many elements were sent. Everything must add up on every rank."""
         residuals = state.state_dict()["residuals"]
         everybody: list[Any] = [None] * dist.get_world_size()
-        sent = {name: np.asarray(one.quantized, np.int64).ravel() for name, one in self.results.items()}
+        self._cut_joined()
+        sent = {name: one.own for name, one in self.results.items()}
         finite = {name: bool(np.isfinite(one).all()) for name, one in self.given.items()}
         dist.all_gather_object(everybody, (sent, finite))
         for name, result in self.results.items():
             assert result.finite == all(flags[name] for _, flags in everybody)
             total = sum(contributed[name] for contributed, _ in everybody)
-            assert np.array_equal(np.asarray(result.total).ravel(), total)
+            assert np.array_equal(result.total, total)
             if not result.finite:
                 assert np.isnan(averages[name]).all()
                 continue
-            scales = np.ravel(0 if result.scales is None else result.scales)
+            scales = np.zeros(1, np.int32) if result.scales is None else result.scales
             floats = total * 2.0**-scales / len(everybody)
             assert np.array_equal(averages[name], floats.astype(np.float32))
             scale = residuals[name]["scale"]
@@ -85,6 +121,21 @@ class Books:
             kept = residuals[name]["numbers"].numpy()
             np.testing.assert_array_equal(self.sent[name] + kept, self.entered[name], name)
         return sum(np.count_nonzero(one) for one in sent.values())
+
+    def _cut_joined(self) -> None:
+        """Find the parameters of buckets that were summed as one; some wait for the next."""
+        lengths = {name: one.size for name, one in self.given.items()}
+        runs = [
+            list(chain.from_iterable(self.buckets[i:j]))
+            for i, j in combinations(range(len(self.buckets) + 1), 2)
+        ]
+        for one in self.joined:
+            (names,) = (run for run in runs if sum(lengths[name] for name in run) == one.own.size)
+            parts = one.cut(names, [lengths[name] for name in names])
+            assert (self.results.keys() & parts.keys() == set()) == one.finite, (
+                "again only what is not finite"
+            )
+            self.results = parts | self.results
 
     def _enter(self, name: str, scale: int) -> None:
         """A gradient, or the velocity it leads to, rounded to the grid."""
@@ -114,6 +165,7 @@ def audited(
     restart_at: int | None,
     overflows: tuple[int, str] | None,
     over: str = "gloo",
+    joined: bool = False,
 ) -> dict[str, Any]:
     """Train for `STEPS` with a GradScaler, the books closed after every one.
 
@@ -122,11 +174,11 @@ def audited(
     """
     books, scaler = Books(momentum), torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=10**6)
     outcome: dict[str, Any] = {"applied": [], "sent": [], "buckets": []}
-    ddp, state, names = _hooked(books, sparsifier, momentum, over)
+    ddp, state, names = _hooked(books, sparsifier, momentum, over, joined)
     with books.watching():
         for step in range(STEPS):
             if step == restart_at:
-                ddp, state, names = _restored(ddp, state, books, sparsifier, momentum, over)
+                ddp, state, names = _restored(ddp, state, books, sparsifier, momentum, over, joined)
             before = parameters(ddp)
             books.begin()
             _step(
@@ -160,12 +212,16 @@ def _step(ddp: torch.nn.Module, scaler: Any, rank: int, step: int, overflows: st
 
 
 def _hooked(
-    books: Books, sparsifier: Sparsifier, momentum: float, over: str
+    books: Books, sparsifier: Sparsifier, momentum: float, over: str, joined: bool
 ) -> tuple[Any, Any, dict[Any, str]]:
     ddp = model()
     names = {one: name for name, one in ddp.module.named_parameters()}
     state = SwitchAllreduceState(
-        over=over, names=ddp.module.named_parameters(), sparsifier=sparsifier, momentum=momentum
+        over=over,
+        names=ddp.module.named_parameters(),
+        sparsifier=sparsifier,
+        momentum=momentum,
+        joined=joined,
     )
 
     def watched(state, bucket):

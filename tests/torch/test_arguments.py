@@ -30,6 +30,16 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"predict": "x"}, "predict: 'x' is not a bool; use True or False"),
         ({"implementation": "tpu"}, "implementation: 'tpu' is unknown; use 'cpu' or 'gpu'"),
         ({"graphs": 1, "implementation": "gpu"}, "graphs: 1 is not a choice; give True or False"),
+        ({"joined": 1}, "joined: 1 is not a choice; give True or False"),
+        ({"joined": True}, "joined: True is for chosen elements; use it with a sparsifier"),
+        (
+            {"joined": True, "strategy": Flexible()},
+            "joined: True is for chosen elements; use it with a sparsifier",
+        ),
+        (
+            {"joined": True, "sparsifier": TopK(0.1), "forms": {"weight": "dense"}},
+            "joined: True takes one form for all; use joined=False with forms by name",
+        ),
         ({"graphs": True}, "graphs: True is for launches on a GPU; use implementation='gpu' with it"),
         ({"seed": "x"}, "seed: 'x' is not a seed; give an integer"),
         ({"network": 5}, "network: 5 is not a network model; give a peelsum.allreduce.NetworkModel"),

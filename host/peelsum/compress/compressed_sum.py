@@ -43,7 +43,7 @@ from peelsum.compress.collectives import Collectives, SummationCollectives
 from peelsum.compress.compressor import Compressor, Floats, Payload, TensorState, seed_of
 from peelsum.compress.errors import CompressConfigError, CompressError
 from peelsum.compress.exchange import Unit, exchange_additive, exchange_gathered
-from peelsum.compress.indexed import JOINED, parted, results, share
+from peelsum.compress.indexed import JOINED, joined_results, parted, share, tensor_result
 from peelsum.compress.memory import Exact, Memory, Residual, magnitude
 from peelsum.compress.result import CompressedResult, CompressedTensor
 from peelsum.compress.sparsifiers import spreads
@@ -59,8 +59,9 @@ class CompressedSum:
     - `seed`: determines all random choices.
     - `average`: divide results by the number of workers.
     - `allreduce`: sums indexed payloads; must have the same `average`. By default made from `summation`.
-    - `joined`: sum the indexed payloads of all tensors as those of one, named `JOINED`, which takes less time
-      than tensor by tensor. By default only without `allreduce`, whose forms may be those of single tensors.
+    - `joined`: sum the indexed payloads of all tensors as those of one, which takes less time than tensor by
+      tensor. Their blocks of scales, and so the last bits, then depend on which tensors are summed together.
+      `allreduce`, if given, must not have forms for single tensors.
     - `collectives`: sum the other payloads. By default made from `summation`.
     - `clock`, `span`, `note`: see `Allreduce`.
 
@@ -77,7 +78,7 @@ class CompressedSum:
         seed: int = 0,
         average: bool = True,
         allreduce: Allreduce | None = None,
-        joined: bool | None = None,
+        joined: bool = False,
         collectives: Collectives | None = None,
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
@@ -88,7 +89,7 @@ class CompressedSum:
         compressor.check(summation.workers)
         self._compressor, self._seed, self._average = compressor, seed, average
         self._memory = memory or Memory(feedback=compressor.needs_feedback)
-        self._joined = allreduce is None if joined is None else joined
+        self._joined = joined
         self._allreduce = allreduce or Allreduce(summation, forms="compact", average=average, seed=seed)
         self._collectives = collectives or SummationCollectives(summation)
         self._clock, self._span, self._note = clock, span, note
@@ -223,12 +224,11 @@ class CompressedSum:
             wire.add(result)
             if all(one.finite for one in result.tensors):
                 with wire.timed("decode"):
-                    return results(result[JOINED], shapes, grids) if shapes else []
+                    return joined_results(result[JOINED], shapes, grids) if shapes else []
         result = self._allreduce.sum(sparse)
         wire.add(result)
         with wire.timed("decode"):
-            parts = [results(one, {one.name: shapes[one.name]}, grids) for one in result.tensors]
-        return list(chain.from_iterable(parts))
+            return [tensor_result(one, shapes[one.name], grids) for one in result.tensors]
 
     def _write(self, parts: Sequence[Floats], payload: Payload, state: TensorState) -> None:
         """Write an indexed payload's values to the unit's tensors, which are zero."""

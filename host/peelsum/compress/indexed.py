@@ -32,7 +32,30 @@ def parted(joined: Floats, shapes: Shapes) -> dict[str, Floats]:
     return dict(zip(shapes, _cut(joined, _ends(shapes)), strict=True))
 
 
-def results(result: TensorResult, shapes: Shapes, grids: Grids | None) -> list[CompressedTensor]:
+def tensor_result(result: TensorResult, shape: tuple[int, ...], grids: Grids | None) -> CompressedTensor:
+    """Return the result of a tensor that was summed by itself. grids: as in `joined_results`."""
+    sent = None
+    if result.finite and grids is not None:
+        own, numbers = _own(result)
+        grid = grids.get(result.name) or 0
+        if result.fixed is not None:
+            numbers = _shifted(numbers, grid - result.scales_at(own))
+        sent = Exact(own, numbers, grid)
+    return CompressedTensor(
+        name=result.name,
+        form=result.form,
+        index=result.index,
+        values=result.values.reshape(shape),
+        finite=result.finite,
+        sent=sent,
+        density=result.density,
+        density_worker=result.density_worker,
+        error_bound=result.error_bound,
+        words_sent=result.words_sent,
+    )
+
+
+def joined_results(result: TensorResult, shapes: Shapes, grids: Grids | None) -> list[CompressedTensor]:
     """Return each tensor's result, given the result of all as one.
 
     grids: None without error feedback, when `sent` is None.
@@ -111,9 +134,13 @@ def _sent(
     """
     counts = np.diff(own_ends, prepend=0)
     if result.fixed is not None:
-        shift = np.repeat(np.array(scales, np.int64), counts) - result.scales_at(own)
-        left, right = (np.minimum(np.maximum(one, 0), MOST_BITS) for one in (shift, -shift))
-        numbers = numbers << left >> right
+        numbers = _shifted(numbers, np.repeat(np.array(scales, np.int64), counts) - result.scales_at(own))
     within = own - np.repeat(np.concatenate([[0], ends[:-1]]), counts)
     parts = zip(_cut(within, own_ends), _cut(numbers, own_ends), scales, strict=True)
     return [Exact(positions, units, scale) for positions, units, scale in parts]
+
+
+def _shifted(numbers: NDArray[np.int64], by: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return numbers * 2**by, rounded down."""
+    left, right = (np.minimum(np.maximum(one, 0), MOST_BITS) for one in (by, -by))
+    return numbers << left >> right

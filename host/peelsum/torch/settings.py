@@ -69,6 +69,8 @@ class Settings:
     """Steps between two lines of statistics; 0 for none."""
     graphs: bool = False
     """Whether launches on a GPU are captured in CUDA graphs."""
+    joined: bool = False
+    """Whether the chosen elements of a bucket are summed as one tensor."""
 
     def __post_init__(self) -> None:
         """Raise HookConfigError for values, and combinations of values, that are not allowed."""
@@ -84,9 +86,14 @@ class Settings:
             timeout_s=self.timeout_s,
             log_every=self.log_every,
             graphs=self.graphs,
+            joined=self.joined,
         )
         if self.graphs and self.implementation == "cpu":
             raise HookConfigError("graphs: True is for launches on a GPU; use implementation='gpu' with it")
+        if self.joined and (self.method is None or self.method.kind != "indexed"):
+            raise HookConfigError("joined: True is for chosen elements; use it with a sparsifier")
+        if self.joined and not isinstance(self.forms, str):
+            raise HookConfigError("joined: True takes one form for all; use joined=False with forms by name")
         if self.sparsifier is not None and self.compressor is not None:
             raise HookConfigError("compressor: does not go with a sparsifier; use Combined for both")
         if self.strategy is not None:
@@ -203,15 +210,15 @@ class Settings:
 
         Raises HookConfigError if the compressor cannot sum over so many workers.
         """
-        summation, joined = summation or collectives, isinstance(self.forms, str)
+        summation = summation or collectives
         try:
             return CompressedSum(
                 summation,
                 compressor,
                 memory,
                 seed=self.seed,
-                allreduce=self.allreduce(summation, (JOINED, *names) if joined else names),
-                joined=joined,
+                allreduce=self.allreduce(summation, (JOINED, *names) if self.joined else names),
+                joined=self.joined,
                 collectives=collectives,
                 span=profiled,
                 note=noted,

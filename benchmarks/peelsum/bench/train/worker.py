@@ -184,6 +184,7 @@ class Trainer:
                 names=names,
                 forms=FORMS.get(path, "auto"),
                 sparsifier=sparsifier,
+                joined=sparsifier is not None,
                 implementation="gpu" if on_gpu else "cpu",
                 graphs=on_gpu and job.graphs,
             )
