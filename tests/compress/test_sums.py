@@ -88,6 +88,17 @@ def test_tensors_by_themselves_send_the_same_as_in_one(name):
         each.memory.balance()
 
 
+@pytest.mark.parametrize("form", ["dense", "compact"])
+def test_densities_of_a_sum_as_one(form):
+    """By the sum's own non-zeros if no index tells the union."""
+    workers = Workers(TopK(0.3), allreduce={"forms": form}, joined=True)
+    for one in workers.step(gradients(np.random.default_rng(6))):
+        for each in one.tensors:
+            assert each.form == form
+            assert each.density == np.count_nonzero(each.values) / max(each.elements, 1)
+            assert each.density_worker == len(each.sent.positions) / max(each.elements, 1)
+
+
 def test_a_sum_as_one_takes_one_tensor_of_the_allreduce_and_again_each_if_one_is_not_finite():
     class Counting(Allreduce):
         def sum(self, tensors, **options):

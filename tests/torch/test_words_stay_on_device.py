@@ -198,7 +198,7 @@ def test_captured_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     ("or_by", "settings"),
     [
         ("gather", {"forms": "compact", "index": "bitmap"}),
-        ("max", {"forms": "sketch", "index": "bitmap", "predict": True}),
+        pytest.param("max", {"forms": "sketch", "index": "bitmap", "predict": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
