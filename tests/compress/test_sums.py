@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -114,6 +115,37 @@ def test_a_sum_as_one_takes_one_tensor_of_the_allreduce_and_again_each_if_one_is
     assert not summed.sum(tensors)["vector"].finite
     assert summed.sum({}).tensors == ()
     assert asked == [["(joined)"], ["(joined)"], list(SHAPES), []]
+
+
+@pytest.mark.parametrize("settings", [{"forms": "dense"}, {"forms": "auto", "limbs": 2}], ids=str)
+def test_restored_memories_go_on_bit_for_bit_in_other_calls(settings):
+    """If forms do not depend on earlier steps, or have one scale. Calls differ as DDP's buckets do."""
+    rng, through = np.random.default_rng(4), Workers(TopK(0.5), 2, kind=Memory, allreduce=settings)
+    spread = {"many": (3000,), "more": (700,), "few": (60,)}
+    steps = [
+        [
+            {name: rng.lognormal(0, 3, shape).astype(np.float32) for name, shape in spread.items()}
+            for _ in range(2)
+        ]
+        for _ in range(5)
+    ]
+    for tensors in steps[:3]:
+        through.step(tensors)
+    apart = {name: Workers(TopK(0.5), 2, kind=Memory, allreduce=settings) for name in spread}
+    for name, workers in apart.items():
+        for one, other in zip(workers.sums, through.sums, strict=True):
+            one.memory.restore({name: copy.deepcopy(other.memory.residuals[name])})
+    for tensors in steps[3:]:
+        uninterrupted = through.step(tensors)[0]
+        for name, workers in apart.items():
+            restored = workers.step([{name: one[name]} for one in tensors])[0]
+            assert restored[name].values.tobytes() == uninterrupted[name].values.tobytes()
+
+
+def test_joined_takes_a_bool():
+    (summation,) = LocalSummation.group(1)
+    with pytest.raises(CompressConfigError, match="joined: 'yes' is not a choice; give True or False"):
+        CompressedSum(summation, TopK(0.5), joined="yes")
 
 
 def test_a_compressor_that_decompresses_in_its_own_way():

@@ -66,7 +66,8 @@ class CompressedSum:
     - `clock`, `span`, `note`: see `Allreduce`.
 
     All settings must be the same on all workers; if they differ, every worker raises PlanMismatchError in its
-    first step. The constructor raises CompressConfigError if the compressor cannot sum over so many workers.
+    first step. The constructor raises CompressConfigError for a compressor or `joined` of another type, and
+    if the compressor cannot sum over so many workers.
     """
 
     def __init__(
@@ -86,6 +87,8 @@ class CompressedSum:
     ) -> None:
         if not isinstance(compressor, Compressor):
             raise CompressConfigError(f"compressor: {compressor!r} is not a Compressor; give e.g. TopK(0.01)")
+        if not isinstance(joined, bool):
+            raise CompressConfigError(f"joined: {joined!r} is not a choice; give True or False")
         compressor.check(summation.workers)
         self._compressor, self._seed, self._average = compressor, seed, average
         self._memory = memory or Memory(feedback=compressor.needs_feedback)
