@@ -23,6 +23,7 @@ from torch import Tensor
 
 from peelsum.codec import cpu
 from peelsum.codec import gpu_launch as launch
+from peelsum.codec import gpu_together
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.gpu_launch import Blocks, Candidates, Peeling, Segments
@@ -94,6 +95,7 @@ def occupied(positions: Tensor, total: Tensor | None = None) -> Tensor:
 
 def _not_zero(positions: Tensor, total: Tensor) -> Candidates:
     """Return the positions whose total[limbs, k] is not zero, with room for all of them."""
+    gpu_together.flush()  # torch reads the sums
     k = positions.numel()
     chosen = (total[0] != 0 if len(total) == 1 else total.any(0)).to(torch.int32)
     bitmap = _empty(index_words(k), positions)
@@ -211,7 +213,7 @@ def scatter(
 ) -> None:
     """See `Kernels.scatter`."""
     if clear:
-        out.zero_()
+        gpu_together.clear(out)
     dequantize_at(quantized, cast(Tensor, selection.positions), fixed, divisor, out)
 
 
@@ -285,7 +287,7 @@ def _totals(bitmap: Tensor, elements: int) -> tuple[Tensor, Tensor]:
 
 def _all(positions: Tensor) -> Candidates:
     """Return positions[k] as Candidates, all of which are present."""
-    return Candidates(positions, _kept(positions.numel(), torch.int64, positions.device))
+    return Candidates(positions, None)
 
 
 def _seed(layout: SketchLayout | BloomLayout, like: Tensor) -> Tensor:

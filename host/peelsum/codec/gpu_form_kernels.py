@@ -119,7 +119,7 @@ def gather_bits_kernel(index, mask, bases, out, words, BLOCK: tl.constexpr):
     bits = unpacked(masks)
     before = tl.cumsum(bits, axis=1) - bits
     chosen = tl.sum(unpacked(held) << before, axis=1).to(tl.uint32, bitcast=True)
-    rank = ranks(masks, bases)
+    rank = ranks(masks, bases, tl.program_id(0))
     # Up to 32 bits that begin anywhere in a word: they may end in the next one.
     shifted = chosen.to(tl.uint64) << (rank & 31).to(tl.uint64)
     low, high = shifted.to(tl.uint32).to(tl.int32, bitcast=True), (shifted >> 32).to(tl.int32)
@@ -132,7 +132,7 @@ def scatter_bits_kernel(bits, mask, bases, out, words, BLOCK: tl.constexpr):
     """Do the inverse of `gather_bits_kernel`, into out[words]."""
     word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     masks = tl.load(mask + word, mask=word < words, other=0)
-    rank, count = ranks(masks, bases), popcount(masks)
+    rank, count = ranks(masks, bases, tl.program_id(0)), popcount(masks)
     source, shift = rank // WORD_BITS, (rank % WORD_BITS).to(tl.uint64)
     low = tl.load(bits + source, mask=count != 0, other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
     spills = (rank % WORD_BITS) + count > WORD_BITS

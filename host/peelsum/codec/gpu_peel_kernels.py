@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from peelsum.codec import layout
-from peelsum.codec.gpu_index_kernels import singly, wide
+from peelsum.codec.gpu_index_kernels import present, singly, wide
 from peelsum.codec.gpu_sketch_kernels import cells_of, segment_of
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
@@ -29,7 +29,7 @@ def load_kernel(
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add candidates to their cells' state, which must be zero; set them as waiting; zero `out`."""
-    candidates = tl.minimum(tl.load(count), capacity)
+    candidates = present(count, capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, capacity, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
         inside = t < candidates
@@ -135,4 +135,4 @@ def rounds_kernel(
         _meet(progress + 3, round_)
         begin = end
         end += tl.load(following, volatile=True)
-    tl.store(progress + 4, tl.minimum(tl.load(count), capacity) - end)
+    tl.store(progress + 4, present(count, capacity) - end)

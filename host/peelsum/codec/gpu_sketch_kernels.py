@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from peelsum.codec import layout
-from peelsum.codec.gpu_index_kernels import WORD_BITS, load_tile, packed, raise_to, singly, wide
+from peelsum.codec.gpu_index_kernels import WORD_BITS, load_tile, packed, present, raise_to, singly, wide
+from peelsum.codec.gpu_table_kernels import floats, ints, longs, placed, size
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _MIX_STEP = tl.constexpr(layout.MIX_STEP)
@@ -108,11 +109,15 @@ def _limb(number, limb, low_bits, LIMBS: tl.constexpr):
 
 @triton.jit
 def quantize_kernel(
-    values, out, largest, scale, octaves, n, block_bits, low_bits,
+    table, rows, values, out, largest, scale, octaves, n, block_bits, low_bits,
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize values[n], given as bit patterns, into out[LIMBS, n], and write their magnitude."""
-    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    row, program, _ = placed(table, rows)
+    values, out, largest = ints(row, 0, values), ints(row, 1, out), ints(row, 2, largest)
+    scale, octaves, n = ints(row, 3, scale), ints(row, 4, octaves), size(row, 5, n)
+    block_bits, low_bits = size(row, 6, block_bits), size(row, 7, low_bits)
+    begin = program.to(tl.int64) * BLOCK
     element = begin + tl.arange(0, BLOCK)
     bits = load_tile(values, element, begin + BLOCK, n)
     scales = _scale_of(element, element < n, scale, octaves, block_bits, BLOCKS)
@@ -124,12 +129,16 @@ def quantize_kernel(
 
 @triton.jit
 def quantize_at_kernel(
-    values, positions, count, out, scale, octaves, capacity, block_bits, low_bits,
+    table, rows, values, positions, count, out, scale, octaves, capacity, block_bits, low_bits,
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize values[positions[count]] into out[LIMBS, capacity]."""
-    candidates = tl.minimum(tl.load(count), capacity)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
+    row, program, programs = placed(table, rows)
+    values, positions, count = ints(row, 0, values), longs(row, 1, positions), longs(row, 2, count)
+    out, scale, octaves = ints(row, 3, out), ints(row, 4, scale), ints(row, 5, octaves)
+    capacity, block_bits = size(row, 6, capacity), size(row, 7, block_bits)
+    low_bits, candidates = size(row, 8, low_bits), present(count, capacity)
+    for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         bits = tl.load(values + position, mask=t < candidates, other=0)
@@ -152,11 +161,15 @@ def _float(quantized, at, stride, inside, scale, divisor, low_bits, LIMBS: tl.co
 
 @triton.jit
 def dequantize_kernel(
-    quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
+    table, rows, quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Dequantize quantized[LIMBS, n] into float32 out[n]."""
-    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row, program, _ = placed(table, rows)
+    quantized, out, scale = ints(row, 0, quantized), floats(row, 1, out), ints(row, 2, scale)
+    octaves, n, divisor = ints(row, 3, octaves), size(row, 4, n), size(row, 5, divisor)
+    block_bits, low_bits = size(row, 6, block_bits), size(row, 7, low_bits)
+    element = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = element < n
     scales = _scale_of(element, inside, scale, octaves, block_bits, BLOCKS)
     value = _float(quantized, element, wide(n), inside, scales, divisor, low_bits, LIMBS)
@@ -165,12 +178,17 @@ def dequantize_kernel(
 
 @triton.jit
 def dequantize_at_kernel(
-    quantized, positions, count, out, scale, octaves, capacity, divisor, block_bits, low_bits,
+    table, rows, quantized, positions, count, out, scale, octaves, capacity, divisor, block_bits, low_bits,
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Dequantize quantized[LIMBS, capacity] into float32 out[positions[count]]."""
-    candidates = tl.minimum(tl.load(count), capacity)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
+    row, program, programs = placed(table, rows)
+    quantized, positions, count = ints(row, 0, quantized), longs(row, 1, positions), longs(row, 2, count)
+    out, scale, octaves = floats(row, 3, out), ints(row, 4, scale), ints(row, 5, octaves)
+    capacity, divisor = size(row, 6, capacity), size(row, 7, divisor)
+    block_bits, low_bits = size(row, 8, block_bits), size(row, 9, low_bits)
+    candidates = present(count, capacity)
+    for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         scales = _scale_of(position, t < candidates, scale, octaves, block_bits, BLOCKS)
@@ -184,7 +202,7 @@ def sketch_encode_kernel(
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add values[count] at positions[count] to the sketch `out`, which must be zero."""
-    candidates = tl.minimum(tl.load(count), capacity)
+    candidates = present(count, capacity)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
