@@ -15,7 +15,7 @@ from gpu_counts import Counts, counted
 from gpu_device import DEVICE
 
 from peelsum.allreduce import Allreduce
-from peelsum.codec import gpu
+from peelsum.codec import gpu_together
 from peelsum.summation import Part, Words
 
 N = 1500
@@ -41,7 +41,7 @@ def third_step(
 
     most_waits: how often the host may wait in an exchange.
     """
-    gpu._filled.cache_clear()  # numbers that earlier tests left on the device
+    gpu_together._NUMBERS.clear()  # numbers that earlier tests left on the device
     backend = Counting()
     reduce = Allreduce(backend, implementation="gpu", **settings)
     for step in range(3):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -292,29 +292,15 @@ def _all(positions: Tensor) -> Candidates:
 
 def _seed(layout: SketchLayout | BloomLayout, like: Tensor) -> Tensor:
     """Return the layout's 64-bit seed as int64[1]."""
-    return _kept((layout.seed + _SIGN) % (2 * _SIGN) - _SIGN, torch.int64, like.device)
+    return gpu_together.number((layout.seed + _SIGN) % (2 * _SIGN) - _SIGN, torch.int64, like.device)
 
 
 def _scale(fixed: FixedPoint, like: Tensor) -> Tensor:
-    return _kept(fixed.scale, torch.int32, like.device)
+    return gpu_together.number(fixed.scale, torch.int32, like.device)
 
 
 def _blocks(fixed: FixedPoint) -> Blocks | None:
     return Blocks(fixed.octaves, fixed.block_bits) if isinstance(fixed.octaves, Tensor) else None
-
-
-def _kept(value: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a number as a tensor [1], which is kept: later calls need no launch to fill one.
-
-    Each stream has a tensor of its own, as streams do not wait for each other.
-    """
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    return _filled(value, dtype, device, stream)
-
-
-@lru_cache(1024)
-def _filled(value: int, dtype: torch.dtype, device: torch.device, stream: int) -> Tensor:
-    return torch.full((1,), value, dtype=dtype, device=device)
 
 
 def _empty(size: int, like: Tensor, dtype: torch.dtype = torch.int32) -> Tensor:

@@ -74,9 +74,9 @@ def raise_to(largest, tile_largest):
 
 
 @triton.jit
-def index_kernel(table, rows, values, bitmap, largest, n, STORE: tl.constexpr, WORDS: tl.constexpr):
+def index_kernel(table, launches, values, bitmap, largest, n, STORE: tl.constexpr, WORDS: tl.constexpr):
     """Write bitmap (if STORE) and magnitude of values[n], given as bit patterns."""
-    row, program, _ = placed(table, rows)
+    row, program, _ = placed(table, launches)
     values, bitmap, largest = ints(row, 0, values), ints(row, 1, bitmap), ints(row, 2, largest)
     n, tile = size(row, 3, n), program.to(tl.int64) * WORDS
     word = tile + tl.arange(0, WORDS)
@@ -88,9 +88,9 @@ def index_kernel(table, rows, values, bitmap, largest, n, STORE: tl.constexpr, W
 
 
 @triton.jit
-def totals_kernel(table, rows, bitmap, totals, elements, WORDS: tl.constexpr):
+def totals_kernel(table, launches, bitmap, totals, elements, WORDS: tl.constexpr):
     """Count the set bits of each tile: totals[tiles]."""
-    row, program, _ = placed(table, rows)
+    row, program, _ = placed(table, launches)
     bitmap, totals, elements = ints(row, 0, bitmap), longs(row, 1, totals), size(row, 2, elements)
     word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
     total = tl.sum(popcount(load_bits(bitmap, word, elements)), axis=0)
@@ -98,9 +98,9 @@ def totals_kernel(table, rows, bitmap, totals, elements, WORDS: tl.constexpr):
 
 
 @triton.jit
-def scan_kernel(table, rows, totals, count, tiles, BLOCK: tl.constexpr):
+def scan_kernel(table, launches, totals, count, tiles, BLOCK: tl.constexpr):
     """Replace totals[tiles] by its exclusive prefix sums; write the sum of all to count[1]. One program."""
-    row, _, _ = placed(table, rows)
+    row, _, _ = placed(table, launches)
     totals, count, tiles = longs(row, 0, totals), longs(row, 1, count), size(row, 2, tiles)
     before = tl.zeros((), tl.int64)
     for start in range(0, tiles, BLOCK):
@@ -119,9 +119,9 @@ def ranks(words, bases, tile):
 
 
 @triton.jit
-def positions_kernel(table, rows, bitmap, bases, out, elements, capacity, first, WORDS: tl.constexpr):
+def positions_kernel(table, launches, bitmap, bases, out, elements, capacity, first, WORDS: tl.constexpr):
     """Write the positions of the set bits, plus `first`, ascending, into out[capacity]; drop the excess."""
-    row, program, _ = placed(table, rows)
+    row, program, _ = placed(table, launches)
     bitmap, bases, out = ints(row, 0, bitmap), longs(row, 1, bases), longs(row, 2, out)
     elements, capacity, first = size(row, 3, elements), size(row, 4, capacity), size(row, 5, first)
     word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
@@ -142,10 +142,10 @@ def present(count, capacity):
 
 @triton.jit
 def occupied_kernel(
-    table, rows, positions, count, out, capacity, SIZES: tl.constexpr, BLOCK: tl.constexpr
+    table, launches, positions, count, out, capacity, SIZES: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Add to out[b] the number of blocks of 2**b elements that hold one of positions[count], b < SIZES."""
-    row, program, programs = placed(table, rows)
+    row, program, programs = placed(table, launches)
     positions, count, out = longs(row, 0, positions), longs(row, 1, count), longs(row, 2, out)
     candidates = present(count, size(row, 3, capacity))
     for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from peelsum.codec import gpu_sketch_kernels as sketches
 from peelsum.codec import gpu_together
 from peelsum.codec.block_scales import turn_of
 from peelsum.codec.fixed_point import EXPONENT_WORDS
-from peelsum.codec.gpu_together import Together, clear
+from peelsum.codec.gpu_together import Together, clear, cooperating
 from peelsum.codec.gpu_tuning import Launch, tuned
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
@@ -47,9 +46,6 @@ _STRIDING = Launch(_CANDIDATES, _WARPS)
 #: Programs that stride over work whose size only the device knows: 8 for each of an H200's 132 SMs.
 _PROGRAMS = 1056
 _PROGRAMS_INTERPRETED = 2
-#: Programs of a cooperative launch for each SM. All must run at once: an SM's 65,536 registers are 128 for
-#: each of four times 128 threads.
-_PROGRAMS_PER_SM = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -380,7 +376,7 @@ def peel(
     size.
     """
     clear(room.zeroed)
-    room.sums.copy_(sketch)
+    gpu_together.copy(sketch, room.sums)
     limbs = len(room.sums)
     _stride(
         peeling.load_kernel, candidates,
@@ -396,7 +392,7 @@ def peel(
     )  # fmt: skip
     most = -(-candidates.capacity // _CANDIDATES)
     _launch(
-        peeling.rounds_kernel, min(_cooperating(sketch.device), most),
+        peeling.rounds_kernel, min(cooperating(sketch.device), most),
         candidates.positions, candidates.count, room.state, room.sums, room.queue, room.progress,
         room.waiting, out, seed, layout.cells, candidates.capacity, layout.rows, *_segments(layout),
         limbs, _CANDIDATES,
@@ -510,11 +506,3 @@ def _run(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
         like = next(one for one in arguments if isinstance(one, Tensor))
         with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
             kernel[(programs,)](*arguments, **options)
-
-
-@cache
-def _cooperating(device: torch.device) -> int:
-    """Return how many programs of a cooperative launch all run at the same time."""
-    if device.type != "cuda":
-        return 1  # the interpreter runs them one after the other
-    return _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count

@@ -25,21 +25,21 @@ def exponent_words(largest, word):
 
 
 @triton.jit
-def exponent_kernel(table, rows, largest, out, WORDS: tl.constexpr):
+def exponent_kernel(table, launches, largest, out, WORDS: tl.constexpr):
     """Write the exponent field of largest[1], one-hot, into out[WORDS]. One program."""
-    row, _, _ = placed(table, rows)
+    row, _, _ = placed(table, launches)
     largest, out = ints(row, 0, largest), ints(row, 1, out)
     word = tl.arange(0, WORDS)
     tl.store(out + word, exponent_words(tl.load(largest), word))
 
 
 @triton.jit
-def block_magnitudes_kernel(table, rows, values, out, largest, n, block_words, WORDS: tl.constexpr):
+def block_magnitudes_kernel(table, launches, values, out, largest, n, block_words, WORDS: tl.constexpr):
     """Raise out[blocks], which must be zero, to the blocks' magnitudes, and largest[1] to that of values[n].
 
     Values are given as bit patterns; a block has `block_words` times 32.
     """
-    row, program, _ = placed(table, rows)
+    row, program, _ = placed(table, launches)
     values, out, largest = ints(row, 0, values), ints(row, 1, out), ints(row, 2, largest)
     n, block_words = size(row, 3, n), size(row, 4, block_words)
     tile = program.to(tl.int64) * WORDS
@@ -63,9 +63,9 @@ def block_words(most, largest):
 
 
 @triton.jit
-def encode_exponents_kernel(table, rows, blocks, largest, count, BLOCK: tl.constexpr):
+def encode_exponents_kernel(table, launches, blocks, largest, count, BLOCK: tl.constexpr):
     """Replace blocks[count], each block's magnitude, by its word; largest[1] is the tensor's magnitude."""
-    row, program, _ = placed(table, rows)
+    row, program, _ = placed(table, launches)
     blocks, largest, count = ints(row, 0, blocks), ints(row, 1, largest), size(row, 2, count)
     at = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     most = tl.load(blocks + at, mask=at < count, other=0)
@@ -73,9 +73,9 @@ def encode_exponents_kernel(table, rows, blocks, largest, count, BLOCK: tl.const
 
 
 @triton.jit
-def decode_octaves_kernel(table, rows, words, out, turn, spare, count, BLOCK: tl.constexpr):
+def decode_octaves_kernel(table, launches, words, out, turn, spare, count, BLOCK: tl.constexpr):
     """Write the octaves of words[count], OR-ed over all workers, given `block_scales.turn_of`."""
-    row, program, _ = placed(table, rows)
+    row, program, _ = placed(table, launches)
     words, out, count = ints(row, 0, words), ints(row, 1, out), size(row, 4, count)
     turn, spare = size(row, 2, turn).to(tl.int32), size(row, 3, spare).to(tl.int32)
     at = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

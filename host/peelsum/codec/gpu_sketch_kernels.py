@@ -109,11 +109,11 @@ def _limb(number, limb, low_bits, LIMBS: tl.constexpr):
 
 @triton.jit
 def quantize_kernel(
-    table, rows, values, out, largest, scale, octaves, n, block_bits, low_bits,
+    table, launches, values, out, largest, scale, octaves, n, block_bits, low_bits,
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize values[n], given as bit patterns, into out[LIMBS, n], and write their magnitude."""
-    row, program, _ = placed(table, rows)
+    row, program, _ = placed(table, launches)
     values, out, largest = ints(row, 0, values), ints(row, 1, out), ints(row, 2, largest)
     scale, octaves, n = ints(row, 3, scale), ints(row, 4, octaves), size(row, 5, n)
     block_bits, low_bits = size(row, 6, block_bits), size(row, 7, low_bits)
@@ -129,11 +129,11 @@ def quantize_kernel(
 
 @triton.jit
 def quantize_at_kernel(
-    table, rows, values, positions, count, out, scale, octaves, capacity, block_bits, low_bits,
+    table, launches, values, positions, count, out, scale, octaves, capacity, block_bits, low_bits,
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize values[positions[count]] into out[LIMBS, capacity]."""
-    row, program, programs = placed(table, rows)
+    row, program, programs = placed(table, launches)
     values, positions, count = ints(row, 0, values), longs(row, 1, positions), longs(row, 2, count)
     out, scale, octaves = ints(row, 3, out), ints(row, 4, scale), ints(row, 5, octaves)
     capacity, block_bits = size(row, 6, capacity), size(row, 7, block_bits)
@@ -161,11 +161,11 @@ def _float(quantized, at, stride, inside, scale, divisor, low_bits, LIMBS: tl.co
 
 @triton.jit
 def dequantize_kernel(
-    table, rows, quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
+    table, launches, quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Dequantize quantized[LIMBS, n] into float32 out[n]."""
-    row, program, _ = placed(table, rows)
+    row, program, _ = placed(table, launches)
     quantized, out, scale = ints(row, 0, quantized), floats(row, 1, out), ints(row, 2, scale)
     octaves, n, divisor = ints(row, 3, octaves), size(row, 4, n), size(row, 5, divisor)
     block_bits, low_bits = size(row, 6, block_bits), size(row, 7, low_bits)
@@ -178,11 +178,11 @@ def dequantize_kernel(
 
 @triton.jit
 def dequantize_at_kernel(
-    table, rows, quantized, positions, count, out, scale, octaves, capacity, divisor, block_bits, low_bits,
+    table, launches, quantized, positions, count, out, scale, octaves, capacity, divisor, block_bits, low_bits,
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Dequantize quantized[LIMBS, capacity] into float32 out[positions[count]]."""
-    row, program, programs = placed(table, rows)
+    row, program, programs = placed(table, launches)
     quantized, positions, count = ints(row, 0, quantized), longs(row, 1, positions), longs(row, 2, count)
     out, scale, octaves = floats(row, 3, out), ints(row, 4, scale), ints(row, 5, octaves)
     capacity, divisor = size(row, 6, capacity), size(row, 7, divisor)
@@ -198,12 +198,15 @@ def dequantize_at_kernel(
 
 @triton.jit
 def sketch_encode_kernel(
-    positions, count, values, out, seed, capacity, rows, share,
+    table, launches, positions, count, values, out, seed, capacity, rows, share,
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add values[count] at positions[count] to the sketch `out`, which must be zero."""
-    candidates = present(count, capacity)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
+    row, program, programs = placed(table, launches)
+    positions, count, values = longs(row, 0, positions), longs(row, 1, count), ints(row, 2, values)
+    out, seed, capacity = ints(row, 3, out), longs(row, 4, seed), size(row, 5, capacity)
+    rows, share, candidates = size(row, 6, rows), size(row, 7, share), present(count, capacity)
+    for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         value = tl.load(values + t, mask=t < candidates, other=0)
@@ -254,7 +257,7 @@ def _add_words(
 
 @triton.jit
 def index_sketch_kernel(
-    values, bitmap, sketch, largest, seed, scale, n, first, rows, cells, share, low_bits,
+    table, launches, values, bitmap, sketch, largest, seed, scale, n, first, rows, cells, share, low_bits,
     LANES: tl.constexpr, ALIGNED: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr,
     PIECE: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
@@ -263,7 +266,12 @@ def index_sketch_kernel(
     A tile is loaded 16 bytes at a time, as for `index_kernel`. Its non-zeros are added in pieces of PIECE
     words, which are in the cache then: fewer registers for each thread leave room for more threads.
     """
-    tile = tl.program_id(0).to(tl.int64) * WORDS
+    row, program, _ = placed(table, launches)
+    values, bitmap, sketch = ints(row, 0, values), ints(row, 1, bitmap), ints(row, 2, sketch)
+    largest, seed, scale = ints(row, 3, largest), longs(row, 4, seed), ints(row, 5, scale)
+    n, first, rows = size(row, 6, n), size(row, 7, first), size(row, 8, rows)
+    cells, share, low_bits = size(row, 9, cells), size(row, 10, share), size(row, 11, low_bits)
+    tile = program.to(tl.int64) * WORDS
     word = tile + tl.arange(0, WORDS)
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
     magnitudes = load_tile(values, element, (tile + WORDS) * WORD_BITS, n) & 0x7FFFFFFF

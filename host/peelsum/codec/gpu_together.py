@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,14 @@ from torch import Tensor
 
 from peelsum.codec.gpu_table_kernels import COLUMNS, FIRST, PROGRAMS
 
-_CLEAR, _COPY = "clear", "copy"
+#: Numbers that are kept on devices, and how many of them are copied there at once.
+_NUMBERS_KEPT, _NUMBERS_AT_ONCE = 1024, 64
+#: Programs of a cooperative launch for each SM. All must run at once: an SM's 65,536 registers are 128 for
+#: each of four times 128 threads. With a table, a thread may take twice as many.
+_PROGRAMS_PER_SM, _WITH_TABLE = 4, 2
+#: The most tensors of a cooperative launch, so that each has a program: an H200 has 264 of them at once.
+_COOPERATING_TENSORS = 64
+_COOPERATIVE = "launch_cooperative_grid"
 
 
 class _Current(threading.local):
@@ -36,6 +43,19 @@ class _Current(threading.local):
 
 
 _CURRENT = _Current()
+
+
+class _Number(NamedTuple):
+    """A number on a device, for a stream: streams do not wait for each other."""
+
+    value: int
+    dtype: torch.dtype
+    device: torch.device
+    stream: int
+
+
+#: Numbers that are on their devices: later launches need no copy.
+_NUMBERS: dict[_Number, Tensor] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +70,8 @@ class _Kept:
     programs: int = 0
     constants: tuple[Any, ...] = ()
     options: Any = None
+    make: Callable[[Sequence[_Kept]], None] | None = None
+    """Makes several at once, if it is not a kernel's."""
 
 
 class Copy:
@@ -66,6 +88,9 @@ class Together:
     def __init__(self, run: Callable[..., None]) -> None:
         self._run = run
         self._lanes: list[deque[_Kept]] = []
+        #: The numbers that are not on the device yet, and where they will be.
+        self.numbers: dict[_Number, Tensor] = {}
+        self._room: Tensor | None = None
 
     @contextmanager
     def lane(self) -> Iterator[None]:
@@ -78,17 +103,36 @@ class Together:
         finally:
             _CURRENT.lane = _CURRENT.together = None
 
+    def placed(self, number: _Number) -> Tensor:
+        """Return where a number will be on its device, before what is launched later."""
+        at = len(self.numbers) % _NUMBERS_AT_ONCE
+        if self._room is None or not at:
+            self._room = torch.empty(_NUMBERS_AT_ONCE, dtype=torch.int64, device=number.device)
+        there = self._room[at : at + 1].view(number.dtype)[:1]  # the lower half, if it is an int32
+        self.numbers[number] = there
+        return there
+
     def flush(self) -> None:
         """Make all launches that are kept."""
         groups = list(_in_step(self._lanes))
         tables = _tables(groups)
+        self._send_numbers()
         for group in groups:
             if group[0].kernel is not None:
                 self._launch(group, tables)
-            elif len(group[0].arguments) == 1:
-                _clear(group)
             else:
-                _copy(group)
+                group[0].make(group)
+
+    def _send_numbers(self) -> None:
+        numbers, self.numbers, self._room = self.numbers, {}, None
+        for begin in range(0, len(numbers), _NUMBERS_AT_ONCE):
+            part = list(numbers.items())[begin : begin + _NUMBERS_AT_ONCE]
+            there = part[0][1]
+            room = there.view(torch.int32).as_strided((2 * len(part),), (1,)).view(torch.int64)
+            _send(np.array([number.value for number, _ in part], np.int64), room)
+        if len(_NUMBERS) > _NUMBERS_KEPT:
+            _NUMBERS.clear()
+        _NUMBERS.update(numbers)
 
     def _launch(self, group: Sequence[_Kept], tables: deque[Tensor]) -> None:
         one = group[0]
@@ -97,7 +141,7 @@ class Together:
             self._run(one.kernel, one.programs, *tabled, *one.arguments, *one.constants, **one.options)
             return
         given = [None if argument is None else 0 for argument in one.arguments]
-        table, programs = tables.popleft(), sum(each.programs for each in group)
+        table, programs = tables.popleft(), sum(_programs(group))
         self._run(one.kernel, programs, table, len(table), *given, *one.constants, **one.options)
 
 
@@ -128,18 +172,46 @@ def clear(tensor: Tensor) -> None:
     if _CURRENT.lane is None:
         tensor.zero_()
     elif tensor.numel():
-        _CURRENT.lane.append(_Kept((_CLEAR, tensor.dtype), [tensor]))
+        _CURRENT.lane.append(_Kept(("clear", tensor.dtype), [tensor], make=_clear))
+
+
+def copy(source: Tensor, into: Tensor) -> None:
+    """Copy a tensor to another on the same device."""
+    if _CURRENT.lane is None:
+        into.copy_(source)
+    else:
+        _CURRENT.lane.append(_Kept(("copy", source.dtype), [into, source], make=_copy))
 
 
 def copied(array: Tensor) -> Copy:
     """Copy an array to the host."""
-    copy = Copy()
-    kept = _Kept((_COPY, array.dtype), [array.view(-1), copy])
+    begun = Copy()
+    kept = _Kept(("to host", array.dtype), [array.view(-1), begun], make=_copy_to_host)
     if _CURRENT.lane is None:
-        _copy([kept])
+        _copy_to_host([kept])
     else:
         _CURRENT.lane.append(kept)
-    return copy
+    return begun
+
+
+def number(value: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a number as int64[1] or int32[1] on a device. It is kept there for later calls."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    wanted, together = _Number(value, dtype, device, stream), _CURRENT.together
+    there = _NUMBERS.get(wanted)
+    if there is None and together is not None:
+        there = together.numbers.get(wanted)
+        return together.placed(wanted) if there is None else there
+    if there is None:
+        there = _NUMBERS[wanted] = torch.full((1,), value, dtype=dtype, device=device)
+    return there
+
+
+def cooperating(device: torch.device) -> int:
+    """Return how many programs of a cooperative launch all run at the same time."""
+    if device.type != "cuda":
+        return 1  # the interpreter runs them one after the other
+    return _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def flush() -> None:
@@ -153,6 +225,18 @@ def pinned(like: Tensor) -> Tensor:
     return torch.empty(like.numel(), dtype=like.dtype, pin_memory=like.is_cuda)
 
 
+def _programs(group: Sequence[_Kept]) -> list[int]:
+    """Return the programs of each launch of several that are one; all of a cooperative one must run at once."""
+    if not group[0].options.get(_COOPERATIVE):
+        return [one.programs for one in group]
+    most = max(1, cooperating(_device(group[0])) // _WITH_TABLE // len(group))
+    return [min(one.programs, most) for one in group]
+
+
+def _device(launch: _Kept) -> torch.device:
+    return next(one.device for one in launch.arguments if isinstance(one, Tensor))
+
+
 def _in_step(lanes: Sequence[deque[_Kept]]) -> Iterator[list[_Kept]]:
     """Take all launches from the lanes; yield those that can be one launch, in an order that all lanes keep."""
     left = [lane for lane in lanes if lane]
@@ -160,6 +244,8 @@ def _in_step(lanes: Sequence[deque[_Kept]]) -> Iterator[list[_Kept]]:
         key, group = max(left, key=len)[0].key, list[_Kept]()
         for lane in left:
             while lane and lane[0].key == key:
+                if len(group) == _COOPERATING_TENSORS and group[0].options.get(_COOPERATIVE):
+                    break
                 group.append(lane.popleft())
                 if group[0].kernel is not None:
                     break  # the lane's next launch may read what this one writes
@@ -173,19 +259,16 @@ def _tables(groups: Sequence[Sequence[_Kept]]) -> deque[Tensor]:
     if not shared:
         return deque()
     table = np.concatenate([_table(group) for group in shared])
-    device = next(one.device for one in shared[0][0].arguments if isinstance(one, Tensor))
-    there = torch.empty(table.size, dtype=torch.int64, device=device)
-    staged = pinned(there)
-    staged.numpy()[:] = table.ravel()
-    there.copy_(staged, non_blocking=True)
+    there = torch.empty(table.size, dtype=torch.int64, device=_device(shared[0][0]))
+    _send(table.ravel(), there)
     return deque(torch.split(there.view(-1, COLUMNS), [len(group) for group in shared]))
 
 
 def _table(group: Sequence[_Kept]) -> NDArray[np.int64]:
     table = np.zeros((len(group), COLUMNS), np.int64)
-    for row, one in zip(table, group, strict=True):
+    for row, one, programs in zip(table, group, _programs(group), strict=True):
         cells = [arg.data_ptr() if isinstance(arg, Tensor) else arg or 0 for arg in one.arguments]
-        row[: len(cells)], row[PROGRAMS] = cells, one.programs
+        row[: len(cells)], row[PROGRAMS] = cells, programs
     table[1:, FIRST] = np.cumsum(table[:-1, PROGRAMS])
     return table
 
@@ -199,6 +282,21 @@ def _clear(group: Sequence[_Kept]) -> None:
 
 
 def _copy(group: Sequence[_Kept]) -> None:
+    if len(group) == 1:
+        into, source = group[0].arguments
+        into.copy_(source)
+    else:
+        torch._foreach_copy_(*map(list, zip(*(one.arguments for one in group), strict=True)))
+
+
+def _send(array: NDArray[np.int64], there: Tensor) -> None:
+    """Copy an array to the device, through pinned memory, which torch keeps and reuses in time."""
+    staged = pinned(there)
+    staged.numpy()[:] = array
+    there.copy_(staged, non_blocking=True)
+
+
+def _copy_to_host(group: Sequence[_Kept]) -> None:
     """Begin to copy arrays to the host, as one: those of several lanes are joined on the device before."""
     arrays = [one.arguments[0] for one in group]
     joined = arrays[0] if len(arrays) == 1 else torch.cat(arrays)
