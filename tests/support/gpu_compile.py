@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from peelsum.codec import BLOCK_SIZES, BloomLayout, SketchLayout, gpu_launch
+from peelsum.codec import BLOCK_SIZES, BloomLayout, SketchLayout, gpu_launch, gpu_together
 
 _TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
 _TARGET = GPUTarget("cuda", 90, 32)
@@ -32,12 +32,18 @@ def longs(size: int) -> torch.Tensor:
 def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
     """Compile a kernel for the arguments of a launch, instead of launching it, and print its resources.
 
-    Pointers are taken to be aligned to 16 bytes, as torch aligns memory.
+    Pointers are taken to be aligned to 16 bytes, as torch aligns memory. A kernel that can have a table is
+    compiled with one, too.
     """
+    if gpu_together.has_table(kernel) and arguments[0] is None:
+        rows = [0 if isinstance(one, torch.Tensor) else one for one in arguments[2:]]
+        compiled(kernel, programs, longs(2), 2, *rows, **options)
     signature, constants, aligned = {}, {}, {}
     for i, (parameter, argument) in enumerate(zip(kernel.params, arguments, strict=True)):
         if parameter.is_constexpr:
             signature[parameter.name], constants[parameter.name] = "constexpr", argument
+        elif argument is None:
+            signature[parameter.name], constants[parameter.name] = "constexpr", None
         elif isinstance(argument, torch.Tensor):
             signature[parameter.name] = _TYPES[argument.dtype]
             aligned[(i,)] = [["tt.divisibility", 16]]
@@ -46,9 +52,10 @@ def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> Non
     binary = compile(ASTSource(kernel, signature, constants, aligned), target=_TARGET, options=options)
     vectors, shared = binary.asm["ptx"].count("ld.global.v4"), binary.metadata.shared
     registers, stack = resources(binary.asm["cubin"])
+    by_table = ", table" if signature.get("table") == "*i64" else ""
     print(
-        f"{kernel.fn.__name__}: {registers} registers, {stack} bytes of stack, {shared} bytes shared, "
-        f"{vectors} loads of 16 bytes"
+        f"{kernel.fn.__name__}{by_table}: {registers} registers, {stack} bytes of stack, "
+        f"{shared} bytes shared, {vectors} loads of 16 bytes"
     )
 
 
@@ -90,7 +97,8 @@ def numbers() -> None:
     for limbs, low_bits in ((1, 0), (2, 30)):
         blocks = gpu_launch.Blocks(words(N // 32), 5) if limbs == 1 else None
         gpu_launch.quantize(words(N), words(1), low_bits, words(limbs, N), words(1), blocks)
-        gpu_launch.quantize_at(words(N), found, words(1), low_bits, words(limbs, K), blocks)
+        for some in (found, gpu_launch.Candidates(longs(K), None)):
+            gpu_launch.quantize_at(words(N), some, words(1), low_bits, words(limbs, K), blocks)
         floats = torch.zeros(N)
         gpu_launch.dequantize(words(limbs, N), words(1), low_bits, 1, floats)
         gpu_launch.dequantize_at(words(limbs, K), found, words(1), low_bits, 3, floats)

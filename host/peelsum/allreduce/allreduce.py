@@ -467,10 +467,10 @@ class Allreduce:
             for tensor in ordered(plan)
             if tensor.name in values
         }
-        places = {memory.beside(one) for one in values.values()}
+        places = [*{memory.beside(one) for one in values.values()}]
         if isinstance(memory, HostMemory) or len(places) != 1:
             return joined, alone
-        return [*joined, Together(alone, cast("DeviceMemory", *places))], {}
+        return [*joined, Together(alone, cast("DeviceMemory", places[0]))], {}
 
     def _host_bundle(
         self,

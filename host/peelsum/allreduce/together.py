@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from peelsum.allreduce.plan import labeled
 from peelsum.allreduce.staging import PAUSE, Round, Rounds, Sums, staged
@@ -30,7 +30,7 @@ class Together:
 
     def rounds(self) -> Rounds:
         """Yield every round of the exchanges; send each round's sums back into the generator."""
-        return staged(self._rounds(), self._memory)
+        return staged(self._rounds(), cast(Any, self._memory))
 
     def members(self) -> Mapping[str, TensorExchange]:
         """Return the tensors' exchanges, after the last round."""

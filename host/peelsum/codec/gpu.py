@@ -21,9 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peelsum.codec import cpu
+from peelsum.codec import cpu, gpu_together
 from peelsum.codec import gpu_launch as launch
-from peelsum.codec import gpu_together
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.gpu_launch import Blocks, Candidates, Peeling, Segments

@@ -76,9 +76,9 @@ def raise_to(largest, tile_largest):
 @triton.jit
 def index_kernel(table, launches, values, bitmap, largest, n, STORE: tl.constexpr, WORDS: tl.constexpr):
     """Write bitmap (if STORE) and magnitude of values[n], given as bit patterns."""
-    row, program, _ = placed(table, launches)
-    values, bitmap, largest = ints(row, 0, values), ints(row, 1, bitmap), ints(row, 2, largest)
-    n, tile = size(row, 3, n), program.to(tl.int64) * WORDS
+    launch, program, _ = placed(table, launches)
+    values, bitmap, largest = ints(launch, 0, values), ints(launch, 1, bitmap), ints(launch, 2, largest)
+    n, tile = size(launch, 3, n), program.to(tl.int64) * WORDS
     word = tile + tl.arange(0, WORDS)
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
     magnitudes = load_tile(values, element, (tile + WORDS) * WORD_BITS, n) & 0x7FFFFFFF
@@ -90,8 +90,8 @@ def index_kernel(table, launches, values, bitmap, largest, n, STORE: tl.constexp
 @triton.jit
 def totals_kernel(table, launches, bitmap, totals, elements, WORDS: tl.constexpr):
     """Count the set bits of each tile: totals[tiles]."""
-    row, program, _ = placed(table, launches)
-    bitmap, totals, elements = ints(row, 0, bitmap), longs(row, 1, totals), size(row, 2, elements)
+    launch, program, _ = placed(table, launches)
+    bitmap, totals, elements = ints(launch, 0, bitmap), longs(launch, 1, totals), size(launch, 2, elements)
     word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
     total = tl.sum(popcount(load_bits(bitmap, word, elements)), axis=0)
     tl.store(totals + program, total.to(tl.int64))
@@ -100,8 +100,8 @@ def totals_kernel(table, launches, bitmap, totals, elements, WORDS: tl.constexpr
 @triton.jit
 def scan_kernel(table, launches, totals, count, tiles, BLOCK: tl.constexpr):
     """Replace totals[tiles] by its exclusive prefix sums; write the sum of all to count[1]. One program."""
-    row, _, _ = placed(table, launches)
-    totals, count, tiles = longs(row, 0, totals), longs(row, 1, count), size(row, 2, tiles)
+    launch, _, _ = placed(table, launches)
+    totals, count, tiles = longs(launch, 0, totals), longs(launch, 1, count), size(launch, 2, tiles)
     before = tl.zeros((), tl.int64)
     for start in range(0, tiles, BLOCK):
         tile = start + tl.arange(0, BLOCK)
@@ -121,9 +121,9 @@ def ranks(words, bases, tile):
 @triton.jit
 def positions_kernel(table, launches, bitmap, bases, out, elements, capacity, first, WORDS: tl.constexpr):
     """Write the positions of the set bits, plus `first`, ascending, into out[capacity]; drop the excess."""
-    row, program, _ = placed(table, launches)
-    bitmap, bases, out = ints(row, 0, bitmap), longs(row, 1, bases), longs(row, 2, out)
-    elements, capacity, first = size(row, 3, elements), size(row, 4, capacity), size(row, 5, first)
+    launch, program, _ = placed(table, launches)
+    bitmap, bases, out = ints(launch, 0, bitmap), longs(launch, 1, bases), longs(launch, 2, out)
+    elements, capacity, first = size(launch, 3, elements), size(launch, 4, capacity), size(launch, 5, first)
     word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
     words = load_bits(bitmap, word, elements)
     bits = unpacked(words)
@@ -136,8 +136,10 @@ def positions_kernel(table, launches, bitmap, bases, out, elements, capacity, fi
 def present(count, capacity):
     """Return the number of candidates: count[1], up to `capacity`; all of these if there is no count."""
     if count is None:
-        return wide(capacity)
-    return tl.minimum(tl.load(count), capacity)
+        candidates = wide(capacity)
+    else:
+        candidates = tl.minimum(tl.load(count), capacity)
+    return candidates
 
 
 @triton.jit
@@ -145,9 +147,9 @@ def occupied_kernel(
     table, launches, positions, count, out, capacity, SIZES: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Add to out[b] the number of blocks of 2**b elements that hold one of positions[count], b < SIZES."""
-    row, program, programs = placed(table, launches)
-    positions, count, out = longs(row, 0, positions), longs(row, 1, count), longs(row, 2, out)
-    candidates = present(count, size(row, 3, capacity))
+    launch, program, programs = placed(table, launches)
+    positions, count, out = longs(launch, 0, positions), longs(launch, 1, count), longs(launch, 2, out)
+    candidates = present(count, size(launch, 3, capacity))
     for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = start + tl.arange(0, BLOCK).to(tl.int64)
         inside = t < candidates

@@ -159,6 +159,7 @@ def totals(bitmap: Tensor, elements: int, bases: Tensor, count: Tensor) -> None:
 
 def positions(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, first: int = 0) -> None:
     """Run `Kernels.positions` by prefix sums: as many as `out` has room for, and the true count."""
+    assert out.count is not None
     totals(bitmap, elements, bases, out.count)
     listed(bitmap, elements, bases, out, first)
 
@@ -190,7 +191,9 @@ def block_encode(bitmap: Tensor, elements: int, block: int, out: Tensor) -> None
         return
     block_words = block // WORD_BITS
     words = max(1, _TILE_WORDS // block_words)
-    _launch(forms.large_block_encode_kernel, -(-out.numel() // words), bitmap, out, elements, block_words, words)
+    _launch(
+        forms.large_block_encode_kernel, -(-out.numel() // words), bitmap, out, elements, block_words, words
+    )
 
 
 def block_decode(blocks: Tensor, elements: int, block: int, out: Tensor) -> None:

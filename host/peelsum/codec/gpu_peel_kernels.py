@@ -30,10 +30,10 @@ def load_kernel(
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add candidates to their cells' state, which must be zero; set them as waiting; zero `out`."""
-    row, program, programs = placed(table, launches)
-    positions, count, state = longs(row, 0, positions), longs(row, 1, count), longs(row, 2, state)
-    waiting, out, seed = ints(row, 3, waiting), ints(row, 4, out), longs(row, 5, seed)
-    capacity, rows, share = size(row, 6, capacity), size(row, 7, rows), size(row, 8, share)
+    launch, program, programs = placed(table, launches)
+    positions, count, state = longs(launch, 0, positions), longs(launch, 1, count), longs(launch, 2, state)
+    waiting, out, seed = ints(launch, 3, waiting), ints(launch, 4, out), longs(launch, 5, seed)
+    capacity, rows, share = size(launch, 6, capacity), size(launch, 7, rows), size(launch, 8, share)
     candidates = present(count, capacity)
     for start in range(program.to(tl.int64) * BLOCK, capacity, programs * BLOCK):
         t = singly(start, BLOCK)
@@ -65,9 +65,9 @@ def first_round_kernel(
     table, launches, state, queue, progress, waiting, cells, table_cells, BLOCK: tl.constexpr
 ):
     """Queue the candidates of all initially pure cells; a sub-table of a segment has `table_cells`."""
-    row, program, _ = placed(table, launches)
-    state, queue, progress = longs(row, 0, state), longs(row, 1, queue), longs(row, 2, progress)
-    waiting, cells, table_cells = ints(row, 3, waiting), size(row, 4, cells), size(row, 5, table_cells)
+    launch, program, _ = placed(table, launches)
+    state, queue, progress = longs(launch, 0, state), longs(launch, 1, queue), longs(launch, 2, progress)
+    waiting, cells, table_cells = ints(launch, 3, waiting), size(launch, 4, cells), size(launch, 5, table_cells)
     cell = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     held = tl.load(state + cell, mask=cell < cells, other=0)
     _queue(queue, wide(0), progress, waiting, held, cell // table_cells % _SUB_TABLES, cell < cells)
@@ -76,7 +76,8 @@ def first_round_kernel(
 @triton.jit
 def _peel_round(
     program, programs, begin, end, following, positions, state, sums, queue, waiting, out, seed, cells,
-    capacity, rows, share, LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    capacity, rows, share,
+    LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel queue[begin:end]; queue, behind them, candidates whose cells become pure, and count them."""
     for start in range(begin + program * BLOCK, end, programs * BLOCK):
@@ -108,9 +109,9 @@ def _peel_round(
 
 @triton.jit
 def _meet(arrived, times, programs):
-    """Wait until each of the programs has arrived `times` times; then each sees what all wrote before they arrived.
+    """Wait until all programs have arrived `times` times; then each sees what all wrote before they arrived.
 
-    All programs must run at the same time, as those of a cooperative launch do.
+    They must run at the same time, as those of a cooperative launch do.
     """
     tl.debug_barrier()
     tl.atomic_add(arrived, 1, sem="release")
@@ -122,8 +123,8 @@ def _meet(arrived, times, programs):
 
 @triton.jit
 def rounds_kernel(
-    table, launches, positions, count, state, sums, queue, progress, waiting, out, seed, cells, capacity, rows,
-    share, LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    table, launches, positions, count, state, sums, queue, progress, waiting, out, seed, cells, capacity,
+    rows, share, LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel the queue, round after round, until no candidate is queued: the rest is the 2-core.
 
@@ -131,12 +132,12 @@ def rounds_kernel(
     queued for the first round; round r counts those of the next in progress[(r + 1) % 3]. progress[3]
     counts arrivals at the barriers between rounds. progress[4] becomes the number of candidates left over.
     """
-    row, program, programs = placed(table, launches)
-    positions, count, state = longs(row, 0, positions), longs(row, 1, count), longs(row, 2, state)
-    sums, queue, progress = ints(row, 3, sums), longs(row, 4, queue), longs(row, 5, progress)
-    waiting, out, seed = ints(row, 6, waiting), ints(row, 7, out), longs(row, 8, seed)
-    cells, capacity = size(row, 9, cells), size(row, 10, capacity)
-    rows, share = size(row, 11, rows), size(row, 12, share)
+    launch, program, programs = placed(table, launches)
+    positions, count, state = longs(launch, 0, positions), longs(launch, 1, count), longs(launch, 2, state)
+    sums, queue, progress = ints(launch, 3, sums), longs(launch, 4, queue), longs(launch, 5, progress)
+    waiting, out, seed = ints(launch, 6, waiting), ints(launch, 7, out), longs(launch, 8, seed)
+    cells, capacity = size(launch, 9, cells), size(launch, 10, capacity)
+    rows, share = size(launch, 11, rows), size(launch, 12, share)
     begin, round_ = wide(0), wide(0)
     end = tl.load(progress)
     while begin < end:
@@ -144,8 +145,8 @@ def rounds_kernel(
         tl.store(progress + (round_ + 2) % 3, wide(0))
         following = progress + (round_ + 1) % 3
         _peel_round(
-            program, programs, begin, end, following, positions, state, sums, queue, waiting, out, seed, cells,
-            capacity, rows, share, LANES, SEGMENTED, LIMBS, BLOCK,
+            program, programs, begin, end, following, positions, state, sums, queue, waiting, out, seed,
+            cells, capacity, rows, share, LANES, SEGMENTED, LIMBS, BLOCK,
         )  # fmt: skip
         round_ += 1
         _meet(progress + 3, round_, programs)

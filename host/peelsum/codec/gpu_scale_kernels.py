@@ -27,8 +27,8 @@ def exponent_words(largest, word):
 @triton.jit
 def exponent_kernel(table, launches, largest, out, WORDS: tl.constexpr):
     """Write the exponent field of largest[1], one-hot, into out[WORDS]. One program."""
-    row, _, _ = placed(table, launches)
-    largest, out = ints(row, 0, largest), ints(row, 1, out)
+    launch, _, _ = placed(table, launches)
+    largest, out = ints(launch, 0, largest), ints(launch, 1, out)
     word = tl.arange(0, WORDS)
     tl.store(out + word, exponent_words(tl.load(largest), word))
 
@@ -39,9 +39,9 @@ def block_magnitudes_kernel(table, launches, values, out, largest, n, block_word
 
     Values are given as bit patterns; a block has `block_words` times 32.
     """
-    row, program, _ = placed(table, launches)
-    values, out, largest = ints(row, 0, values), ints(row, 1, out), ints(row, 2, largest)
-    n, block_words = size(row, 3, n), size(row, 4, block_words)
+    launch, program, _ = placed(table, launches)
+    values, out, largest = ints(launch, 0, values), ints(launch, 1, out), ints(launch, 2, largest)
+    n, block_words = size(launch, 3, n), size(launch, 4, block_words)
     tile = program.to(tl.int64) * WORDS
     word = tile + tl.arange(0, WORDS)
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
@@ -65,8 +65,8 @@ def block_words(most, largest):
 @triton.jit
 def encode_exponents_kernel(table, launches, blocks, largest, count, BLOCK: tl.constexpr):
     """Replace blocks[count], each block's magnitude, by its word; largest[1] is the tensor's magnitude."""
-    row, program, _ = placed(table, launches)
-    blocks, largest, count = ints(row, 0, blocks), ints(row, 1, largest), size(row, 2, count)
+    launch, program, _ = placed(table, launches)
+    blocks, largest, count = ints(launch, 0, blocks), ints(launch, 1, largest), size(launch, 2, count)
     at = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     most = tl.load(blocks + at, mask=at < count, other=0)
     tl.store(blocks + at, block_words(most, tl.load(largest)), mask=at < count)
@@ -75,9 +75,9 @@ def encode_exponents_kernel(table, launches, blocks, largest, count, BLOCK: tl.c
 @triton.jit
 def decode_octaves_kernel(table, launches, words, out, turn, spare, count, BLOCK: tl.constexpr):
     """Write the octaves of words[count], OR-ed over all workers, given `block_scales.turn_of`."""
-    row, program, _ = placed(table, launches)
-    words, out, count = ints(row, 0, words), ints(row, 1, out), size(row, 4, count)
-    turn, spare = size(row, 2, turn).to(tl.int32), size(row, 3, spare).to(tl.int32)
+    launch, program, _ = placed(table, launches)
+    words, out, count = ints(launch, 0, words), ints(launch, 1, out), size(launch, 4, count)
+    turn, spare = size(launch, 2, turn).to(tl.int32), size(launch, 3, spare).to(tl.int32)
     at = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(words + at, mask=at < count, other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
     # Twice the word, shifted: its upper half is the word turned left.

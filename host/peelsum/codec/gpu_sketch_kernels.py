@@ -113,10 +113,10 @@ def quantize_kernel(
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize values[n], given as bit patterns, into out[LIMBS, n], and write their magnitude."""
-    row, program, _ = placed(table, launches)
-    values, out, largest = ints(row, 0, values), ints(row, 1, out), ints(row, 2, largest)
-    scale, octaves, n = ints(row, 3, scale), ints(row, 4, octaves), size(row, 5, n)
-    block_bits, low_bits = size(row, 6, block_bits), size(row, 7, low_bits)
+    launch, program, _ = placed(table, launches)
+    values, out, largest = ints(launch, 0, values), ints(launch, 1, out), ints(launch, 2, largest)
+    scale, octaves, n = ints(launch, 3, scale), ints(launch, 4, octaves), size(launch, 5, n)
+    block_bits, low_bits = size(launch, 6, block_bits), size(launch, 7, low_bits)
     begin = program.to(tl.int64) * BLOCK
     element = begin + tl.arange(0, BLOCK)
     bits = load_tile(values, element, begin + BLOCK, n)
@@ -133,11 +133,11 @@ def quantize_at_kernel(
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize values[positions[count]] into out[LIMBS, capacity]."""
-    row, program, programs = placed(table, launches)
-    values, positions, count = ints(row, 0, values), longs(row, 1, positions), longs(row, 2, count)
-    out, scale, octaves = ints(row, 3, out), ints(row, 4, scale), ints(row, 5, octaves)
-    capacity, block_bits = size(row, 6, capacity), size(row, 7, block_bits)
-    low_bits, candidates = size(row, 8, low_bits), present(count, capacity)
+    launch, program, programs = placed(table, launches)
+    values, positions, count = ints(launch, 0, values), longs(launch, 1, positions), longs(launch, 2, count)
+    out, scale, octaves = ints(launch, 3, out), ints(launch, 4, scale), ints(launch, 5, octaves)
+    capacity, block_bits = size(launch, 6, capacity), size(launch, 7, block_bits)
+    low_bits, candidates = size(launch, 8, low_bits), present(count, capacity)
     for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
@@ -165,10 +165,10 @@ def dequantize_kernel(
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Dequantize quantized[LIMBS, n] into float32 out[n]."""
-    row, program, _ = placed(table, launches)
-    quantized, out, scale = ints(row, 0, quantized), floats(row, 1, out), ints(row, 2, scale)
-    octaves, n, divisor = ints(row, 3, octaves), size(row, 4, n), size(row, 5, divisor)
-    block_bits, low_bits = size(row, 6, block_bits), size(row, 7, low_bits)
+    launch, program, _ = placed(table, launches)
+    quantized, out, scale = ints(launch, 0, quantized), floats(launch, 1, out), ints(launch, 2, scale)
+    octaves, n, divisor = ints(launch, 3, octaves), size(launch, 4, n), size(launch, 5, divisor)
+    block_bits, low_bits = size(launch, 6, block_bits), size(launch, 7, low_bits)
     element = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = element < n
     scales = _scale_of(element, inside, scale, octaves, block_bits, BLOCKS)
@@ -178,15 +178,15 @@ def dequantize_kernel(
 
 @triton.jit
 def dequantize_at_kernel(
-    table, launches, quantized, positions, count, out, scale, octaves, capacity, divisor, block_bits, low_bits,
-    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    table, launches, quantized, positions, count, out, scale, octaves, capacity, divisor, block_bits,
+    low_bits, BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Dequantize quantized[LIMBS, capacity] into float32 out[positions[count]]."""
-    row, program, programs = placed(table, launches)
-    quantized, positions, count = ints(row, 0, quantized), longs(row, 1, positions), longs(row, 2, count)
-    out, scale, octaves = floats(row, 3, out), ints(row, 4, scale), ints(row, 5, octaves)
-    capacity, divisor = size(row, 6, capacity), size(row, 7, divisor)
-    block_bits, low_bits = size(row, 8, block_bits), size(row, 9, low_bits)
+    launch, program, programs = placed(table, launches)
+    quantized, positions, count = ints(launch, 0, quantized), longs(launch, 1, positions), longs(launch, 2, count)
+    out, scale, octaves = floats(launch, 3, out), ints(launch, 4, scale), ints(launch, 5, octaves)
+    capacity, divisor = size(launch, 6, capacity), size(launch, 7, divisor)
+    block_bits, low_bits = size(launch, 8, block_bits), size(launch, 9, low_bits)
     candidates = present(count, capacity)
     for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
@@ -202,10 +202,10 @@ def sketch_encode_kernel(
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add values[count] at positions[count] to the sketch `out`, which must be zero."""
-    row, program, programs = placed(table, launches)
-    positions, count, values = longs(row, 0, positions), longs(row, 1, count), ints(row, 2, values)
-    out, seed, capacity = ints(row, 3, out), longs(row, 4, seed), size(row, 5, capacity)
-    rows, share, candidates = size(row, 6, rows), size(row, 7, share), present(count, capacity)
+    launch, program, programs = placed(table, launches)
+    positions, count, values = longs(launch, 0, positions), longs(launch, 1, count), ints(launch, 2, values)
+    out, seed, capacity = ints(launch, 3, out), longs(launch, 4, seed), size(launch, 5, capacity)
+    rows, share, candidates = size(launch, 6, rows), size(launch, 7, share), present(count, capacity)
     for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
@@ -266,11 +266,11 @@ def index_sketch_kernel(
     A tile is loaded 16 bytes at a time, as for `index_kernel`. Its non-zeros are added in pieces of PIECE
     words, which are in the cache then: fewer registers for each thread leave room for more threads.
     """
-    row, program, _ = placed(table, launches)
-    values, bitmap, sketch = ints(row, 0, values), ints(row, 1, bitmap), ints(row, 2, sketch)
-    largest, seed, scale = ints(row, 3, largest), longs(row, 4, seed), ints(row, 5, scale)
-    n, first, rows = size(row, 6, n), size(row, 7, first), size(row, 8, rows)
-    cells, share, low_bits = size(row, 9, cells), size(row, 10, share), size(row, 11, low_bits)
+    launch, program, _ = placed(table, launches)
+    values, bitmap, sketch = ints(launch, 0, values), ints(launch, 1, bitmap), ints(launch, 2, sketch)
+    largest, seed, scale = ints(launch, 3, largest), longs(launch, 4, seed), ints(launch, 5, scale)
+    n, first, rows = size(launch, 6, n), size(launch, 7, first), size(launch, 8, rows)
+    cells, share, low_bits = size(launch, 9, cells), size(launch, 10, share), size(launch, 11, low_bits)
     tile = program.to(tl.int64) * WORDS
     word = tile + tl.arange(0, WORDS)
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]

@@ -1,11 +1,11 @@
 """Make the launches of several tensors at once: one launch of a kernel for all, with a row for each.
 
-Strategy: inside `Together`, launches are kept instead of made, those of each tensor in a lane. At its end, the
-lanes are gone through in step. What several lanes have to launch next is one launch, if it is the same
-kernel: its arguments are the rows of a table (`gpu_table_kernels`). The tables of all launches are one copy
-to the device. Memory that is to be zeroed, and copies to the host, are each one operation, too.
+Strategy: inside `Together`, launches are kept instead of made, those of each tensor in a lane. At its end,
+the lanes are gone through in step. What several lanes have to launch next is one launch, if it is the same
+kernel with the same constants: the other arguments are the rows of a table (`gpu_table_kernels`). The tables
+of all launches are one copy to the device. Arrays that are zeroed or copied are one operation, too.
 
-So a lane must not use what it has kept in any other way: `flush` makes all launches that are kept.
+What is kept has not been computed. So before torch reads it, `flush` makes the launches.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from peelsum.codec.gpu_table_kernels import COLUMNS, FIRST, PROGRAMS
 #: Numbers that are kept on devices, and how many of them are copied there at once.
 _NUMBERS_KEPT, _NUMBERS_AT_ONCE = 1024, 64
 #: Programs of a cooperative launch for each SM. All must run at once: an SM's 65,536 registers are 128 for
-#: each of four times 128 threads. With a table, a thread may take twice as many.
-_PROGRAMS_PER_SM, _WITH_TABLE = 4, 2
-#: The most tensors of a cooperative launch, so that each has a program: an H200 has 264 of them at once.
+#: each of four times 128 threads.
+_PROGRAMS_PER_SM = 4
+#: The most tensors of a cooperative launch, so that each has a program: a GPU of 16 SMs runs as many.
 _COOPERATING_TENSORS = 64
 _COOPERATIVE = "launch_cooperative_grid"
 
@@ -121,7 +121,7 @@ class Together:
             if group[0].kernel is not None:
                 self._launch(group, tables)
             else:
-                group[0].make(group)
+                group[0].make(group)  # type: ignore[misc]
 
     def _send_numbers(self) -> None:
         numbers, self.numbers, self._room = self.numbers, {}, None
@@ -226,10 +226,10 @@ def pinned(like: Tensor) -> Tensor:
 
 
 def _programs(group: Sequence[_Kept]) -> list[int]:
-    """Return the programs of each launch of several that are one; all of a cooperative one must run at once."""
+    """Return the programs of several launches that are one. Those of a cooperative one must run at once."""
     if not group[0].options.get(_COOPERATIVE):
         return [one.programs for one in group]
-    most = max(1, cooperating(_device(group[0])) // _WITH_TABLE // len(group))
+    most = max(1, cooperating(_device(group[0])) // len(group))
     return [min(one.programs, most) for one in group]
 
 
@@ -238,7 +238,7 @@ def _device(launch: _Kept) -> torch.device:
 
 
 def _in_step(lanes: Sequence[deque[_Kept]]) -> Iterator[list[_Kept]]:
-    """Take all launches from the lanes; yield those that can be one launch, in an order that all lanes keep."""
+    """Take all launches from the lanes; yield those that can be one. Each lane keeps its order."""
     left = [lane for lane in lanes if lane]
     while left:
         key, group = max(left, key=len)[0].key, list[_Kept]()
@@ -286,7 +286,7 @@ def _copy(group: Sequence[_Kept]) -> None:
         into, source = group[0].arguments
         into.copy_(source)
     else:
-        torch._foreach_copy_(*map(list, zip(*(one.arguments for one in group), strict=True)))
+        torch._foreach_copy_([one.arguments[0] for one in group], [one.arguments[1] for one in group])
 
 
 def _send(array: NDArray[np.int64], there: Tensor) -> None:
