@@ -12,12 +12,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from peelsum.codec import BLOCK_SIZES, BloomLayout, SketchLayout, gpu_launch, gpu_together
+from peelsum.codec import BLOCK_SIZES, BloomLayout, SketchLayout, gpu_launch, gpu_peel_kernels, gpu_together
 
 _TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
 _TARGET = GPUTarget("cuda", 90, 32)
 N, K = 4096, 512
 LAYOUT, BLOOM = SketchLayout(256, 3, 0), BloomLayout(3, 5, 0)
+#: What has been compiled, and the kernels among it with a table.
+DONE: set[Any] = set()
+BY_TABLE: list[Any] = []
 DEALT = SketchLayout(256, 3, 0, 4, dealt=True)
 
 
@@ -33,9 +36,11 @@ def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> Non
     """Compile a kernel for the arguments of a launch, instead of launching it, and print its resources.
 
     Pointers are taken to be aligned to 16 bytes, as torch aligns memory. A kernel that can have a table is
-    compiled with one, too.
+    compiled with one, too: once, or, if it must not take too many registers, each time.
     """
-    if gpu_together.has_table(kernel) and arguments[0] is None:
+    if gpu_together.has_table(kernel) and arguments[0] is None and kernel not in BY_TABLE:
+        if kernel is not gpu_peel_kernels.rounds_kernel:
+            BY_TABLE.append(kernel)
         rows = [0 if isinstance(one, torch.Tensor) else one for one in arguments[2:]]
         compiled(kernel, programs, longs(2), 2, *rows, **options)
     signature, constants, aligned = {}, {}, {}
@@ -49,6 +54,10 @@ def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> Non
             aligned[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[parameter.name] = "i32" if abs(argument) < 2**31 else "i64"
+    same = kernel, *signature.items(), *constants.items()
+    if same in DONE:
+        return
+    DONE.add(same)
     binary = compile(ASTSource(kernel, signature, constants, aligned), target=_TARGET, options=options)
     vectors, shared = binary.asm["ptx"].count("ld.global.v4"), binary.metadata.shared
     registers, stack = resources(binary.asm["cubin"])

@@ -62,7 +62,7 @@ def index(values: Tensor, out: Tensor) -> Tensor:
 
 def index_over(values: Tensor, out: Tensor) -> Tensor:
     """See `Kernels.index_over`: returns int32[1]."""
-    values += 0.0
+    gpu_together.drop_signs_of_zeros(values)
     return index(values, out)
 
 
@@ -166,7 +166,7 @@ def index_exponents(
 ) -> Tensor:
     """See `Kernels.index_exponents`: returns int32[1]. Keeps nothing in `packed`."""
     if over:
-        values += 0.0
+        gpu_together.drop_signs_of_zeros(values)
     launch.index(values.view(torch.int32), index, _empty(1, values))
     return block_exponents(values, block, exponents)
 

@@ -135,11 +135,7 @@ def positions_kernel(table, launches, bitmap, bases, out, elements, capacity, fi
 @triton.jit
 def present(count, capacity):
     """Return the number of candidates: count[1], up to `capacity`; all of these if there is no count."""
-    if count is None:
-        candidates = wide(capacity)
-    else:
-        candidates = tl.minimum(tl.load(count), capacity)
-    return candidates
+    return wide(capacity) if count is None else tl.minimum(tl.load(count), capacity)
 
 
 @triton.jit

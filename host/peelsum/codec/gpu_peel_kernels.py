@@ -67,7 +67,8 @@ def first_round_kernel(
     """Queue the candidates of all initially pure cells; a sub-table of a segment has `table_cells`."""
     launch, program, _ = placed(table, launches)
     state, queue, progress = longs(launch, 0, state), longs(launch, 1, queue), longs(launch, 2, progress)
-    waiting, cells, table_cells = ints(launch, 3, waiting), size(launch, 4, cells), size(launch, 5, table_cells)
+    waiting, cells = ints(launch, 3, waiting), size(launch, 4, cells)
+    table_cells = size(launch, 5, table_cells)
     cell = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     held = tl.load(state + cell, mask=cell < cells, other=0)
     _queue(queue, wide(0), progress, waiting, held, cell // table_cells % _SUB_TABLES, cell < cells)

@@ -183,7 +183,8 @@ def dequantize_at_kernel(
 ):  # fmt: skip
     """Dequantize quantized[LIMBS, capacity] into float32 out[positions[count]]."""
     launch, program, programs = placed(table, launches)
-    quantized, positions, count = ints(launch, 0, quantized), longs(launch, 1, positions), longs(launch, 2, count)
+    quantized, positions = ints(launch, 0, quantized), longs(launch, 1, positions)
+    count = longs(launch, 2, count)
     out, scale, octaves = floats(launch, 3, out), ints(launch, 4, scale), ints(launch, 5, octaves)
     capacity, divisor = size(launch, 6, capacity), size(launch, 7, divisor)
     block_bits, low_bits = size(launch, 8, block_bits), size(launch, 9, low_bits)

@@ -18,7 +18,7 @@ _AT_ONCE = tl.constexpr(32)
 
 @triton.jit
 def placed(table, launches):
-    """Return this program's launch: its row (None without a table), the program's number, and how many are."""
+    """Return this program's row (None without a table), and its number of how many programs of its launch."""
     if table is None:
         row, program, programs = table, tl.program_id(0), tl.num_programs(0)
     else:
@@ -37,11 +37,7 @@ def placed(table, launches):
 @triton.jit
 def size(row, column: tl.constexpr, given):
     """Return a number of the launch; `given` is the kernel's own argument."""
-    if row is None:
-        found = given
-    else:
-        found = tl.load(row + column)
-    return found
+    return given if row is None else tl.load(row + column)
 
 
 @triton.jit
@@ -49,10 +45,7 @@ def _address(row, column: tl.constexpr, given, kind: tl.constexpr):
     if row is None:
         found = given
     else:
-        if given is None:
-            found = given
-        else:
-            found = tl.load(row + column).to(tl.pointer_type(kind))
+        found = None if given is None else tl.load(row + column).to(tl.pointer_type(kind))
     return found
 
 

@@ -175,6 +175,14 @@ def clear(tensor: Tensor) -> None:
         _CURRENT.lane.append(_Kept(("clear", tensor.dtype), [tensor], make=_clear))
 
 
+def drop_signs_of_zeros(values: Tensor) -> None:
+    """Replace each -0.0 by 0.0."""
+    if _CURRENT.lane is None:
+        values += 0.0
+    else:
+        _CURRENT.lane.append(_Kept(("signs", values.dtype), [values], make=_drop_signs_of_zeros))
+
+
 def copy(source: Tensor, into: Tensor) -> None:
     """Copy a tensor to another on the same device."""
     if _CURRENT.lane is None:
@@ -279,6 +287,10 @@ def _clear(group: Sequence[_Kept]) -> None:
         tensors[0].zero_()
     else:
         torch._foreach_zero_(tensors)
+
+
+def _drop_signs_of_zeros(group: Sequence[_Kept]) -> None:
+    torch._foreach_add_([one.arguments[0] for one in group], 0.0)
 
 
 def _copy(group: Sequence[_Kept]) -> None:
