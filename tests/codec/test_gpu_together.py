@@ -89,6 +89,15 @@ def test_numbers_of_both_widths() -> None:
         assert gpu_together.number(value, dtype, DEVICE) is there
 
 
+def test_launches_of_many_programs_are_made_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_together, "_MANY_PROGRAMS", 2)
+    with counted() as counts, gpu_launch.together() as together:
+        for n in (5000, 40, 50, 6000):
+            with together.lane():
+                gpu.index(on_device(values(n)), torch.empty(index_words(n), dtype=torch.int32, device=DEVICE))
+    assert counts.kernels["index_kernel"] == 3, str(counts)
+
+
 def test_programs_that_meet_all_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the tensors has a share of the programs that fit the device, at least one."""
     monkeypatch.setattr(gpu_together, "cooperating", lambda device: 100)

@@ -32,6 +32,8 @@ _PROGRAMS_PER_SM = 4
 #: The most tensors of a cooperative launch, so that each has a program: a GPU of 16 SMs runs as many.
 _COOPERATING_TENSORS = 64
 _COOPERATIVE = "launch_cooperative_grid"
+#: A launch of as many programs is made alone: it takes longer than a launch costs, and reads faster so.
+_MANY_PROGRAMS = 2048
 
 
 class _Current(threading.local):
@@ -162,7 +164,9 @@ def keep(kernel: Any, programs: int, arguments: Sequence[Any], options: Any) -> 
     count -= 2 * tabled
     numbers, constants = arguments[:count], tuple(arguments[count:])
     absent = tuple(argument is None for argument in numbers)
-    key: Hashable = (kernel.fn, constants, absent, tuple(sorted(options.items()))) if tabled else object()
+    key: Hashable = object()
+    if tabled and programs < _MANY_PROGRAMS:
+        key = kernel.fn, constants, absent, tuple(sorted(options.items()))
     _CURRENT.lane.append(_Kept(key, numbers, kernel, programs, constants, options))
     return True
 
