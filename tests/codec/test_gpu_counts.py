@@ -106,7 +106,7 @@ def test_sparse_tensors_share_launches(
 ) -> None:
     """Three tensors take as many as five: a table holds any number of tensors."""
     monkeypatch.setattr("peelsum.allreduce.group.LARGEST", 0)  # else the host sums small ones as a group
-    assert third_step(N, 3, **settings).launches <= launches
+    assert third_step(400, 3, **settings).launches <= launches
 
 
 @pytest.mark.parametrize("limbs", [1, 2])
@@ -120,7 +120,7 @@ def test_several_tensors_wait_no_more_than_one(form: str, index: str, predict: b
     A sketch that is sent ahead with a Bloom filter takes a wait more: for the number of candidates.
     """
     third_step(
-        N,
+        N // 2,
         3,
         most_waits=3 if (form, index, predict) == ("sketch", "bloom", True) else 2,
         forms=form,

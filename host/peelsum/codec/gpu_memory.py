@@ -218,7 +218,8 @@ _WAITS = _Waits()
 
 
 def wait(device: torch.device) -> None:
-    """Wait for all work on the current stream of a device."""
+    """Wait for all work on the current stream of a device, also for launches that are kept."""
+    gpu_together.flush()
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
     _WAITS.done[stream_of(device)] += 1
@@ -233,8 +234,6 @@ def later(array: Tensor) -> Callable[[], NDArray[Any]]:
     before = _WAITS.done[stream]
 
     def read() -> NDArray[Any]:
-        if copy.host is None:
-            gpu_together.flush()
         if _WAITS.done[stream] == before:
             wait(device)
         assert copy.host is not None
