@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gpu_device import DEVICE, bits, needs_device
+from gpu_order import shuffled
 from numpy.typing import NDArray
 
 from peelsum import codec
@@ -31,6 +33,10 @@ class Mixed:
     def sum(self, inputs: Sequence[Any]) -> list[StepResult]:
         with ThreadPoolExecutor(len(inputs)) as pool:
             return list(pool.map(lambda reduce, tensors: reduce.sum(tensors), self.reduces, inputs))
+
+
+def summed(one: tuple[Allreduce, Any], *, in_place: bool) -> StepResult:
+    return one[0].sum(one[1], in_place=in_place)
 
 
 def gradients(n: int, workers: int, step: int, density: float = 0.03) -> list[NDArray[np.float32]]:
@@ -174,6 +180,41 @@ def test_many_small_dense_tensors_together(average: bool) -> None:
         assert bool(results[0]["5"].values.isnan().all())
         truth = (arrays[0][1].astype(np.float64) + arrays[1][1]) / (1 + average)
         assert (np.abs(results[1]["1"].values - truth) <= results[0]["1"].error_bounds).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"forms": "compact", "index": "bitmap", "average": True},
+        {"forms": "compact", "index": "bitmap", "limbs": 2},
+        {"forms": "compact", "index": "two_level"},
+        {"forms": {"b": "dense", "d": "sketch"}, "sparse": ["a", "c"], "predict": True},
+        {"forms": "sketch", "index": "bloom", "cells_per_candidate": 0.6},
+    ],
+    ids=str,
+)
+def test_several_tensors_at_once(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of different sizes and densities share launches, in three orders of programs."""
+    monkeypatch.setattr("peelsum.allreduce.group.LARGEST", 0)  # else the host sums small ones as a group
+    sizes = {"a": 1061, "b": 33, "c": 500, "d": 333, "one": 1, "empty": 0, "zero": 64, "bad": 97}
+    group = Mixed(2, **settings)
+    for step in range(3):
+        inputs: list[dict[str, NDArray[np.float32]]] = [{}, {}]
+        for m, (name, n) in enumerate(sizes.items()):
+            for own, drawn in zip(inputs, gradients(n, 2, step, 0.01 * 3**m), strict=True):
+                own[name] = drawn * np.float32(name != "zero")
+        inputs[step % 2]["bad"][5] = np.inf
+        ours = {name: tensor(array.copy()) for name, array in inputs[0].items()}
+        with ThreadPoolExecutor(2) as pool, shuffled(step):
+            made = zip(group.reduces, [ours, inputs[1]], strict=True)
+            in_place = step == 1
+            results = list(pool.map(partial(summed, in_place=in_place), made))
+        for name in set(sizes) - {"bad"}:
+            agree(results, name)
+            taken = results[0][name].values.data_ptr() == ours[name].data_ptr()
+            assert taken == in_place or not sizes[name]
+        assert bool(results[0]["bad"].values.isnan().all())
+        assert np.isnan(results[1]["bad"].values).all()
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])

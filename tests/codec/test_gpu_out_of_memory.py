@@ -35,6 +35,7 @@ STEPS: list[tuple[list[str], dict[str, Any], Mode]] = [
     (["a", "b", "c"], {"forms": "dense"}, "new"),
     (["a"], {"forms": "dense", "limbs": 2}, "no room"),
     (["a", "b"], {"sparse": ["a", "b"]}, "no room"),
+    (["a", "c"], {"forms": "compact", "index": "bitmap", "limbs": 2}, "in place"),
     (["a", "b", "c"], {"forms": {"c": "dense"}, "sparse": ["a", "b"]}, "in place"),
     (["a"], {"forms": "compact", "index": "two_level"}, "in place"),
     (["a"], {"forms": "compact", "index": "bloom", "average": True}, "new"),

@@ -12,12 +12,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from peelsum.codec import BLOCK_SIZES, BloomLayout, SketchLayout, gpu_launch
+from peelsum.codec import BLOCK_SIZES, BloomLayout, SketchLayout, gpu_launch, gpu_peel_kernels, gpu_together
 
 _TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
 _TARGET = GPUTarget("cuda", 90, 32)
 N, K = 4096, 512
 LAYOUT, BLOOM = SketchLayout(256, 3, 0), BloomLayout(3, 5, 0)
+#: What has been compiled, and the kernels among it with a table.
+DONE: set[Any] = set()
+BY_TABLE: list[Any] = []
 DEALT = SketchLayout(256, 3, 0, 4, dealt=True)
 
 
@@ -32,23 +35,36 @@ def longs(size: int) -> torch.Tensor:
 def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
     """Compile a kernel for the arguments of a launch, instead of launching it, and print its resources.
 
-    Pointers are taken to be aligned to 16 bytes, as torch aligns memory.
+    Pointers are taken to be aligned to 16 bytes, as torch aligns memory. A kernel that can have a table is
+    compiled with one, too: once, or, if it must not take too many registers, each time.
     """
+    if gpu_together.has_table(kernel) and arguments[0] is None and kernel not in BY_TABLE:
+        if kernel is not gpu_peel_kernels.rounds_kernel:
+            BY_TABLE.append(kernel)
+        rows = [0 if isinstance(one, torch.Tensor) else one for one in arguments[2:]]
+        compiled(kernel, programs, longs(2), 2, *rows, **options)
     signature, constants, aligned = {}, {}, {}
     for i, (parameter, argument) in enumerate(zip(kernel.params, arguments, strict=True)):
         if parameter.is_constexpr:
             signature[parameter.name], constants[parameter.name] = "constexpr", argument
+        elif argument is None:
+            signature[parameter.name], constants[parameter.name] = "constexpr", None
         elif isinstance(argument, torch.Tensor):
             signature[parameter.name] = _TYPES[argument.dtype]
             aligned[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[parameter.name] = "i32" if abs(argument) < 2**31 else "i64"
+    same = kernel, *signature.items(), *constants.items()
+    if same in DONE:
+        return
+    DONE.add(same)
     binary = compile(ASTSource(kernel, signature, constants, aligned), target=_TARGET, options=options)
     vectors, shared = binary.asm["ptx"].count("ld.global.v4"), binary.metadata.shared
     registers, stack = resources(binary.asm["cubin"])
+    by_table = ", table" if signature.get("table") == "*i64" else ""
     print(
-        f"{kernel.fn.__name__}: {registers} registers, {stack} bytes of stack, {shared} bytes shared, "
-        f"{vectors} loads of 16 bytes"
+        f"{kernel.fn.__name__}{by_table}: {registers} registers, {stack} bytes of stack, "
+        f"{shared} bytes shared, {vectors} loads of 16 bytes"
     )
 
 
@@ -90,7 +106,8 @@ def numbers() -> None:
     for limbs, low_bits in ((1, 0), (2, 30)):
         blocks = gpu_launch.Blocks(words(N // 32), 5) if limbs == 1 else None
         gpu_launch.quantize(words(N), words(1), low_bits, words(limbs, N), words(1), blocks)
-        gpu_launch.quantize_at(words(N), found, words(1), low_bits, words(limbs, K), blocks)
+        for some in (found, gpu_launch.Candidates(longs(K), None)):
+            gpu_launch.quantize_at(words(N), some, words(1), low_bits, words(limbs, K), blocks)
         floats = torch.zeros(N)
         gpu_launch.dequantize(words(limbs, N), words(1), low_bits, 1, floats)
         gpu_launch.dequantize_at(words(limbs, K), found, words(1), low_bits, 3, floats)

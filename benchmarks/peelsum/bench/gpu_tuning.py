@@ -99,7 +99,8 @@ def _works(device: torch.device, n: int) -> Iterator[Work]:
     layout = SketchLayout.sized(len(where), _LANES, 7)
     sketch, compact = words(1, layout.cells), words(1, len(where))
     floats, at = torch.zeros(n, device=device), torch.zeros(n, device=device)
-    bases, listed = longs(index_words(n)), Candidates(longs(len(where)), longs(1))
+    bases, count = longs(index_words(n)), longs(1)
+    listed = Candidates(longs(len(where)), count)
     own = words(index_words(n))
     yield Work("index_kernel", lambda: gpu_launch.index(values, own, largest), [own, largest])
     yield Work(
@@ -110,7 +111,7 @@ def _works(device: torch.device, n: int) -> Iterator[Work]:
     yield Work(
         "totals_kernel",
         lambda: gpu_launch.positions(bitmap, n, bases, listed),
-        [listed.positions, listed.count],
+        [listed.positions, count],
     )
     yield Work(
         "block_magnitudes_kernel",

@@ -61,6 +61,7 @@ from peelsum.allreduce.plan import (
 )
 from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.allreduce.rounds import Note, Span, Step, unnoted
+from peelsum.allreduce.together import Together
 from peelsum.codec import (
     BFloat16,
     HostMemory,
@@ -461,11 +462,15 @@ class Allreduce:
             if own:
                 joined.append(own)
                 values = {name: one for name, one in values.items() if name not in first}
-        return joined, {
+        alone = {
             tensor.name: self._exchange(codec, tensor, values[tensor.name], out.get(tensor.name))
             for tensor in ordered(plan)
             if tensor.name in values
         }
+        places = [*{memory.beside(one) for one in values.values()}]
+        if isinstance(memory, HostMemory) or len(places) != 1:
+            return joined, alone
+        return [*joined, Together(alone, cast("DeviceMemory", places[0]))], {}
 
     def _host_bundle(
         self,

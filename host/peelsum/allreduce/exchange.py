@@ -118,6 +118,7 @@ class TensorExchange:
         self._packed = Packed()
         #: Number of elements of `total` that are estimates.
         self.estimated = 0
+        self._decoded: NDArray[np.float32] | None = None
         #: The names of its tensors, for messages.
         self.label = ""
         #: Words that this worker has sent; `Step` counts them.
@@ -125,7 +126,11 @@ class TensorExchange:
 
     def rounds(self) -> Rounds:
         """Yield every round of the exchange; send each round's sums back into the generator."""
-        return staged(self._rounds(), self._memory)
+        return staged(self.lone_rounds(), self._memory)
+
+    def lone_rounds(self) -> Rounds:
+        """Yield the same rounds as `rounds`, with words in the tensor's memory."""
+        return self._rounds()
 
     def _rounds(self) -> Rounds:
         if self.index is None:
@@ -347,12 +352,25 @@ class TensorExchange:
 
     def floats(self, divisor: int) -> NDArray[np.float32]:
         """Return float32[n]: the sum divided by `divisor`, or NaN if some worker's values are not finite."""
+        if self._decoded is None:
+            self.decode(divisor)
+            assert self._decoded is not None
+        return self._decoded
+
+    def decode(self, divisor: int) -> None:
+        """Begin to write what `floats` returns."""
+        self._decoded = self._dequantized(divisor)
+
+    def _dequantized(self, divisor: int) -> NDArray[np.float32]:
+        if not self.finite or self.fixed is None:
+            value = 0.0 if self.finite else np.nan
+            if self._out is None:
+                return self._memory.floats(self._elements, value)
+            self._out[:] = value
+            return self._out
         out, clear = (
             (self._out, not self._over) if self._out is not None else self._memory.result(self._elements)
         )
-        if not self.finite or self.fixed is None:
-            out[:] = 0.0 if self.finite else np.nan
-            return out
         if self.selection is None:
             self._ops.dequantize(self.total, self.fixed, divisor, out)
         else:

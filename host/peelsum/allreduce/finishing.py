@@ -16,13 +16,14 @@ from peelsum.allreduce.host_bundle import Member as HostMember
 from peelsum.allreduce.plan import Plan, TensorPlan
 from peelsum.allreduce.result import Results, Tally, TensorResult, TensorTally
 from peelsum.allreduce.rounds import Step
+from peelsum.allreduce.together import Together
 
 if TYPE_CHECKING:
     from peelsum.allreduce.device_bundle import DeviceBundle
     from peelsum.allreduce.device_bundle import Member as DeviceMember
 
     #: The exchange of several tensors.
-    Joined = Group | HostBundle | DeviceBundle
+    Joined = Group | HostBundle | DeviceBundle | Together
     #: One tensor's exchange, after its last round.
     Outcome = TensorExchange | GroupMember | DeviceMember
 
@@ -68,6 +69,8 @@ def finished(
             bundle.others.clear()
         else:
             step.label = several.label
+            if isinstance(several, Together):
+                several.decode(divisor)
             outcomes.update(several.members())
     # A bundle writes all its tensors at once: one after the other, they are complete before more can fail.
     outcomes.update(alone)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peelsum.codec import cpu
+from peelsum.codec import cpu, gpu_together
 from peelsum.codec import gpu_launch as launch
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
@@ -62,7 +62,7 @@ def index(values: Tensor, out: Tensor) -> Tensor:
 
 def index_over(values: Tensor, out: Tensor) -> Tensor:
     """See `Kernels.index_over`: returns int32[1]."""
-    values += 0.0
+    gpu_together.drop_signs_of_zeros(values)
     return index(values, out)
 
 
@@ -94,6 +94,7 @@ def occupied(positions: Tensor, total: Tensor | None = None) -> Tensor:
 
 def _not_zero(positions: Tensor, total: Tensor) -> Candidates:
     """Return the positions whose total[limbs, k] is not zero, with room for all of them."""
+    gpu_together.flush()  # torch reads the sums
     k = positions.numel()
     chosen = (total[0] != 0 if len(total) == 1 else total.any(0)).to(torch.int32)
     bitmap = _empty(index_words(k), positions)
@@ -165,7 +166,7 @@ def index_exponents(
 ) -> Tensor:
     """See `Kernels.index_exponents`: returns int32[1]. Keeps nothing in `packed`."""
     if over:
-        values += 0.0
+        gpu_together.drop_signs_of_zeros(values)
     launch.index(values.view(torch.int32), index, _empty(1, values))
     return block_exponents(values, block, exponents)
 
@@ -211,7 +212,7 @@ def scatter(
 ) -> None:
     """See `Kernels.scatter`."""
     if clear:
-        out.zero_()
+        gpu_together.clear(out)
     dequantize_at(quantized, cast(Tensor, selection.positions), fixed, divisor, out)
 
 
@@ -285,34 +286,20 @@ def _totals(bitmap: Tensor, elements: int) -> tuple[Tensor, Tensor]:
 
 def _all(positions: Tensor) -> Candidates:
     """Return positions[k] as Candidates, all of which are present."""
-    return Candidates(positions, _kept(positions.numel(), torch.int64, positions.device))
+    return Candidates(positions, None)
 
 
 def _seed(layout: SketchLayout | BloomLayout, like: Tensor) -> Tensor:
     """Return the layout's 64-bit seed as int64[1]."""
-    return _kept((layout.seed + _SIGN) % (2 * _SIGN) - _SIGN, torch.int64, like.device)
+    return gpu_together.number((layout.seed + _SIGN) % (2 * _SIGN) - _SIGN, torch.int64, like.device)
 
 
 def _scale(fixed: FixedPoint, like: Tensor) -> Tensor:
-    return _kept(fixed.scale, torch.int32, like.device)
+    return gpu_together.number(fixed.scale, torch.int32, like.device)
 
 
 def _blocks(fixed: FixedPoint) -> Blocks | None:
     return Blocks(fixed.octaves, fixed.block_bits) if isinstance(fixed.octaves, Tensor) else None
-
-
-def _kept(value: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a number as a tensor [1], which is kept: later calls need no launch to fill one.
-
-    Each stream has a tensor of its own, as streams do not wait for each other.
-    """
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    return _filled(value, dtype, device, stream)
-
-
-@lru_cache(1024)
-def _filled(value: int, dtype: torch.dtype, device: torch.device, stream: int) -> Tensor:
-    return torch.full((1,), value, dtype=dtype, device=device)
 
 
 def _empty(size: int, like: Tensor, dtype: torch.dtype = torch.int32) -> Tensor:

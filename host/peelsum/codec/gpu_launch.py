@@ -11,8 +11,9 @@ Words and values are int32 (floats as bit patterns); positions, counts and seeds
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,8 +25,10 @@ from peelsum.codec import gpu_index_kernels as indexes
 from peelsum.codec import gpu_peel_kernels as peeling
 from peelsum.codec import gpu_scale_kernels as scales
 from peelsum.codec import gpu_sketch_kernels as sketches
+from peelsum.codec import gpu_together
 from peelsum.codec.block_scales import turn_of
 from peelsum.codec.fixed_point import EXPONENT_WORDS
+from peelsum.codec.gpu_together import Together, clear, cooperating
 from peelsum.codec.gpu_tuning import Launch, tuned
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
@@ -43,9 +46,6 @@ _STRIDING = Launch(_CANDIDATES, _WARPS)
 #: Programs that stride over work whose size only the device knows: 8 for each of an H200's 132 SMs.
 _PROGRAMS = 1056
 _PROGRAMS_INTERPRETED = 2
-#: Programs of a cooperative launch for each SM. All must run at once: an SM's 65,536 registers are 128 for
-#: each of four times 128 threads.
-_PROGRAMS_PER_SM = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +64,8 @@ class Candidates:
 
     positions: Tensor
     """int64[capacity], of which the first `count` are valid, ascending."""
-    count: Tensor
-    """int64[1]."""
+    count: Tensor | None
+    """int64[1]; None if all of `positions` are valid."""
 
     @property
     def capacity(self) -> int:
@@ -116,6 +116,18 @@ class Peeling:
         return self.zeroed[-1:]
 
 
+@contextmanager
+def together() -> Iterator[Together]:
+    """Make the launches of several tensors, each in a lane of the `Together`, at the end of the context.
+
+    Those of the same kernel are one launch. Tables and joined copies for the host are allocated then. If the
+    context is left by an error, nothing is launched.
+    """
+    lanes = Together(lambda *launch, **options: _run(*launch, **options))
+    yield lanes
+    lanes.flush()
+
+
 def tiles(words: int, device: torch.device) -> int:
     """Return the number of tiles of a bitmap of `words` words: the size of `bases` for `totals`."""
     return -(-words // _scanned(device))
@@ -128,10 +140,10 @@ def magnitude(values: Tensor, largest: Tensor) -> None:
 
 def index(values: Tensor, bitmap: Tensor | None, largest: Tensor) -> None:
     """Run `Kernels.index` on values[n], into bitmap[index_words(n)], if given, and largest[1]."""
-    largest.zero_()
+    clear(largest)
     n, (tile, warps) = values.numel(), tuned("index_kernel", values.device)
     into = values if bitmap is None else bitmap
-    _run(
+    _launch(
         indexes.index_kernel, _cut(-(-n // WORD_BITS), tile),
         values, into, largest, n, bitmap is not None, tile, num_warps=warps,
     )  # fmt: skip
@@ -141,12 +153,13 @@ def totals(bitmap: Tensor, elements: int, bases: Tensor, count: Tensor) -> None:
     """Run `Kernels.count` into count[1]; write the set bits before each tile into bases[tiles]."""
     tile, warps = tuned("totals_kernel", bitmap.device)
     grid = _cut(bitmap.numel(), tile)
-    _run(indexes.totals_kernel, grid, bitmap, bases, elements, tile, num_warps=warps)
-    _run(indexes.scan_kernel, 1, bases, count, grid, _SCAN)
+    _launch(indexes.totals_kernel, grid, bitmap, bases, elements, tile, num_warps=warps)
+    _launch(indexes.scan_kernel, 1, bases, count, grid, _SCAN)
 
 
 def positions(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, first: int = 0) -> None:
     """Run `Kernels.positions` by prefix sums: as many as `out` has room for, and the true count."""
+    assert out.count is not None
     totals(bitmap, elements, bases, out.count)
     listed(bitmap, elements, bases, out, first)
 
@@ -154,7 +167,7 @@ def positions(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, fir
 def listed(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, first: int = 0) -> None:
     """Run the second half of `positions`, after `totals`."""
     tile = _scanned(bitmap.device)
-    _run(
+    _launch(
         indexes.positions_kernel, _cut(bitmap.numel(), tile),
         bitmap, bases, out.positions, elements, out.capacity, first, tile,
     )  # fmt: skip
@@ -162,7 +175,7 @@ def listed(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, first:
 
 def occupied(candidates: Candidates, out: Tensor) -> None:
     """Run `Kernels.occupied` into out[BLOCK_SIZES]."""
-    out.zero_()
+    clear(out)
     _stride(
         indexes.occupied_kernel, candidates,
         candidates.positions, candidates.count, out, candidates.capacity, BLOCK_SIZES,
@@ -174,25 +187,27 @@ def block_encode(bitmap: Tensor, elements: int, block: int, out: Tensor) -> None
     """Run `Kernels.block_encode` for blocks of 2 to 4096 elements."""
     if block < WORD_BITS:
         grid, bits = _cut(out.numel(), _TILE_WORDS), block.bit_length() - 1
-        _run(forms.small_block_encode_kernel, grid, bitmap, out, elements, bits, _TILE_WORDS)
+        _launch(forms.small_block_encode_kernel, grid, bitmap, out, elements, bits, _TILE_WORDS)
         return
     block_words = block // WORD_BITS
     words = max(1, _TILE_WORDS // block_words)
-    _run(forms.large_block_encode_kernel, -(-out.numel() // words), bitmap, out, elements, block_words, words)
+    _launch(
+        forms.large_block_encode_kernel, -(-out.numel() // words), bitmap, out, elements, block_words, words
+    )
 
 
 def block_decode(blocks: Tensor, elements: int, block: int, out: Tensor) -> None:
     """Run `Kernels.block_decode`."""
     bits = block.bit_length() - 1
     grid = _cut(out.numel(), _TILE_WORDS)
-    _run(forms.block_decode_kernel, grid, blocks, out, elements, bits, _TILE_WORDS)
+    _launch(forms.block_decode_kernel, grid, blocks, out, elements, bits, _TILE_WORDS)
 
 
 def bloom_encode(layout: BloomLayout, seed: Tensor, bitmap: Tensor, out: Tensor, first: int = 0) -> None:
     """Run `Kernels.bloom_encode`, with the seed in seed[1]."""
-    out.zero_()
+    clear(out)
     words = bitmap.numel()
-    _run(
+    _launch(
         forms.bloom_encode_kernel, -(-words // _BLOCK),
         bitmap, out, seed, words, first // WORD_BITS, layout.hashes, layout.rows, _BLOCK,
     )  # fmt: skip
@@ -202,7 +217,7 @@ def bloom_decode(
     layout: BloomLayout, seed: Tensor, words: Tensor, elements: int, out: Tensor, first: int = 0
 ) -> None:
     """Run `Kernels.bloom_decode`, with the seed in seed[1]."""
-    _run(
+    _launch(
         forms.bloom_decode_kernel, -(-out.numel() // _BLOCK),
         words, out, seed, elements, first // WORD_BITS, layout.hashes, layout.rows, _BLOCK,
     )  # fmt: skip
@@ -210,37 +225,37 @@ def bloom_decode(
 
 def gather_bits(bitmap: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None:
     """Run `Kernels.gather_bits`, given the mask's `totals` in `bases`; `out` may be larger than needed."""
-    out.zero_()
+    clear(out)
     words, tile = mask.numel(), _scanned(mask.device)
-    _run(forms.gather_bits_kernel, _cut(words, tile), bitmap, mask, bases, out, words, tile)
+    _launch(forms.gather_bits_kernel, _cut(words, tile), bitmap, mask, bases, out, words, tile)
 
 
 def scatter_bits(bits: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None:
     """Run `Kernels.scatter_bits`, given the mask's `totals` in `bases`."""
     words, tile = mask.numel(), _scanned(mask.device)
-    _run(forms.scatter_bits_kernel, _cut(words, tile), bits, mask, bases, out, words, tile)
+    _launch(forms.scatter_bits_kernel, _cut(words, tile), bits, mask, bases, out, words, tile)
 
 
 def block_exponents(values: Tensor, block: int, out: Tensor, largest: Tensor) -> None:
     """Run `Kernels.block_exponents` into out[blocks] and largest[1]."""
-    out.zero_()
-    largest.zero_()
+    clear(out)
+    clear(largest)
     n, blocks, words = values.numel(), out.numel(), block // WORD_BITS
     tile, warps = tuned("block_magnitudes_kernel", values.device)
     grid = _cut(-(-n // WORD_BITS), tile)
-    _run(scales.block_magnitudes_kernel, grid, values, out, largest, n, words, tile, num_warps=warps)
-    _run(scales.encode_exponents_kernel, -(-blocks // _BLOCK), out, largest, blocks, _BLOCK)
+    _launch(scales.block_magnitudes_kernel, grid, values, out, largest, n, words, tile, num_warps=warps)
+    _launch(scales.encode_exponents_kernel, -(-blocks // _BLOCK), out, largest, blocks, _BLOCK)
 
 
 def exponent(largest: Tensor, out: Tensor) -> None:
     """Write `exponent_words` of largest[1] into out[EXPONENT_WORDS]."""
-    _run(scales.exponent_kernel, 1, largest, out, EXPONENT_WORDS)
+    _launch(scales.exponent_kernel, 1, largest, out, EXPONENT_WORDS)
 
 
 def block_octaves(words: Tensor, exponent_field: int, out: Tensor) -> None:
     """Run `Kernels.block_octaves` into out[blocks]."""
     blocks, turn = words.numel(), turn_of(exponent_field)
-    _run(scales.decode_octaves_kernel, -(-blocks // _BLOCK), words, out, *turn, blocks, _BLOCK)
+    _launch(scales.decode_octaves_kernel, -(-blocks // _BLOCK), words, out, *turn, blocks, _BLOCK)
 
 
 def quantize(
@@ -252,10 +267,10 @@ def quantize(
     blocks: Blocks | None = None,
 ) -> None:
     """Run `Kernels.quantize` into out[limbs, n] and largest[1], with the scale in scale[1]."""
-    largest.zero_()
+    clear(largest)
     n, (octaves, block_bits) = values.numel(), _octaves(scale, blocks)
     tile, warps = tuned("quantize_kernel", values.device)
-    _run(
+    _launch(
         sketches.quantize_kernel, _cut(n, tile),
         values, out, largest, scale, octaves, n, block_bits, low_bits,
         blocks is not None, out.shape[0], tile, num_warps=warps,
@@ -291,7 +306,7 @@ def dequantize(
     """Run `Kernels.dequantize` on quantized[limbs, n], into float32 out[n]."""
     n, (octaves, block_bits) = out.numel(), _octaves(scale, blocks)
     tile, warps = tuned("dequantize_kernel", out.device)
-    _run(
+    _launch(
         sketches.dequantize_kernel, _cut(n, tile),
         quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
         blocks is not None, quantized.shape[0], tile, num_warps=warps,
@@ -321,7 +336,7 @@ def sketch_encode(
     layout: SketchLayout, seed: Tensor, candidates: Candidates, values: Tensor, out: Tensor
 ) -> None:
     """Run `Kernels.sketch_encode` on values[capacity], with the seed in seed[1]."""
-    out.zero_()
+    clear(out)
     _stride(
         sketches.sketch_encode_kernel, candidates,
         candidates.positions, candidates.count, values, out, seed,
@@ -342,12 +357,12 @@ def index_sketch(
     first: int = 0,
 ) -> None:
     """Run `Kernels.index_sketch` into bitmap, sketch[limbs, cells] and largest[1]."""
-    sketch.zero_()
-    largest.zero_()
+    clear(sketch)
+    clear(largest)
     n, limbs = values.numel(), sketch.shape[0]
     share, lanes, segmented = _segments(layout)
     tile, warps = tuned("index_sketch_kernel", values.device)
-    _run(
+    _launch(
         sketches.index_sketch_kernel, _cut(-(-n // WORD_BITS), tile),
         values, bitmap, sketch, largest, seed, scale, n, first, layout.rows, layout.cells, share, low_bits,
         lanes, lanes % WORD_BITS == 0, segmented, limbs, _PIECE_WORDS, tile,
@@ -363,8 +378,8 @@ def peel(
     Values go into out[limbs, capacity]; columns from `count` on are zeroed. `room.left` is the left-over's
     size.
     """
-    room.zeroed.zero_()
-    room.sums.copy_(sketch)
+    clear(room.zeroed)
+    gpu_together.copy(sketch, room.sums)
     limbs = len(room.sums)
     _stride(
         peeling.load_kernel, candidates,
@@ -373,14 +388,14 @@ def peel(
     )  # fmt: skip
     if not candidates.capacity:
         return
-    _run(
+    _launch(
         peeling.first_round_kernel, -(-layout.cells // _BLOCK),
         room.state, room.queue, room.progress, room.waiting,
         layout.cells, layout.segment_cells // SUB_TABLES, _BLOCK,
     )  # fmt: skip
     most = -(-candidates.capacity // _CANDIDATES)
-    _run(
-        peeling.rounds_kernel, min(_cooperating(sketch.device), most),
+    _launch(
+        peeling.rounds_kernel, min(cooperating(sketch.device), most),
         candidates.positions, candidates.count, room.state, room.sums, room.queue, room.progress,
         room.waiting, out, seed, layout.cells, candidates.capacity, layout.rows, *_segments(layout),
         limbs, _CANDIDATES,
@@ -411,12 +426,12 @@ def bundle_headers(values: Tensor, segments: Segments, scratch: Tensor, out: Ten
     """Write the headers of all tensors into `out`; scratch[tensors + blocks] is working memory."""
     tensors, blocks = segments.headers.numel(), segments.blocks
     largest, magnitudes = scratch[:tensors], scratch[tensors:]
-    largest.zero_()
-    _run(
+    clear(largest)
+    _launch(
         bundles.bundle_magnitudes_kernel, _cut(blocks, _TILE_WORDS),
         values, segments.begins, segments.tensors, largest, magnitudes, blocks, _TILE_WORDS,
     )  # fmt: skip
-    _run(
+    _launch(
         bundles.bundle_headers_kernel, tensors,
         magnitudes, largest, segments.firsts, segments.headers, out, _BUNDLE_WORDS,
     )  # fmt: skip
@@ -425,7 +440,7 @@ def bundle_headers(values: Tensor, segments: Segments, scratch: Tensor, out: Ten
 def bundle_quantize(values: Tensor, segments: Segments, places: Tensor, scale: Tensor, out: Tensor) -> None:
     """Quantize block b by scale[b], from out[places[b]] on, unless scale[b] says that it is not sent."""
     blocks = segments.blocks
-    _run(
+    _launch(
         bundles.bundle_quantize_kernel, _cut(blocks, _TILE_WORDS),
         values, segments.begins, places, scale, out, blocks, _TILE_WORDS,
     )  # fmt: skip
@@ -436,7 +451,7 @@ def bundle_dequantize(
 ) -> None:
     """Do the inverse of `bundle_quantize` on sums: float32 out[n]."""
     blocks = segments.blocks
-    _run(
+    _launch(
         bundles.bundle_dequantize_kernel, _cut(blocks, _TILE_WORDS),
         total, segments.begins, places, scale, divisor, out, blocks, _TILE_WORDS,
     )  # fmt: skip
@@ -468,7 +483,7 @@ def _stride(kernel: Any, candidates: Candidates, *arguments: Any, launch: Launch
     """Launch a kernel that strides over candidates whose count only the device knows."""
     most = _PROGRAMS if candidates.positions.is_cuda else _PROGRAMS_INTERPRETED
     grid = min(_cut(candidates.capacity, launch.tile), most)
-    _run(kernel, grid, *arguments, launch.tile, num_warps=launch.warps)
+    _launch(kernel, grid, *arguments, launch.tile, num_warps=launch.warps)
 
 
 def _cut(size: int, tile: int) -> int:
@@ -481,16 +496,16 @@ def _scanned(device: torch.device) -> int:
     return tuned("totals_kernel", device).tile
 
 
+def _launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+    """Launch a kernel, or keep its launch for `together`."""
+    if not gpu_together.keep(kernel, programs, arguments, options):
+        tabled = (None, 0) if gpu_together.has_table(kernel) else ()
+        _run(kernel, programs, *tabled, *arguments, **options)
+
+
 def _run(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-    """Launch on the device of the first argument, a tensor, and on the current stream there."""
+    """Launch on the device of the first argument that is a tensor, and on the current stream there."""
     if programs:
-        with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
+        like = next(one for one in arguments if isinstance(one, Tensor))
+        with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
             kernel[(programs,)](*arguments, **options)
-
-
-@cache
-def _cooperating(device: torch.device) -> int:
-    """Return how many programs of a cooperative launch all run at the same time."""
-    if device.type != "cuda":
-        return 1  # the interpreter runs them one after the other
-    return _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count

@@ -10,6 +10,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peelsum.codec import gpu_launch
+from peelsum.codec import gpu_launch, gpu_together
 from peelsum.codec.errors import CodecError
 from peelsum.codec.floats import BFloat16
+from peelsum.codec.gpu_together import Together
 
 
 class DeviceMemory:
@@ -119,6 +121,10 @@ class DeviceMemory:
             self._near[values.device] = DeviceMemory(values.device, direct=self.direct)
         return self._near[values.device]
 
+    def together(self) -> AbstractContextManager[Together]:
+        """Return a context that makes the launches of several tensors at its end."""
+        return gpu_launch.together()
+
     def words(self, count: int) -> Tensor:
         """See `Memory.words`."""
         return torch.empty(count, dtype=torch.int32, device=self._device)
@@ -133,7 +139,11 @@ class DeviceMemory:
 
     def floats(self, count: int, value: float = 0.0) -> Tensor:
         """See `Memory.floats`."""
-        return torch.full((count,), value, dtype=torch.float32, device=self._device)
+        floats = torch.empty(count, dtype=torch.float32, device=self._device)
+        if value:
+            return floats.fill_(value)
+        gpu_together.clear(floats)
+        return floats
 
     def result(self, count: int) -> tuple[Tensor, bool]:
         """See `Memory.result`."""
@@ -191,7 +201,7 @@ class DeviceMemory:
         """Copy from the host to the device, through pinned memory, which torch keeps and reuses in time."""
         there = torch.empty(len(array), dtype=dtype, device=self._device)
         if len(array):
-            staged = _pinned(there)
+            staged = gpu_together.pinned(there)
             staged.numpy()[:] = array
             there.copy_(staged, non_blocking=True)
         return there
@@ -208,7 +218,8 @@ _WAITS = _Waits()
 
 
 def wait(device: torch.device) -> None:
-    """Wait for all work on the current stream of a device."""
+    """Wait for all work on the current stream of a device, also for launches that are kept."""
+    gpu_together.flush()
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
     _WAITS.done[stream_of(device)] += 1
@@ -219,15 +230,15 @@ def later(array: Tensor) -> Callable[[], NDArray[Any]]:
 
     It waits, unless this thread has waited for the current stream since the copy began.
     """
-    host, stream = _pinned(array), stream_of(array.device)
-    host.copy_(array.view(-1), non_blocking=True)
+    copy, device, stream = gpu_together.copied(array), array.device, stream_of(array.device)
     before = _WAITS.done[stream]
 
     def read() -> NDArray[Any]:
         if _WAITS.done[stream] == before:
-            wait(array.device)
-        copied: NDArray[Any] = host.numpy()
-        return copied
+            wait(device)
+        assert copy.host is not None
+        host: NDArray[Any] = copy.host.numpy()
+        return host
 
     return read
 
@@ -235,8 +246,3 @@ def later(array: Tensor) -> Callable[[], NDArray[Any]]:
 def stream_of(device: torch.device) -> tuple[torch.device, int]:
     """Return the device and its current stream's number."""
     return device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-
-
-def _pinned(like: Tensor) -> Tensor:
-    """Allocate memory on the host for a copy to or from a device. Torch keeps it, and reuses it in time."""
-    return torch.empty(like.numel(), dtype=like.dtype, pin_memory=like.is_cuda)

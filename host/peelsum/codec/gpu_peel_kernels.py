@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 
 from peelsum.codec import layout
-from peelsum.codec.gpu_index_kernels import singly, wide
+from peelsum.codec.gpu_index_kernels import present, singly, wide
 from peelsum.codec.gpu_sketch_kernels import cells_of, segment_of
+from peelsum.codec.gpu_table_kernels import ints, longs, placed, size
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _ONE = tl.constexpr(2**32)
@@ -25,12 +26,16 @@ _ITEM = tl.constexpr(4)
 
 @triton.jit
 def load_kernel(
-    positions, count, state, waiting, out, seed, capacity, rows, share,
+    table, launches, positions, count, state, waiting, out, seed, capacity, rows, share,
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add candidates to their cells' state, which must be zero; set them as waiting; zero `out`."""
-    candidates = tl.minimum(tl.load(count), capacity)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, capacity, tl.num_programs(0) * BLOCK):
+    launch, program, programs = placed(table, launches)
+    positions, count, state = longs(launch, 0, positions), longs(launch, 1, count), longs(launch, 2, state)
+    waiting, out, seed = ints(launch, 3, waiting), ints(launch, 4, out), longs(launch, 5, seed)
+    capacity, rows, share = size(launch, 6, capacity), size(launch, 7, rows), size(launch, 8, share)
+    candidates = present(count, capacity)
+    for start in range(program.to(tl.int64) * BLOCK, capacity, programs * BLOCK):
         t = singly(start, BLOCK)
         inside = t < candidates
         position = tl.load(positions + t, mask=inside, other=0)
@@ -56,20 +61,27 @@ def _queue(queue, end, grown, waiting, state, sub_table, inside):
 
 
 @triton.jit
-def first_round_kernel(state, queue, progress, waiting, cells, table_cells, BLOCK: tl.constexpr):
+def first_round_kernel(
+    table, launches, state, queue, progress, waiting, cells, table_cells, BLOCK: tl.constexpr
+):
     """Queue the candidates of all initially pure cells; a sub-table of a segment has `table_cells`."""
-    cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    launch, program, _ = placed(table, launches)
+    state, queue, progress = longs(launch, 0, state), longs(launch, 1, queue), longs(launch, 2, progress)
+    waiting, cells = ints(launch, 3, waiting), size(launch, 4, cells)
+    table_cells = size(launch, 5, table_cells)
+    cell = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     held = tl.load(state + cell, mask=cell < cells, other=0)
     _queue(queue, wide(0), progress, waiting, held, cell // table_cells % _SUB_TABLES, cell < cells)
 
 
 @triton.jit
 def _peel_round(
-    begin, end, following, positions, state, sums, queue, waiting, out, seed, cells, capacity, rows, share,
+    program, programs, begin, end, following, positions, state, sums, queue, waiting, out, seed, cells,
+    capacity, rows, share,
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel queue[begin:end]; queue, behind them, candidates whose cells become pure, and count them."""
-    for start in range(begin + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
+    for start in range(begin + program * BLOCK, end, programs * BLOCK):
         at = singly(start, BLOCK)
         inside = at < end
         item = tl.load(queue + at, mask=inside, other=0)
@@ -97,14 +109,14 @@ def _peel_round(
 
 
 @triton.jit
-def _meet(arrived, times):
-    """Wait until every program has arrived `times` times; then each sees what all wrote before they arrived.
+def _meet(arrived, times, programs):
+    """Wait until all programs have arrived `times` times; then each sees what all wrote before they arrived.
 
-    All programs must run at the same time, as those of a cooperative launch do.
+    They must run at the same time, as those of a cooperative launch do.
     """
     tl.debug_barrier()
     tl.atomic_add(arrived, 1, sem="release")
-    while tl.load(arrived, volatile=True) < times * tl.num_programs(0).to(tl.int64):
+    while tl.load(arrived, volatile=True) < times * programs.to(tl.int64):
         pass
     tl.atomic_add(arrived, 0, sem="acquire")
     tl.debug_barrier()
@@ -112,8 +124,8 @@ def _meet(arrived, times):
 
 @triton.jit
 def rounds_kernel(
-    positions, count, state, sums, queue, progress, waiting, out, seed, cells, capacity, rows, share,
-    LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    table, launches, positions, count, state, sums, queue, progress, waiting, out, seed, cells, capacity,
+    rows, share, LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel the queue, round after round, until no candidate is queued: the rest is the 2-core.
 
@@ -121,6 +133,12 @@ def rounds_kernel(
     queued for the first round; round r counts those of the next in progress[(r + 1) % 3]. progress[3]
     counts arrivals at the barriers between rounds. progress[4] becomes the number of candidates left over.
     """
+    launch, program, programs = placed(table, launches)
+    positions, count, state = longs(launch, 0, positions), longs(launch, 1, count), longs(launch, 2, state)
+    sums, queue, progress = ints(launch, 3, sums), longs(launch, 4, queue), longs(launch, 5, progress)
+    waiting, out, seed = ints(launch, 6, waiting), ints(launch, 7, out), longs(launch, 8, seed)
+    cells, capacity = size(launch, 9, cells), size(launch, 10, capacity)
+    rows, share = size(launch, 11, rows), size(launch, 12, share)
     begin, round_ = wide(0), wide(0)
     end = tl.load(progress)
     while begin < end:
@@ -128,11 +146,11 @@ def rounds_kernel(
         tl.store(progress + (round_ + 2) % 3, wide(0))
         following = progress + (round_ + 1) % 3
         _peel_round(
-            begin, end, following, positions, state, sums, queue, waiting, out, seed, cells, capacity, rows,
-            share, LANES, SEGMENTED, LIMBS, BLOCK,
+            program, programs, begin, end, following, positions, state, sums, queue, waiting, out, seed,
+            cells, capacity, rows, share, LANES, SEGMENTED, LIMBS, BLOCK,
         )  # fmt: skip
         round_ += 1
-        _meet(progress + 3, round_)
+        _meet(progress + 3, round_, programs)
         begin = end
         end += tl.load(following, volatile=True)
-    tl.store(progress + 4, tl.minimum(tl.load(count), capacity) - end)
+    tl.store(progress + 4, present(count, capacity) - end)

@@ -8,6 +8,7 @@ import triton.language as tl
 from peelsum.codec import block_scales
 from peelsum.codec.fixed_point import MANTISSA_BITS
 from peelsum.codec.gpu_index_kernels import WORD_BITS, load_tile, popcount, raise_to
+from peelsum.codec.gpu_table_kernels import ints, placed, size
 
 _LEVELS = tl.constexpr(block_scales.LEVELS)
 _LEVEL_BITS = tl.constexpr(block_scales.LEVEL_BITS)
@@ -24,19 +25,24 @@ def exponent_words(largest, word):
 
 
 @triton.jit
-def exponent_kernel(largest, out, WORDS: tl.constexpr):
+def exponent_kernel(table, launches, largest, out, WORDS: tl.constexpr):
     """Write the exponent field of largest[1], one-hot, into out[WORDS]. One program."""
+    launch, _, _ = placed(table, launches)
+    largest, out = ints(launch, 0, largest), ints(launch, 1, out)
     word = tl.arange(0, WORDS)
     tl.store(out + word, exponent_words(tl.load(largest), word))
 
 
 @triton.jit
-def block_magnitudes_kernel(values, out, largest, n, block_words, WORDS: tl.constexpr):
+def block_magnitudes_kernel(table, launches, values, out, largest, n, block_words, WORDS: tl.constexpr):
     """Raise out[blocks], which must be zero, to the blocks' magnitudes, and largest[1] to that of values[n].
 
     Values are given as bit patterns; a block has `block_words` times 32.
     """
-    tile = tl.program_id(0).to(tl.int64) * WORDS
+    launch, program, _ = placed(table, launches)
+    values, out, largest = ints(launch, 0, values), ints(launch, 1, out), ints(launch, 2, largest)
+    n, block_words = size(launch, 3, n), size(launch, 4, block_words)
+    tile = program.to(tl.int64) * WORDS
     word = tile + tl.arange(0, WORDS)
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
     magnitudes = load_tile(values, element, (tile + WORDS) * WORD_BITS, n) & 0x7FFFFFFF
@@ -57,17 +63,22 @@ def block_words(most, largest):
 
 
 @triton.jit
-def encode_exponents_kernel(blocks, largest, count, BLOCK: tl.constexpr):
+def encode_exponents_kernel(table, launches, blocks, largest, count, BLOCK: tl.constexpr):
     """Replace blocks[count], each block's magnitude, by its word; largest[1] is the tensor's magnitude."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    launch, program, _ = placed(table, launches)
+    blocks, largest, count = ints(launch, 0, blocks), ints(launch, 1, largest), size(launch, 2, count)
+    at = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     most = tl.load(blocks + at, mask=at < count, other=0)
     tl.store(blocks + at, block_words(most, tl.load(largest)), mask=at < count)
 
 
 @triton.jit
-def decode_octaves_kernel(words, out, turn, spare, count, BLOCK: tl.constexpr):
+def decode_octaves_kernel(table, launches, words, out, turn, spare, count, BLOCK: tl.constexpr):
     """Write the octaves of words[count], OR-ed over all workers, given `block_scales.turn_of`."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    launch, program, _ = placed(table, launches)
+    words, out, count = ints(launch, 0, words), ints(launch, 1, out), size(launch, 4, count)
+    turn, spare = size(launch, 2, turn).to(tl.int32), size(launch, 3, spare).to(tl.int32)
+    at = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(words + at, mask=at < count, other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
     # Twice the word, shifted: its upper half is the word turned left.
     turned = (((word << 32 | word) << turn) >> 32).to(tl.uint32)

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from peelsum.codec import layout
-from peelsum.codec.gpu_index_kernels import WORD_BITS, load_tile, packed, raise_to, singly, wide
+from peelsum.codec.gpu_index_kernels import WORD_BITS, load_tile, packed, present, raise_to, singly, wide
+from peelsum.codec.gpu_table_kernels import floats, ints, longs, placed, size
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _MIX_STEP = tl.constexpr(layout.MIX_STEP)
@@ -108,11 +109,15 @@ def _limb(number, limb, low_bits, LIMBS: tl.constexpr):
 
 @triton.jit
 def quantize_kernel(
-    values, out, largest, scale, octaves, n, block_bits, low_bits,
+    table, launches, values, out, largest, scale, octaves, n, block_bits, low_bits,
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize values[n], given as bit patterns, into out[LIMBS, n], and write their magnitude."""
-    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    launch, program, _ = placed(table, launches)
+    values, out, largest = ints(launch, 0, values), ints(launch, 1, out), ints(launch, 2, largest)
+    scale, octaves, n = ints(launch, 3, scale), ints(launch, 4, octaves), size(launch, 5, n)
+    block_bits, low_bits = size(launch, 6, block_bits), size(launch, 7, low_bits)
+    begin = program.to(tl.int64) * BLOCK
     element = begin + tl.arange(0, BLOCK)
     bits = load_tile(values, element, begin + BLOCK, n)
     scales = _scale_of(element, element < n, scale, octaves, block_bits, BLOCKS)
@@ -124,12 +129,16 @@ def quantize_kernel(
 
 @triton.jit
 def quantize_at_kernel(
-    values, positions, count, out, scale, octaves, capacity, block_bits, low_bits,
+    table, launches, values, positions, count, out, scale, octaves, capacity, block_bits, low_bits,
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize values[positions[count]] into out[LIMBS, capacity]."""
-    candidates = tl.minimum(tl.load(count), capacity)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
+    launch, program, programs = placed(table, launches)
+    values, positions, count = ints(launch, 0, values), longs(launch, 1, positions), longs(launch, 2, count)
+    out, scale, octaves = ints(launch, 3, out), ints(launch, 4, scale), ints(launch, 5, octaves)
+    capacity, block_bits = size(launch, 6, capacity), size(launch, 7, block_bits)
+    low_bits, candidates = size(launch, 8, low_bits), present(count, capacity)
+    for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         bits = tl.load(values + position, mask=t < candidates, other=0)
@@ -152,11 +161,15 @@ def _float(quantized, at, stride, inside, scale, divisor, low_bits, LIMBS: tl.co
 
 @triton.jit
 def dequantize_kernel(
-    quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
+    table, launches, quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
     BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Dequantize quantized[LIMBS, n] into float32 out[n]."""
-    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    launch, program, _ = placed(table, launches)
+    quantized, out, scale = ints(launch, 0, quantized), floats(launch, 1, out), ints(launch, 2, scale)
+    octaves, n, divisor = ints(launch, 3, octaves), size(launch, 4, n), size(launch, 5, divisor)
+    block_bits, low_bits = size(launch, 6, block_bits), size(launch, 7, low_bits)
+    element = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = element < n
     scales = _scale_of(element, inside, scale, octaves, block_bits, BLOCKS)
     value = _float(quantized, element, wide(n), inside, scales, divisor, low_bits, LIMBS)
@@ -165,12 +178,18 @@ def dequantize_kernel(
 
 @triton.jit
 def dequantize_at_kernel(
-    quantized, positions, count, out, scale, octaves, capacity, divisor, block_bits, low_bits,
-    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    table, launches, quantized, positions, count, out, scale, octaves, capacity, divisor, block_bits,
+    low_bits, BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Dequantize quantized[LIMBS, capacity] into float32 out[positions[count]]."""
-    candidates = tl.minimum(tl.load(count), capacity)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
+    launch, program, programs = placed(table, launches)
+    quantized, positions = ints(launch, 0, quantized), longs(launch, 1, positions)
+    count = longs(launch, 2, count)
+    out, scale, octaves = floats(launch, 3, out), ints(launch, 4, scale), ints(launch, 5, octaves)
+    capacity, divisor = size(launch, 6, capacity), size(launch, 7, divisor)
+    block_bits, low_bits = size(launch, 8, block_bits), size(launch, 9, low_bits)
+    candidates = present(count, capacity)
+    for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         scales = _scale_of(position, t < candidates, scale, octaves, block_bits, BLOCKS)
@@ -180,12 +199,15 @@ def dequantize_at_kernel(
 
 @triton.jit
 def sketch_encode_kernel(
-    positions, count, values, out, seed, capacity, rows, share,
+    table, launches, positions, count, values, out, seed, capacity, rows, share,
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add values[count] at positions[count] to the sketch `out`, which must be zero."""
-    candidates = tl.minimum(tl.load(count), capacity)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, candidates, tl.num_programs(0) * BLOCK):
+    launch, program, programs = placed(table, launches)
+    positions, count, values = longs(launch, 0, positions), longs(launch, 1, count), ints(launch, 2, values)
+    out, seed, capacity = ints(launch, 3, out), longs(launch, 4, seed), size(launch, 5, capacity)
+    rows, share, candidates = size(launch, 6, rows), size(launch, 7, share), present(count, capacity)
+    for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         value = tl.load(values + t, mask=t < candidates, other=0)
@@ -236,7 +258,7 @@ def _add_words(
 
 @triton.jit
 def index_sketch_kernel(
-    values, bitmap, sketch, largest, seed, scale, n, first, rows, cells, share, low_bits,
+    table, launches, values, bitmap, sketch, largest, seed, scale, n, first, rows, cells, share, low_bits,
     LANES: tl.constexpr, ALIGNED: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr,
     PIECE: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
@@ -245,7 +267,12 @@ def index_sketch_kernel(
     A tile is loaded 16 bytes at a time, as for `index_kernel`. Its non-zeros are added in pieces of PIECE
     words, which are in the cache then: fewer registers for each thread leave room for more threads.
     """
-    tile = tl.program_id(0).to(tl.int64) * WORDS
+    launch, program, _ = placed(table, launches)
+    values, bitmap, sketch = ints(launch, 0, values), ints(launch, 1, bitmap), ints(launch, 2, sketch)
+    largest, seed, scale = ints(launch, 3, largest), longs(launch, 4, seed), ints(launch, 5, scale)
+    n, first, rows = size(launch, 6, n), size(launch, 7, first), size(launch, 8, rows)
+    cells, share, low_bits = size(launch, 9, cells), size(launch, 10, share), size(launch, 11, low_bits)
+    tile = program.to(tl.int64) * WORDS
     word = tile + tl.arange(0, WORDS)
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
     magnitudes = load_tile(values, element, (tile + WORDS) * WORD_BITS, n) & 0x7FFFFFFF

@@ -325,7 +325,7 @@ def warm_up(implementation: Implementation = "cpu") -> None:
 
     Takes seconds if Numba's or Triton's cache is cold; of processes that start together, one compiles for
     Numba's cache and the others wait for it. Triton compiles the "gpu" kernels once more for other
-    lanes, and for sizes that are multiples of 16.
+    lanes, for sizes that are multiples of 16, and for the first step with several sparse tensors.
     """
     ops, room = kernels(implementation), memory(implementation)
     with first_alone(cache_of(cpu_index_loops.count), "codec") if implementation == "cpu" else nullcontext():
