@@ -31,10 +31,13 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"implementation": "tpu"}, "implementation: 'tpu' is unknown; use 'cpu' or 'gpu'"),
         ({"graphs": 1, "implementation": "gpu"}, "graphs: 1 is not a choice; give True or False"),
         ({"joined": 1}, "joined: 1 is not a choice; give True or False"),
-        ({"joined": True}, "joined: True is for chosen elements; use it with a sparsifier"),
+        (
+            {"joined": True},
+            "joined: True is for chosen elements; use it with a sparsifier, or an indexed compressor",
+        ),
         (
             {"joined": True, "strategy": Flexible()},
-            "joined: True is for chosen elements; use it with a sparsifier",
+            "joined: True is for chosen elements; use it with a sparsifier, or an indexed compressor",
         ),
         (
             {"joined": True, "sparsifier": TopK(0.1), "forms": {"weight": "dense"}},

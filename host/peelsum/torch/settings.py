@@ -91,7 +91,9 @@ class Settings:
         if self.graphs and self.implementation == "cpu":
             raise HookConfigError("graphs: True is for launches on a GPU; use implementation='gpu' with it")
         if self.joined and (self.method is None or self.method.kind != "indexed"):
-            raise HookConfigError("joined: True is for chosen elements; use it with a sparsifier")
+            raise HookConfigError(
+                "joined: True is for chosen elements; use it with a sparsifier, or an indexed compressor"
+            )
         if self.joined and not isinstance(self.forms, str):
             raise HookConfigError("joined: True takes one form for all; use joined=False with forms by name")
         if self.sparsifier is not None and self.compressor is not None:

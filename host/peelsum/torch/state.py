@@ -71,8 +71,8 @@ class SwitchAllreduceState:
       Sparsifiers run on the host.
     - `graphs`: with `implementation="gpu"`, replay CUDA graphs of the launches for a bucket's dense tensors
       of up to 32,767 elements, once the bucket has been summed. See `peelsum.allreduce.Allreduce`.
-    - `joined`: with a sparsifier, sum a bucket's chosen elements as one tensor, in less processor time. What
-      is rounded off then depends on how DDP cuts buckets.
+    - `joined`: with a sparsifier or an indexed compressor, sum a bucket's chosen elements as one tensor, in
+      less processor time. What is rounded off then depends on how DDP cuts buckets.
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
       takes the job's timeout, or 30 s.
     - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
