@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(PYTEST) $(ONE_MORE) -m "not slow and not system"
 
-# Whole systems of processes, which .ci/run tests beside `make test`.
+# Whole systems of processes: a run of its own, as long as `make test`.
 test-system: $(VENV)/.installed
 	$(PYTEST) logical -m "system and not slow"
 

@@ -86,6 +86,7 @@ def test_decodes_the_exact_sum_of_workers() -> None:
     np.testing.assert_array_equal(out.cpu().numpy(), (exact * 2.0**-fixed.scale).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_rows_of_a_device_have_the_sizes_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every run has its own seed, and sizes differ a little: one run makes the result deterministic.
     monkeypatch.setattr(timing, "REPEATS", 1)

@@ -113,7 +113,7 @@ def test_sparse_tensors_share_launches(
 @pytest.mark.parametrize("predict", [False, True])
 @pytest.mark.parametrize("index", ["bitmap", "two_level", "bloom"])
 @pytest.mark.parametrize("form", ["dense", "compact", "sketch"])
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 def test_several_tensors_wait_no_more_than_one(form: str, index: str, predict: bool, limbs: int) -> None:
     """The host waits for all tensors' numbers at once, in every form and refinement.
 

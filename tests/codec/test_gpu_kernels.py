@@ -487,6 +487,7 @@ def test_large_tensors(n: int) -> None:
     assert peeled(SketchLayout.sized(where.size, 256, 1), where, numbers) == 0
 
 
+@pytest.mark.slow
 def test_a_hundred_runs_give_the_same_bits() -> None:
     """Threads come in another order in every run on a device; sums of integers do not depend on it.
 

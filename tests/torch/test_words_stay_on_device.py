@@ -284,7 +284,7 @@ def test_waits_without_copies_to_the_host(monkeypatch: pytest.MonkeyPatch) -> No
         (2, {"forms": "dense"}),
         (4, {"forms": "compact", "index": "bitmap", "limbs": 2}),
         (5, {"forms": "compact", "index": "bloom", "limbs": 2}),
-        (5, {"forms": "sketch", "index": "bitmap"}),
+        pytest.param(5, {"forms": "sketch", "index": "bitmap"}, marks=pytest.mark.slow),
         (3, {"forms": "auto"}),
         (3, {"forms": {"0": "auto", "1": "dense"}, "limbs": 2}),
     ],
