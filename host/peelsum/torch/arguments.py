@@ -54,7 +54,6 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "momentum": (lambda value: isinstance(value, Real), "is not a number; give one from 0 to below 1"),
     "implementation": (lambda value: value in ("cpu", "gpu"), "is unknown; use 'cpu' or 'gpu'"),
-    "graphs": (lambda value: isinstance(value, bool), "is not a choice; give True or False"),
     "joined": (lambda value: isinstance(value, bool), "is not a choice; give True or False"),
     "log_every": (
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
