@@ -59,8 +59,6 @@ def test_every_worker_raises(make_workers: Any, odd: Any, steps_before: int, for
         {"index": "bloom"},
         {"predict": True},
         {"network": NetworkModel(gbps=100.0)},
-        {"limbs": 2},
-        {"estimate": True},
         {"sparse": {"g"}},
     ],
 )
@@ -216,7 +214,6 @@ def test_calls_with_some_of_the_tensors_are_told_of_all(make_workers: Any) -> No
         ({"forms": ["dense"]}, "forms: ['dense'] is not a form; give one for all, or a dict by name"),
         ({"average": 3}, "average: 3 is not a bool; use True or False"),
         ({"predict": "no"}, "predict: 'no' is not a bool; use True or False"),
-        ({"estimate": 1}, "estimate: 1 is not a bool; use True or False"),
     ],
     ids=str,
 )

@@ -30,14 +30,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.bundle import bundled, ordered
 from peelsum.allreduce.costs import NetworkModel
-from peelsum.allreduce.errors import DeviceMemoryError, InvalidRequestError, PlanMismatchError
+from peelsum.allreduce.errors import (
+    DeviceMemoryError,
+    InvalidRequestError,
+    PlanMismatchError,
+    refuse_arguments,
+)
 from peelsum.allreduce.exchange import Setting, TensorExchange
 from peelsum.allreduce.finishing import finished
 from peelsum.allreduce.forms import (
@@ -149,7 +154,9 @@ class Allreduce:
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
         note: Note = unnoted,
+        **removed: Never,
     ) -> None:
+        refuse_arguments(removed)
         self._summation = summation
         flags = {"average": average, "predict": predict}
         for option, flag in flags.items():

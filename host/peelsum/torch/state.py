@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from peelsum.allreduce import NetworkModel, RequestedForm, RequestedIndex, Summation
 from peelsum.compress import Chooser, Compressor
 from peelsum.flexible import Flexible
-from peelsum.torch.arguments import check_arguments
+from peelsum.torch.arguments import check_arguments, check_removed
 from peelsum.torch.backward_pass import PassCounter, call_at_end, in_pass, this_pass, wait_at_end
 from peelsum.torch.bucket_sum import BucketSums
 from peelsum.torch.checkpoint import loaded, saved
@@ -101,7 +101,9 @@ class SwitchAllreduceState:
         timeout_s: float | None = None,
         log_every: int = 0,
         joined: bool = False,
+        **removed: Never,
     ) -> None:
+        check_removed(removed)
         check_arguments(process_group=process_group, network=network)
         self.process_group = process_group
         self._settings = Settings(
