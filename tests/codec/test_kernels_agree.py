@@ -117,23 +117,21 @@ def test_segments(share: int, segments: int, cores: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(threads, "PER_CORE", 1)
     rng = np.random.default_rng(share)
     where = np.sort(rng.choice(5000, 389, replace=False)).astype(np.int64)
-    numbers = rng.integers(-(2**31), 2**31, (2, where.size)).astype(np.int32)
+    numbers = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
     layout = SketchLayout(8, 6, 9, segments, share)
-    sketches = [np.full((2, layout.cells), 7, np.uint32) for _ in range(3)]
-    decoded = [np.full((2, where.size), 7, np.int32) for _ in range(3)]
+    sketches = [np.full(layout.cells, 7, np.uint32) for _ in range(3)]
+    decoded = [np.full(where.size, 7, np.int32) for _ in range(3)]
     left = []
     for i, ops in enumerate((CPU, REFERENCE)):
-        for limb, sketch in zip(numbers, sketches[i], strict=True):
-            ops.sketch_encode(layout, where, limb, sketch)
+        ops.sketch_encode(layout, where, numbers, sketches[i])
         left.append(ops.sketch_decode(layout, sketches[i], where, decoded[i]))
     # Independently: every segment is a sketch of its own.
     alone, parts = SketchLayout(8, 6, 9), []
     for s in range(segments):
         part = slice(s * share, (s + 1) * share)
-        cells = sketches[2][:, s * alone.cells : (s + 1) * alone.cells]
-        for limb, sketch in zip(numbers, cells, strict=True):
-            REFERENCE.sketch_encode(alone, where[part], limb[part], sketch)
-        parts.append(s * share + REFERENCE.sketch_decode(alone, cells, where[part], decoded[2][:, part]))
+        cells = sketches[2][s * alone.cells : (s + 1) * alone.cells]
+        REFERENCE.sketch_encode(alone, where[part], numbers[part], cells)
+        parts.append(s * share + REFERENCE.sketch_decode(alone, cells, where[part], decoded[2][part]))
     left.append(np.concatenate(parts))
     for results in (sketches, decoded, left):
         np.testing.assert_array_equal(results[0], results[2])
