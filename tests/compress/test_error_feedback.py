@@ -50,7 +50,7 @@ def test_sent_and_kept_balance_at_every_step(sparsifier, momentum):
 @settings(max_examples=25, deadline=None)
 def test_any_magnitudes_balance(seed, name, spread, predict):
     rng = np.random.default_rng(seed)
-    allreduce = {"sparse": ("a", "b"), "predict": predict, "limbs": 1 + seed % 2}
+    allreduce = {"sparse": ("a", "b"), "predict": predict}
     workers = Workers(SPARSIFIERS[name], 3, allreduce=allreduce)
     for _ in range(4):
         workers.step(gradients(rng, 3, spread))

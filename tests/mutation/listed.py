@@ -427,7 +427,7 @@ _COMPRESS: Changes = {
     "host/peelsum/compress/indexed.py": [
         ("numbers << left >> right", "numbers << left"),
         ("own - np.repeat(np.concatenate([[0], ends[:-1]]), counts)", "own"),
-        ("np.flatnonzero(result.total_at.any(0))", "np.arange(result.elements)"),
+        ("np.flatnonzero(result.total_at)", "np.arange(result.elements)"),
     ],
     "host/peelsum/compress/sparsifiers.py": [
         ("np.flatnonzero(magnitudes >= self.value)", "np.flatnonzero(magnitudes > self.value)"),

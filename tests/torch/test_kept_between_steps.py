@@ -337,7 +337,6 @@ def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
         "forms": {"a": "compact", "b": "dense"},
         "index": "bloom",
         "predict": True,
-        "limbs": 2,
         "seed": 9,
     }
     training = Training(None, **chosen)
@@ -346,8 +345,8 @@ def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
     _, first, second = made
     assert (first["forms"], second["forms"]) == ({"a": "compact"}, {"b": "dense"})
     for options in made:
-        assert {name: options[name] for name in ("index", "predict", "limbs", "seed")} == {
-            name: chosen[name] for name in ("index", "predict", "limbs", "seed")
+        assert {name: options[name] for name in ("index", "predict", "seed")} == {
+            name: chosen[name] for name in ("index", "predict", "seed")
         }
         assert options["average"] is True
     stats = training.state.stats()

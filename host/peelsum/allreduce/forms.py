@@ -97,7 +97,7 @@ class FormChooser:
         """Return the choice for a tensor of `elements` elements in the coming step."""
         history, form = self._histories.get(name), self._forms.get(name, self._default)
         if form == "dense" and not self._predict:
-            return _only_dense(elements, settings)
+            return _only_dense(elements)
         if history is None:
             return self._first(form, name, elements, settings)
         seen = history.fewest
@@ -120,7 +120,7 @@ class FormChooser:
 
     def grouped(self, tensors: Sequence[TensorPlan], settings: Settings) -> Sequence[TensorPlan]:
         """Return the tensors' plans, with the same index for all that can be exchanged in a group."""
-        group = [tensor for tensor in tensors if groupable(tensor, settings)]
+        group = [tensor for tensor in tensors if groupable(tensor)]
         if len(group) < 2:
             return tensors
         members = tuple((tensor.name, tensor.elements) for tensor in group)
@@ -136,7 +136,7 @@ class FormChooser:
             found = self._cheapest("compact", elements, seen, settings, predict=False).choice
             choice = replace(found, grouped=True)
             chosen.appendleft((seen, choice))
-        return [replace(one, choice=choice) if groupable(one, settings) else one for one in tensors]
+        return [replace(one, choice=choice) if groupable(one) else one for one in tensors]
 
     def refinement_of(self, tensors: Sequence[TensorPlan]) -> Refinement:
         """Return what decides how the index of a group of tensors is refined in the coming step."""
@@ -160,20 +160,20 @@ class FormChooser:
         form = self._forms.get(name, self._default)
         return form in ("auto", "sketch") or (form == "compact" and self._index != "bitmap")
 
-    def learn(self, name: str, elements: int, seen: Seen | None, words: int, limbs: int) -> None:
+    def learn(self, name: str, elements: int, seen: Seen | None, words: int) -> None:
         """Record a tensor's step: its union, or None if all values were zero, and the words sent."""
         if name not in self._histories:
-            self._histories[name] = History(elements, limbs)
+            self._histories[name] = History(elements)
         self._histories[name].add(seen, words)
 
     def _first(self, form: RequestedForm, name: str, elements: int, settings: Settings) -> Choice:
         if form == "dense":
-            return _only_dense(elements, settings)
+            return _only_dense(elements)
         if form == "auto":
             if name not in self._sparse:
                 sampled = elements >= _LARGE
                 words = elements * _UNKNOWN_SHARE if sampled else elements
-                return with_scales(Choice("dense", sampled=sampled), elements, words, settings)
+                return with_scales(Choice("dense", sampled=sampled), elements, words)
             form = "compact"
         seen = Seen.uniform(elements, _FIRST_DENSITY)
         return self._cheapest(form, elements, seen, settings, predict=False).choice
@@ -202,8 +202,8 @@ class FormChooser:
 
 
 @lru_cache(1024)  # it is the same in every step
-def _only_dense(elements: int, settings: Settings) -> Choice:
-    return with_scales(Choice("dense"), elements, elements, settings)
+def _only_dense(elements: int) -> Choice:
+    return with_scales(Choice("dense"), elements, elements)
 
 
 def _together(seen: Iterable[Seen]) -> Seen:

@@ -14,8 +14,8 @@ _WORD_BITS = 32
 class History:
     """A tensor's past steps."""
 
-    def __init__(self, elements: int, limbs: int) -> None:
-        self._elements, self._limbs = elements, limbs
+    def __init__(self, elements: int) -> None:
+        self._elements = elements
         self._last = self._before = Seen.uniform(elements, 0.0)
         self._steps = 0
         #: The union of the last step in which some value was not zero.
@@ -44,5 +44,4 @@ class History:
         self._last, self._before = now, self._last if self._steps else now
         self.filled, self._steps = seen or self.filled, self._steps + 1
         bound = lower_bound_bits(self._elements, now.candidates) / _WORD_BITS
-        bound += (self._limbs - 1) * now.candidates
         self.spare = min(self.spare + _AFFORDED * bound - words, _KEPT_STEPS * bound)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from peelsum import kept_pages
 from peelsum.allreduce.costs import Seen
-from peelsum.allreduce.exchange import DENSE, DENSE_SAMPLE, Limbs, TensorExchange
+from peelsum.allreduce.exchange import DENSE, DENSE_SAMPLE, Numbers, TensorExchange
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index
 from peelsum.allreduce.plan import Choice, Form, TensorPlan, labeled
 from peelsum.allreduce.refinement import Refinement
@@ -229,7 +229,7 @@ class HostBundle:
         field, blocks, sent = row[Column.FIELD], row[Column.BLOCKS], row[Column.ADD_WORDS]
         if field not in (loops.ZERO, NON_FINITE):
             octaves, scale = self._octaves[row[Column.FACTORS] :][:blocks], self._highest - field
-            fixed = FixedPoint(scale, 0, octaves, row[Column.BLOCK]) if blocks else FixedPoint(scale)
+            fixed = FixedPoint(scale, octaves, row[Column.BLOCK]) if blocks else FixedPoint(scale)
         place = slice(row[Column.ADD_PLACE], row[Column.ADD_PLACE] + sent)
         return Member(
             form=choice.form,
@@ -237,8 +237,8 @@ class HostBundle:
             finite=field != NON_FINITE,
             fixed=fixed,
             selection=self._selection(row) if choice.index else None,
-            quantized=self._quantized[place].reshape(1, -1),
-            total=self._total[place].reshape(1, -1),
+            quantized=self._quantized[place],
+            total=self._total[place],
             words_sent=self._layout.header_words[name] + sent,
             values=result,
         )
@@ -415,17 +415,16 @@ class Member:
     """Fixed-point format; None if all values are zero or some are not finite."""
     selection: Selection | None
     """The elements to which `quantized` and `total` belong; None means all."""
-    quantized: Limbs
-    """int32[1, k]: what this worker contributed."""
-    total: Limbs
-    """int32[1, k]: the sum over workers."""
+    quantized: Numbers
+    """int32[k]: what this worker contributed."""
+    total: Numbers
+    """int32[k]: the sum over workers."""
     words_sent: int
     """Words that this worker has sent for the tensor."""
     values: Floats
     """The result."""
 
     near_quantized = near_total = None
-    estimated = 0
 
     def floats(self, divisor: int) -> Floats:
         """Return the result, which has been divided."""

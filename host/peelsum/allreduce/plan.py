@@ -96,10 +96,6 @@ class Settings:
     """Whether results are divided by the number of workers."""
     cells_per_candidate: float | None = None
     """Size of sketches; None for the default of `cells`."""
-    limbs: int = 1
-    """int32 words per value, 1 or 2."""
-    estimate: bool = False
-    """Whether the left-over of peeling is estimated instead of exchanged; for experiments."""
     choices: str = ""
     """The settings of the form chooser as text, which differs if they do."""
 

@@ -108,14 +108,14 @@ def _cut(array: NDArray[_T], ends: NDArray[np.int64]) -> list[NDArray[_T]]:
 def _union(result: TensorResult) -> Positions:
     """Return the elements that are not zero on any worker, by the index; without one, in the sum."""
     positions = result.positions
-    return np.flatnonzero(result.total_at.any(0)) if positions is None else positions
+    return np.flatnonzero(result.total_at) if positions is None else positions
 
 
 def _own(result: TensorResult) -> tuple[Positions, NDArray[np.int64]]:
     """Return the elements that this worker sent as other than zero, and the integers that it sent."""
     if result.fixed is None:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    numbers = result.fixed.joined(result.quantized_at)
+    numbers = result.quantized_at.astype(np.int64)
     at = np.flatnonzero(numbers)
     return at if result.positions is None else result.positions[at], numbers[at]
 
