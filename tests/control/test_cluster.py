@@ -153,6 +153,10 @@ def test_generations_go_on_after_an_eviction_and_a_restart_of_the_switch(primary
         (("workers = 2", "wokers = 2"), "a.toml: job.wokers: .*; call it 'workers'"),
         (("pipeline_lanes = 32", "pipeline_lanes = 64"), "pipeline_lanes: 64: the switch runs 32 lanes"),
         (("window = 64", "window = 60000"), "job.window: 60000: at most half"),
+        (
+            ("[job]", "[job] # \ud800"),
+            r"^a.toml: line 2: '\\ud800': is no Unicode character; remove it$",
+        ),
     ],
 )
 def test_a_job_that_cannot_be_admitted_changes_nothing(primary, switches, change, message):
@@ -160,7 +164,17 @@ def test_a_job_that_cannot_be_admitted_changes_nothing(primary, switches, change
     jobs = {3: (text, primary.admit(text)["generation"])}
     with pytest.raises(DescriptionError, match=message):
         primary.admit(text.replace(*change), "a.toml")
+    assert have(switches, jobs)
     primary.poll()
+    assert have(switches, jobs)
+
+
+def test_a_token_that_cannot_be_stored_changes_nothing(primary, switches):
+    text = job_text(3, switches[0].address)
+    jobs = {3: (text, primary.admit(text)["generation"])}
+    for change in (lambda: primary.admit(text, token="\ud800"), lambda: primary.evict(3, "\ud800")):
+        with pytest.raises(ValueError, match="^token: is not Unicode text; make one: peelsum certificates"):
+            change()
     assert have(switches, jobs)
 
 
@@ -168,6 +182,12 @@ def test_an_eviction_of_a_job_that_is_not_admitted(primary, switches):
     primary.admit(job_text(3, switches[0].address))
     with pytest.raises(ControlError, match=r"^job: 4: is not admitted; admitted: 3$"):
         primary.evict(4)
+
+
+@pytest.mark.parametrize("job_id", [-1, 0, 256, 1 << 63, 10**30])
+def test_an_eviction_of_what_no_job_can_be_called(primary, job_id):
+    with pytest.raises(ValueError, match=f"^job_id: {job_id}: is no number of a job; use 1 to 255$"):
+        primary.evict(job_id)
 
 
 def test_a_job_with_a_token_is_changed_with_it_only(primary, switches):

@@ -16,6 +16,8 @@ from peelsum.wire import COMPILED_LANES, CPU_PORT, DROP_PORT, MAX_WORKERS, RESER
 
 #: Limits of the switch program's tables. Table `bridge` has one more row, for broadcasts.
 MAX_BRIDGED, MAX_ROUTES = 1023, 1024
+#: The largest number of a job, as packets have 8 bits for it.
+MAX_JOB_ID = 255
 _MAC_HINT = "six bytes in hexadecimal, as 02:00:00:00:00:01"
 
 
@@ -83,7 +85,7 @@ class NextHop(Section):
 class JobSection(Section):
     """`[job]`: the job's number, its workers, window and timeout."""
 
-    id: int = Field(gt=RESERVED_JOB_ID, le=255)
+    id: int = Field(gt=RESERVED_JOB_ID, le=MAX_JOB_ID)
     """Number of the job, which every packet carries."""
     workers: int = Field(ge=2, le=MAX_WORKERS)
     """Number of workers."""
