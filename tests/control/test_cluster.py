@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -336,6 +337,34 @@ def test_the_file_refuses_changes_of_an_earlier_epoch(tmp_path):
         assert store.jobs() == [job]
         store.evict(new, 3)
         assert (store.jobs(), store.job(3)) == ([], job._replace(admitted=False))
+
+
+def test_a_change_that_is_not_committed_does_not_stand_in_the_way_of_the_next(tmp_path):
+    """Where a file system has no write-ahead log, a reader is in a commit's way, but in no statement's."""
+    path, job = tmp_path / "state", StoredJob(3, True, 5, "text", "")
+    with closing(Store(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        epoch = store.take_over("one:1", [("switch:1", 1)])
+        store._file.execute("PRAGMA journal_mode = DELETE")
+        store._file.execute("PRAGMA busy_timeout = 0")
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM jobs").fetchone() == (0,)
+        with pytest.raises(StoreError, match=r"state: database is locked; give a file"):
+            store.admit(epoch, job)
+        reader.execute("ROLLBACK")
+        assert store.jobs() == []
+        store.admit(epoch, job._replace(generation=6))
+        assert store.jobs() == [job._replace(generation=6)]
+
+
+def test_a_full_disk_is_called_by_its_name(tmp_path):
+    job = StoredJob(3, True, 5, "text", "")
+    with closing(Store(tmp_path / "state")) as store:
+        epoch = store.take_over("one:1", [("switch:1", 1)])
+        store._file.execute("PRAGMA max_page_count = 8")
+        with pytest.raises(StoreError, match=r"state: database or disk is full; give a file"):
+            store.admit(epoch, job._replace(description="#" * 100_000))
+        store.admit(epoch, job)
+        assert store.jobs() == [job]
 
 
 @pytest.mark.parametrize("known", [True, False])
