@@ -174,7 +174,7 @@ def test_a_token_that_cannot_be_stored_changes_nothing(primary, switches):
     text = job_text(3, switches[0].address)
     jobs = {3: (text, primary.admit(text)["generation"])}
     for change in (lambda: primary.admit(text, token="\ud800"), lambda: primary.evict(3, "\ud800")):
-        with pytest.raises(ValueError, match="^token: is not Unicode text; make one: peelsum certificates"):
+        with pytest.raises(ValueError, match=r"^token: is not Unicode text; make one: peelsum certificates"):
             change()
     assert have(switches, jobs)
 

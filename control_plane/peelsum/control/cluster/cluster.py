@@ -221,8 +221,8 @@ class Cluster:
     def admit(self, text: str, source: str = "job description", token: str = "") -> dict[str, Any]:
         """Admit a job, or admit it again, in a new generation; return what its participants must know.
 
-        token: what later changes of this job need; empty for none. Raises ControlError, ValueError for a token
-        that is not text. If that was a switch, a job that was admitted before goes on in its generation.
+        token: what later changes of this job need; empty for none. Raises ControlError, or ValueError for a
+        token that is not text. After a switch's error, a job that was admitted before goes on as before.
         """
         with self._changing:
             epoch = self._leading()
