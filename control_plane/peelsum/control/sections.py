@@ -145,8 +145,9 @@ class SwitchSection(Section):
     """P4Runtime's device_id of the switch."""
     pipeline_lanes: int = COMPILED_LANES[-1]
     """32-bit values per packet in the pipeline that must run."""
-    age_limit_ms: float = Field(default=1000.0, ge=0)
-    """Milliseconds without a packet after which another chunk may take a slot over."""
+    age_limit_ms: float | None = Field(default=None, ge=0)
+    """Milliseconds without a packet after which another chunk may take a slot over. None keeps the switch's
+    limit, which is one second in a new pipeline."""
     queue_depth: int | None = Field(default=None, ge=0, lt=1 << 19)
     """Packets in a port's queue from which later ones get an ECN mark. None keeps the switch's limit."""
     address: HostAddress | None = None
