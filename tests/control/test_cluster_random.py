@@ -71,6 +71,7 @@ class Life:
             self.halfway += 1
         except SwitchError:
             self.refused += 1  # a switch has just restarted; the job goes on as it was
+            self._writes_left = None  # the admission's writes are over
             self.cluster.poll()
         self._writes_left = None
         if dies:

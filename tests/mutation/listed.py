@@ -317,7 +317,8 @@ _CONTROL: Changes = {
         ('"$PORT_ENABLE": True', '"$PORT_ENABLE": False'),
     ],
     "control_plane/peelsum/control/resets.py": [
-        ("for frame in reset_frames(sorted(missing), lanes):", "for frame in reset_frames(wanted, lanes):"),
+        ("in reset_frames(sorted(missing), lanes, request):", "in reset_frames(wanted, lanes, request):"),
+        ("randbits(32)", "0"),
         ("wanted[start : start + _WINDOW]", "wanted[start : start + _WINDOW - 1]"),
     ],
     "control_plane/peelsum/control/entries.py": [
