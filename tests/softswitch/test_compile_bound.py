@@ -1,6 +1,7 @@
 """Programs that Numba would take too long for are interpreted, with the same results and one line."""
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,6 +116,14 @@ def test_code_that_is_too_long_for_python_is_refused(monkeypatch):
     monkeypatch.setattr(emitter, "_LINE_LIMIT", lines // 2)
     with pytest.raises(UnsupportedConstruct, match=f"program: takes more than {lines // 2} lines of code"):
         parse(one_array(4), "foreign")
+
+
+def test_branches_that_python_cannot_load_are_refused():
+    """Python takes up to about 3,000 in a row."""
+    branches = "".join(f"{'elif' if n else 'if'} x == {n}:\n    y = {n}\n" for n in range(20_000))
+    generated = replace(generate(parse(one_array(4), "foreign")), source=branches)
+    with pytest.raises(UnsupportedConstruct, match="too many branches in a row; use shorter header stacks"):
+        compiled.as_it_is(generated)
 
 
 # --- the next element of a stack --------------------------------------------------------------------

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from peelsum.softswitch.compiler.codegen import RUNTIME, Generated
+from peelsum.softswitch.errors import UnsupportedConstruct
 
 _HERE = Path(__file__).parent
 _BUILT_ON = ("native.py", "lookups.py", "queues.py", "hashes.py")
@@ -69,11 +70,17 @@ def machine_code(
 
 
 def as_it_is(generated: Generated) -> Callable[..., tuple[int, int]]:
-    """Return the generated function in plain Python, e.g. for debugging."""
+    """Return the generated function in plain Python. Raises UnsupportedConstruct if Python cannot load it."""
     from peelsum.softswitch.runtime import plain
 
     names: dict[str, Any] = {name: getattr(plain, name) for name in RUNTIME}
-    exec(compile(generated.source, "<generated>", "exec"), names)
+    try:
+        exec(compile(generated.source, "<generated>", "exec"), names)
+    except (RecursionError, MemoryError):  # the latter if Python's parser ran out of levels
+        raise UnsupportedConstruct(
+            "program: has too many branches in a row; use shorter header stacks, or fewer parser states and "
+            "actions of a table"
+        ) from None
     return plain.main(names["run"])  # type: ignore[no-any-return]
 
 
