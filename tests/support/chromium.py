@@ -94,7 +94,9 @@ class Chromium:
             case "Network.requestWillBeSent":
                 self._page.requests.append(said["request"]["url"])
             case "Runtime.exceptionThrown":
-                self._page.errors.append(said["exceptionDetails"].get("exception", {}).get("description", "?"))
+                self._page.errors.append(
+                    said["exceptionDetails"].get("exception", {}).get("description", "?")
+                )
             case "Runtime.consoleAPICalled" if said["type"] == "error":
                 self._page.errors.append(" ".join(str(one.get("value")) for one in said["args"]))
             case "Log.entryAdded" if said["entry"]["level"] == "error":

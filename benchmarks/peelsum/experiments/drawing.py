@@ -37,7 +37,8 @@ def draw(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[
     groups = grouped(experiment, rows)
     with matplotlib.rc_context(_STYLE):
         for plot in experiment.plots:
-            figure = plt.figure(figsize=(5.2, 3.2), layout="constrained")
+            figure = plt.figure(figsize=(6.4, 3.6), layout="constrained")
+            figure.suptitle(plot.title, fontweight="bold")
             _fill(figure.subplots(), experiment, plot, [group for group in groups if group.at(plot.where)])
             for ending, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
                 path = folder / f"{plot.name}.{ending}"
