@@ -1,16 +1,19 @@
-"""Debian's Chromium without a window, driven by its DevTools protocol over a pipe; it reaches no network."""
+"""Chromium without a window, driven by its DevTools protocol over a pipe; it resolves no name."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import select
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from patience import PATIENCE_S
 
 _OPTIONS = (
     "--headless=new",
@@ -38,9 +41,8 @@ class Chromium:
     """One tab."""
 
     def __init__(self, commands: int, answers: int) -> None:
-        self._commands, self._answers = os.fdopen(commands, "wb", 0), os.fdopen(answers, "rb")
-        self._number, self._session, self._page = 0, "", Page()
-        self._loaded = False
+        self._commands, self._answers, self._unread = commands, answers, b""
+        self._number, self._session, self._page, self._loaded = 0, "", Page(), False
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -52,7 +54,7 @@ class Chromium:
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
-        self._commands.write(json.dumps(message).encode() + b"\0")
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
         while (answer := self._next()).get("id") != self._number:
             self._happened(answer)
         assert "error" not in answer, (method, answer["error"])
@@ -79,12 +81,13 @@ class Chromium:
         return answer["result"].get("value")
 
     def _next(self) -> dict[str, Any]:
-        message = bytearray()
-        while not message.endswith(b"\0"):
-            byte = self._answers.read(1)
-            assert byte, "Chromium has ended"
-            message += byte
-        return json.loads(message[:-1])
+        while b"\0" not in self._unread:
+            assert select.select([self._answers], [], [], PATIENCE_S)[0], "Chromium says nothing"
+            read = os.read(self._answers, 2**16)
+            assert read, "Chromium has ended"
+            self._unread += read
+        message, _, self._unread = self._unread.partition(b"\0")
+        return json.loads(message)
 
     def _happened(self, event: dict[str, Any]) -> None:
         said = event.get("params", {})
@@ -106,12 +109,13 @@ class Chromium:
 @contextmanager
 def chromium(path: str, profile: Path) -> Iterator[Chromium]:
     """Start the Chromium at `path` with a profile of its own; end it afterwards."""
+    # Chromium reads commands from 3 and writes answers to 4, which must not be among the pipes' own ends.
     ends = [*os.pipe(), *os.pipe()]
-    # Chromium reads commands from 3 and writes answers to 4, which may be among these.
-    ours = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
+    read_commands, commands, answers, write_answers = [
+        fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends
+    ]
     for end in ends:
         os.close(end)
-    read_commands, commands, answers, write_answers = ours
 
     def place() -> None:
         os.dup2(read_commands, 3)
@@ -131,3 +135,5 @@ def chromium(path: str, profile: Path) -> Iterator[Chromium]:
     finally:
         process.terminate()
         process.wait()
+        os.close(commands)
+        os.close(answers)
