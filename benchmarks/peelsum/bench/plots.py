@@ -47,7 +47,7 @@ def rate_of_a_switch(figure: Any) -> None:
         axes.set_yscale("log")
     left.set(xlabel="lanes (4 workers)", ylabel="contributions/s")
     right.set(xlabel="workers (256 lanes)")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
 
 
 def parts_of_a_packet(figure: Any) -> None:
@@ -93,7 +93,7 @@ def size_of_forms(figure: Any) -> None:
         axes.minorticks_off()
     figure.axes[0].set_ylabel("size over lower bound")
     handles = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=5, frameon=False)
+    figure.legend(*handles, loc="outside lower center", ncols=5, frameon=False)
 
 
 def recovery(figure: Any) -> None:
@@ -174,7 +174,7 @@ def accuracy(figure: Any) -> None:
             if row:
                 axes.set(xlabel="seconds, network modelled")
     figure.legend(
-        *figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=7, frameon=False
+        *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False
     )
 
 
@@ -299,9 +299,10 @@ def _read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def draw(name: str, content: Callable[[Any], None], width: float, height: float = 3.2) -> Path:
+def draw(name: str, title: str, content: Callable[[Any], None], width: float, height: float = 3.4) -> Path:
     """Draw one SVG in docs/figures; return its path."""
     figure = plt.figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, fontweight="bold")
     content(figure)
     FIGURES.mkdir(exist_ok=True)
     path = FIGURES / f"{name}.svg"
@@ -312,21 +313,21 @@ def draw(name: str, content: Callable[[Any], None], width: float, height: float 
 
 def draw_all() -> Iterator[Path]:
     """Draw all figures; yield their paths."""
-    for name, content, width in (
-        ("switch-rate", rate_of_a_switch, 8),
-        ("switch-profile", parts_of_a_packet, 8),
-        ("loss", cost_of_loss, 4),
-        ("training", training, 11),
-        ("codec-size", size_of_forms, 9),
-        ("codec-recovery", recovery, 6),
-        ("simulation-scale", simulated_scale, 6),
-        ("simulation-slots-loss", simulated_slots_and_loss, 9),
-        ("simulation-density", simulated_density, 6),
+    for name, title, content, width in (
+        ("switch-rate", "Contributions a second through one switch", rate_of_a_switch, 8),
+        ("switch-profile", "Time of a contribution, by part", parts_of_a_packet, 8),
+        ("loss", "What lost packets cost", cost_of_loss, 4),
+        ("training", "Training through the switch, by the rate of the links", training, 11),
+        ("codec-size", "Size of an encoded tensor, by density", size_of_forms, 9),
+        ("codec-recovery", "What peeling recovers, by size of the sketch", recovery, 6),
+        ("simulation-scale", "A sum by workers: packets (marks), formulas (lines)", simulated_scale, 6),
+        ("simulation-slots-loss", "Sums with few slots, and with loss", simulated_slots_and_loss, 9),
+        ("simulation-density", "A sparse sum on the network, by density", simulated_density, 6),
     ):
-        yield draw(name, content, width)
-    yield draw("accuracy", accuracy, width=10, height=5.5)
-    yield draw("accuracy-bytes", bytes_and_accuracy, width=9)
-    yield draw("accuracy-shares", accuracy_by_shares, width=9)
+        yield draw(name, title, content, width)
+    yield draw("accuracy", "Learning over modelled time", accuracy, width=10, height=5.7)
+    yield draw("accuracy-bytes", "Accuracy of digits by bytes saved", bytes_and_accuracy, width=9)
+    yield draw("accuracy-shares", "Learning from shares that differ", accuracy_by_shares, width=9)
 
 
 if __name__ == "__main__":
