@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import torch_training as training
 from torch_ranks import run_ranks
 
 from peelsum.allreduce import NetworkModel
+from peelsum.compress import PowerSGD, SignSGD
+from peelsum.flexible import Flexible
 from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK
 
 
@@ -87,3 +90,19 @@ def test_a_script_that_fails_in_a_sum_ends_at_once():
 def test_a_script_leaves_its_job_at_exit():
     """Both with a state that is still referenced, and after one that is not."""
     assert run_ranks(2, training.leaves) == [[(0, True), (0, True)]] * 2
+
+
+def test_float64_is_refused_on_every_rank_however_it_would_be_summed():
+    """It was rounded to float32, with 1e300 as infinity."""
+    choices = [
+        {},
+        {"sparsifier": TopK(0.1)},
+        {"compressor": SignSGD()},
+        {"compressor": PowerSGD()},
+        {"strategy": Flexible(explore_steps=1)},
+    ]
+    message = "is float64; convert it to one of float32, float16, bfloat16 on every worker"
+    for told in run_ranks(2, training.in_double, choices):
+        assert len(told) == len(choices)
+        for error in told:
+            assert re.fullmatch(rf"InvalidRequestError dtype: '(weight|bias)' {message}", error), error

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import Allreduce, DeviceMemoryError, StepResult
+from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
 from peelsum.codec import warm_up
 from peelsum.compress import CompressedResult, CompressedSum, Memory
 from peelsum.compress.loops import warm_up as warm_up_compressing
@@ -70,6 +71,10 @@ class BucketSum:
                 if error.result is None:
                     raise
                 return error.result
+        for one, name in zip(gradients, self.names, strict=True):
+            dtype = str(one.dtype).removeprefix("torch.")
+            if dtype not in SUPPORTED_DTYPES:
+                raise unsupported_dtype(name, dtype)
         shaped = (one.float().view(shape) for one, shape in zip(gradients, shapes, strict=True))
         named = {name: one.numpy() for name, one in zip(self.names, shaped, strict=True)}
         return self.allreduce.sum(named, step)

@@ -17,8 +17,8 @@ from concurrent.futures import Future
 class ThreadPool:
     """A pool of `threads` threads that takes tasks in order; the last thread to end calls `leave`.
 
-    A forked child has no threads, and perhaps locks that are held for good. There `inherited` is true, `submit`
-    returns False, and the exit does not wait.
+    A forked child has no threads, and perhaps locks that are held for good. There `inherited` is true,
+    `submit` returns False, and the exit does not wait.
     """
 
     def __init__(self, threads: int, leave: Callable[[], object]) -> None:
