@@ -71,6 +71,8 @@ def test_a_worker_may_start_later_than_the_others_stall(monkeypatch, told) -> No
             ):
                 serving = pool.submit(service.run)
                 working = [pool.submit(work, worker) for worker in range(WORKERS)]
+                for one in working:  # or else the last would wait for what nobody says any more
+                    one.add_done_callback(lambda _: told.some.set())
                 try:
                     outcomes = [one.exception() or one.result()[0].tolist() for one in working]
                 finally:
