@@ -50,14 +50,14 @@ def when_all_are_ready(store: Store, rank: int, ranks: int, work: Callable[[], T
         return work()
     key = numbered(store, "ready", rank)
     try:
-        done = work()
+        limit_s, done = join_limit_s(), work()
     except BaseException as error:
-        with suppress(RuntimeError):  # of a store that is gone
+        with suppress(Exception):  # of a store that is gone: the first error counts
             store.set(f"{key}/failed", f"rank {rank} failed at the start: {type(error).__name__}: {error}")
         raise
     try:
         store.set(f"{key}/{rank}", "")
-        _wait(store, key, ranks)
+        _wait(store, key, ranks, limit_s)
     except BaseException:
         if leave := getattr(done, "__exit__", None):
             leave(*sys.exc_info())
@@ -65,8 +65,8 @@ def when_all_are_ready(store: Store, rank: int, ranks: int, work: Callable[[], T
     return done
 
 
-def _wait(store: Store, key: str, ranks: int) -> None:
-    since, limit_s, told = time.monotonic(), join_limit_s(), False
+def _wait(store: Store, key: str, ranks: int, limit_s: float) -> None:
+    since, told = time.monotonic(), False
     everybody, failed = [f"{key}/{rank}" for rank in range(ranks)], f"{key}/failed"
     while not store.check(everybody):
         waited = time.monotonic() - since
