@@ -37,7 +37,7 @@ def first_alone(folder: str | Path, what: str) -> Iterator[None]:
     folder: Numba's cache of `what`, the same for all processes. Processes that waited run side by side. If
     the folder cannot be locked, the body runs at once.
     """
-    lock = -1
+    lock, process_id = -1, os.getpid()
     with suppress(ImportError, OSError):
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -48,6 +48,8 @@ def first_alone(folder: str | Path, what: str) -> Iterator[None]:
         yield
     finally:
         if lock >= 0:
+            if os.getpid() == process_id:
+                _unlock(lock)
             os.close(lock)
 
 
@@ -59,6 +61,13 @@ def _locked(lock: int, *, alone: bool) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _unlock(lock: int) -> None:
+    """Release the lock. Closing it would not, while a child that was forked meanwhile has it open, too."""
+    import fcntl
+
+    fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _wait(lock: int, what: str) -> None:

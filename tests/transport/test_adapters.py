@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +29,7 @@ from peelsum.transport import (
     service_kernels,
 )
 from peelsum.transport.warming import warm_up
-from peelsum.wire.datagrams import BatchSocket
+from peelsum.wire.datagrams import Address, BatchSocket
 
 PORT = 50
 CONFIG = JobConfig(
@@ -133,7 +135,7 @@ def test_a_missing_worker_is_named_by_the_others() -> None:
 
             def wait_in_vain(worker: int) -> None:
                 address = switch.worker_address(config, PORT, worker)
-                with SwitchSummation(config, worker, address, timeout_s=3) as summation:
+                with SwitchSummation(config, worker, address, timeout_s=3, join_s=0.0) as summation:
                     with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
                         summation.sum_words([Part(drawn(worker, 0, 5), "add")])
                     with pytest.raises(TransportError, match="out of step"):
@@ -212,6 +214,12 @@ def test_nobody_at_the_switch_address() -> None:
         assert time.monotonic() - started < 30
 
 
+@pytest.mark.parametrize("address", [("a" * 64, 5), ("127.0.0.1", 99999)])
+def test_an_address_that_is_none_is_named(address: Address) -> None:
+    with pytest.raises(SwitchUnreachableError, match=rf"{address[0]}:{address[1]}: .*; check host and port"):
+        SwitchSummation(CONFIG, 0, address)
+
+
 def test_jobs_that_cannot_share_a_server() -> None:
     with pytest.raises(TransportConfigError, match="job_id"):
         AggregationService([CONFIG, CONFIG], ("127.0.0.1", 9))
@@ -235,3 +243,32 @@ def test_after_warm_up_nothing_is_compiled_any_more() -> None:
             serving.result()
     assert [len(loop.signatures) for loop in loops] == before
     assert min(before) > 0
+
+
+def test_a_forked_child_is_refused_and_leaves_the_job_to_its_parent() -> None:
+    """It sends nothing, and closes only its own descriptors."""
+    config, left = replace(CONFIG, workers=1), ExitStack()
+    with UdpSwitch(8) as switch:
+        switch.admit(config, PORT)
+        with (
+            AggregationService([config], switch.server_address(PORT)) as service,
+            ThreadPoolExecutor() as pool,
+        ):
+            pool.submit(service.run)
+            summation = SwitchSummation(config, 0, switch.worker_address(config, PORT, 0), held=left)
+            left.callback(lambda: os._exit(9))
+            steps(summation, 1)
+            heard, say = os.pipe()
+            if not (child := os.fork()):
+                try:
+                    summation.sum_words([])
+                except TransportError as error:
+                    os.write(say, str(error).encode())
+                summation.close()
+                os._exit(3)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+            assert b"this process was forked from the one that is connected" in os.read(heard, 1000)
+            left.pop_all()
+            assert_sums(steps(summation, 1), expected(1, 1))
+            summation.close()
+            service.stop()

@@ -55,7 +55,6 @@ from peelsum.allreduce.forms import (
 from peelsum.allreduce.group import Group
 from peelsum.allreduce.host_bundle import HostBundle, Layout
 from peelsum.allreduce.plan import (
-    SUPPORTED_DTYPES,
     Plan,
     Settings,
     TensorPlan,
@@ -63,6 +62,7 @@ from peelsum.allreduce.plan import (
     agreement_words,
     labeled,
     unsupported,
+    unsupported_dtype,
 )
 from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.allreduce.rounds import Note, Span, Step, unnoted
@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     from peelsum.codec.gpu_memory import DeviceMemory
 
 _log = logging.getLogger("peelsum")
-#: Plans of earlier steps that are kept.
-_REMEMBERED = 32
+#: Plans of earlier steps that are kept, and plans of which it is kept that all workers have agreed on them.
+_REMEMBERED, _AGREED = 32, 1024
 
 
 class DeviceTensor(Protocol):
@@ -172,7 +172,8 @@ class Allreduce:
         direct = getattr(summation, "device", None) is not None
         self._codec = Codec(kernels(implementation), memory(implementation, direct=direct))
         self._clock, self._span, self._note = clock, span, note
-        self._agreed: set[int] = set()
+        #: The plans that all workers have agreed on, by their requests, oldest first.
+        self._agreed: dict[int, None] = {}
         #: The plans of the last steps, latest first, with their digests: choices often alternate.
         self._plans: deque[Plan] = deque(maxlen=_REMEMBERED)
         #: Each tensor's last plan, ahead of groups.
@@ -398,13 +399,12 @@ class Allreduce:
         step.sum_words([self._agreement(plan)])
         refused = unsupported(plan.tensors)
         if refused is not None:
-            raise InvalidRequestError(
-                f"dtype: {refused.name!r} is {refused.dtype}; convert it to one of "
-                f"{', '.join(SUPPORTED_DTYPES)} on every worker"
-            )
+            raise unsupported_dtype(refused.name, refused.dtype)
         if not self._agreed:
             self._chooser.check(self._names or [tensor.name for tensor in plan.tensors])
-        self._agreed.add(plan.request)
+        if len(self._agreed) == _AGREED:  # all workers forget the same one, and agree on it again
+            del self._agreed[next(iter(self._agreed))]
+        self._agreed[plan.request] = None
 
     def _agreement(self, plan: Plan) -> Part:
         def check(words: Words) -> None:

@@ -17,7 +17,7 @@ from peelsum.allreduce.bundle import LARGEST
 from peelsum.allreduce.costs import Candidate, NetworkModel, Seen, candidates, with_scales
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.group import groupable
-from peelsum.allreduce.history import History
+from peelsum.allreduce.history import History, kept
 from peelsum.allreduce.plan import FORMS, NAMED, Choice, Form, Settings, TensorPlan
 from peelsum.allreduce.refinement import Refinement
 
@@ -27,13 +27,16 @@ RequestedIndex = Literal["bitmap", "two_level", "bloom", "auto"]
 _FIRST_DENSITY = 1 / 1000
 #: From this number of elements on, a tensor is sent dense only if this share of its elements is not zero.
 _LARGE, _DENSE = 2**15, 0.2
-#: Choices of a tensor that are kept, for unions like the ones that they were made for.
+#: Choices of a tensor of one size that are kept, for unions like the ones that they were made for.
 _REMEMBERED = 16
+#: Sizes of one tensor, and groups of tensors, for which choices are kept.
+_SIZES, _GROUPS = 64, 32
 #: Share of its elements that sizes the scales of a large tensor of unknown density: blocks of 1,024.
 _UNKNOWN_SHARE = 1 / 32
 #: Without a prediction, a sketch waits for the index and is larger than the compact values: never the best.
 _WITHOUT_PREDICTION: tuple[Form, ...] = ("dense", "compact")
 DEFAULT_NETWORK = NetworkModel()
+_Choices = deque[tuple[Seen, Choice]]
 _WORDS_ONLY = NetworkModel(gbps=1e-6, round_trip_s=0.0)
 
 
@@ -69,11 +72,11 @@ class FormChooser:
         self._sparse, self._index = frozenset(sparse), index
         self._predict, self._network = predict, network
         self._histories: dict[str, History] = {}
-        # The last choices of each tensor, and what they were made for. Choosing costs more than summing a
-        # small tensor does, and most steps are like one of those before.
-        self._chosen: dict[tuple[str, int], deque[tuple[Seen, Choice]]] = {}
+        # The last choices of each tensor, by its elements, and what they were made for. Choosing costs more
+        # than summing a small tensor does, and most steps are like one of those before.
+        self._chosen: dict[str, dict[int, _Choices]] = {}
         # The same for groups, by the names and sizes of their tensors.
-        self._chosen_of_groups: dict[tuple[tuple[str, int], ...], deque[tuple[Seen, Choice]]] = {}
+        self._chosen_of_groups: dict[tuple[tuple[str, int], ...], _Choices] = {}
 
     def __str__(self) -> str:
         """Return all settings as text; two choosers with equal text make equal choices."""
@@ -101,9 +104,7 @@ class FormChooser:
         if history is None:
             return self._first(form, name, elements, settings)
         seen = history.fewest
-        chosen = self._chosen.get((name, elements))
-        if chosen is None:
-            chosen = self._chosen[name, elements] = deque(maxlen=_REMEMBERED)
+        chosen = kept(self._chosen.setdefault(name, {}), elements, _new_choices, _SIZES)
         if not self._predict:
             for like, choice in chosen:
                 if like.resembles(seen):
@@ -130,7 +131,7 @@ class FormChooser:
             history.fewest if history else Seen.uniform(tensor.elements, _FIRST_DENSITY)
             for history, tensor in zip(histories, group, strict=True)
         )
-        chosen = self._chosen_of_groups.setdefault(members, deque(maxlen=_REMEMBERED))
+        chosen = kept(self._chosen_of_groups, members, _new_choices, _GROUPS)
         choice = next((choice for like, choice in chosen if like.resembles(seen)), None)
         if choice is None:
             found = self._cheapest("compact", elements, seen, settings, predict=False).choice
@@ -199,6 +200,10 @@ class FormChooser:
         ):
             return replace(found, choice=replace(found.choice, sampled=True))
         return found
+
+
+def _new_choices() -> _Choices:
+    return deque(maxlen=_REMEMBERED)
 
 
 @lru_cache(1024)  # it is the same in every step

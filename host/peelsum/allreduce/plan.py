@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import Index
 from peelsum.codec import CELLS_PER_CANDIDATE, FEWEST_CELLS, MANY_CANDIDATES
 from peelsum.summation import Words
@@ -172,3 +173,11 @@ def labeled(names: Sequence[str]) -> str:
 def unsupported(tensors: Sequence[TensorPlan]) -> TensorPlan | None:
     """Return the first tensor with an unsupported dtype, or None."""
     return next((tensor for tensor in tensors if tensor.dtype not in SUPPORTED_DTYPES), None)
+
+
+def unsupported_dtype(name: str, dtype: str) -> InvalidRequestError:
+    """Return the error for a tensor whose dtype is not supported."""
+    supported = ", ".join(SUPPORTED_DTYPES)
+    return InvalidRequestError(
+        f"dtype: {name!r} is {dtype}; convert it to one of {supported} on every worker"
+    )

@@ -52,6 +52,8 @@ from peelsum.summation import Part, Summation, Words
 
 #: Smaller sums of squares are computed in float64, because squares may have become zero in float32.
 _LEAST_ENERGY = 2.0**-80
+#: Requests of which it is kept that all workers have agreed on them.
+_AGREED = 1024
 
 
 class CompressedSum:
@@ -100,7 +102,8 @@ class CompressedSum:
         self._collectives = collectives or SummationCollectives(summation)
         self._clock, self._span, self._note = clock, span, note
         self._workers, self._worker_id = summation.workers, summation.worker_id
-        self._agreed: set[int] = set()
+        #: The last requests that all workers have agreed on.
+        self._agreed: dict[int, None] = {}
         self._steps, self._failed = 0, False
 
     @property
@@ -160,7 +163,9 @@ class CompressedSum:
         request = repr(settings)
         if _digest(request) not in self._agreed:
             wire.sum_words([self._agreement(request)])
-            self._agreed.add(_digest(request))
+            if len(self._agreed) == _AGREED:  # all workers forget the same one, and agree on it again
+                del self._agreed[next(iter(self._agreed))]
+            self._agreed[_digest(request)] = None
         return request
 
     def _units(

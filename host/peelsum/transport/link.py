@@ -169,13 +169,13 @@ class PortLink:
 
     @contextmanager
     def _blaming_the_network(self) -> Iterator[None]:
-        """Turn OSError into a SwitchUnreachableError that names the address."""
+        """Turn OSError, and errors of a host or port that is none, into a SwitchUnreachableError."""
         try:
             yield
-        except OSError as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             where = f"{self._address[0]}:{self._address[1]}"
             raise SwitchUnreachableError(
-                f"switch address {where}: {error.strerror or error}; check host and port"
+                f"switch address {where}: {getattr(error, 'strerror', None) or error}; check host and port"
             ) from error
 
     def _close_waiting(self) -> None:
