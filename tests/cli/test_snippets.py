@@ -37,9 +37,8 @@ def _named(page: Path) -> object:
 
 @pytest.mark.parametrize("page", [_named(page) for page in RUN])
 def test_blocks_of_a_page_run_in_order(page):
-    if any(block.needs_mininet for block in blocks(page.read_text(encoding="utf-8"))):
-        if missing := mininet_missing():
-            pytest.skip(missing)
+    if any(block.needs_mininet for block in blocks(page.read_text(encoding="utf-8"))) and mininet_missing():
+        pytest.skip(mininet_missing())
     done = play(page)
     assert done.returncode == 0, done.stderr
     assert not re.search(r"\bWRONG\b", done.stdout)
