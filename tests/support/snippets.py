@@ -22,6 +22,7 @@ REASONS = (
     "installs",
     "needs ASTRA-sim",
     "needs BMv2",
+    "needs Open MPI",
     "needs a checkout",
     "needs files of your own",
     "needs interfaces of your own",
