@@ -1,4 +1,4 @@
-"""A compressor's name means the same in peelsum.torch, peelsum.compress and the pages: one class, one scope."""
+"""A compressor's name means the same in peelsum.torch, peelsum.compress and the pages."""
 
 import dataclasses
 import re
