@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,11 +129,15 @@ class TensorExchange:
         return self._rounds()
 
     def _rounds(self) -> Rounds:
-        if self.index is None:
-            yield from self._dense()
-        else:
-            self.selection = Selection(0, partial(self._memory.positions, self._values[:0]))
-            yield from self._sparse(self.index)
+        match self._choice.form:
+            case "dense":
+                yield from self._dense()
+            case "compact" | "sketch":
+                assert self.index is not None
+                self.selection = Selection(0, partial(self._memory.positions, self._values[:0]))
+                yield from self._sparse(self.index)
+            case unknown:
+                assert_never(unknown)
 
     def _dense(self) -> Rounds:
         guess, words = self._guess, self._elements

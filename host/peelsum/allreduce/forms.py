@@ -21,7 +21,7 @@ from peelsum.allreduce.history import History, kept
 from peelsum.allreduce.plan import FORMS, NAMED, Choice, Form, Settings, TensorPlan
 from peelsum.allreduce.refinement import Refinement
 
-RequestedForm = Literal["dense", "compact", "sketch", "auto"]
+RequestedForm = Literal[Form, "auto"]
 RequestedIndex = Literal["bitmap", "two_level", "bloom", "auto"]
 #: The density assumed to size a tensor's first index. It is low because too small an index is refined.
 _FIRST_DENSITY = 1 / 1000

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import cast
+from typing import assert_never, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,15 +113,20 @@ class Layout:
 
 
 def kind_of(tensor: TensorPlan) -> loops.Kind:
-    """Return how the loops send a tensor."""
+    """Return how the loops send a tensor. Every form has a case, or its words would be read as another's."""
     choice = tensor.choice
-    if choice.prediction or choice.form == "sketch" or tensor.elements >= _LARGE:
-        return Kind.OTHER
-    if choice.index is None:
-        return Kind.DENSE
-    if isinstance(choice.index, BitmapIndex):
-        return Kind.BITMAP
-    return Kind.OTHER if choice.index.refined else Kind.BLOOM
+    match choice.form:
+        case "dense":
+            kind = Kind.DENSE
+        case "compact" if isinstance(choice.index, BitmapIndex):
+            kind = Kind.BITMAP
+        case "compact":
+            kind = Kind.BLOOM if choice.index and not choice.index.refined else Kind.OTHER
+        case "sketch":
+            kind = Kind.OTHER
+        case unknown:
+            assert_never(unknown)
+    return Kind.OTHER if choice.prediction or tensor.elements >= _LARGE else kind
 
 
 class HostBundle:

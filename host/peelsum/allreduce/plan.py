@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from peelsum.summation import Words
 
 #: How a tensor's values are sent: all, those at the index's positions, or a sketch of the latter.
 Form = Literal["dense", "compact", "sketch"]
-FORMS: tuple[Form, ...] = ("dense", "compact", "sketch")
+FORMS: tuple[Form, ...] = get_args(Form)
 #: The dtypes that can be summed. A plan may contain others, so that all workers reject them together.
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 #: A digest and its complement, as 32-bit words.

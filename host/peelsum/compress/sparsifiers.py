@@ -115,6 +115,7 @@ class Sparsifier(Compressor):
 class _Share(Sparsifier):
     """A share `ratio` of the elements, at least one, reached over `warm_up_steps` from `warm_up_from`.
 
+    It is a share of each tensor, or, with `per="bucket"`, of all tensors that are summed together.
     The exponential warm-up is that of Deep Gradient Compression (Lin et al., ICLR'18).
     """
 
