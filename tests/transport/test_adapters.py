@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, with_longer_timeouts
 from udp_switch import UdpSwitch
 
 from peelsum.summation import Part
@@ -130,27 +130,33 @@ def test_two_jobs_share_one_server_process_and_its_port() -> None:
 
 def test_a_missing_worker_is_named_by_the_others() -> None:
     config = replace(CONFIG, timers=Timers(first_answer=0.01, need=0.005, resend_most=0.05, linger=0.1))
-    with UdpSwitch(8) as switch:
-        switch.admit(config, PORT)
-        with (
-            AggregationService([config], switch.server_address(PORT)) as service,
-            ThreadPoolExecutor() as pool,
-        ):
-            serving = pool.submit(service.run)
 
-            def wait_in_vain(worker: int) -> None:
-                address = switch.worker_address(config, PORT, worker)
-                with SwitchSummation(config, worker, address, timeout_s=3) as summation:
-                    with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
-                        summation.sum_words([Part(drawn(worker, 0, 5), "add")])
-                    with pytest.raises(TransportError, match="out of step"):
-                        summation.sum_words([])
+    def named(timeout_s: float) -> None:
+        with UdpSwitch(8) as switch:
+            switch.admit(config, PORT)
+            with (
+                AggregationService([config], switch.server_address(PORT)) as service,
+                ThreadPoolExecutor() as pool,
+            ):
+                serving = pool.submit(service.run)
 
-            for one in [pool.submit(wait_in_vain, worker) for worker in (0, 1)]:
-                one.result()
-            assert service.progress()[1].missing_workers == (2,)
-            service.stop()
-            serving.result()
+                def wait_in_vain(worker: int) -> None:
+                    address = switch.worker_address(config, PORT, worker)
+                    with SwitchSummation(config, worker, address, timeout_s=timeout_s) as summation:
+                        with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
+                            summation.sum_words([Part(drawn(worker, 0, 5), "add")])
+                        with pytest.raises(TransportError, match="out of step"):
+                            summation.sum_words([])
+
+                try:
+                    for one in [pool.submit(wait_in_vain, worker) for worker in (0, 1)]:
+                        one.result()
+                    assert service.progress()[1].missing_workers == (2,)
+                finally:
+                    service.stop()
+                serving.result()
+
+    with_longer_timeouts(named)
 
 
 def test_without_a_server_the_stall_says_so() -> None:
