@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 from clusters import Controllers, actual, expected, random_job
+from patience import PATIENCE_S
 from restartable_switch import RestartableSwitch
 
 from peelsum.control import SwitchError
@@ -48,7 +49,8 @@ class Life:
         self.settle()
 
     def settle(self):
-        for _ in range(1000):
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
             self.cluster.poll()
             if self.cluster.is_primary and self.cluster.totals()["away"] == 0:
                 return

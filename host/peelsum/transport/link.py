@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal, Protocol, Self
 
+from peelsum.forks import keep_from_children
 from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.wire import UDP_PORT, Batch
 from peelsum.wire.datagrams import Address, BatchSocket
@@ -62,6 +63,7 @@ class PortLink:
         self._woken.setblocking(False)
         try:
             self.socket = self._bind(packet_bytes)
+            keep_from_children(self.socket)
         except OSError as error:
             self._close_waiting()
             raise SwitchUnreachableError(str(error)) from error

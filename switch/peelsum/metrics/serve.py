@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any, Self
 
+from peelsum.forks import keep_from_children
 from peelsum.metrics.catalogue import Metric
 from peelsum.metrics.values import Values
 from peelsum.tls import Identity, require_tls
@@ -54,6 +55,7 @@ class MetricsServer:
         except OSError as error:
             host, port = address
             raise MetricsError(f"metrics: {host}:{port}: {error.strerror}; choose another") from None
+        keep_from_children(self._server)
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         scheme = "http" if identity is None else "https"
         #: Where the metrics are.
