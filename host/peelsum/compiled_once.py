@@ -44,6 +44,7 @@ def first_alone(folder: str | Path, what: str) -> Iterator[None]:
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 lock = held.enter_context((Path(folder) / ".peelsum.lock").open("ab"))
                 keep_from_children(lock)
+                held.callback(_unlock, lock)
                 if not _locked(lock, alone=True):
                     _wait(lock, what)
         yield
@@ -57,6 +58,13 @@ def _locked(lock: IO[bytes], *, alone: bool) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _unlock(lock: IO[bytes]) -> None:
+    """Release the lock. Closing it would not while a child, just forked, still has it open, too."""
+    import fcntl
+
+    fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _wait(lock: IO[bytes], what: str) -> None:
