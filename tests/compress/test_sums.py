@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from peelsum.compress import (
     CompressConfigError,
     CompressedSum,
     CompressError,
+    Indexed,
     Memory,
     PowerSGD,
     Residual,
@@ -297,6 +299,22 @@ def test_scales_become_finer_and_coarser_exactly_as_needed():
     wide = np.array([2.0**-140, 2.0**120])
     sent = Exact.of(wide)
     assert np.ldexp(sent.numbers.astype(float), -sent.scales.astype(int)).tolist() == wide.tolist()
+
+
+@pytest.mark.parametrize("compressor", [TopK(0.01), Indexed(TopK(0.01)), TopK(0.01, sample=0.01)], ids=str)
+@pytest.mark.parametrize("joined", [False, True], ids=["", "joined"])
+def test_a_top_k_step_takes_no_new_memory_for_all_elements(compressor, joined):
+    """It uses the pages again that earlier steps left, because the kernel clears new ones."""
+    gradient = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+    summed = CompressedSum(LocalSummation.group(1)[0], compressor, joined=joined)
+    for _ in range(3):
+        summed.sum({"a": gradient})
+    tracemalloc.start()
+    try:
+        summed.sum({"a": gradient})
+        assert tracemalloc.get_traced_memory()[1] < gradient.nbytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_clipping_limits_each_gradients_norm():

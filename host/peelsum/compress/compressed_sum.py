@@ -36,6 +36,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum import kept_pages
 from peelsum.allreduce import Allreduce, PlanMismatchError
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.rounds import Note, Span, unnoted
@@ -220,7 +221,7 @@ class CompressedSum:
         shapes = {name: one.shape for name, one in tensors.items()}
         feedback = self._memory.feedback
         with wire.timed("encode"):
-            joined = np.zeros(sum(one.size for one in offered.values()), np.float32)
+            joined = kept_pages.zeros(sum(one.size for one in offered.values()), np.float32)
             sparse = parted(joined, shapes)
             for unit in units:
                 if unit.finite and unit.names:
