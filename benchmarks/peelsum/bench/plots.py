@@ -65,16 +65,6 @@ def parts_of_a_packet(figure: Any) -> None:
     figure.axes[0].set_ylabel("ns a contribution")
 
 
-def cost_of_loss(figure: Any) -> None:
-    """Plot the share of the rate that is lost, by the share of lost packets."""
-    axes = figure.subplots()
-    rows = [row for row in _read("loss") if row["loss"]]
-    labels = [f"{row['loss']:.1%}" for row in rows]
-    bars = axes.bar(labels, [row["share_lost"] for row in rows], width=0.5)
-    axes.bar_label(bars, [f"{row['share_lost']:.0%}" for row in rows])
-    axes.set(xlabel="packets lost at every port, each way", ylabel="share of the rate lost", ylim=(0, 1.1))
-
-
 def size_of_forms(figure: Any) -> None:
     """Plot the size over the lower bound by density, one plot per support."""
     rows, supports = _read("codec_size"), ("uniform", "rows", "columns")
@@ -315,7 +305,6 @@ def draw_all() -> Iterator[Path]:
     for name, content, width in (
         ("switch-rate", rate_of_a_switch, 8),
         ("switch-profile", parts_of_a_packet, 8),
-        ("loss", cost_of_loss, 4),
         ("training", training, 11),
         ("codec-size", size_of_forms, 9),
         ("codec-recovery", recovery, 6),
