@@ -1,4 +1,4 @@
-"""Results files can be read, and every table of a results page has their figures, to the printed precision."""
+"""Results files can be read, and every table of a results page has their figures, as far as printed."""
 
 from __future__ import annotations
 
