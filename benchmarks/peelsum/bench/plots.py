@@ -16,7 +16,8 @@ FIGURES = RESULTS.parents[1] / "docs" / "figures"
 #: Text stays text in the SVG, and the same measurements give the same file.
 mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "peelsum", "font.size": 9})
 _FORMS = {
-    ("lhc", ""): "LHC, recovering all",
+    ("lhc", ""): "LHC, program",
+    ("lhc_fewest", ""): "LHC, best",
     ("sketch", "bitmap"): "sketch, bitmap",
     ("compact", "bitmap"): "compact, bitmap",
     ("sketch", "bloom"): "sketch, bloom",
@@ -83,7 +84,7 @@ def size_of_forms(figure: Any) -> None:
         axes.minorticks_off()
     figure.axes[0].set_ylabel("size over lower bound")
     handles = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=5, frameon=False)
+    figure.legend(*handles, loc="outside upper center", ncols=6, frameon=False)
 
 
 def recovery(figure: Any) -> None:
