@@ -84,7 +84,7 @@ def size_of_forms(figure: Any) -> None:
         axes.minorticks_off()
     figure.axes[0].set_ylabel("size over lower bound")
     handles = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=6, frameon=False)
+    figure.legend(*handles, loc="outside upper center", ncols=3, frameon=False)
 
 
 def recovery(figure: Any) -> None:
