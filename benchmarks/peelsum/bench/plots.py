@@ -16,7 +16,8 @@ FIGURES = RESULTS.parents[1] / "docs" / "figures"
 #: Text stays text in the SVG, and the same measurements give the same file.
 mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "peelsum", "font.size": 9})
 _FORMS = {
-    ("lhc", ""): "LHC, recovering all",
+    ("lhc", ""): "LHC, program",
+    ("lhc_fewest", ""): "LHC, best",
     ("sketch", "bitmap"): "sketch, bitmap",
     ("compact", "bitmap"): "compact, bitmap",
     ("sketch", "bloom"): "sketch, bloom",
@@ -65,16 +66,6 @@ def parts_of_a_packet(figure: Any) -> None:
     figure.axes[0].set_ylabel("ns a contribution")
 
 
-def cost_of_loss(figure: Any) -> None:
-    """Plot the share of the rate that is lost, by the share of lost packets."""
-    axes = figure.subplots()
-    rows = [row for row in _read("loss") if row["loss"]]
-    labels = [f"{row['loss']:.1%}" for row in rows]
-    bars = axes.bar(labels, [row["share_lost"] for row in rows], width=0.5)
-    axes.bar_label(bars, [f"{row['share_lost']:.0%}" for row in rows])
-    axes.set(xlabel="packets lost at every port, each way", ylabel="share of the rate lost", ylim=(0, 1.1))
-
-
 def size_of_forms(figure: Any) -> None:
     """Plot the size over the lower bound by density, one plot per support."""
     rows, supports = _read("codec_size"), ("uniform", "rows", "columns")
@@ -93,7 +84,7 @@ def size_of_forms(figure: Any) -> None:
         axes.minorticks_off()
     figure.axes[0].set_ylabel("size over lower bound")
     handles = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
 
 
 def recovery(figure: Any) -> None:
@@ -316,7 +307,6 @@ def draw_all() -> Iterator[Path]:
     for name, title, content, width in (
         ("switch-rate", "Contributions a second through one switch", rate_of_a_switch, 8),
         ("switch-profile", "Time of a contribution, by part", parts_of_a_packet, 8),
-        ("loss", "What lost packets cost", cost_of_loss, 4),
         ("training", "Training through the switch, by the rate of the links", training, 11),
         ("codec-size", "Size of an encoded tensor, by density", size_of_forms, 9),
         ("codec-recovery", "What peeling recovers, by size of the sketch", recovery, 6),
