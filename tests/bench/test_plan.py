@@ -26,7 +26,7 @@ def test_the_choice_is_what_an_allreduce_takes(gbps: float, rtt: float, predict:
     request = Request(1 << 20, 0.01, gbps, rtt, 4, "rows", predict)
     chooser = FormChooser(predict=predict, network=request.network)
     for _ in range(4):  # saves enough words for a prediction
-        chooser.learn("g", 1 << 20, seen("rows", 1 << 20, 0.01, 127), 0, 1)
+        chooser.learn("g", 1 << 20, seen("rows", 1 << 20, 0.01, 127), 0)
     wanted = chooser.choose("g", 1 << 20, Settings())
     choice = plan(request).choice
     if predict and gbps == 400 and rtt == 3e-3:  # a sketch with a bitmap, which is never afforded

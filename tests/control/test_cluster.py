@@ -431,7 +431,7 @@ def test_a_controller_that_starts_before_its_switches_and_with_a_list_that_has_c
     assert [one["p4runtime"] for one in cluster.listed()["switches"]] == [switches[0].address]
 
 
-@pytest.mark.parametrize("writes", range(1, 8))
+@pytest.mark.parametrize("writes", range(1, 7))
 def test_an_admission_that_ends_half_way_leaves_nothing(controllers, primary, switches, monkeypatch, writes):
     kept = job_text(3, switches[0].address)
     jobs = {3: (kept, primary.admit(kept)["generation"])}

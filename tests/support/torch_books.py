@@ -55,15 +55,30 @@ class Part:
         }
 
 
+#: Units of the books: 2**-_UNIT divides every number that a residual or a sum of this training can hold.
+_UNIT = 300
+#: By how much a velocity may be rounded, as a share of the larger of what it is made from.
+_VELOCITY_PRECISION = 2**39
+
+
+def _exactly(numbers: NDArray[Any], scales: NDArray[Any]) -> NDArray[Any]:
+    """Return numbers[n] * 2**-scales[n] as Python's integers, in units of the books."""
+    pairs = zip(numbers.tolist(), np.broadcast_to(scales, numbers.shape).tolist(), strict=True)
+    return np.array([number << _UNIT - scale for number, scale in pairs], object)
+
+
+def _of_floats(values: NDArray[np.float32]) -> NDArray[Any]:
+    """Return finite floats[n] as Python's integers, in units of the books."""
+    return np.array([int(Fraction(value) * 2**_UNIT) for value in values.tolist()], object)
+
+
 class Books:
-    """By parameter, int64[n] in units of the grid: all gradients, and what of them the optimizer took."""
+    """By parameter, object[n] in units of the books: what is kept, and what more of it every step gives."""
 
     def __init__(self, momentum: float) -> None:
         self._momentum = momentum
-        self.entered: dict[str, NDArray[np.int64]] = {}
-        self.sent: dict[str, NDArray[np.int64]] = {}
-        self._velocities: dict[str, NDArray[np.int64]] = {}
-        self._scales: dict[str, int] = {}
+        self._kept: dict[str, NDArray[Any]] = {}
+        self._velocities: dict[str, NDArray[Any]] = {}
         self.results: dict[str, Part] = {}
         self.joined: list[Part] = []
         self.given: dict[str, np.ndarray] = {}
@@ -113,13 +128,8 @@ class Books:
             scales = np.zeros(1, np.int32) if result.scales is None else result.scales
             floats = total * 2.0**-scales / len(everybody)
             assert np.array_equal(averages[name], floats.astype(np.float32))
-            scale = residuals[name]["scale"]
-            assert self._scales.setdefault(name, scale) == scale, "the grid is one for the whole training"
-            self._enter(name, scale)
-            if applied and result.scales is not None:
-                self._send(name, sent[name], scale - scales)
-            kept = residuals[name]["numbers"].numpy()
-            np.testing.assert_array_equal(self.sent[name] + kept, self.entered[name], name)
+            gone = sent[name] if applied and result.scales is not None else np.zeros_like(sent[name])
+            self._close(name, gone, scales, residuals[name])
         return sum(np.count_nonzero(one) for one in sent.values())
 
     def _cut_joined(self) -> None:
@@ -137,25 +147,23 @@ class Books:
             )
             self.results = parts | self.results
 
-    def _enter(self, name: str, scale: int) -> None:
-        """A gradient, or the velocity it leads to, rounded to the grid."""
-        fresh = np.rint(self.given[name] * 2.0**scale).astype(np.int64)
-        nothing = np.zeros_like(fresh)
-        if self._momentum:
-            fresh += np.rint(self._velocities.get(name, nothing) * self._momentum).astype(np.int64)
-            self._velocities[name] = fresh
-        self.entered[name] = self.entered.get(name, nothing) + fresh
-        self.sent.setdefault(name, nothing)
-
-    def _send(self, name: str, contributed: NDArray[np.int64], shifts: NDArray[np.int32]) -> None:
-        units = np.zeros_like(contributed)
-        for i in np.flatnonzero(contributed):
-            exact = Fraction(int(contributed[i])) * Fraction(2) ** int(shifts[i])
-            assert exact.denominator == 1
-            units[i] = int(exact)
-        self.sent[name] = self.sent[name] + units
-        if self._momentum:
-            self._velocities[name] = np.where(contributed, 0, self._velocities[name])
+    def _close(self, name: str, sent: NDArray[np.int64], scales: Any, residual: dict[str, Any]) -> None:
+        """What is kept and sent was kept before, or is the gradient or the velocity to which that leads."""
+        kept = _exactly(residual["numbers"].numpy(), residual["scales"].numpy())
+        gradient = _of_floats(self.given[name])
+        nothing = np.zeros(kept.size, object)
+        entered = kept + _exactly(sent, scales) - self._kept.get(name, nothing)
+        self._kept[name] = kept
+        if not self._momentum:
+            np.testing.assert_array_equal(entered, gradient, name)
+            return
+        before = self._velocities.get(name, nothing)
+        for now, last, fresh in zip(entered, before, gradient, strict=True):
+            exact = Fraction(self._momentum) * last + fresh
+            assert abs(now - exact) <= Fraction(max(abs(last), abs(fresh)), _VELOCITY_PRECISION), name
+        self._velocities[name] = np.where(sent != 0, 0, entered)
+        saved = _exactly(residual["velocity"].numpy(), residual["scales"].numpy())
+        np.testing.assert_array_equal(saved, self._velocities[name], name)
 
 
 def audited(
