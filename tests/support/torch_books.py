@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch_training import model, parameters, step_loss
 
 from peelsum.allreduce import Allreduce, TensorResult
-from peelsum.torch import Sparsifier, SwitchAllreduceState, hook
+from peelsum.compress import Chooser
+from peelsum.torch import SwitchAllreduceState, hook
 
 STEPS = 6
 
@@ -168,7 +169,7 @@ class Books:
 
 def audited(
     rank: int,
-    sparsifier: Sparsifier,
+    sparsifier: Chooser,
     momentum: float,
     restart_at: int | None,
     overflows: tuple[int, str] | None,
@@ -220,14 +221,14 @@ def _step(ddp: torch.nn.Module, scaler: Any, rank: int, step: int, overflows: st
 
 
 def _hooked(
-    books: Books, sparsifier: Sparsifier, momentum: float, over: str, joined: bool
+    books: Books, sparsifier: Chooser, momentum: float, over: str, joined: bool
 ) -> tuple[Any, Any, dict[Any, str]]:
     ddp = model()
     names = {one: name for name, one in ddp.module.named_parameters()}
     state = SwitchAllreduceState(
         over=over,
         names=ddp.module.named_parameters(),
-        sparsifier=sparsifier,
+        compressor=sparsifier,
         momentum=momentum,
         joined=joined,
     )

@@ -25,7 +25,7 @@ def main() -> None:
     torch.set_num_threads(1)
     init_process_group("gloo")
     rank, first_run = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    state, ddp, begin = SwitchAllreduceState(over=over, sparsifier=SPARSIFIER), model(), 0
+    state, ddp, begin = SwitchAllreduceState(over=over, compressor=SPARSIFIER), model(), 0
     checkpoint = folder / f"rank{rank}.pt"
     if checkpoint.exists():
         kept = torch.load(checkpoint)

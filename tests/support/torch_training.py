@@ -24,12 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die
 
 from peelsum.allreduce import LocalSummation, NetworkModel, Part
+from peelsum.compress import Chooser
 from peelsum.torch import (
     CallTimeoutError,
     HookConfigError,
     HookStats,
     ProcessGroupSummation,
-    Sparsifier,
     SwitchAllreduceState,
     bucket_sum,
     fsdp_hook,
@@ -455,11 +455,11 @@ def sharded(rank: int, hooked: bool) -> list[np.ndarray]:
     return [one.to_local().detach().numpy() for one in text.parameters()]
 
 
-def restored(rank: int, sparsifier: Sparsifier | None) -> dict[str, Any]:
+def restored(rank: int, sparsifier: Chooser | None) -> dict[str, Any]:
     """Three steps, then three more by a state that was pickled between, against six without."""
-    state = SwitchAllreduceState(over="gloo", sparsifier=sparsifier, momentum=0.5 if sparsifier else 0.0)
+    state = SwitchAllreduceState(over="gloo", compressor=sparsifier, momentum=0.5 if sparsifier else 0.0)
     expected = train(rank, 6, state)
-    first = SwitchAllreduceState(over="gloo", sparsifier=sparsifier, momentum=0.5 if sparsifier else 0.0)
+    first = SwitchAllreduceState(over="gloo", compressor=sparsifier, momentum=0.5 if sparsifier else 0.0)
     state, ddp = first, model()
     ddp.register_comm_hook(state, hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)

@@ -33,23 +33,26 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"joined": 1}, "joined: 1 is not a choice; give True or False"),
         (
             {"joined": True},
-            "joined: True is for chosen elements; use it with a sparsifier, or an indexed compressor",
+            "joined: True is for chosen elements; use it with an indexed compressor such as TopK",
         ),
         (
             {"joined": True, "strategy": Flexible()},
-            "joined: True is for chosen elements; use it with a sparsifier, or an indexed compressor",
+            "joined: True is for chosen elements; use it with an indexed compressor such as TopK",
         ),
         (
-            {"joined": True, "sparsifier": TopK(0.1), "forms": {"weight": "dense"}},
+            {"joined": True, "compressor": TopK(0.1), "forms": {"weight": "dense"}},
             "joined: True takes one form for all; use joined=False with forms by name",
         ),
         ({"seed": "x"}, "seed: 'x' is not a seed; give an integer"),
         ({"network": 5}, "network: 5 is not a network model; give a peelsum.allreduce.NetworkModel"),
-        ({"sparsifier": 0.1}, "sparsifier: 0.1 is not a sparsifier; give a TopK,"),
-        ({"sparsifier": TopK}, "is not a sparsifier; give a TopK,"),
+        (
+            {"compressor": 0.1},
+            "compressor: 0.1 is not a compressor; give one of peelsum.compress such as TopK",
+        ),
+        ({"compressor": TopK}, "is not a compressor; give one of peelsum.compress"),
+        ({"sparsifier": TopK(0.1)}, "sparsifier: was removed; give it as compressor"),
         ({"compressor": "qsgd"}, "compressor: 'qsgd' is not a compressor; give one of peelsum.compress"),
         ({"compressor": QSGD}, "is not a compressor; give one of peelsum.compress"),
-        ({"compressor": QSGD(4), "sparsifier": TopK(0.5)}, "compressor: does not go with a sparsifier; use"),
         ({"compressor": QSGD(4), "implementation": "gpu"}, "implementation: 'gpu' has no error feedback;"),
         ({"compressor": QSGD(4), "momentum": 0.5}, "momentum: 0.5 needs error feedback; give feedback=True"),
         ({"compressor": QSGD(4), "error_feedback": 1}, "error_feedback: 1 is not a choice; give True, False"),
@@ -60,7 +63,7 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
         ({"strategy": Flexible}, "is not a strategy; give a peelsum.flexible.Flexible, or None"),
         ({"strategy": Flexible(), "compressor": QSGD(4)}, "compressor: QSGD(bits=4, norm='two', block=512, "),
         (
-            {"strategy": Flexible(), "sparsifier": TopK(0.5)},
+            {"strategy": Flexible(), "compressor": TopK(0.5)},
             "does not go with a strategy, which chooses what to send; use one of both",
         ),
         ({"strategy": Flexible(), "momentum": 0.5}, "momentum: 0.5 does not go with a strategy, whose dense"),
@@ -71,7 +74,7 @@ NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
             "strategy: method 'top_k_switch' needs a switch, but over is 'gloo'; use over='switch', or leave",
         ),
         ({"error_feedback": True}, "error_feedback: True is for compressors; use None without one"),
-        ({"sparsifier": TopK(0.5), "momentum": "a"}, "momentum: 'a' is not a number; give one from 0"),
+        ({"compressor": TopK(0.5), "momentum": "a"}, "momentum: 'a' is not a number; give one from 0"),
         ({"over": None}, "over: None is not a backend; use 'switch',"),
         ({"process_group": "x"}, "process_group: 'x' is not a group that this rank is in; give one"),
         ({"log_every": -1}, "log_every: -1 is not a number of steps; give an integer, 0 for never"),
@@ -134,7 +137,7 @@ def test_complex_parameters_with_and_without_names():
 )
 def test_a_checkpoint_of_another_structure_changes_nothing(values):
     kept = values is None or "residuals" not in values
-    state = SwitchAllreduceState(over="gloo", sparsifier=None if kept else TopK(0.5))
+    state = SwitchAllreduceState(over="gloo", compressor=None if kept else TopK(0.5))
     before = state.state_dict()
     with pytest.raises(HookConfigError, match="give what state_dict returned"):
         state.load_state_dict(values)
@@ -150,6 +153,6 @@ def test_a_checkpoint_of_another_strategy_is_refused(strategy):
 
 def test_a_checkpoint_without_momentum_for_a_state_with_it():
     residual = {"numbers": torch.zeros(1, dtype=torch.int64), "velocity": None, "scale": None}
-    state = SwitchAllreduceState(over="gloo", sparsifier=TopK(0.5), momentum=0.5)
+    state = SwitchAllreduceState(over="gloo", compressor=TopK(0.5), momentum=0.5)
     with pytest.raises(HookConfigError, match="momentum: the checkpoint was made without, this state with;"):
         state.load_state_dict({"version": 1, "steps": 1, "residuals": {"weight": residual}})

@@ -51,7 +51,7 @@ def torchrun(folder: Path, over: str) -> None:
 
 
 def check(folder: Path) -> None:
-    settings = {"over": "gloo", "sparsifier": torch_elastic.SPARSIFIER}
+    settings = {"over": "gloo", "compressor": torch_elastic.SPARSIFIER}
     calm = run_ranks(2, training.by_hook, torch_elastic.STEPS, settings, {})
     for rank, parameters in enumerate(calm):
         assert (folder / f"began{rank}").read_text() == "3"

@@ -25,5 +25,5 @@ def test_replicas_train_as_by_torch():
 
 def test_sparsifiers_are_refused():
     torch = pytest.importorskip("torch")
-    with pytest.raises(HookConfigError, match="sparsifier: is for DDP"):
-        fsdp_hook(SwitchAllreduceState(sparsifier=TopK(0.1)))(torch.zeros(3))
+    with pytest.raises(HookConfigError, match="compressor: is for DDP"):
+        fsdp_hook(SwitchAllreduceState(compressor=TopK(0.1)))(torch.zeros(3))

@@ -138,13 +138,13 @@ def test_an_error_outside_of_a_backward_pass_is_the_futures():
 
 
 def test_two_modules_of_one_backward_pass_are_one_step():
-    state = SwitchAllreduceState(over=Sums(), sparsifier=Steps())
+    state = SwitchAllreduceState(over=Sums(), compressor=Steps())
     both = [hooked(state, layers()) for _ in range(2)]
     for _ in range(3):
         in_time(lambda: sum(ddp(INPUT).sum() for ddp in both).backward())
     backward(both[0])
     assert state.stats().steps == state.state_dict()["steps"] == 4
-    seen = state._settings.sparsifier.seen
+    seen = state._settings.compressor.seen
     assert seen == sorted(seen)
     assert {step: seen.count(step) for step in seen} == {0: 12, 1: 12, 2: 12, 3: 6}
 

@@ -156,4 +156,4 @@ def test_gradients_that_are_elsewhere_are_refused():
 
 def test_error_feedback_is_the_hosts():
     with pytest.raises(HookConfigError, match="implementation: 'gpu' has no error feedback; use 'cpu'"):
-        SwitchAllreduceState(sparsifier=TopK(0.1), implementation="gpu")
+        SwitchAllreduceState(compressor=TopK(0.1), implementation="gpu")

@@ -33,7 +33,7 @@ class Training:
         self.parameters = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in SIZES.items()}
         names = self.parameters.items()
         self.over = over or Sums()
-        self.state = SwitchAllreduceState(over=self.over, names=names, sparsifier=sparsifier, **options)
+        self.state = SwitchAllreduceState(over=self.over, names=names, compressor=sparsifier, **options)
         self.given = {name: np.zeros(size) for name, size in SIZES.items()}
         self.sent = {name: np.zeros(size) for name, size in SIZES.items()}
 
@@ -346,7 +346,7 @@ def test_positions_of_a_bucket_in_any_order_and_steps_that_are_counted():
             {name: np.flatnonzero(one).tolist() for name, one in training.step(ones, "abc").items()}
         )
     assert chosen == [{"a": [0, 3], "b": [1], "c": [1]}] * 3
-    assert training.state._settings.sparsifier.steps == [0, 1, 2]
+    assert training.state._settings.compressor.steps == [0, 1, 2]
 
 
 def test_units_that_are_coarser_than_the_grid_and_finer():

@@ -10,12 +10,13 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch_books as books
 from torch_ranks import run_ranks
 
+from peelsum.compress import Indexed
 from peelsum.torch import HookConfigError, RandomK, SwitchAllreduceState, Threshold, TopK
 
 WAYS = {
     "top-k": (TopK(0.05), 0.0),
     "per bucket": (TopK(0.05, per="bucket"), 0.0),
-    "random": (RandomK(0.1), 0.0),
+    "random": (Indexed(RandomK(0.1)), 0.0),
     "threshold": (Threshold(0.01), 0.0),
     "momentum": (TopK(0.05), 0.5),
 }
@@ -52,7 +53,7 @@ def test_a_restored_checkpoint_goes_on_bit_for_bit(way):
 
 
 def test_momentum_needs_a_sparsifier():
-    with pytest.raises(HookConfigError, match=r"momentum: 0.9 is for what a sparsifier keeps"):
+    with pytest.raises(HookConfigError, match=r"momentum: 0.9 is for what a compressor keeps"):
         SwitchAllreduceState(momentum=0.9)
     with pytest.raises(HookConfigError, match="momentum: 1 is out of range"):
-        SwitchAllreduceState(momentum=1, sparsifier=TopK(0.1))
+        SwitchAllreduceState(momentum=1, compressor=TopK(0.1))

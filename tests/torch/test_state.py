@@ -31,7 +31,7 @@ def test_training_goes_on_from_a_pickle_bit_for_bit(sparsifier):
 
 def test_a_pickle_warns_of_what_is_not_in_it(caplog):
     network = NetworkModel(gbps=10.0, round_trip_s=1e-5)
-    state = SwitchAllreduceState(over="gloo", sparsifier=TopK(0.1, warm_up_steps=3), seed=4, network=network)
+    state = SwitchAllreduceState(over="gloo", compressor=TopK(0.1, warm_up_steps=3), seed=4, network=network)
     with caplog.at_level(logging.WARNING):
         copy = pickle.loads(pickle.dumps(state))
     assert [record.message.split(" ")[0] for record in caplog.records] == [
@@ -40,7 +40,7 @@ def test_a_pickle_warns_of_what_is_not_in_it(caplog):
     ]
     assert copy.process_group is None
     settings = copy._settings
-    assert (settings.over, settings.seed, settings.sparsifier) == ("gloo", 4, TopK(0.1, warm_up_steps=3))
+    assert (settings.over, settings.seed, settings.compressor) == ("gloo", 4, TopK(0.1, warm_up_steps=3))
     assert settings.network == network
 
 
@@ -58,8 +58,8 @@ def test_statistics_before_the_first_sum():
 
 
 def test_load_state_dict_of_another_kind():
-    with pytest.raises(HookConfigError, match="make the state with a sparsifier"):
-        SwitchAllreduceState(sparsifier=TopK(0.5)).load_state_dict(SwitchAllreduceState().state_dict())
+    with pytest.raises(HookConfigError, match="make the state with a compressor or strategy"):
+        SwitchAllreduceState(compressor=TopK(0.5)).load_state_dict(SwitchAllreduceState().state_dict())
 
 
 def test_two_parameters_of_one_name_are_refused():
@@ -98,7 +98,7 @@ FLOAT64 = "dtype: '(weight|bias)' is float64; convert it to one of float32, floa
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sparsifier": TopK(0.1)}, {"compressor": SignSGD()}, {"compressor": PowerSGD()}],
+    [{}, {"compressor": TopK(0.1)}, {"compressor": SignSGD()}, {"compressor": PowerSGD()}],
     ids=str,
 )
 def test_float64_is_refused_however_it_would_be_summed(options):

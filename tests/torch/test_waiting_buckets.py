@@ -84,7 +84,7 @@ def test_an_error_of_the_sum_is_that_of_each_bucket():
 
 @pytest.mark.parametrize(
     "options",
-    [{"forms": "dense"}, {"forms": "dense", "sparsifier": TopK(0.5)}, {"compressor": Threshold(1e-3)}],
+    [{"forms": "dense"}, {"forms": "dense", "compressor": TopK(0.5)}, {"compressor": Threshold(1e-3)}],
     ids=["all", "top-k", "threshold"],
 )
 def test_steps_take_fewer_exchanges_with_the_same_averages(options):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,19 +22,19 @@ class InvalidRequestError(AllreduceError, ValueError):
 
 
 #: Arguments of earlier versions, with what to write instead.
-_REMOVED = {
+REMOVED = {
     "limbs": "leave it out: every block of elements has a scale of its own",
     "estimate": "leave it out: what peeling leaves is always summed exactly",
     "graphs": "leave it out: launches are not captured",
 }
 
 
-def refuse_arguments(names: Iterable[str]) -> None:
+def refuse_arguments(names: Iterable[str], removed: Mapping[str, str] = REMOVED) -> None:
     """Raise InvalidRequestError for an argument of an earlier version, and TypeError for any other name."""
     for name in names:
-        if name not in _REMOVED:
+        if name not in removed:
             raise TypeError(f"{name!r} is not an argument")
-        raise InvalidRequestError(f"{name}: was removed; {_REMOVED[name]}")
+        raise InvalidRequestError(f"{name}: was removed; {removed[name]}")
 
 
 class SummationStalledError(AllreduceError, TimeoutError):

@@ -4,7 +4,6 @@ A script needs one line: `ddp.register_comm_hook(SwitchAllreduceState(), hook)`.
 registers the backend of `torch.distributed.init_process_group("cpu:peelsum")`.
 """
 
-from peelsum.compress import Chooser as Sparsifier
 from peelsum.compress import RandomK, Threshold, TopK
 from peelsum.torch.errors import CallTimeoutError, HookConfigError, HookError, HookFailedError
 from peelsum.torch.hook import fsdp_hook, hook
@@ -22,7 +21,6 @@ __all__ = [
     "HookStats",
     "ProcessGroupSummation",
     "RandomK",
-    "Sparsifier",
     "StrategyStats",
     "SwitchAllreduceState",
     "SwitchOptions",

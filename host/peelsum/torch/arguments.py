@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import InvalidRequestError, NetworkModel
-from peelsum.allreduce.errors import refuse_arguments
+from peelsum.allreduce.errors import REMOVED, refuse_arguments
 from peelsum.compress import Compressor
 from peelsum.compress.compressor import SCOPES
 from peelsum.flexible import Flexible
@@ -37,13 +37,9 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is None or isinstance(value, NetworkModel),
         "is not a network model; give a peelsum.allreduce.NetworkModel",
     ),
-    "sparsifier": (
-        lambda value: value is None or (not isinstance(value, type) and _chooses(value)),
-        "is not a sparsifier; give a TopK, RandomK or Threshold, or None",
-    ),
     "compressor": (
-        lambda value: value is None or isinstance(value, Compressor),
-        "is not a compressor; give one of peelsum.compress such as QSGD(4), or None",
+        lambda value: value is None or isinstance(value, Compressor) or _chooses(value),
+        "is not a compressor; give one of peelsum.compress such as TopK(0.01) or QSGD(4), or None",
     ),
     "strategy": (
         lambda value: value is None or isinstance(value, Flexible),
@@ -70,7 +66,7 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
 def check_removed(names: Iterable[str]) -> None:
     """Raise HookConfigError for an argument of an earlier version, and TypeError for any other name."""
     try:
-        refuse_arguments(names)
+        refuse_arguments(names, REMOVED | {"sparsifier": "give it as compressor"})
     except InvalidRequestError as error:
         raise HookConfigError(str(error)) from error
 
@@ -97,4 +93,7 @@ def checked_names(pairs: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _chooses(value: Any) -> bool:
+    """Return whether an object chooses elements, as a `Chooser` does."""
+    if isinstance(value, type):
+        return False
     return callable(getattr(value, "choose", None)) and getattr(value, "per", None) in SCOPES

@@ -47,8 +47,7 @@ def loaded(values: Mapping[str, Any], memory: Memory | None, decisions: Decision
     if ("residuals" in values) != (memory is not None):
         has, needs = ("residuals", "no") if memory is None else ("no residuals", "a")
         raise HookConfigError(
-            f"sparsifier: the checkpoint has {has}; "
-            f"make the state with {needs} sparsifier, compressor or strategy"
+            f"compressor: the checkpoint has {has}; make the state with {needs} compressor or strategy"
         )
     try:
         steps = int(values["steps"])

@@ -6,7 +6,7 @@ class HookError(Exception):
 
 
 class HookConfigError(HookError, ValueError):
-    """An argument that cannot be used: a backend, a sparsifier or a checkpoint that does not fit."""
+    """An argument that cannot be used: a backend, a compressor or a checkpoint that does not fit."""
 
 
 class HookFailedError(HookError):

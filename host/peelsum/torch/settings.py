@@ -49,9 +49,7 @@ class Settings:
     """Seed of sketches, Bloom filters and random choices."""
     network: NetworkModel
     """The network model by which forms are compared."""
-    sparsifier: Chooser | None
-    """The choice of elements to send; None sends all."""
-    compressor: Compressor | None
+    compressor: Compressor | Chooser | None
     """The method of compression; None has none."""
     strategy: Flexible | None
     """The strategy that chooses method and ratio in every step, or None."""
@@ -73,7 +71,6 @@ class Settings:
         check_arguments(
             over=self.over,
             seed=self.seed,
-            sparsifier=self.sparsifier,
             compressor=self.compressor,
             strategy=self.strategy,
             error_feedback=self.error_feedback,
@@ -85,24 +82,22 @@ class Settings:
         )
         if self.joined and (self.method is None or self.method.kind != "indexed"):
             raise HookConfigError(
-                "joined: True is for chosen elements; use it with a sparsifier, or an indexed compressor"
+                "joined: True is for chosen elements; use it with an indexed compressor such as TopK"
             )
         if self.joined and not isinstance(self.forms, str):
             raise HookConfigError("joined: True takes one form for all; use joined=False with forms by name")
-        if self.sparsifier is not None and self.compressor is not None:
-            raise HookConfigError("compressor: does not go with a sparsifier; use Combined for both")
         if self.strategy is not None:
             self._check_strategy(self.strategy)
         elif self.method is None:
             self._check_lossless()
         elif self.implementation == "gpu":
-            raise HookConfigError("implementation: 'gpu' has no error feedback; use 'cpu' with a sparsifier")
+            raise HookConfigError("implementation: 'gpu' has no error feedback; use 'cpu' with a compressor")
         self.memory()
 
     def _check_lossless(self) -> None:
         if self.momentum:
             raise HookConfigError(
-                f"momentum: {self.momentum} is for what a sparsifier keeps; give it to the optimizer instead"
+                f"momentum: {self.momentum} is for what a compressor keeps; give it to the optimizer instead"
             )
         if self.error_feedback is not None:
             raise HookConfigError(
@@ -112,7 +107,6 @@ class Settings:
     def _check_strategy(self, strategy: Flexible) -> None:
         """Raise HookConfigError for what a strategy decides itself, or cannot have."""
         beside: dict[str, tuple[object, object, str]] = {
-            "sparsifier": (self.sparsifier, None, "which chooses what to send; use one of both"),
             "compressor": (self.compressor, None, "which chooses what to send; use one of both"),
             "momentum": (self.momentum, 0, "whose dense steps would clear it; give it to the optimizer"),
             "error_feedback": (self.error_feedback is False, False, "whose residuals it is; use None"),
@@ -160,10 +154,9 @@ class Settings:
 
     @property
     def method(self) -> Compressor | None:
-        """The compressor, or that of the sparsifier; None if there is neither."""
-        if self.sparsifier is not None:
-            return Indexed(self.sparsifier)
-        return self.compressor
+        """The compressor, also of a choice of elements that is none itself; None without one."""
+        chosen = self.compressor
+        return chosen if chosen is None or isinstance(chosen, Compressor) else Indexed(chosen)
 
     @property
     def makes_backend(self) -> bool:

@@ -53,11 +53,11 @@ class SwitchAllreduceState:
       in the order of their first sums.
     - `forms`, `index`, `predict`, `seed`, `network`: see `peelsum.allreduce.Allreduce`. All are
       lossless up to fixed point, whose error bound `stats()` returns.
-    - `sparsifier`: None sums every element. `TopK`, `RandomK` and `Threshold` send some elements and keep the
-      others for later steps, in exact error feedback; so does any object with `per` and `choose`. With a
-      GradScaler the residual is in units of its step's scale.
-    - `compressor`: one of `peelsum.compress`. Additive payloads go over the backend as 32-bit words, indexed
-      ones through the all-reduce's index. Gathered ones go by an all_gather of the ranks' process group.
+    - `compressor`: one of `peelsum.compress`; None sums every element. `TopK`, `RandomK` and `Threshold` send
+      some elements and keep the others for later steps, in exact error feedback; so does any object with
+      `per` and `choose`. With a GradScaler the residual is in units of its step's scale. Additive payloads go
+      over the backend as 32-bit words, indexed ones through the all-reduce's index. Gathered ones go by an
+      all_gather of the ranks' process group.
     - `strategy`: a `peelsum.flexible.Flexible`, which chooses method and ratio of each step by what steps
       measure. What one method does not send is kept for the next. The decisions are in `stats().strategy`
       and, at level INFO, in the log.
@@ -67,8 +67,8 @@ class SwitchAllreduceState:
       have none.
     - `implementation`: "cpu" copies gradients from a GPU to the host and back. "gpu" encodes and decodes them
       on the GPU by Triton, so that only words are copied. Both produce the same bits, and ranks may mix them.
-      Sparsifiers run on the host.
-    - `joined`: with a sparsifier or an indexed compressor, sum a bucket's chosen elements as one tensor, in
+      Compressors run on the host.
+    - `joined`: with an indexed compressor, sum a bucket's chosen elements as one tensor, in
       less processor time. What is rounded off then depends on how DDP cuts buckets.
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
       takes the job's timeout, or 30 s.
@@ -92,8 +92,7 @@ class SwitchAllreduceState:
         predict: bool = False,
         seed: int = 0,
         network: NetworkModel | None = None,
-        sparsifier: Chooser | None = None,
-        compressor: Compressor | None = None,
+        compressor: Compressor | Chooser | None = None,
         strategy: Flexible | None = None,
         error_feedback: bool | None = None,
         momentum: float = 0.0,
@@ -113,7 +112,6 @@ class SwitchAllreduceState:
             predict=predict,
             seed=seed,
             network=network or NetworkModel(),
-            sparsifier=sparsifier,
             compressor=compressor,
             strategy=strategy,
             error_feedback=error_feedback,
@@ -203,11 +201,7 @@ class SwitchAllreduceState:
     def average(self, tensor: torch.Tensor) -> None:
         """Average a contiguous tensor in place, at once; for `fsdp_hook`. Not with what keeps residuals."""
         if self._memory is not None:
-            field = next(
-                one
-                for one in ("sparsifier", "compressor", "strategy")
-                if getattr(self._settings, one) is not None
-            )
+            field = "compressor" if self._settings.strategy is None else "strategy"
             raise HookConfigError(f"{field}: is for DDP, whose gradients have names; use None with FSDP")
         flat = tensor.detach().view(-1)
         # One name for all tensors of a size suffices: only the choice of a form is kept between steps.

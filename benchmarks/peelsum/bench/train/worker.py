@@ -175,14 +175,14 @@ class Trainer:
         self._sums, self._sparse = sums, path in ("switch", HOOK_OVER_GLOO) and job.top_k is not None
         if sums is not None or path == HOOK_OVER_GLOO:
             names = self._model.module.named_parameters()
-            sparsifier = TopK(job.top_k) if self._sparse and job.top_k else None
-            on_gpu = job.device == "cuda" and sparsifier is None
+            top_k = TopK(job.top_k) if self._sparse and job.top_k else None
+            on_gpu = job.device == "cuda" and top_k is None
             self._state = SwitchAllreduceState(
                 over=sums or "gloo",
                 names=names,
                 forms=FORMS.get(path, "auto"),
-                sparsifier=sparsifier,
-                joined=sparsifier is not None,
+                compressor=top_k,
+                joined=top_k is not None,
                 implementation="gpu" if on_gpu else "cpu",
             )
         self._recorder = Recorder(self._sum)
