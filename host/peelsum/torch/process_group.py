@@ -89,8 +89,8 @@ class SwitchProcessGroup(dist.ProcessGroup):
         self._backend = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
         # A group of torch's own class, whose calls release the GIL; a Python subclass's do not.
         self._gloo = dist.ProcessGroup(store, rank, size)
-        self._gloo._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         for group in (self, self._gloo):
+            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._backend)
         warm_up()
         stall_s = None if timeout == default_pg_timeout else timeout.total_seconds()
